@@ -39,7 +39,6 @@ class DayInput:
 
 
 def load_day_signals(catalog: Catalog, spec: AggregationSpec, day: date) -> tuple[Signal, ...]:
-    """Return the newest signal of each signalled window of the day."""
     whole = Window.parse(str(day))
     with translate_catalog_errors(catalog.name):
         return load_newest_signals(catalog, spec.source, from_us=whole.start_us, to_us=whole.end_us)
@@ -102,13 +101,11 @@ def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_
 
 
 def encode_revisions(signals: Sequence[Signal]) -> str:
-    """Encode the revisions of the day's windows in the form of `DayInput.revisions`."""
     others = {signal.partition: signal.revision for signal in signals if signal.revision != 1}
     return json.dumps(others, separators=(",", ":")) if others else "1"
 
 
 def input_summary(spec: AggregationSpec, day: date, day_input: DayInput) -> dict[str, str]:
-    """Return the properties with which a snapshot of the target records its input."""
     return {
         "frazil.aggregation": spec.name,
         "frazil.day": str(day),
@@ -182,8 +179,6 @@ class WaitingDay:
 
 @dataclass(frozen=True, slots=True)
 class AggregatedDays:
-    """The days that an aggregation has written, according to the target's history."""
-
     days: Mapping[date, tuple[str, int]]
     """The input of each day's newest run: the revisions, and the source's sequence number."""
     oldest_ms: int = 0
@@ -229,7 +224,6 @@ def _load_aggregated_days(catalog: Catalog, spec: AggregationSpec) -> Aggregated
 
 
 def select_waiting_days(signals: Sequence[Signal], done: AggregatedDays) -> tuple[WaitingDay, ...]:
-    """Return the complete days whose newest revisions are not in the target."""
     by_day: dict[date, list[Signal]] = {}
     for signal in signals:
         by_day.setdefault(parse_day(Window.containing(signal.start_us, Grain.DAY).key), []).append(signal)

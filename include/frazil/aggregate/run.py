@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 5
-"""Maximum number of attempts to write the day while other runs write it at the same time."""
 _CONFLICT_ERRORS = ("ValidationException", "CommitFailedException")
 """Names of Iceberg's exceptions when another run wrote the day, or the catalog kept refusing the commit."""
 
@@ -62,8 +61,6 @@ class DayOutcome:
 
 @dataclass(frozen=True, slots=True)
 class DayRun:
-    """An aggregation run for one day, which reads one snapshot of the source."""
-
     catalog: Catalog
     spec: AggregationSpec
     day: date
@@ -174,7 +171,6 @@ def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
 
 
 def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:
-    """Return the result of the SQL for the day, with the day as its first column."""
     spec, day, source = run.spec, run.day, _spark_name(run.catalog, run.spec.source)
     try:
         spark.catalog.refreshTable(source)
@@ -191,7 +187,6 @@ def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:
 
 
 def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
-    """Create the target, partitioned by day, if it does not exist."""
     catalog, identifier, target = run.catalog, run.spec.target, _spark_name(run.catalog, run.spec.target)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {target.rpartition('.')[0]}")
     with translate_catalog_errors(catalog.name):

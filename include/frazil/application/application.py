@@ -91,7 +91,6 @@ class WriterApplication:
         self._streams = DeclaredStreams(self.name, self.folder, clock.now_ms)
 
     def stop(self) -> None:
-        """Ask every writer to end after its current batch."""
         self.stopping.set()
 
     def run(self) -> None:
@@ -127,7 +126,6 @@ class WriterApplication:
         return {name: one.launcher.code or 0 for name, one in self.hosted.items()}
 
     def check_streams(self) -> None:
-        """Add newly declared streams, and check each stream that is due."""
         self._streams.refresh()
         for name, found in self._streams.declared.items():
             if name not in self.hosted:
@@ -147,8 +145,6 @@ class WriterApplication:
                 one.pending_check = threads.submit(partial(self._check_stream, name, one))
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
-        """Add a stream to `hosted`, and return its state. Does not start its writer."""
-
         def make() -> Writer:
             found = self._streams.declared.get(name)
             if found is None or found.spec is None:
@@ -179,7 +175,6 @@ class WriterApplication:
         return one.supervisor.step()
 
     def _handle_result(self, name: str, one: HostedState, pending_check: Future[SupervisionStep | None]) -> None:
-        """Log a new decision. Record that the stream ended, or was given up."""
         try:
             step = pending_check.result()
         except Exception:  # a full disk, or an unreadable run folder; the others continue
@@ -237,15 +232,11 @@ class WriterApplication:
             log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """Return when any writer last made progress.
-
-        If none makes progress for too long, the supervisor kills the application.
-        """
+        """If no writer makes progress for too long, the supervisor kills the application."""
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
         return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 
     def _end_all(self) -> None:
-        """Let every writer commit its current batch and end. Does not wait for killed writers."""
         hosted = list(self.hosted.values())
         for one in hosted:
             one.launcher.stop_with_application()
@@ -259,7 +250,6 @@ class WriterApplication:
         self._write_heartbeat(Phase.ENDED)
 
     def _join_all(self) -> bool:
-        """Wait up to ten seconds for the writers to end. Returns whether all have ended."""
         deadline_s = time.monotonic() + 10.0
         for one in self.hosted.values():
             one.launcher.join(max(0.0, deadline_s - time.monotonic()))
@@ -268,8 +258,6 @@ class WriterApplication:
 
 @dataclass(slots=True)
 class DeclaredStreams:
-    """The declarations of one application's streams in a folder, as of the last `refresh`."""
-
     application: str
     folder: Path
     clock: Callable[[], int]

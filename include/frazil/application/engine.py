@@ -35,7 +35,6 @@ class SharedEngine:
 
     @contextmanager
     def running(self) -> Iterator[Self]:
-        """Start the engine for all writers, and end it after the `with` block."""
         self._engine.__enter__()
         self._engine.warm_up()
         self._watch.start()
@@ -72,7 +71,6 @@ class SharedEngine:
         self._engine.cancel(stream)
 
     def check(self) -> None:
-        """Wait until the engine has started. Raises the engine's error if it has failed."""
         self._ready.wait()
         if self.failed is not None:
             raise self.failed

@@ -97,7 +97,6 @@ class HostedLauncher(Launcher):
         return launch
 
     def observe(self) -> Observation:
-        """See `Launcher.observe`. A writer in another process is observed through its run folder."""
         is_running = self.is_running  # checked before the records, which are complete when the writer has ended
         observation = self._outside.observe()
         if self._launch is None or observation.launch is None or observation.launch.id != self._launch.id:
@@ -105,17 +104,14 @@ class HostedLauncher(Launcher):
         return replace(observation, process=ProcessState.RUNNING if is_running else ProcessState.ENDED)
 
     def find_launch_elsewhere(self) -> Launch | None:
-        """Return the launch of this stream's running writer in another process on this host, or None."""
         observation = self._outside.observe()
         is_other = observation.launch is not None and (self._launch is None or observation.launch.id != self._launch.id)
         return observation.launch if is_other and observation.process.is_alive else None
 
     def stop_writer_elsewhere(self) -> None:
-        """Ask the stream's writer in a separate process to end."""
         self._outside.stop(force=False)
 
     def stop(self, *, force: bool) -> None:
-        """Ask the writer to end after its current batch. `force` also cancels the tasks of this batch."""
         if self._writer is None or not self.is_running:
             return
         self._writer.stop()

@@ -93,10 +93,6 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
 
 def spark_spec(application: Application) -> StreamSpec:
-    """Return the declaration with which the application starts Spark.
-
-    It is the first stream's, with the application's name and resources, and the scheduler mode FAIR.
-    """
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}
     return application.streams[0].model_copy(

@@ -83,7 +83,6 @@ def _remove_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay
 
 
 def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:
-    """Raise WriterBusy if another replay has begun since the dead letters were selected."""
     if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}), so "

@@ -49,9 +49,7 @@ from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
 TARGET_FILE_ROWS = 100_000
-"""Approximate number of rows per file in a copy of dead letters."""
 COPY_RETENTION_MS = 86_400_000
-"""Maximum age of copies of dead letters. Older copies are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +168,7 @@ def _copies_folder(opened: OpenStream) -> str:
 
 
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
-    """Copy the selected dead letters that can be replayed, and return their number.
-
-    Stops after the file that reaches `limit`.
-    """
+    """Copy the selected dead letters that can be replayed, up to the file that reaches `limit`; return their number."""
     marker, former = load_own_marker(opened), find_former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")
@@ -199,7 +194,6 @@ def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *,
 
 
 def _join_pieces(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield tables of about `TARGET_FILE_ROWS` rows, at most twice as many."""
     parts: list[pa.Table] = []
     for piece in pieces:
         for start in range(0, piece.num_rows, TARGET_FILE_ROWS):

@@ -45,7 +45,6 @@ class Selection(Model):
     discarded: bool = False
 
     def row_filter(self, spec: StreamSpec) -> str:
-        """Return the Iceberg row filter that matches the stream's selected dead letters."""
         parts = [f"stream = '{spec.name}'"]
         if self.reasons:
             parts.append(f"error_class in ({', '.join(map(repr, self.reasons))})")
@@ -142,7 +141,6 @@ def read_samples(
 
 
 def _first_rows(pieces: Iterable[pa.Table], limit: int) -> pa.Table | None:
-    """Return the first `limit` rows of all pieces, ordered by coordinates; None if no piece has rows."""
     first: pa.Table | None = None
     for piece in pieces:
         together = piece if first is None else pa.concat_tables([first, piece])
@@ -198,8 +196,6 @@ COORDINATES_AND_TOPIC_ID = (*COORDINATES, "topic_id")
 
 
 class LeftOutReason(StrEnum):
-    """Why a replay leaves out a dead letter."""
-
     CONTENT_OMITTED = "not-kept"
     """No part of the record was kept."""
     RECREATED = "topic-recreated"
@@ -268,7 +264,6 @@ def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
 
 
 def may_omit_records(spec: StreamSpec) -> bool:
-    """Return whether dead letters of the stream may be stored without any part of their record."""
     return spec.sensitive is not None
 
 

@@ -41,10 +41,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """Results of the connection checks.
-
-    Checks each namespace only once. Does not contact unresponsive brokers again.
-    """
+    """Results of the checks. Each namespace is checked once; unresponsive brokers are not contacted again."""
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -56,7 +53,6 @@ class Connections:
 
     @classmethod
     def check(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
-        """Check Kafka, the schema registry, the catalog and the storage of each stream."""
         connections = cls()
         for path, spec in streams.items():
             connections._check(path, spec)
@@ -89,7 +85,6 @@ class Connections:
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
 
     def _check_existing_tables(self, path: Path, spec: StreamSpec) -> None:
-        """Check whether a writer can use the existing tables. Warn if their layout differs."""
         from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
 
         try:
@@ -151,7 +146,6 @@ def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def _check_kafka(spec: StreamSpec) -> str:
-    """Check that the stream's topics exist and can be read. Return a message about them."""
     from frazil.commit.open_streams import open_kafka  # librdkafka, only where it is asked
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
     from frazil.kafka.fetch import check_readable
@@ -209,7 +203,6 @@ def _check_registry(spec: StreamSpec) -> str:
 
 
 def _check_catalog(spec: StreamSpec) -> list[Fault]:
-    """Return why the catalog and its storage cannot hold the stream's tables; empty if they can."""
     from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
     from frazil.table.atomic_catalogs import find_commit_tables
     from frazil.table.catalogs import load_catalog

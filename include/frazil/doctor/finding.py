@@ -17,15 +17,11 @@ class CheckState(StrEnum):
     """What was checked works now, but may fail later or elsewhere."""
     WRONG = "wrong"
     SKIPPED = "skipped"
-    """The check does not concern this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The finding of a check, in one sentence.
-
-    `fix` is empty if none is needed, or if `message` already contains it.
-    """
+    """`fix` is empty if none is needed, or if `message` already contains it."""
 
     subject: str
     state: CheckState

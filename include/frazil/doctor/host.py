@@ -24,7 +24,6 @@ from frazil.spark.java import require_java
 from frazil.spec.units import format_rounded_bytes
 
 MIN_FREE_BYTES = 2 << 30
-"""Minimum free space; below it, logs and temporary files of tasks may soon fill the disk."""
 
 
 def check_python() -> Iterator[Finding]:
@@ -37,7 +36,6 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_java() -> Iterator[Finding]:
-    """Check PySpark, and Java, which only PySpark needs."""
     if find_spec("py4j") is None:
         yield Finding(
             "java", CheckState.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job"
@@ -58,7 +56,6 @@ def check_java() -> Iterator[Finding]:
 
 
 def check_jars() -> Iterator[Finding]:
-    """Check that Iceberg's runtime has been fetched, by the sizes of its jars."""
     if find_spec("py4j") is None:
         yield Finding("jars", CheckState.SKIPPED, "PySpark is not installed: this machine needs no jar")
         return
@@ -77,7 +74,6 @@ def check_jars() -> Iterator[Finding]:
 
 
 def check_folders() -> Iterator[Finding]:
-    """Check that FRAZIL_HOME and the cache can be written and have space, and that FRAZIL_HOME can be locked."""
     yield _check_folder("home", home(), "FRAZIL_HOME", locked=True)
     yield _check_folder("cache", cache_folder(), "XDG_CACHE_HOME", locked=False)
 
@@ -102,7 +98,6 @@ def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) ->
 
 
 def check_api_servers() -> Iterator[Finding]:
-    """Check that processes of the operations page started with the current version of frazil."""
     found = list_running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
@@ -119,7 +114,6 @@ def check_api_servers() -> Iterator[Finding]:
 
 
 def check_task_python() -> Iterator[Finding]:
-    """Check that the Python in PYSPARK_PYTHON can run tasks of this version of frazil."""
     named = os.environ.get("PYSPARK_PYTHON")
     if not named or shutil.which(named) == sys.executable:
         yield Finding("tasks' python", CheckState.OK, "tasks on this machine run on the same Python")
@@ -163,11 +157,9 @@ def _listens(port: int) -> bool:
 
 
 AIRFLOW_TIMEOUT_S = 90.0
-"""Timeout of the check that imports Airflow. This takes some seconds, and longer on a busy host."""
 
 
 def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield the findings of `frazil.airflow.doctor` about the Airflow installation that this environment configures."""
     if find_spec("airflow") is None:
         yield Finding("airflow", CheckState.SKIPPED, "Airflow is not installed in this Python")
         return

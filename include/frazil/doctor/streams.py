@@ -29,11 +29,9 @@ from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed
 
 MAX_LISTED_CONNECTIONS = 10
-"""Maximum number of good connections to list. One line summarises a larger number."""
 
 
 def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Finding]]:
-    """Return the folder's valid streams by file, and one finding per error, or one with the number of streams."""
     streams: dict[Path, StreamSpec] = {}
     errors: list[str] = []
     for path in list_stream_files(folder) if folder.is_dir() else ():
@@ -75,7 +73,6 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
 
 def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
-    """Compare this machine's clock with the clocks of registries, REST catalogs, object stores and PostgreSQL."""
     from frazil.table.catalogs import catalog_config  # PyIceberg is slow to load
 
     addresses: set[str] = set()
@@ -153,7 +150,6 @@ def evaluate_clock(server: str, answer: ServerTime) -> Finding:
 
 
 def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[], int]]) -> Iterator[Finding]:
-    """Compare our clock with HTTP servers (by URL) and databases. A server without a time gets a warning."""
     servers: dict[str, Callable[[], ServerTime]] = {
         urlsplit(address).netloc: partial(_ask_http, address) for address in sorted(set(addresses))
     }

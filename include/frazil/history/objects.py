@@ -25,15 +25,12 @@ from frazil.table.tables import load_stream_table
 
 FORMAT_VERSION = 1
 READ_ATTEMPTS = 2
-"""Maximum number of attempts to read objects, which a new writer may delete."""
 _NAME = re.compile(rf"(\d{{8,}})-({'|'.join(HistoryPart)})\.json")
 _COLUMNS = tuple(field.name for field in dataclasses.fields(Point))
 _OPTIONAL = frozenset(field.name for field in dataclasses.fields(Point) if field.default is None)
 
 
 class ActionLog(StrEnum):
-    """The two stored logs of actions."""
-
     SUPERVISION = "supervision"
     USERS = "acts"
     """Actions of users on the stream."""
@@ -50,15 +47,12 @@ def history_location(table: Table, stream: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HistoryObject:
-    """An object of the history: its path, and the epoch and part in its name."""
-
     epoch: int
     part: HistoryPart
     path: str
 
     @classmethod
     def from_path(cls, path: str) -> HistoryObject | None:
-        """Parse the path of a history object. Return None for any other path."""
         name = _NAME.fullmatch(path.rsplit("/", 1)[-1])
         return cls(int(name[1]), HistoryPart(name[2]), path) if name else None
 
@@ -107,7 +101,6 @@ class HistoryStore:
         return past, problems
 
     def read_actions(self, action_log: ActionLog) -> tuple[list[HistoryEvent], list[str]]:
-        """Return a log's actions, oldest first, and messages about unreadable objects."""
         past, path = StreamHistory(), self._action_path(action_log)
         try:
             if (data := self.store.get(path)) is not None:
@@ -151,9 +144,7 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedH
 
 
 def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, list[str]]:
-    """Return the history since a time, and messages about unreadable objects. Reads ten-minute points only for times
-    before the one-minute points.
-    """
+    """Ten-minute points are read only for times before the one-minute points."""
     past, problems = StreamHistory(), list[str]()
     for _ in range(READ_ATTEMPTS):
         objects = store.list_objects()

@@ -16,9 +16,7 @@ MAX_STORE_DELAY_MS = 60_000
 MINUTES_RETENTION_MS = 6 * 3_600_000
 """Age (ms) at which one-minute points are merged into ten-minute points."""
 TENS_RETENTION_MS = 14 * 24 * 3_600_000
-"""Age (ms) at which ten-minute points and events are removed."""
 MAX_EVENTS_PER_KIND = 60
-"""Maximum number of stored events per kind."""
 MAX_TEXT_CHARACTERS = 600
 
 
@@ -27,7 +25,6 @@ class Point:
     """Sums over the batches of one or ten minutes, and measurements, if any. Times are ms since 1970."""
 
     at_ms: int
-    """Start of the point's time span."""
     span_ms: int = MINUTE_MS
     batches: int = 0
     records: int = 0
@@ -43,13 +40,10 @@ class Point:
     backpressure_ms: int | None = None
     """Maximum time by which a batch exceeded the commit interval."""
     stage_ms: int = 0
-    """Total time of staging, over all batches."""
     commit_ms: int = 0
     """Total time of commits, over all batches, including journal and merge."""
     merge_ms: int = 0
-    """Total time of merges, over all batches; 0 for a stream that does not merge."""
     watermark_ms: int | None = None
-    """The last watermark."""
     interval_ms: int | None = None
     """The last commit interval, including any extension by `commit.throttle`."""
     cpu_ms: int = 0
@@ -77,7 +71,6 @@ _LAST = ("watermark_ms", "interval_ms")
 
 class EventKind(StrEnum):
     EPOCH = "epoch"
-    """A writer took over."""
     SKIP = "skip"
     """Records were lost to Kafka's retention."""
     STALL = "stall"
@@ -88,12 +81,10 @@ class EventKind(StrEnum):
     """The distribution of batches changed."""
     NOTICE = "notice"
     FUTURE = "future"
-    """Rows had event times too far in the future."""
     END = "end"
     DEAD_LETTERS = "dead letters"
     """Dead letters were replayed or discarded. Read from the table, and never stored in the history."""
     SUPERVISION = "supervision"
-    """A supervisor started, restarted or stopped a writer, or gave up."""
     USER_ACTION = "action"
     """A user reset the stream, or ran or abandoned a backfill."""
 
@@ -113,7 +104,6 @@ class RecordedHistory:
     """Points, oldest first. Times without a writer have no points."""
     events: tuple[HistoryEvent, ...] = ()
     problem: str | None = None
-    """Why some history could not be read; None if all was read."""
 
 
 def span_start(at_ms: int, span_ms: int) -> int:
@@ -121,7 +111,6 @@ def span_start(at_ms: int, span_ms: int) -> int:
 
 
 def merge_ten_minutes(points: Iterable[Point]) -> Point:
-    """Combine one or more points of the same ten minutes, in order, into one point."""
     first, *rest = points
     total = dataclasses.replace(first, at_ms=span_start(first.at_ms, TEN_MINUTES_MS), span_ms=TEN_MINUTES_MS)
     for point in rest:
@@ -150,7 +139,6 @@ class StreamHistory:
     minutes: dict[int, Point] = field(default_factory=dict)
     tens: dict[int, Point] = field(default_factory=dict)
     events: list[HistoryEvent] = field(default_factory=list)
-    """Events, oldest first."""
 
     def add(self, point: Point) -> HistoryPart:
         """Add a point to that of its minute or ten minutes. Return the changed part."""
@@ -207,7 +195,6 @@ class StreamHistory:
         return tuple(sorted((*self.tens.values(), *minutes), key=lambda point: point.at_ms))
 
     def _pop_one_minute_points(self, span_start_ms: int) -> list[Point]:
-        """Remove and return the one-minute points of the ten minutes that begin at `span_start_ms`."""
         return [
             self.minutes.pop(at)
             for at in range(span_start_ms, span_start_ms + TEN_MINUTES_MS, MINUTE_MS)

@@ -28,9 +28,7 @@ log = logging.getLogger(__name__)
 WRITE_INTERVAL_MS = 50_000
 """Time (ms) between two writes. A crash loses less than a minute of history."""
 EVENT_WRITE_INTERVAL_MS = 30_000
-"""Time (ms) between two writes if an event is new."""
 RETRY_INTERVAL_MS = 60_000
-"""Time (ms) between two attempts after a storage error."""
 
 
 class Recorder:
@@ -63,7 +61,6 @@ class Recorder:
         self._objects = objects
 
     def take(self, event: Event) -> None:
-        """Add the facts that an event reports to the history."""
         with self._lock:
             if point := self._measure_event(event):
                 self._changed.add(self._past.add(point))
@@ -78,7 +75,6 @@ class Recorder:
             self._changed.add(self._past.record(HistoryEvent(at_ms, EventKind.END, f"the writer ended: {error}")))
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether to write changes now: the interval since the last write or error has passed."""
         if self._objects is None or self._epoch is None or not self._changed:
             return False
         if self._failed_ms is not None:
@@ -89,7 +85,6 @@ class Recorder:
         return abs(now_ms - self._written_ms) >= wait_ms
 
     def write(self, now_ms: int) -> None:
-        """Write the changed parts. Logs an error once, and includes later events in the next attempt."""
         try:
             self._write(now_ms)
         except Exception as error:  # storages raise what their clients raise
@@ -175,7 +170,6 @@ class Recorder:
         )
 
     def _describe_event(self, event: Event) -> tuple[EventKind, str] | None:  # noqa: PLR0911 - a case for each kind of event
-        """Return the kind and sentence of an event; None if the history does not show it."""
         match event.what:
             case events.EpochBegan(epoch=epoch, settled=settled):
                 return EventKind.EPOCH, f"a writer took over (epoch {epoch}): {settled}"
@@ -218,12 +212,9 @@ def _to_ms(seconds: float) -> int:
 
 POLL_INTERVAL_S = 1.0
 END_TIMEOUT_S = 3.0
-"""How long (s) an ending writer waits for the last write of its history."""
 
 
 class Recording(Protocol):
-    """Data that is stored or sent at intervals, such as a history or lineage events."""
-
     def is_due(self, now_ms: int) -> bool: ...
 
     def write(self, now_ms: int) -> None:
@@ -239,7 +230,6 @@ class RecordingThreads:
         self._lock = threading.Lock()
 
     def add(self, recording: Recording, *, storage: str) -> None:
-        """Start to write a recording whenever it is due."""
         with self._lock:
             thread = self._threads.get(storage)
             if thread is None or not thread.add(recording):
@@ -247,7 +237,6 @@ class RecordingThreads:
                 thread.add(recording)
 
     def remove(self, recording: Recording, *, wait_s: float = END_TIMEOUT_S) -> None:
-        """Write a recording for the last time. Waits until that is done, or for `wait_s` seconds."""
         with self._lock:
             recording_threads = list(self._threads.values())
         for thread in recording_threads:
@@ -277,7 +266,6 @@ class _RecordingThread:
             return True
 
     def remove(self, recording: Recording, *, wait_s: float) -> None:
-        """Let the thread write a recording for the last time. Waits up to `wait_s` seconds."""
         with self._lock:
             if recording not in self._recordings:
                 return
@@ -307,7 +295,6 @@ class _RecordingThread:
 
 
 MAX_PENDING_ACTIONS = 20
-"""Maximum number of actions in memory during an outage of the storage."""
 
 
 def record_action(table: Table, stream: str, sentence: str, *, at_ms: int) -> None:

@@ -34,8 +34,6 @@ PRODUCER = f"https://pypi.org/project/frazil/{__version__}"
 
 @attr.define
 class ChangesFacet(RunFacet):
-    """Counts of the changes that the run's merges made, as in the table's snapshot summaries."""
-
     counts: dict[str, int]
 
     @staticmethod
@@ -45,8 +43,6 @@ class ChangesFacet(RunFacet):
 
 @attr.define
 class MaintenanceFacet(RunFacet):
-    """The result of each maintenance action."""
-
     actions: list[dict[str, Any]]
 
     @staticmethod

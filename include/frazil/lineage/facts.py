@@ -15,12 +15,10 @@ from pyiceberg.table import Table
 from frazil.spec.units import parse_duration
 
 INTERVAL_VARIABLE = "FRAZIL_LINEAGE_EVERY"
-"""Environment variable with the time between RUNNING events of a writer."""
 DEFAULT_INTERVAL = "15m"
 PARENT_VARIABLE = "OPENLINEAGE_PARENT_ID"
 """Environment variable with the parent run, `<namespace>/<job>/<run id>`."""
 NAMESPACE_VARIABLE = "OPENLINEAGE_NAMESPACE"
-"""Environment variable with the namespace of the jobs."""
 _PARENT = re.compile(r"(?P<namespace>[^/]+)/(?P<job>.+)/(?P<run>[0-9a-fA-F-]{36})")
 
 
@@ -41,15 +39,12 @@ class Dataset:
     """The table's identifier in its catalog, such as `demo.flights`; None for a topic."""
     catalog: str | None = None
     columns: tuple[tuple[str, str], ...] = ()
-    """The table's columns, as names and types."""
     snapshot_id: int | None = None
     """The snapshot that was read, or that the run created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a run has written so far."""
-
     records: int = 0
     bytes: int = 0
     files: int = 0
@@ -60,12 +55,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The content of one event."""
-
     inputs: tuple[Dataset, ...] = ()
     output: Dataset | None = None
     totals: Totals | None = None
-    """The totals that the run has written; None if it has written nothing."""
     error: str | None = None
     day: date | None = None
     """The UTC day that an aggregation reads, which is also the partition that it writes."""
@@ -84,7 +76,6 @@ class LineageSettings:
 
     @classmethod
     def load(cls, environment: Mapping[str, str]) -> LineageSettings:
-        """Read the settings from an environment. Without a backend, lineage is off."""
         disabled = environment.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true"
         named = {"OPENLINEAGE_URL", "OPENLINEAGE_CONFIG"} & {name for name, value in environment.items() if value}
         if disabled or not (named or any(name.startswith("OPENLINEAGE__TRANSPORT") for name in environment)):

@@ -19,12 +19,10 @@ from frazil.lineage.stream import Sender
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0
-"""Maximum time in seconds that the end of the process waits for unsent events."""
 MAX_QUEUED_EVENTS = 4_000
 """Maximum number of queued events; further events are lost. A maintenance run of 500 tables has 1,000."""
 
 Connect = Callable[[LineageSettings, str], Sender]
-"""Creates the client that sends one run's events."""
 
 
 def connect(settings: LineageSettings, job: str) -> Sender:
@@ -56,7 +54,6 @@ class JobRun:
         self._put(_Event(self, LineageState.START, at_ms, facts))
 
     def ended(self, at_ms: int, facts: RunFacts) -> None:
-        """Queue the event that the run completed, or failed if the facts have an error."""
         self._put(_Event(self, LineageState.COMPLETE if facts.error is None else LineageState.FAIL, at_ms, facts))
 
 
@@ -70,14 +67,12 @@ class JobReporter:
         self._failed = False
 
     def run(self, job: str) -> JobRun:
-        """Return a new run of a job. Nothing is sent until it starts."""
         return JobRun(job, self._put)
 
     def open(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until everything is sent, or for CLOSE_TIMEOUT_S."""
         ends_at = time.monotonic() + CLOSE_TIMEOUT_S
         try:
             self._events.put(None, timeout=CLOSE_TIMEOUT_S)

@@ -19,14 +19,10 @@ from frazil.lineage.facts import Dataset, LineageSettings, LineageState, RunFact
 log = logging.getLogger(__name__)
 
 RETRY_INTERVAL_MS = 60_000
-"""Milliseconds between two attempts after an error of the backend."""
 CLOSE_TIMEOUT_S = 2.0
-"""Maximum time in seconds that the end of a run waits for unsent events."""
 
 
 class Sender(Protocol):
-    """OpenLineage's client for one run."""
-
     def send(self, state: LineageState, at_ms: int, facts: RunFacts) -> None: ...
 
     def close(self, timeout_s: float) -> None: ...
@@ -65,7 +61,6 @@ class StreamLineage:
         self._load = load
 
     def take(self, event: Event) -> None:
-        """Record an event of the writer, which `write` reports later."""
         with self._lock:
             match event.what:
                 case EpochBegan(marker=marker):
@@ -80,12 +75,10 @@ class StreamLineage:
                     self._totals = Totals(records, size, total.files + batch.files, newest, changes)
 
     def ended(self, error: str | None, *, at_ms: int) -> None:
-        """Record that the writer ended. `error` is None if it ended without an error."""
         with self._lock:
             self._ended = (LineageState.COMPLETE if error is None else LineageState.FAIL, at_ms, error)
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether an event must be sent now. After an error of the backend, events wait for a while."""
         if self._began_ms is None or self._load is None:
             return False
         if self._failed_ms is not None and abs(now_ms - self._failed_ms) < RETRY_INTERVAL_MS:
@@ -95,7 +88,6 @@ class StreamLineage:
         return self._totals != self._sent_totals and abs(now_ms - self._sent_ms) >= self._settings.every_ms
 
     def write(self, now_ms: int) -> None:
-        """Send the events that are due. An error is logged once, and the next call tries again."""
         try:
             self._write(now_ms)
         except Exception as error:  # transports raise what their clients raise

@@ -39,7 +39,6 @@ MAX_INDEXED_RUNS = 1000
 
 
 def page_path(request: GateRequest, at: datetime) -> Path:
-    """Return the path of the page about a run at the time `at`."""
     file = f"{_to_safe_name(request.partition)}-{at:%Y%m%dT%H%M%S%f}.html"
     return request.docs / _to_safe_name(request.table) / file
 
@@ -66,7 +65,6 @@ def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expec
 
 
 def _append_run(file: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Add a run to the file, keep the newest `MAX_INDEXED_RUNS` runs, and return these, newest last."""
     before = file.read_text().splitlines() if file.exists() else []
     lines = [*before, json.dumps(entry)][-MAX_INDEXED_RUNS:]
     _replace_file(file, "\n".join(lines) + "\n")
@@ -158,7 +156,6 @@ def open_window(request: GateRequest) -> GatedWindow:
 
 
 def start_spark(request: GateRequest) -> Any:
-    """Start and return a small Spark session on loopback. Properties in `request.spark` take precedence."""
     from pyspark.sql import SparkSession  # small windows need no Spark
 
     properties = {
@@ -211,7 +208,6 @@ def evaluate(
 
 
 def _evaluate_rows(suite: Suite, window: GatedWindow, session: Any | None) -> tuple[int, ValidationResult | None]:
-    """Return the number of rows, and the suite's result (None if there are no rows)."""
     frame = window.to_pandas(suite.columns) if session is None else window.to_spark(suite.columns, session).persist()
     try:
         rows = len(frame) if session is None else frame.count()

@@ -18,16 +18,12 @@ from frazil import errors
 from frazil.errors import FrazilError
 
 MAX_LOG_CHARACTERS = 2000
-"""Maximum length of the log of a crashed child process that the error quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRequest:
-    """A window in a snapshot, and the suite that checks it."""
-
     suite: Path
     catalog: str | None
-    """The catalog's name; None means the default catalog."""
     table: str
     snapshot_id: int
     event_time: str
@@ -63,7 +59,6 @@ class GateResult:
     docs: str
     """Path of the page about this run. An index in the folder above links to the newest runs."""
     engine: str
-    """The engine that evaluated the suite: `arrow` or `spark`."""
     seconds: float
 
     def to_json(self) -> str:
@@ -99,7 +94,6 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
 
 
 def _parse_results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
-    """Parse the child's output, one result per line. Raises the error that a failed child wrote."""
     lines = done.stdout.splitlines()
     if done.returncode == 0:
         return tuple(msgspec.json.decode(line, type=GateResult) for line in lines)

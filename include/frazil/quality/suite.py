@@ -47,14 +47,11 @@ SUPPORTED_EXPECTATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The JSON of a suite. It has been checked as far as possible without the table."""
-
     path: Path
     content: dict[str, Any]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that expectations and row conditions use, in the order of their first use."""
         return tuple(dict.fromkeys(name for e in self.content["expectations"] for name in _find_columns(e["kwargs"])))
 
 

@@ -20,11 +20,8 @@ from frazil.errors import SpecError
 from frazil.quality.suite import Suite
 
 MAX_EXAMPLES = 5
-"""Maximum number of failing values that a sentence quotes."""
 MAX_EXAMPLE_CHARACTERS = 80
-"""Maximum length of a value in a sentence."""
 _NON_TERM_KEYS = {"column", "column_A", "column_B", "column_list", "batch_id"}
-"""Keys of an expectation that are not shown as terms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,6 @@ def _render(found: ExpectationSuiteValidationResult) -> str:
 
 
 def to_plain(value: Any) -> Any:
-    """Convert values of pandas and Spark to Python values. NaN becomes None."""
     match value:
         case dict():
             return {key: to_plain(one) for key, one in value.items()}
@@ -111,7 +107,6 @@ def escape(value: Any) -> Any:
 
 
 def describe_failure(result: Any) -> str:
-    """Describe a failed expectation: its type, columns, number of failing rows, and examples."""
     config, found = result.expectation_config, result.result
     sentence = f"{config.type} {_describe_terms(config.kwargs)}".rstrip()
     # Great Expectations returns at most 20 examples, with repetitions.
@@ -125,7 +120,6 @@ def describe_failure(result: Any) -> str:
 
 
 def describe_problem(result: Any) -> str | None:
-    """Describe why an expectation could not be evaluated; None if it was."""
     info = result.exception_info or {}
     # One exception for the expectation, or one for each metric.
     raised = [one for one in ([info] if "raised_exception" in info else info.values()) if one["raised_exception"]]

@@ -34,7 +34,6 @@ def archive_path() -> Path:
 
 
 def lean_java_options() -> str:
-    """Return the options of a JVM that needs few resources, with the archive if it exists."""
     path = archive_path()
     return f"{LEAN_OPTIONS} -XX:SharedArchiveFile={path} {QUIET_OPTIONS}" if path.exists() else LEAN_OPTIONS
 

@@ -43,7 +43,6 @@ class MavenCoordinates:
 
     @property
     def path(self) -> Path:
-        """`organisation/name/version/name-version[-classifier].extension`."""
         classifier = f"-{self.classifier}" if self.classifier else ""
         return Path(
             self.organisation, self.name, self.version, f"{self.name}-{self.version}{classifier}.{self.extension}"
@@ -51,7 +50,6 @@ class MavenCoordinates:
 
     @classmethod
     def from_path(cls, path: Path) -> MavenCoordinates:
-        """Return the coordinates of a file whose path has the form of `path`."""
         organisation, name, version = path.parts[-4:-1]
         classifier, _, extension = path.name.removeprefix(f"{name}-{version}").partition(".")
         return cls(organisation, name, version, extension, classifier.removeprefix("-"))
@@ -127,7 +125,6 @@ def _ivy_descriptor(wanted: Sequence[MavenCoordinates], *, transitive: bool) -> 
 
 
 def _artifact_element(wanted: MavenCoordinates) -> str:
-    """Return the XML element that Ivy needs for a file with a classifier; empty for other files."""
     if not wanted.classifier:
         return ""
     kind = quoteattr(wanted.extension)
@@ -137,7 +134,6 @@ def _artifact_element(wanted: MavenCoordinates) -> str:
 
 
 def _failure_message(log: Path) -> str:
-    """Return an error message with the cause found in Ivy's log."""
     text = log.read_text(errors="replace")
     missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND_PATTERN.findall(text)]
     if "No space left on device" in text:

@@ -185,8 +185,6 @@ def _exclusive_lock(folder: Path) -> Iterator[None]:
 
 
 class _Progress:
-    """Shows `n of m jars, MB`: on a terminal in one line, otherwise in a line for every ten jars."""
-
     def __init__(self, set_name: str, jars: int, mb: float, cache: Path) -> None:
         self._what, self._jars, self._mb, self._cache = f"jars of {set_name}", jars, mb, cache
         self._terminal = sys.stderr.isatty()
@@ -221,7 +219,6 @@ def _sha256(path: Path) -> str:
 
 
 def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModules] = ROOTS) -> None:
-    """Resolve each set's modules, and write each jar's coordinates, size and SHA-256 to the lock file."""
     written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in roots_of.items():
@@ -235,7 +232,6 @@ def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModu
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run `fetch [SET…]` or `lock`. Return the exit code."""
     names: tuple[str, ...] = ()
     match arguments:
         case ["lock"]:

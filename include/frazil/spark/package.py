@@ -35,7 +35,6 @@ EXCLUDED_FILES = (
 )
 """Files that are never loaded, and commands (`../`: outside the folders of packages)."""
 INCLUDED_ANYWAY = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
-"""Files that are included although they match EXCLUDED_FILES."""
 STDLIB_EXCLUDED = (
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo"),
     *("ensurepip", "lib2to3", "pydoc_data", "config-*", "_tkinter*", "*.a"),
@@ -84,7 +83,6 @@ def _is_installed(requirement: str) -> bool:
 
 
 def _copy_python(root: Path) -> Path:
-    """Copy the running Python to `root`, and return the path of its launcher."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     library = root / "lib" / version
     skipped = shutil.ignore_patterns(*STDLIB_EXCLUDED)
@@ -102,7 +100,6 @@ def _copy_python(root: Path) -> Path:
 
 
 def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
-    """Copy the distributions and their dependencies, without files that are never loaded."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = root / "lib" / version / "site-packages"
     for name in _find_dependencies(requirements):

@@ -38,7 +38,6 @@ class Metric:
 
     @property
     def prometheus(self) -> str:
-        """The Prometheus name, with the unit, and with `_total` for a counter."""
         parts = [self.name.replace(".", "_")]
         if (unit := _UNITS.get(self.unit)) and not parts[0].endswith(unit):
             parts.append(unit)
@@ -115,8 +114,6 @@ PARTITION_LAG = Metric(
 )
 
 METRICS = tuple(value for value in list(globals().values()) if isinstance(value, Metric))
-"""All metrics, in the order of their definition."""
-
 Labels = tuple[str, ...]
 """Label values in the order of `Metric.labels`."""
 
@@ -136,7 +133,6 @@ class MetricValues:
     values: dict[Metric, dict[Labels, float]] = field(default_factory=lambda: {m: {} for m in METRICS})
     """Counters and gauges."""
     times: dict[Metric, dict[Labels, HistogramValues]] = field(default_factory=lambda: {m: {} for m in METRICS})
-    """Histograms."""
     observers: list[Callable[[Metric, Labels, float], None]] = field(default_factory=list)
     """Functions called with each observed time. They must return quickly and not raise."""
     _lock: threading.Lock = field(default_factory=threading.Lock)

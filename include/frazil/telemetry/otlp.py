@@ -20,7 +20,6 @@ from frazil import __version__
 from frazil.telemetry.metrics import BUCKET_BOUNDS_S, METRICS, Labels, Metric, MetricType, MetricValues
 
 END_TIMEOUT_S = 5.0
-"""How long an ending process waits until the last values are sent."""
 
 
 class OtlpExporter:
@@ -54,8 +53,6 @@ class OtlpExporter:
 
 
 def _register_callback(meter: Meter, meters: MetricValues, metric: Metric) -> None:
-    """Register the callback by which each export reads a counter or gauge."""
-
     def read(_: CallbackOptions) -> Iterable[Observation]:
         return [Observation(value, _attributes(metric, labels)) for labels, value in meters.series(metric).items()]
 

@@ -28,7 +28,6 @@ PATH = "/metrics"
 
 
 def format_exposition(meters: MetricValues) -> str:
-    """Return the metrics that have series, in Prometheus' text format."""
     lines: list[str] = []
     for metric in METRICS:
         if samples := [*_format_samples(meters, metric)]:
@@ -267,7 +266,6 @@ class Telemetry:
 
     @contextmanager
     def sinks(self, spec: StreamSpec) -> Iterator[tuple[Sink, ...]]:
-        """Yield the sink for a stream's events, if anything is published. Remove the stream's gauges afterwards."""
         if not (self.settings.prometheus or self.settings.otlp):
             yield ()
             return
