@@ -58,7 +58,7 @@ def valid_specs(folder: Path) -> list[StreamSpec]:
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Raises SpecError if no stream feeds the table, or if a file that was never valid contains the table's name."""
+    """Return the table's streams. Raises SpecError if none, or if a file that was never valid contains its name."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     specs = find_feeding_streams((one.spec for one in found if one.spec is not None), table)
     unknown = any(one.spec is None and table in _read_text(one.path) for one in found)

@@ -232,7 +232,7 @@ class WriterApplication:
             log.warning("application %s: cannot write to its run folder: %s", self.name, error)
 
     def _advanced_at_ms(self) -> int:
-        """If no writer makes progress for too long, the supervisor kills the application."""
+        """Return the last progress of any writer. Without progress, the supervisor kills the application."""
         heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
         return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
 

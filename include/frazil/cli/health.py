@@ -166,7 +166,7 @@ def _add_missing_tables(
 
 
 def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
-    """None if no stream of the table has started, or if the reason cannot be determined."""
+    """Return None if no stream of the table has started, or if the reason cannot be determined."""
     try:
         for spec in table.streams:
             main = load_stream_table(spec)

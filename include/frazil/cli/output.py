@@ -41,7 +41,7 @@ def echo_json(document: object) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CommandOutput:
-    """With --json, the sentences go to stderr, and one JSON document is printed at the end."""
+    """Sentences while a command runs. They go to stderr if a JSON document is printed at the end (--json)."""
 
     as_json: bool
 

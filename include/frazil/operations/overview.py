@@ -289,7 +289,7 @@ def sort_lines(lines: Iterable[OverviewLine]) -> tuple[OverviewLine, ...]:
 
 
 def group_by_stream(alerts: Iterable[ActiveAlert], tables: Mapping[str, Sequence[str]]) -> dict[str, list[ActiveAlert]]:
-    """Alerts about no stream have an empty name. `tables` maps tables to the streams that write them."""
+    """Group alerts by stream; alerts about no stream have an empty name. `tables` maps tables to streams."""
     found: dict[str, list[ActiveAlert]] = {}
     for alert in alerts:
         for stream in _streams_about(alert, tables) or ("",):

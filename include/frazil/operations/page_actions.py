@@ -166,7 +166,7 @@ class PreparedAction:
 
 
 def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
-    """For a prepared action, the caller adds the effects that depend on the table."""
+    """Plan an action. The caller adds the effects of a prepared action, which depend on the table."""
     says = {
         PageAction.PAUSE: _pause,
         PageAction.RESUME: _resume,

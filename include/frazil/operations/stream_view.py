@@ -221,7 +221,7 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Omits a problem with Kafka if the status already reports one."""
+    """Return the problems, without one of Kafka if the status already reports such a problem."""
     reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 

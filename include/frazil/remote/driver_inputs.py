@@ -119,7 +119,7 @@ def _inline_schema(form: Any, name: str, folder: Path) -> Any:
 def _driver_variables(
     spec: StreamSpec, resolved: Mapping[str, str], *, catalog: str, properties: Mapping[str, str]
 ) -> dict[str, str]:
-    """On Kubernetes, where users can read them, only variables that the stream references are passed."""
+    """Return the driver's variables: only those that the stream references on Kubernetes, where users can read them."""
     referenced = {*find_environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
         named = {name for name in referenced if f"{DRIVER_VARIABLE_PREFIX}{name}" not in resolved}

@@ -252,7 +252,7 @@ def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
 
 
 def filter_between(field: iceberg.NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
-    """Omits a bound that equals the type's own limit: PyIceberg would compute the value beyond it, and raise."""
+    """Return a filter without bounds that equal the type's limits: PyIceberg would compute the value beyond them."""
     first, last = find_limits(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()
     if first is None or _to_unscaled(lowest) > first:

@@ -27,7 +27,7 @@ DEFAULTS_FILE = "_defaults.yaml"
 
 
 def load_stream(path: Path) -> StreamSpec:
-    """Raises SpecError, which lists for every problem the file, the key, the value and the allowed values."""
+    """Load a stream. Raises SpecError, which lists for every problem the file, key, value and allowed values."""
     return _STREAMS.get(path)
 
 
@@ -75,7 +75,7 @@ def _has_key(declared: Mapping[str, Any], key: str) -> bool:
 
 
 def load_streams(folder: Path) -> dict[str, StreamSpec]:
-    """Ignores files whose names begin with an underscore or a dot. Raises SpecError with all problems."""
+    """Load all streams of a folder. Raises SpecError with the problems of all files, and the conflicts."""
     if not folder.is_dir():
         raise SpecError(
             f"{folder} is not a folder; set the folder of declared streams with --streams or FRAZIL_STREAMS"

@@ -150,7 +150,7 @@ class Maintenance(Model):
     alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
-        """At least two commit intervals: one missed commit must not keep an alert active when the next is on time."""
+        """Return at least two commit intervals, so that one missed commit does not keep an alert active."""
         return max(self.alerts.freshness // timedelta(milliseconds=1), MIN_STALE_INTERVALS * longest_interval_ms)
 
     @property

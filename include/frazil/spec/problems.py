@@ -239,7 +239,7 @@ def _is_split_name(details: ErrorDetails) -> bool:
 
 
 def _suggest_mapping(details: ErrorDetails) -> str:
-    """If a single key is required, and the value is a word, the hint shows the value under that key."""
+    """Return a hint with the keys of a mapping. A word is shown under the key, if only one key is required."""
     model = _find_model(details["loc"])
     needed = [field for field in model.model_fields.values() if field.is_required()]
     written = details["input"]

@@ -26,7 +26,7 @@ _FIELDS = ("host", "port", "login", "password", "schema")
 
 
 def resolve(text: str, environment: Mapping[str, str]) -> str:
-    """Raises SpecError, which names the missing variable, connection or field, but never shows a value."""
+    """Replace references. Raises SpecError, which names a missing variable or connection, but never shows a value."""
     return _REFERENCE.sub(lambda match: _resolve_reference(match[1], environment), text)
 
 
@@ -47,7 +47,7 @@ def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
 
 
 def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Raises SpecError for a reference that cannot be resolved, and for invalid addresses."""
+    """Return librdkafka's properties. Raises SpecError for unresolvable references and for invalid addresses."""
     try:
         resolved = resolve_properties(declared_kafka_properties(spec), environment)
     except SpecError as error:

@@ -70,7 +70,7 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def find_feeding_streams(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
-    """If a stream names the table, streams whose templates only match its name are omitted."""
+    """Return the table's streams. Those whose templates only match its name count only if no stream names it."""
     views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := view_from_table(spec, table)) is not None]
     return [view for view in views if not (isinstance(view, RoutedStream) and view.is_made)] or views
 

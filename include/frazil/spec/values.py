@@ -86,7 +86,7 @@ def _refuse_boolean(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class IntegerBounds:
-    """Replaces pydantic's `Field`, which can lose a bound if a key has two upper bounds, or a bound and a validator."""
+    """A replacement of pydantic's `Field`, which can lose a bound next to another upper bound or a validator."""
 
     minimum: int = 1
     maximum: int = 2**31 - 1

@@ -179,7 +179,7 @@ class _Entry(Generic[T]):
 
 
 class FileCache(Generic[T]):
-    """Does not cache errors that an OSError caused, because these may be temporary."""
+    """A cache of results and SpecErrors, except errors that an OSError caused, because these may be temporary."""
 
     def __init__(self, read: Callable[[Path], T], *, other_files: tuple[str, ...] = ()) -> None:
         """`other_files` are names of files in the folder that the reader also reads, if they exist."""

@@ -49,7 +49,7 @@ class DesiredStore:
         return _newest_state(folder.read() for folder in self._folders)
 
     def pause(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:
-        """Raises DesiredMoved if the state has changed since the generation `after`."""
+        """Store a pause. Raises DesiredMoved if the state has changed since the generation `after`."""
         return self._set(DesiredMode.PAUSED, by=by, reason=reason, after=after)
 
     def resume(self, *, by: str, reason: str, after: int | None = None) -> DesiredState:

@@ -191,7 +191,7 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Skips the task if a gate holds one of the day's windows, or if the run is not needed."""
+    """Choose the day's input. Skip the task if a gate holds one of the day's windows, or the run is not needed."""
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held_windows
 

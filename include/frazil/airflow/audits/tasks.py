@@ -40,7 +40,7 @@ class AuditResults(NamedTuple):
 def audit_all(
     streams: Sequence[str], folder: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditResults:
-    """Raises FrazilError if there are several streams and all audits fail, because a common cause is likely."""
+    """Audit the streams. Raises FrazilError if all of several audits fail, because a common cause is likely."""
 
     def audit_started_stream(stream: str) -> AuditJson | None:
         try:
@@ -66,7 +66,7 @@ def audit_all(
 def audit_hours(
     stream: str, streams: Path, moment: datetime, *, hours: int = 1, with_source: bool = False
 ) -> AuditJson:
-    """Raises AirflowSkipException if the stream has not committed yet."""
+    """Audit the complete hours before `moment`. Raises AirflowSkipException before the stream's first commit."""
     spec = find_declared_stream(streams, stream)
     window = complete_hours(moment, hours)
     result = _audit(spec, window, with_source=with_source)

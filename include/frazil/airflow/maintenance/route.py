@@ -94,7 +94,7 @@ class RouteTables:
         return f"orphans:{self.name}"
 
     def clean(self, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-        """A dry run checks the first tables. Raises AirflowFailException at the end if a clean-up failed."""
+        """Clean the next tables, in a dry run the first ones. Raises AirflowFailException at the end for failures."""
         began_ms, after = (0, "") if dry_run else self._find_current_pass(store) or (0, None)
         if after is None or not self.spec.maintenance.orphans.enabled:
             raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream has `orphans: off`")

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
-    """Raises AirflowSkipException if no action is due, and in a dry run, with what would be done."""
+    """Return the tables to rewrite. Raises AirflowSkipException if no action is due, and in a dry run."""
     if route := RouteTables.find(name, valid_specs(streams)):
         names = route.due(actions)
         due = [f"{format_count(len(names), 'table', 'needs|need')} a rewrite"] if names else []
@@ -87,7 +87,7 @@ def _orphans_key(table: MaintainedTable) -> str:
 
 
 def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
-    """A dry run checks all tables. Raises AirflowFailException at the end if a clean-up was refused or failed."""
+    """Clean the due tables, or check all in a dry run. Raises AirflowFailException at the end for failures."""
     reports, problems = {}, []
     for table, catalog in _open_tables(names, streams):
         now_ms = clock.now_ms()
@@ -114,7 +114,7 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
 
 
 def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    """Raises AirflowFailException at the end if only a file that was never valid may declare one of the tables."""
+    """Yield the tables. Raises AirflowFailException at the end if only a file that was never valid may declare one."""
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]
     tables = [table for table in maintained_tables(specs) if table.name in names]

@@ -85,7 +85,7 @@ def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asse
 def signals_to_send(
     signals: Mapping[tuple[str, int], Signal], sent: Collection[tuple[str, int]], *, reopened: bool
 ) -> dict[str, Signal]:
-    """With `reopened`, considers only reopened windows; otherwise all others, including those requested again."""
+    """Return the newest unsent signal of each key: of reopened windows, or else of all others."""
     newest = {
         key: s
         for (key, number), s in sorted(signals.items(), key=lambda item: item[0][1])
