@@ -60,11 +60,7 @@ def held_windows(signals: Sequence[Signal]) -> list[str]:
 
 
 def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Sequence[Signal]) -> DayInput:
-    """Return the input of a new run.
-
-    For a complete day, reads the newest snapshot that the day's signals name. Reads the current snapshot if the day is
-    incomplete, or if the named snapshot has expired or was rolled back. Raises SpecError if the table has no snapshot.
-    """
+    """Return a new run's input: the newest snapshot that a complete day's signals name, else the current one."""
     branch = _source_snapshots(catalog, spec.source)
     current = next(iter(branch))
     if not is_complete(day, signals):
@@ -119,11 +115,7 @@ def input_summary(spec: AggregationSpec, day: date, day_input: DayInput) -> dict
 def find_newer_input(
     spec: AggregationSpec, day: date, day_input: DayInput, *, target: TableMetadata, source: TableMetadata
 ) -> Mapping[str, str] | None:
-    """Return the input of the target's newest run for the day, if it is newer than `day_input`.
-
-    The result has the keys of `input_summary`. Ignores an input that is no longer in the source's history, because the
-    source was rolled back or recreated.
-    """
+    """Return the input of the target's newest run for the day, if it is newer and in the source's history."""
     keys = input_summary(spec, day, day_input)
     for snapshot in ancestors(target):
         last = {key: str(snapshot.summary[key] or "") for key in keys} if snapshot.summary else {}
@@ -155,10 +147,7 @@ def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
 
 
 def is_in_history(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
-    """Return whether the snapshot belongs to the source's current history.
-
-    An expired snapshot counts, unless its sequence number is larger than the numbers of all snapshots.
-    """
+    """Return whether the snapshot belongs to the source's current history. An expired one counts, unless too new."""
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
         return snapshot_id in _sequence_numbers(source)
     return sequence_number <= max((s.sequence_number or 0 for s in source.snapshots), default=0)
@@ -243,10 +232,7 @@ def _is_up_to_date(waiting: WaitingDay, signals: Sequence[Signal], done: Aggrega
 
 
 def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetadata) -> AggregatedDays:
-    """Return the days that an aggregation wrote, from the target's snapshots.
-
-    Omits days whose input is not in the source's history.
-    """
+    """Return the days that an aggregation wrote, except days whose input is not in the source's history."""
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
     for snapshot in ancestors(target):

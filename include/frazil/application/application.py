@@ -275,10 +275,7 @@ class DeclaredStreams:
         }
 
     def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
-        """Return a declaration whose problem is that several files declare the stream.
-
-        While it has a problem, no writer starts, and a running writer continues.
-        """
+        """Return a declaration with a problem: no writer starts, and a running writer continues."""
         before = self.declared.get(name)
         paths = " and ".join(str(one.path) for one in files)
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"

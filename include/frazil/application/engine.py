@@ -21,10 +21,7 @@ class CancellableEngine(Engine, Protocol):
 
 
 class SharedEngine:
-    """An engine that many writers share. It runs batches in few threads, because each also needs a JVM thread.
-
-    A writer's `with` block neither starts nor ends the engine.
-    """
+    """An engine that many writers share. It runs batches in few threads, because each also needs a JVM thread."""
 
     def __init__(self, engine: CancellableEngine, *, batches: int) -> None:
         self._engine = engine

@@ -122,10 +122,7 @@ PYTHON_OVERHEAD_MIB = 1024
 class ClusterDriver:
     application: str
     launch_id: str
-    """32 hexadecimal digits that identify the launch.
-
-    Kubernetes refuses to submit the same launch twice. YARN finds the driver of a launch by this id.
-    """
+    """The id of the launch, 32 hexadecimal digits. Kubernetes and YARN recognise a repeated launch by it."""
     program: str
     """A Python file of `frazil.spark_apps` on this host. On Kubernetes, the image has the same module."""
     arguments: tuple[str, ...]

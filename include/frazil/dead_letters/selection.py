@@ -252,10 +252,7 @@ def load_own_marker(opened: OpenStream) -> Marker:
 
 
 def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
-    """Return the end offsets of deleted topics of the same names, from all commit records.
-
-    Empty unless this is an upsert stream.
-    """
+    """Return the end offsets of deleted topics of the same names; empty unless this is an upsert stream."""
     if not opened.spec.sinks.mode.replaces_rows:
         return {}
     marker = load_own_marker(opened)

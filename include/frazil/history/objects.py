@@ -83,10 +83,7 @@ class HistoryStore:
     def read(
         self, objects: Iterable[HistoryObject], parts: Iterable[HistoryPart] = HistoryPart
     ) -> tuple[StreamHistory, list[str]]:
-        """Return the history in these objects, and a message for each unreadable object.
-
-        Reads an earlier object in place of an unreadable one.
-        """
+        """Return the history, and messages about unreadable objects, which earlier objects replace."""
         past, problems = StreamHistory(), []
         newest_first = sorted(objects, key=lambda one: one.epoch, reverse=True)
         for part in parts:

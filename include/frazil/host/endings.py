@@ -39,11 +39,7 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
     error: str | None = None,
     stopped_for: str | None = None,
 ) -> None:
-    """Record the exit of a launch whose parent waited for it.
-
-    `error` replaces the writer's own last message. `stopped_for` says why the writer stopped
-    normally without a stop request.
-    """
+    """Record the exit of a launch. `error` replaces the writer's own last message."""
     heartbeat = read_heartbeat(folder, launch)
     if code == 128 + signal.SIGKILL and error is None:
         error = AGENT_KILLED if _was_killed_agent(folder, launch, heartbeat) else _kill_reason(folder, launch)

@@ -85,10 +85,7 @@ class Heartbeat:
     throttle: str | None = None
     """Why `commit.throttle` extends, or would extend, the commit interval; None if it does not."""
     outage: str | None = None
-    """A sentence about a failure that is retried, or about routed tables that are behind.
-
-    None if there is no such problem.
-    """
+    """A sentence about a failure that is retried, or about routed tables that are behind; else None."""
     outage_code: int | None = None
     """The exit code of the failed operation's error, which names the service; None if no single service failed."""
     distribution: str | None = None

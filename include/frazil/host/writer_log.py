@@ -86,10 +86,7 @@ def redirect_output(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Return the complete lines after a position, up to `limit_bytes`; None without a log.
-
-    A log that is shorter than the position was truncated. The lines before the truncation are read from `writer.log.1`.
-    """
+    """Return the complete lines after a position. Those before a truncation are read from `writer.log.1`."""
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
         rest: tuple[str, ...] = ()

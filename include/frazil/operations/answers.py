@@ -87,10 +87,7 @@ class PendingAnswer(Generic[T]):
 
 
 class AnswerCache:
-    """Cached answers of one process. Daemon threads, at most `threads` per group, read the entries in a group's queue.
-
-    Each thread runs in a context that `around` creates.
-    """
+    """Cached answers of one process, read by at most `threads` daemon threads per group, in the context `around`."""
 
     def __init__(
         self,

@@ -98,10 +98,7 @@ def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell
 def build_partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
-    """Return a calendar of hourly or daily partitions up to now; None if no partition is an hour or a day.
-
-    `staged` are partitions that backfills have staged. Their windows count as backfilled.
-    """
+    """Return a calendar of hourly or daily partitions; None if there are none. `staged` ones count as backfilled."""
     found, waiting = _group_by_window(partitions, now_us), _group_by_window(staged, now_us)
     windows = {*found, *waiting}
     if not windows:

@@ -128,10 +128,7 @@ def _list_changes(
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
-    """Sum the changes of each error class, without changes to records rejected before `first`.
-
-    For the hours in `first`, decreases are limited to the numbers in `of_first`, which they reduce.
-    """
+    """Sum the changes of each error class. Decreases for hours in `first` are limited to `of_first`, and reduce it."""
     found = Counter[str]()
     for (name, hour), change in counts.items():
         if hour in first:

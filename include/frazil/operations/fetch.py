@@ -98,9 +98,7 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
 
 
 def fetch_daily_costs(spec: StreamSpec) -> tuple[DayCost, ...]:
-    """Read what a stream wrote and cost on each of the last 14 days. Raises SpecError for invalid prices, and
-    FrazilError if the history cannot be read.
-    """
+    """Raises SpecError for invalid prices, and FrazilError if the history cannot be read."""
     file = os.environ.get(PRICES_VARIABLE)
     past = read_history(spec, since_ms=clock.now_ms() - TENS_RETENTION_MS)
     if past.problem and not past.points:

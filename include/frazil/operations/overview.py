@@ -273,11 +273,7 @@ def _paused_dag_problem(
 
 
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
-    """Whether an alert says the same as the stream's state.
-
-    True if the alert quotes `first`, the stream's first problem. Also true if the state is broken or unreachable, and
-    the alert's rule is the rule of this state.
-    """
+    """Whether an alert quotes `first`, or has the rule of a broken or unreachable state."""
     is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
     if is_named and state.rule == alert.rule.partition(":")[0]:
         return True

@@ -95,11 +95,7 @@ def find_target_offsets(
 def _offsets_from_marker(
     seen: StateBeforeReset, now: AvailableOffsets, *, named: Offsets | None = None
 ) -> dict[TopicPartition, int]:
-    """Return the marker's offsets, limited to the offsets in Kafka.
-
-    Without a readable marker, returns no offsets if `named` has all topic-partitions. Otherwise raises
-    MarkerUnreadable.
-    """
+    """Return the marker's offsets that Kafka has. Raises MarkerUnreadable unless `named` has all topic-partitions."""
     if seen.marker is None:
         if named is not None and named.keys() == now.first.keys():
             return {}

@@ -135,10 +135,7 @@ class GatedWindow:
 
 
 def open_window(request: GateRequest) -> GatedWindow:
-    """Find the window in the catalog.
-
-    Raises SpecError for a missing table or column, FrazilError for a missing snapshot, and the catalog's errors.
-    """
+    """Find the window. Raises SpecError for a missing table or column, FrazilError for a missing snapshot."""
     catalog = open_existing_catalog(request.catalog)
     with translate_catalog_errors(catalog.name):
         try:

@@ -48,11 +48,7 @@ _UNKNOWN_STATUS = DriverStatus(DriverState.UNKNOWN, "the cluster has not been qu
 
 
 def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up: bool = False) -> int:
-    """Write the stream with a driver in the cluster that runs the Python file `program`. Return its exit code.
-
-    SIGTERM asks the driver to end after its current batch; SIGUSR1 kills it. If the agent is killed, the driver
-    continues.
-    """
+    """Write the stream with a driver in the cluster. SIGTERM ends the driver after its batch; SIGUSR1 kills it."""
     log_to_stderr()
     folder = run_folder(spec.name)
     make_folder(folder)

@@ -75,10 +75,7 @@ def explain_java_errors() -> Iterator[None]:
 
 
 def require_pyspark() -> None:
-    """Raise MissingExtra if Py4J is missing.
-
-    `import pyspark` would not show this: it succeeds with pyspark-client, which Airflow's provider installs.
-    """
+    """Raise MissingExtra if Py4J is missing. `import pyspark` would succeed with pyspark-client, too."""
     require_module("py4j")
 
 

@@ -21,10 +21,7 @@ class Application:
 
     @property
     def resources(self) -> Resources:
-        """The streams' combined resources: the maximum of cores and of driver memory, and all Spark properties.
-
-        Other settings are those of the first stream. `frazil validate` refuses streams that differ in them.
-        """
+        """The maximum of cores and of driver memory, all Spark properties, and other settings of the first stream."""
         declared = [spec.resources for spec in self.streams]
         spark = {key: value for one in declared for key, value in one.spark.items()}
         return declared[0].model_copy(
@@ -44,10 +41,7 @@ class Application:
         return frozenset().union(*map(find_environment_names, self.streams))
 
     def fingerprint(self) -> str:
-        """Return a hash that changes exactly when the whole application must be restarted.
-
-        It covers resources, and names of connections and environment variables: a process keeps its environment.
-        """
+        """Return a hash of what needs a restart: resources, and names of connections and environment variables."""
         needs = (self.resources.model_dump_json(), sorted(self.connections), sorted(self.environment))
         return hashlib.sha256(repr(needs).encode()).hexdigest()[:16]
 

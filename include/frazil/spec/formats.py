@@ -308,10 +308,7 @@ def dump_format(value: ValueFormat) -> str | dict[str, Any]:
 
 
 def dump_portable_format(value: ValueFormat) -> str | dict[str, Any]:
-    """Return the format for another host: a schema file is replaced by its text.
-
-    A JSON format loses its registry, which reading does not need. Raises SpecError if the schema file cannot be read.
-    """
+    """Return the format with its schema file's text, and without a JSON registry. Raises SpecError."""
     if isinstance(value, JsonFormat):
         return dump_format(value.model_copy(update={"registry": None}))
     if isinstance(value, AvroFormat | ProtobufFormat) and value.schema_file is not None:

@@ -71,10 +71,7 @@ class DeclaredFile(Generic[T]):
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[DeclaredFile[T]]:
-    """Return all declared files of a folder by path, including broken files, and missing files that are remembered.
-
-    Remembers valid declarations. Forgets files that were removed long ago or renamed.
-    """
+    """Return all files by path, also broken and missing ones. Remembers valid declarations, forgets removed ones."""
     memory = DeclarationMemory(folder)
     problem, paths = _list_files(folder)
     found = [_read_file(path, kind, memory) for path in paths]
@@ -141,11 +138,7 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 
 
 def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
-    """Return a folder's streams, sorted by name, and the problems of broken and missing files.
-
-    For these files, returns the last valid declaration, if one is remembered. Valid declarations are remembered. Raises
-    SpecError if there are neither streams nor problems.
-    """
+    """Return the streams, broken ones as last valid, and all problems. Raises SpecError if there are neither."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
     if not found:
         return load_valid_streams(folder)

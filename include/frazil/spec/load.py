@@ -117,9 +117,7 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
 
 
 def check_tables_are_unowned(folder: Path, spec: StreamSpec) -> None:
-    """Raise SpecError if another stream owns the dead-letter table or routed tables. Broken files are ignored. `frazil
-    validate` checks this too, but may not have been run.
-    """
+    """Raise SpecError if another stream owns one of the stream's tables: `frazil validate` may not have been run."""
     if not spec.sinks.has_routed_tables and spec.dead_letters.table is None:
         return
     loaded: dict[Path, StreamSpec] = {}
@@ -161,10 +159,7 @@ def _read_application(path: Path) -> str | None:
 
 
 def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table, sorted by name, each as `view_from_table` returns it.
-
-    Raises SpecError with the known tables if no stream does, or if a broken file mentions the table.
-    """
+    """Return the streams of a table, as `view_from_table` does. Raises SpecError if there are none."""
     valid: list[StreamSpec] = []
     failures: list[str] = []
     for path in list_stream_files(folder):

@@ -64,10 +64,7 @@ _BOUNDS = {
 
 
 def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, file_of: Callable[[str], Path]) -> str:
-    """Return one line per problem, `file: key: value message`, up to `MAX_PROBLEMS` lines, without secrets.
-
-    `file_of` returns the file that sets a key: the stream's own file (`path`) or the folder's `_defaults.yaml`.
-    """
+    """Return one line per problem, without secrets. `file_of` returns the file that sets a key."""
     found = _collect_problems(error, declared)
     known = {problem.key for problem in found}
     found += [problem for problem in _find_problems_between_parts(error, declared) if problem.key not in known]

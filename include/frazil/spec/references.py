@@ -58,10 +58,7 @@ def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -
 
 
 def executor_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the librdkafka properties for executors, in which only the brokers' addresses are resolved.
-
-    Environment variables differ between hosts, and secrets must not be sent: tasks resolve the other references.
-    """
+    """Return properties with resolved brokers. Tasks resolve the rest: hosts differ, and secrets are not sent."""
     resolved = resolve_kafka_properties(spec, environment)
     return {**declared_kafka_properties(spec), "bootstrap.servers": resolved["bootstrap.servers"]}
 
@@ -143,10 +140,7 @@ def _parse_json_connection(text: str) -> dict[str, Any]:
 
 
 def _parse_uri_connection(text: str) -> dict[str, Any]:
-    """Parse a URI as `airflow.models.Connection` does.
-
-    Parts are percent-encoded. Extras are in the query, or as JSON in its parameter `__extra__`.
-    """
+    """Parse a URI as `airflow.models.Connection` does; extras are in the query, or as JSON in `__extra__`."""
     parts = urlsplit(text)
     if not parts.scheme:
         raise ValueError("no scheme")

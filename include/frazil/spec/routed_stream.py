@@ -48,11 +48,7 @@ def is_template_view(spec: StreamSpec | None) -> TypeGuard[RoutedStream]:
 
 
 def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
-    """Return the stream's view for a table; None if neither the stream nor its route names the table.
-
-    If `complete` lists the template, `table` may also match the template. It may also be the template itself, which
-    stands for all its tables.
-    """
+    """Return the stream's view for a table that it or its route names, or that a signalled template matches."""
     if spec.table.identifier == table:
         return spec
     route = spec.route

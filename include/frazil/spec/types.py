@@ -186,10 +186,7 @@ _TOKEN = re.compile(
 
 
 def parse_type(text: str) -> Type:
-    """Parse one Iceberg type. Raises ValueError with the part that cannot be parsed and the allowed types.
-
-    For a type of another system (`varchar`, `bigint`), the error names Iceberg's type instead.
-    """
+    """Parse one Iceberg type. Raises ValueError, which names Iceberg's type for one of another system (`bigint`)."""
     tokens, position = [], 0
     stripped = text.rstrip()
     while position < len(stripped):

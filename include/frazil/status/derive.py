@@ -235,10 +235,7 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
 
 
 def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:
-    """Whether only the watermark stands still, and not yet for as long as an alert needs.
-
-    Sources with event times of whole hours, or with a silent partition, stand still regularly.
-    """
+    """Whether only the watermark stands still, shorter than an alert needs: some sources do so regularly."""
     stall, hold_ms = known.stall, spec.maintenance.alerts.hold // timedelta(milliseconds=1)
     return stall is not None and stall.kind is StallKind.WATERMARK and now_ms - stall.since_ms < hold_ms
 

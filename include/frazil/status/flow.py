@@ -19,9 +19,7 @@ DAY_MS = 24 * HOUR_MS
 LAST_HOUR_BUCKETS = 30
 RATE_PERIOD_MS = HOUR_MS // 6
 RECENT_PERIOD_MS = HOUR_MS // 12
-"""Period over which alerts count recent records. A longer commit interval replaces it, up to an hour. A shorter one,
-since the oldest known commit, replaces it for a young stream.
-"""
+"""Period over which alerts count recent records; an interval between commits or a young stream changes it."""
 MIN_RECENT_PERIOD_MS = HOUR_MS // 60
 MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""
@@ -64,20 +62,14 @@ class Flow:
     measured: CommitSums = field(default_factory=CommitSums)
     """Sums over the commits of the last `measured_ms`, for percentages in alerts."""
     measured_ms: int = HOUR_MS
-    """Length of the period of `measured`: an hour.
-
-    With fewer than `MIN_RECORDS` records in an hour, it is up to a day. It is shorter if older snapshots have expired.
-    """
+    """Length of the period of `measured`: an hour, or up to a day with fewer than `MIN_RECORDS` records in it."""
     recent: CommitSums = field(default_factory=CommitSums)
     recent_minutes: float = 5
     rate_ms: int = RATE_PERIOD_MS
 
     @property
     def recent_reasons(self) -> Reasons:
-        """The dead letters of the last `recent_minutes` by error class.
-
-        Includes each class of `measured`, even with a count of 0.
-        """
+        """The recent dead letters by error class, with a count of 0 for the other classes of `measured`."""
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
@@ -108,11 +100,7 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
 
 
 def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
-    """Return when the count of rejected records starts (None: at `since_ms`), and whether a reset is the reason.
-
-    Records before a reset do not count, because the stream may read them again. Records whose snapshots have expired do
-    not count either.
-    """
+    """Return when the count of rejected records starts (None: at `since_ms`), and whether a reset is the reason."""
     for snapshot in ancestors(metadata):
         if snapshot.timestamp_ms <= since_ms:
             return None, False
@@ -131,10 +119,7 @@ def _history_start_ms(metadata: TableMetadata) -> int | None:
 
 
 def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
-    """Return the stream's commits since `since_ms`, newest first.
-
-    Also returns the last commit before that time, if its snapshot still exists.
-    """
+    """Return the stream's commits since `since_ms` and the last one before, newest first."""
     found: list[CommitCounts] = []
     for snapshot, _ in commit_records(metadata, stream):
         summary = snapshot.summary

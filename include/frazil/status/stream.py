@@ -195,9 +195,7 @@ def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]
 
 
 def count_lag(spec: StreamSpec, marker: Marker, *, timeout_s: float = KAFKA_TIMEOUT_S) -> int:
-    """Return the number of records after the marker. Raises the errors that keep a writer from continuing there, such
-    as TopicRecreated and OffsetGap, and KafkaUnavailable.
-    """
+    """Return the number of records after the marker. Raises the errors that keep a writer from continuing there."""
     from frazil.kafka.admin import KafkaAdmin  # librdkafka, which few calls need
     from frazil.kafka.logs import check_no_gap, check_not_truncated, find_truncations
 

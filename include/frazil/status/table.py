@@ -53,11 +53,7 @@ class TableReading:
 def read_stream_table(
     spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool
 ) -> TableReading:
-    """Read the stream's table. Errors become problems, except those that come from an upgrade of frazil.
-
-    `committed` says whether a writer of this host has committed. `in_full` and `out_of_reach` are as in
-    `read_stream_state`.
-    """
+    """Read the stream's table. Errors become problems, except those that come from an upgrade of frazil."""
     known = StreamState(spec.name, spec.table.identifier)
     if out_of_reach:
         unread = f"the catalog {spec.table.catalog or 'default'!r} does not answer"
@@ -194,10 +190,7 @@ def _describe_open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int
 
 
 def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> str | None:
-    """Return why the stream's own table is missing, or that `table` is another table with its name; None otherwise.
-
-    `committed` says whether a writer of this host has committed. Raises the errors of `explain_lost_table`.
-    """
+    """Return why the stream's own table is missing or replaced. `committed`: a writer of this host has committed."""
     found = explain_lost_table(spec, table)
     if found is None and table is None and committed:
         found = explain_dropped_table(spec, open_existing_catalog(spec.table.catalog).name)

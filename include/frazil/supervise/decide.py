@@ -253,10 +253,7 @@ def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
 
 
 def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
-    """Return the latest consecutive exits of writers that were not asked to end and had not committed, newest first.
-
-    Ends at an exit with another declaration or desired state, or more than `window_ms` before the last exit.
-    """
+    """Return the last exits in a row without a request and a commit, of one declaration and state, newest first."""
     last = exits[-1]
     same = _has_same_declaration(last)
 
@@ -294,10 +291,7 @@ def consecutive_crashes(
 
 
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
-    """Whether the service that made these writers end responds again.
-
-    The service is Kafka, or the catalog or storage. The latter count as recovered only while the writer has no lag.
-    """
+    """Whether Kafka responds again or, for a writer without lag, the catalog or storage that made writers end."""
     if heartbeat.epoch is None or heartbeat.lag is None:
         return False
     if heartbeat.stall or heartbeat.outage or heartbeat.error:

@@ -147,10 +147,7 @@ def _newest_state(found: Iterable[DesiredState | None]) -> DesiredState:
 
 
 def _later_state(one: DesiredState, other: DesiredState) -> DesiredState:
-    """Return the state that was written last. Its generation becomes higher than the other's.
-
-    The user who wrote it may not have seen the other state.
-    """
+    """Return the state that was written last. Its generation becomes higher than the other's."""
     older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:
         return newer

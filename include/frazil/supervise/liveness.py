@@ -57,10 +57,7 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
 
 
 def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy) -> Decision | None:
-    """Return the decision to restart a writer without a recent heartbeat or progress; None if the writer may continue.
-
-    A waiting writer without records to read needs no progress.
-    """
+    """Return the decision to restart a hung writer. A waiting writer without records to read needs no progress."""
     heartbeat = observed.heartbeat
     if heartbeat is not None:
         heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)

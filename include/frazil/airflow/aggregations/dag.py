@@ -223,10 +223,7 @@ def _check_needed(day: _SignalledDay) -> None:
 
 
 def again(name: str, aggregations: str) -> None:
-    """Check that the run's day is complete. If the task succeeds, its event requests the day again.
-
-    Skips the task if the day is not complete yet. The day's first run will read all rows.
-    """
+    """Let the task's event request the day again. Skipped for an incomplete day, whose first run reads all rows."""
     from frazil.aggregate.day_input import is_complete
 
     with fail_on_user_errors():

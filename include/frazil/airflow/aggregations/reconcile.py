@@ -75,10 +75,7 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
-    """Return the waiting days for which no run is in progress, has failed, or was requested.
-
-    Ignores requests before `requested_after_ms`, and failures and requests from before the day was complete.
-    """
+    """Return the waiting days without a run in progress, a failed run since, or a request since a time."""
 
     def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:
         if state in {DagRunState.QUEUED, DagRunState.RUNNING}:

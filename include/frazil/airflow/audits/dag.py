@@ -102,10 +102,7 @@ def _stream_tasks(name: Any, folder: str) -> None:
 
 
 def audit(names: list[str], streams: str) -> list[str]:
-    """Audit the hours before this run, and store the results. Return the streams with findings or an error.
-
-    Raises FrazilError if there are several audits and all fail.
-    """
+    """Return the streams with findings or an error. Raises FrazilError if there are several audits and all fail."""
     from frazil.airflow.audits.findings import store_audits  # a DAG file that is parsed needs no PyIceberg
     from frazil.airflow.audits.tasks import audit_all
 
