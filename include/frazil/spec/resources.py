@@ -26,6 +26,8 @@ Cores = Annotated[int, IntegerBounds(1, 100_000)]
 
 
 class DeployMode(StrEnum):
+    """The place where the driver of a writer on a cluster runs."""
+
     CLIENT = "client"
     CLUSTER = "cluster"
 
