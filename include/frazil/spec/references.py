@@ -64,21 +64,16 @@ def executor_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) 
 
 
 def find_connections(spec: StreamSpec) -> frozenset[str]:
-    found = set()
-    for text in _find_texts(spec.model_dump()):
-        for reference in _REFERENCE.findall(text):
-            if match := _AIRFLOW.fullmatch(reference):
-                found.add(match["connection"])
-    return frozenset(found)
+    return _find_names(spec, _AIRFLOW, "connection")
 
 
 def find_environment_names(spec: StreamSpec) -> frozenset[str]:
-    found = set()
-    for text in _find_texts(spec.model_dump()):
-        for reference in _REFERENCE.findall(text):
-            if match := _ENVIRONMENT.fullmatch(reference):
-                found.add(match["name"])
-    return frozenset(found)
+    return _find_names(spec, _ENVIRONMENT, "name")
+
+
+def _find_names(spec: StreamSpec, kind: re.Pattern[str], part: str) -> frozenset[str]:
+    references = (reference for text in _find_texts(spec.model_dump()) for reference in _REFERENCE.findall(text))
+    return frozenset(match[part] for reference in references if (match := kind.fullmatch(reference)))
 
 
 def find_reference_problem(text: str) -> str | None:
