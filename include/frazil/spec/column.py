@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from frazil.spec.types import parse_type
 from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, FieldPath, Model, PositiveDuration, YamlForm, parse_path
 
 TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
 """The form of a time in records: ISO 8601 text, or a number since 1970 in this unit."""
-_NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
-
-
 READING_KEYS = ("unit", "as_", "from_", "cast", "rounding", "null_if", "default")
+_NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 
 class Column(Model):
@@ -143,16 +141,15 @@ def convert_column(name: str, declared: object) -> object:
     return {"name": name, **declared} if isinstance(declared, Mapping) else {"name": name, "type": declared}
 
 
+Columns = Annotated[tuple[Column, ...], BeforeValidator(convert_columns), YamlForm("mapping of columns")]
+
+
 class EventTime(Model):
     """The column with the time of a record's event."""
 
+    short_form = "column"
     column: str = Field(description="A `timestamptz` or `timestamp` column, or `kafka_timestamp`.")
     unit: TimeUnit = Field(default="iso", description="As `unit` of a column.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_short_form(cls, value: object) -> object:
-        return {"column": value} if isinstance(value, str) else value
 
 
 class Watermark(Model):

@@ -64,6 +64,7 @@ POSITION = "position"
 class Envelope(Model):
     """Records are change events in Debezium's format; for `mode: upsert`."""
 
+    short_form = "type"
     type: Literal["debezium"] = "debezium"
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
         default_factory=dict,
@@ -88,11 +89,6 @@ class Envelope(Model):
         description="The topic of transaction ends, `<topic.prefix>.transaction`: each snapshot has complete "
         "transactions. Needs `order-by`, and one topic with one partition.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_short_form(cls, value: object) -> object:
-        return {"type": value} if isinstance(value, str) else value
 
 
 class JsonFormat(Model):

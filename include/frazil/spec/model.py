@@ -11,10 +11,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.column import READING_KEYS, Column, EventTime, Watermark, convert_columns
+from frazil.spec.column import READING_KEYS, Column, Columns, EventTime, Watermark
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, Key, StringFormat, ValueFormat
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
@@ -26,6 +26,7 @@ from frazil.spec.upsert import Dedupe, Delete, MergeMode
 from frazil.spec.values import (
     MAX_DESCRIPTION_CHARACTERS,
     Bytes,
+    ColumnNames,
     Count,
     Duration,
     InconsistentError,
@@ -50,23 +51,17 @@ def _check_table_identifier(value: str) -> str:
     return value
 
 
+Identifier = Annotated[str, AfterValidator(_check_table_identifier)]
+
+
 class Table(Model):
     """The stream's table, and settings for its creation."""
 
-    identifier: str = Field(description="`namespace.table`; created at the first start if missing.")
+    short_form = "identifier"
+    identifier: Identifier = Field(description="`namespace.table`; created at the first start if missing.")
     catalog: str | None = Field(None, description="The PyIceberg catalog; by default the default catalog.")
     location: str | None = Field(None, description="The location of a new table; by default the catalog decides.")
     properties: Properties = Field(default_factory=dict, description="Table properties of a new table.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_short_form(cls, value: object) -> object:
-        return {"identifier": value} if isinstance(value, str) else value
-
-    @field_validator("identifier")
-    @classmethod
-    def _check_identifier(cls, value: str) -> str:
-        return _check_table_identifier(value)
 
 
 class Commit(Model):
@@ -115,20 +110,16 @@ class CircuitBreaker(Model):
 class DeadLetters(Model):
     """The table of records that cannot become rows."""
 
-    table: str | None = Field(default=None, description="`namespace.table`; by default `<table>_dead_letters`.")
+    table: Identifier | None = Field(default=None, description="`namespace.table`; by default `<table>_dead_letters`.")
     circuit: Annotated[CircuitBreaker | Literal["off"], YamlForm("mapping, or `off`")] = Field(
         default=CircuitBreaker(), description="When too many dead letters end the writer. `off`: never."
     )
-
-    @field_validator("table")
-    @classmethod
-    def _check_identifier(cls, value: str | None) -> str | None:
-        return None if value is None else _check_table_identifier(value)
 
 
 class Evolution(Model):
     """Changes in records that the table follows automatically: a mode, or a mapping."""
 
+    short_form = "mode"
     mode: Literal["off", "additive", "full"] = Field(
         default="off",
         description="`off`: unknown fields are ignored. `additive`: unknown fields become optional columns. `full`: "
@@ -138,11 +129,6 @@ class Evolution(Model):
         default=500,
         description="Maximum number of columns, including nested fields. Further new fields are ignored.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_short_form(cls, value: object) -> object:
-        return {"mode": value} if isinstance(value, str) else value
 
 
 class StreamSpec(Model):
@@ -165,7 +151,7 @@ class StreamSpec(Model):
     )
     source: Source = Field(description="Where records come from.")
     table: Table = Field(description="The table: `namespace.table`, or a mapping.")
-    columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
+    columns: Columns = Field(
         alias="schema",
         min_length=1,
         description="`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`.",
@@ -184,7 +170,7 @@ class StreamSpec(Model):
         description="`append`: each record adds a row. `upsert`: each record changes the row of its `key`.",
     )
     dedupe: Dedupe | None = Field(default=None, description="For `mode: append`: which rows are dropped as repeats.")
-    key: tuple[str, ...] = Field(default=(), description="For `mode: upsert`: the columns that identify a row.")
+    key: ColumnNames = Field(default=(), description="For `mode: upsert`: the columns that identify a row.")
     order_by: str | None = Field(
         default=None,
         description="For `mode: upsert`: the column that orders changes. A change with a lower value than the row's "
@@ -241,16 +227,6 @@ class StreamSpec(Model):
     )
     resources: Resources = Field(default=Resources(), description="Cores, memory and cluster of the writer.")
     maintenance: Maintenance = Field(default=Maintenance(), description="Maintenance of the table.")
-
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _convert_columns(cls, value: object) -> object:
-        return convert_columns(value)
-
-    @field_validator("key", mode="before")
-    @classmethod
-    def _wrap_single_column(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("partition_by", "sort_by", mode="before")
     @classmethod

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class Protection(Model):
     """How one field is protected: the value of `as`, or a mapping."""
 
+    short_form = "as"
     as_: Literal["mask", "hash", "tokenize", "drop"] = Field(
         alias="as",
         description="`mask`: `****` instead of the text. `hash`: HMAC-SHA-256 in hexadecimal. `tokenize`: encrypted; "
@@ -27,11 +28,6 @@ class Protection(Model):
         description="For `mask`: how many characters stay visible at the end of a text, if it is at least twice as "
         "long.",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _expand_short_form(cls, value: object) -> object:
-        return {"as": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _check_keep_last(self) -> Protection:

@@ -11,16 +11,16 @@ import re2
 from pydantic import Field, field_validator
 
 from frazil.spec.addresses import find_servers_problem
-from frazil.spec.column import Column, convert_columns
+from frazil.spec.column import Columns
 from frazil.spec.formats import Format, Header, JsonFormat, Key
-from frazil.spec.values import Model, Properties, Start, YamlForm
+from frazil.spec.values import ColumnNames, Model, Properties, Start, YamlForm
 
 
 class Source(Model):
     """The source of records."""
 
     bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
-    topics: Annotated[tuple[str, ...], YamlForm("topic, or list of topics")] = Field(
+    topics: Annotated[ColumnNames, YamlForm("topic, or list of topics")] = Field(
         default=(), min_length=1, description="The topics to read into one table."
     )
     topic_pattern: str | None = Field(
@@ -30,7 +30,7 @@ class Source(Model):
         "beginning.",
     )
     format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
-    columns: Annotated[tuple[Column, ...], YamlForm("mapping of columns")] = Field(
+    columns: Columns = Field(
         default=(),
         alias="schema",
         description="With `transform`: the fields of a record, declared like `schema`; by default those of `schema`.",
@@ -71,22 +71,12 @@ class Source(Model):
             raise ValueError(f"is a list; write one string, with commas: {texts}")  # noqa: TRY004
         return value
 
-    @field_validator("columns", mode="before")
-    @classmethod
-    def _convert_columns(cls, value: object) -> object:
-        return convert_columns(value)
-
     @field_validator("topic_pattern")
     @classmethod
     def _check_topic_pattern(cls, value: str | None) -> str | None:
         if value is not None:
             compile_pattern(value)
         return value
-
-    @field_validator("topics", mode="before")
-    @classmethod
-    def _wrap_single_topic(cls, value: object) -> object:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("topics")
     @classmethod

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from frazil.spec.coordinates import RESERVED_COLUMNS
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
-from frazil.spec.values import Model, PositiveDuration, Problem, YamlForm, suggest_names
+from frazil.spec.values import ColumnNames, Model, PositiveDuration, Problem, YamlForm, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
@@ -210,15 +210,10 @@ if TYPE_CHECKING:
 class Dedupe(Model):
     """Drops repeats: of rows with the same key and close event times, only the first is kept."""
 
-    key: Annotated[tuple[str, ...], YamlForm("column, or list of columns")] = Field(
+    key: Annotated[ColumnNames, YamlForm("column, or list of columns")] = Field(
         min_length=1, description="The columns in which a row and its repeats are equal."
     )
     within: PositiveDuration = Field(description="The maximum difference in event time between repeats.")
-
-    @field_validator("key", mode="before")
-    @classmethod
-    def _wrap_single_column(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
 
 def find_dedupe_problems(spec: StreamSpec) -> Iterator[Problem]:

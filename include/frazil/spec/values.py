@@ -9,9 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, PlainSerializer, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import core_schema
 
 from frazil.spec.units import MAX_SIZE_BYTES, format_bytes, format_duration, parse_bytes, parse_duration
@@ -159,6 +167,10 @@ Properties = Annotated[
 ]
 
 
+ColumnNames = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+"""One or several names, of which a single one may be written without a list."""
+
+
 class Model(BaseModel):
     """Base class of all declared models: snake_case in Python, kebab-case in YAML, no unknown keys."""
 
@@ -169,6 +181,13 @@ class Model(BaseModel):
         populate_by_name=True,
         str_max_length=MAX_TEXT_CHARACTERS,
     )
+    short_form: ClassVar[str] = ""
+    """The key of a value that is written instead of a mapping; empty if only a mapping is allowed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_form(cls, value: object) -> object:
+        return {cls.short_form: value} if cls.short_form and isinstance(value, str) else value
 
 
 FieldPath = tuple[str | int, ...]
