@@ -14,7 +14,6 @@ from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, FieldPath, Model, Pos
 
 TimeUnit = Literal["iso", "s", "ms", "us", "ns"]
 """The form of a time in records: ISO 8601 text, or a number since 1970 in this unit."""
-READING_KEYS = ("unit", "as_", "from_", "cast", "rounding", "null_if", "default")
 _NOT_NULL = re.compile(r"(?<!\s)\s+not\s+null\s*$", re.IGNORECASE)
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from frazil.spec import layout, rules
-from frazil.spec.column import READING_KEYS, Column, Columns, EventTime, Watermark
+from frazil.spec.column import Column, Columns, EventTime, Watermark
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, Key, StringFormat, ValueFormat
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
@@ -286,42 +286,19 @@ class StreamSpec(Model):
     def fingerprint(self) -> str:
         """Return a hash that changes exactly when a running writer must be restarted.
 
-        Maintenance settings that throttling uses are covered only if they differ from the defaults. Other maintenance
-        settings, application, owner and description are not covered.
+        It covers only values that differ from the defaults, so a key that a newer version adds does not change it.
         """
-        digest = hashlib.sha256(self.model_dump_json(exclude=self._fingerprint_exclusions()).encode())
+        excluded: dict[str, Any] = dict.fromkeys(("maintenance", "application", "description", "owner"), True)
+        excluded["route"] = {"complete"}
+        if self.evolution.mode == "off":
+            excluded["evolution"] = True
+        if not self.resources.driver_in_cluster:
+            excluded["resources"] = {"deploy_mode", "rest_port"}
+        digest = hashlib.sha256(self.model_dump_json(exclude=excluded, exclude_defaults=True).encode())
         limits = self.maintenance.limits
         if self.commit.throttle != "off" and limits != Maintenance().limits:
             digest.update(repr(limits).encode())
         return digest.hexdigest()[:16]
-
-    def _fingerprint_exclusions(self) -> dict[str, Any]:
-        """Return the keys that the hash omits.
-
-        Keys that a newer version added are omitted while they are unused, so that an upgrade does not change the hash.
-        """
-        source: dict[str, Any] = dict.fromkeys(
-            (key for key in ("key", "headers", "topic_pattern", "columns") if not getattr(self.source, key)), True
-        )
-        if key := self.source.key:
-            source["key"] = {name for name in ("schema_file", "schema_text", "message") if getattr(key, name) is None}
-        columns = {
-            index: unset
-            for index, column in enumerate(self.columns)
-            if (unset := {key for key in READING_KEYS if not getattr(column, key) and getattr(column, key) != 0})
-        }
-        dead_letters = {"circuit"} if self.dead_letters.circuit == CircuitBreaker() else None
-        resources = None if self.resources.driver_in_cluster else {"deploy_mode", "rest_port"}
-        commit = None if self.commit.atomic else {"atomic"}
-        nested = {"source": source, "columns": columns, "dead_letters": dead_letters, "resources": resources}
-        nested["commit"] = commit
-        nested["route"] = {"complete"} if self.route else None
-        unused = {"maintenance", "application", "description", "owner"}
-        unused |= {"cast"} if self.cast == "strict" else set()
-        unused |= {"evolution"} if self.evolution.mode == "off" else set()
-        unused |= {"mode", "key", "order_by", "delete", "merge"} if self.mode == "append" else set()
-        unused |= {key for key in ("sensitive", "route", "dedupe", "rest", "transform") if getattr(self, key) is None}
-        return dict.fromkeys(unused, True) | {key: some for key, some in nested.items() if some}
 
     @property
     def record_columns(self) -> tuple[Column, ...]:
