@@ -167,22 +167,10 @@ class PreparedAction:
 
 def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> Plan:
     """Plan an action. The caller adds the effects of a prepared action, which depend on the table."""
-    says = {
-        PageAction.PAUSE: _pause,
-        PageAction.RESUME: _resume,
-        PageAction.RESTART: _restart,
-        PageAction.RESET: _reset,
-        PageAction.BACKFILL: _backfill,
-        PageAction.ABANDON: _abandon,
-        PageAction.REPLAY: _replay,
-        PageAction.MAINTAIN: _maintain,
-        PageAction.RELEASE: _release,
-        PageAction.SEND_AGAIN: _send_again,
-    }[action](now)
     waits = component_warnings(action, now.silent)
     retype = action in CONFIRMED_BY_NAME and not (dry and action in DRY_RUN_ACTIONS)
     refused = _refusal(action, now, dry=dry)
-    effects, token = (*says, *_run_effects(action, now), *waits), now.version_token(action)
+    effects, token = (*_effects(action, now), *_run_effects(action, now), *waits), now.version_token(action)
     unpause = now.dag if now.may_unpause and _needs_dag(action, now) and now.dag_paused else None
     return Plan(
         action, effects, refused, version_token=token, retype=retype, generation=now.generation, unpause=unpause
@@ -239,25 +227,70 @@ _TABLE_CHANGE_TEXTS: Mapping[PageAction, str] = {
 }
 
 
-def _pause(now: ActionContext) -> tuple[str, ...]:
-    stops = "Its writer stops after the current batch, which is committed first." if now.writer_runs else NO_WRITER_TEXT
-    return (
-        stops,
-        "Nothing is lost: unread records stay in Kafka for its retention time.",
-        f"No writer starts until {now.subject} is resumed.",
-    )
+_EFFECTS: Mapping[PageAction, str] = {
+    PageAction.PAUSE: (
+        "Nothing is lost: unread records stay in Kafka for its retention time.\n"
+        "No writer starts until {subject} is resumed."
+    ),
+    PageAction.RESUME: (
+        "Its supervisor in Airflow starts a writer within seconds. The writer continues from the table's position."
+    ),
+    PageAction.RESTART: "",
+    PageAction.RESET: "{subject} continues from another position. No rows are deleted.",
+    PageAction.BACKFILL: (
+        "Records that are in Kafka but not in the table of {subject} are written to a branch, audited, and published "
+        "in one commit, each of them exactly once.\n"
+        "A dry run only logs what it would change."
+    ),
+    PageAction.ABANDON: (
+        "The staged rows of the backfill of {subject} are removed. None of them is in the table yet.\n"
+        "A running DAG run fails and is not retried. A queued run would start the backfill again: mark it as failed "
+        "in Airflow."
+    ),
+    PageAction.REPLAY: (
+        "The dead letters of {subject} are decoded again with the current declaration. Dead letters that succeed are "
+        "written or merged, each exactly once; the others stay.\n"
+        "A dry run shows which would fail again, and why. Its DAG run fails if all would."
+    ),
+    PageAction.MAINTAIN: (
+        "{subject} is compacted, its manifests are rewritten and old snapshots expire, each only if due. Writers "
+        "continue to run.\n"
+        "A dry run only logs what it would change."
+    ),
+    PageAction.RELEASE: (
+        "The window of {subject} is signalled with its current rows, although its quality gate did not pass. DAGs "
+        "that wait for it start within a minute.\n"
+        "Your name and your reason are stored with the window in frazil.signals."
+    ),
+    PageAction.SEND_AGAIN: (
+        "The windows of this day of {subject} are signalled again. Every DAG that these signals start runs again, "
+        "even if it has already processed the windows."
+    ),
+}
+"""The effects of each action, one per line."""
+_RERUNS = (
+    "A run with the same form continues it. A run with another form starts after other runs of the DAG, and fails "
+    "unless this backfill has been published or abandoned by then."
+)
 
 
-def _resume(now: ActionContext) -> tuple[str, ...]:
-    starts = "Its supervisor in Airflow starts a writer within seconds. The writer continues from the table's position."
-    return (starts, *_supervision_warnings(now))
-
-
-def _restart(now: ActionContext) -> tuple[str, ...]:
-    before = "The current batch commits first, then a new writer replaces this one." if now.writer_runs else ""
-    resumed = f"{now.subject} is paused; this action resumes it." if now.desired == "paused" else ""
-    effects = (before or f"{NO_WRITER_TEXT} A new writer starts within seconds.", resumed, *_supervision_warnings(now))
-    return tuple(effect for effect in effects if effect)
+def _effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:
+    subject = now.subject
+    if action is PageAction.MAINTAIN and subject.startswith("route of "):
+        subject = f"Each table of the {subject} that needs it"
+    texts = [text.format(subject=subject) for text in _EFFECTS[action].splitlines()]
+    if action is PageAction.PAUSE:
+        stops = "Its writer stops after the current batch, which is committed first."
+        texts.insert(0, stops if now.writer_runs else NO_WRITER_TEXT)
+    if action is PageAction.RESTART:
+        replaced = "The current batch commits first, then a new writer replaces this one."
+        texts.append(replaced if now.writer_runs else f"{NO_WRITER_TEXT} A new writer starts within seconds.")
+        texts += [f"{now.subject} is paused; this action resumes it."] if now.desired == "paused" else []
+    if action in {PageAction.RESUME, PageAction.RESTART}:
+        texts += _supervision_warnings(now)
+    if action is PageAction.BACKFILL and now.staged:
+        texts += [now.staged, _RERUNS]
+    return tuple(texts)
 
 
 def _supervision_warnings(now: ActionContext) -> tuple[str, ...]:
@@ -267,60 +300,6 @@ def _supervision_warnings(now: ActionContext) -> tuple[str, ...]:
         waits = "this action unpauses it" if now.unpauses else "no writer starts until you unpause it"
         return (f"The DAG {now.dag} is paused in Airflow: {waits}.",)
     return ()
-
-
-def _reset(now: ActionContext) -> tuple[str, ...]:
-    return (f"{now.subject} continues from another position. No rows are deleted.",)
-
-
-def _backfill(now: ActionContext) -> tuple[str, ...]:
-    effect = (
-        f"Records that are in Kafka but not in the table of {now.subject} are written to a branch, audited, and "
-        "published in one commit, each of them exactly once."
-    )
-    reruns = (
-        "A run with the same form continues it. A run with another form starts after other runs of the DAG, and "
-        "fails unless this backfill has been published or abandoned by then."
-    )
-    return (effect, "A dry run only logs what it would change.", *((now.staged, reruns) if now.staged else ()))
-
-
-def _abandon(now: ActionContext) -> tuple[str, ...]:
-    runs = (
-        "A running DAG run fails and is not retried. A queued run would start the backfill again: mark it as "
-        "failed in Airflow."
-    )
-    return (f"The staged rows of the backfill of {now.subject} are removed. None of them is in the table yet.", runs)
-
-
-def _replay(now: ActionContext) -> tuple[str, ...]:
-    effect = (
-        f"The dead letters of {now.subject} are decoded again with the current declaration. Dead letters that succeed "
-        "are written or merged, each exactly once; the others stay."
-    )
-    return (effect, "A dry run shows which would fail again, and why. Its DAG run fails if all would.")
-
-
-def _maintain(now: ActionContext) -> tuple[str, ...]:
-    which = f"Each table of the {now.subject} that needs it" if now.subject.startswith("route of ") else now.subject
-    effect = (
-        f"{which} is compacted, its manifests are rewritten and old snapshots expire, each only if due. "
-        "Writers continue to run."
-    )
-    return (effect, "A dry run only logs what it would change.")
-
-
-def _release(now: ActionContext) -> tuple[str, ...]:
-    effect = (
-        f"The window of {now.subject} is signalled with its current rows, although its quality gate did not pass. "
-        "DAGs that wait for it start within a minute."
-    )
-    return (effect, "Your name and your reason are stored with the window in frazil.signals.")
-
-
-def _send_again(now: ActionContext) -> tuple[str, ...]:
-    effect = f"The windows of this day of {now.subject} are signalled again."
-    return (f"{effect} Every DAG that these signals start runs again, even if it has already processed the windows.",)
 
 
 def _run_effects(action: PageAction, now: ActionContext) -> tuple[str, ...]:
