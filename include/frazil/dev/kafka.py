@@ -82,18 +82,12 @@ class EmbeddedKafka(process.EmbeddedServer):
         listeners: Mapping[str, int] = MappingProxyType({}),
         settings: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.folder = folder.absolute()
+        super().__init__(folder, port=port)
         self._listeners, self._settings = dict(listeners), dict(settings)
-        self.port = port or process.last_port(self.folder) or process.choose_free_port()
-        self.log = self.folder / "kafka.log"
 
     @property
     def bootstrap(self) -> str:
-        return f"{process.LOOPBACK}:{self.port}"
-
-    @property
-    def address(self) -> str:
-        return self.bootstrap
+        return self.address
 
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
@@ -178,10 +172,8 @@ class EmbeddedRegistry(process.EmbeddedServer):
     def __init__(
         self, folder: Path, *, port: int | None = None, settings: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        self.folder = folder.absolute()
-        self.port = port or process.last_port(self.folder) or process.choose_free_port()
+        super().__init__(folder, port=port)
         self._settings = dict(settings)
-        self.log = self.folder / "registry.log"
 
     @property
     def url(self) -> str:

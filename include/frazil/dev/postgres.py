@@ -36,14 +36,8 @@ class EmbeddedPostgres(process.EmbeddedServer):
     TITLE, RECORD, READY_TIMEOUT_S = "PostgreSQL", "postgres", 60
 
     def __init__(self, folder: Path, *, port: int | None = None, data: Path | None = None) -> None:
-        self.folder = folder.absolute()
+        super().__init__(folder, port=port)
         self.data = data or self.folder / "data"
-        self.port = port or process.last_port(self.folder) or process.choose_free_port()
-        self.log = self.folder / "postgres.log"
-
-    @property
-    def address(self) -> str:
-        return f"{process.LOOPBACK}:{self.port}"
 
     @property
     def uri(self) -> str:

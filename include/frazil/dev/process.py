@@ -81,10 +81,15 @@ class EmbeddedServer(EmbeddedService):
     log: Path
     port: int
 
+    def __init__(self, folder: Path, *, port: int | None = None) -> None:
+        self.folder = folder.absolute()
+        self.log = self.folder / f"{self.RECORD}.log"
+        self.port = port or last_port(self.folder) or choose_free_port()
+
     @property
-    @abstractmethod
     def address(self) -> str:
         """The address of the server, for clients."""
+        return f"{LOOPBACK}:{self.port}"
 
     def _port_conflict(self) -> str:
         """Return text such as `a port other than 9092` if the server runs there; otherwise ""."""
