@@ -154,12 +154,12 @@ class World:
             self.thread(self._supervise, fault)
 
     def end(self) -> None:
-        from frazil.host.launchers import open_launcher
+        from frazil.host.local import LocalLauncher
 
         self.ended.set()
         time.sleep(5)  # writers end after their batch
         for name in self.faults:
-            open_launcher(name).stop(force=True)
+            LocalLauncher(name).stop(force=True)
 
     def thread(self, work: Callable[..., None], *arguments: Any) -> None:
         threading.Thread(target=work, args=arguments, daemon=True).start()
@@ -213,10 +213,10 @@ class World:
         self._write(self.faults["declaration"], extra)
 
     def _kill_writers(self, until: threading.Event) -> None:
-        from frazil.host.launchers import open_launcher
+        from frazil.host.local import LocalLauncher
 
         while not until.wait(0.5):
-            launch = open_launcher("crashing").observe().launch
+            launch = LocalLauncher("crashing").observe().launch
             if launch is not None and launch.writer is not None:
                 with suppress(ProcessLookupError):
                     os.kill(launch.writer.pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ from frazil.dev.object_store import EmbeddedObjectStore
 from frazil.dev.postgres import EmbeddedPostgres, write_catalogs
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.host.launcher import Launcher, ProcessState
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 
 MARK = "FRAZIL_DEMO"
 """An environment variable that every process of a demo inherits; its value is the demo's home."""
@@ -122,7 +122,7 @@ class DemoParts:
         self._environment.unlink(missing_ok=True)
         self.airflow.stop()
         if self.run_folder.is_dir():
-            _end_writer(open_launcher(self._stream, folder=self.run_folder))
+            _end_writer(LocalLauncher(self._stream, folder=self.run_folder))
         for server in (self.kafka, self.store, self.database, self.cluster):
             if server is not None:
                 server.stop()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from frazil.home import run_folder
-from frazil.host import launchers
+from frazil.host import local
 from frazil.host.exchange import replace_json
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
@@ -42,9 +42,9 @@ def trigger(module: Any, tmp_path: Path, frazil_home: Path, monkeypatch: pytest.
     (tmp_path / "streams").mkdir()
     (tmp_path / "streams" / "s.yaml").write_text(STREAM.format(application="small"))
 
-    running, of_stream = Observation(ProcessState.RUNNING, None, None, ()), launchers.open_launcher
+    running, of_stream = Observation(ProcessState.RUNNING, None, None, ()), local.LocalLauncher
     application = SimpleNamespace(observe=lambda: running)
-    monkeypatch.setattr(launchers, "open_launcher", lambda name: application if name == "small" else of_stream(name))
+    monkeypatch.setattr(local, "LocalLauncher", lambda name: application if name == "small" else of_stream(name))
 
     def make(*, resume: bool = False) -> Any:
         one = module.HostedStreamTrigger(
@@ -90,7 +90,7 @@ def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
 ) -> None:
     give_up()
     never = SimpleNamespace(observe=lambda: Observation(ProcessState.NEVER_LAUNCHED, None, None, ()))
-    monkeypatch.setattr(launchers, "open_launcher", lambda _: never)
+    monkeypatch.setattr(local, "LocalLauncher", lambda _: never)
     seen = trigger()._observe()
     assert (seen.state, seen.given_up) == ("the application small does not run on this host", None)
 
@@ -165,5 +165,5 @@ def test_a_check_that_fails_does_not_end_it_and_a_stream_that_left_the_applicati
 def test_a_stream_that_runs_again_was_given_up_no_more(trigger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     give_up()
     seen = Observation(ProcessState.HOSTED, None, None, ())
-    monkeypatch.setattr(launchers, "open_launcher", lambda _: SimpleNamespace(observe=lambda: seen))
+    monkeypatch.setattr(local, "LocalLauncher", lambda _: SimpleNamespace(observe=lambda: seen))
     assert trigger()._observe().given_up is None

@@ -15,15 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.airflow.maintenance import due
-from frazil.airflow.maintenance.check_schedule import (
+from frazil.airflow.maintenance.dag import RewriteOperator, dag_interval
+from frazil.airflow.maintenance.due import (
+    CHECKS_KEY,
     ENDED_STATES,
+    TASKS,
     CheckState,
-    dag_interval,
+    MaintenanceRun,
+    due_tables,
     tables_in_progress,
     tables_to_check,
 )
-from frazil.airflow.maintenance.dag import RewriteOperator
-from frazil.airflow.maintenance.due import CHECKS_KEY, TASKS, MaintenanceRun, due_tables
 from frazil.errors import FrazilError
 from frazil.spec.load import load_stream
 from tests.dags.test_maintenance import EAGER, Store, declare

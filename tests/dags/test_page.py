@@ -581,7 +581,7 @@ def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
 
 
 def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    from frazil.airflow.components import silent_components  # needs AIRFLOW_HOME
+    from frazil.airflow.page.airflow_database import silent_components  # needs AIRFLOW_HOME
 
     monkeypatch.setenv("FRAZIL_HOME", "/srv/frazil")
     for home, start in (("/srv/frazil/dev/airflow", "frazil dev up --airflow"), ("/srv/airflow", "airflow scheduler")):
@@ -592,18 +592,16 @@ def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatc
 def test_what_is_remembered_of_airflows_processes_is_evaluated_at_the_moment_when_it_was_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from frazil.airflow.components import COMPONENTS  # needs AIRFLOW_HOME
-    from frazil.airflow.page import missing_components
+    from frazil.airflow.page import views
+    from frazil.airflow.page.airflow_database import COMPONENTS  # needs AIRFLOW_HOME
     from frazil.operations.answers import Answer  # next to it
     from frazil.operations.page_actions import ComponentHeartbeat  # next to it
 
     hours_ago_ms = clock.now_ms() - 7_200_000
     for age_ms, silent in ((5_000, 0), (61_000, len(COMPONENTS))):
         seen = Answer(dict.fromkeys(COMPONENTS.values(), ComponentHeartbeat(hours_ago_ms - age_ms)), hours_ago_ms)
-        monkeypatch.setattr(
-            missing_components, "answer_cache", lambda seen=seen: SimpleNamespace(fetch_one=lambda *_, **__: seen)
-        )
-        assert len(missing_components.find_missing_components()) == silent
+        monkeypatch.setattr(views, "answer_cache", lambda seen=seen: SimpleNamespace(fetch_one=lambda *_, **__: seen))
+        assert len(views.find_missing_components()) == silent
 
 
 @pytest.mark.usefixtures("frazil_home")

@@ -14,7 +14,7 @@ import pytest
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import LaunchRequest
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.remote.driver_folder import DriverFolder
 from frazil.table.tables import load_stream_table
 
@@ -28,7 +28,7 @@ class Supervised:
     """A stream whose agent a launcher runs, as its supervisor does."""
 
     def __init__(self, stream: Any, cluster: EmbeddedSparkCluster) -> None:
-        self.stream, self.launcher = stream, open_launcher(stream.name)
+        self.stream, self.launcher = stream, LocalLauncher(stream.name)
         stream.declare(
             f"resources: {{master: '{cluster.master.address}', cores: 2, deploy-mode: cluster, "
             f"rest-port: {cluster.master.rest_port}}}\ncommit: {{interval: 1s}}\n"

@@ -19,7 +19,7 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.process import choose_free_port
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import LaunchRequest
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.remote.driver_folder import DriverFolder
 from frazil.table.tables import load_stream_table
 
@@ -88,7 +88,7 @@ class Supervised:
 
     @property
     def launcher(self) -> Any:
-        return open_launcher(self.stream.name)
+        return LocalLauncher(self.stream.name)
 
     def order(self) -> Any:
         table = load_stream_table(self.stream.spec)

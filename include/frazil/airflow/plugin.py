@@ -6,9 +6,8 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from frazil.airflow import data_docs as docs_address
-from frazil.airflow.data_docs.app import VIEW as DOCS_VIEW
-from frazil.airflow.data_docs.app import data_docs
+from frazil.airflow.data_docs import VIEW as DOCS_VIEW
+from frazil.airflow.data_docs import data_docs
 from frazil.airflow.page import address as page_address
 from frazil.airflow.page.app import operations_page
 from frazil.airflow.task_links import LINKS
@@ -18,7 +17,7 @@ class FrazilPlugin(AirflowPlugin):
     name = "frazil"
     fastapi_apps: list[Any] = [  # noqa: RUF012 - Airflow's own shape
         {"app": operations_page(), "url_prefix": page_address.PREFIX, "name": "frazil operations"},
-        {"app": data_docs(), "url_prefix": docs_address.PREFIX, "name": "frazil data docs"},
+        {"app": data_docs(), "url_prefix": page_address.DOCS_PREFIX, "name": "frazil data docs"},
     ]
     external_views: list[Any] = [page_address.VIEW, DOCS_VIEW]  # noqa: RUF012 - as above
     operator_extra_links: list[Any] = [*LINKS]  # noqa: RUF012 - as above

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperatorLink
 
-from frazil.airflow import data_docs
 from frazil.airflow.dag_ids import TaskSubject, is_shared, task_subject
 from frazil.airflow.page import address as page
 from frazil.spec.routed_stream import partitions_dag_id
@@ -30,7 +29,7 @@ class TaskLink(BaseOperatorLink):
         from frazil.airflow.backfills import StageOperator
         from frazil.airflow.dag_profile import FrazilShortCircuit, FrazilTask
         from frazil.airflow.maintenance.dag import RewriteOperator
-        from frazil.airflow.partitions.wait import CompletionOperator
+        from frazil.airflow.partitions.sensor import CompletionOperator
         from frazil.airflow.spark import SubmitOperator
         from frazil.airflow.writers.operator import HostedStreamOperator, WriterOperator
 
@@ -57,7 +56,7 @@ class DataDocsLink(TaskLink):
     name = "Data Docs"
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:  # noqa: ARG002
-        return f"{page.base_url()}{data_docs.PREFIX}/index.html" if _is_partitions_dag(ti_key.dag_id) else ""
+        return f"{page.base_url()}{page.DOCS_PREFIX}/index.html" if _is_partitions_dag(ti_key.dag_id) else ""
 
 
 class ReleaseLink(TaskLink):

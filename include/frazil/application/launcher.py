@@ -26,7 +26,7 @@ from frazil.host.launcher import (
     Observation,
     ProcessState,
 )
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
@@ -47,7 +47,7 @@ class HostedLauncher(Launcher):
         self, stream: str, *, application: str, make: Callable[[], HostedWriter], cancel: Callable[[str], None]
     ) -> None:
         self._stream, self._application, self._make, self._cancel = stream, application, make, cancel
-        self._outside = open_launcher(stream)
+        self._outside = LocalLauncher(stream)
         self._folder = run_folder(stream)
         self._launch: Launch | None = None
         self._writer: HostedWriter | None = None

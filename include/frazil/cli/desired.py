@@ -14,7 +14,7 @@ from frazil.cli.options import check_reason, current_user, stream_options
 from frazil.cli.output import CommandOutput, echo
 from frazil.commit.own_table_check import explain_lost_table
 from frazil.host.launcher import ProcessState
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.spec.application import find_application
 from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
@@ -166,7 +166,7 @@ def _report_scope(spec: StreamSpec, desired: DesiredStore, output: CommandOutput
 
 
 def _foreground_hint(stream: str) -> str | None:
-    observed = open_launcher(stream).observe()
+    observed = LocalLauncher(stream).observe()
     if observed.process is not ProcessState.FOREGROUND:
         return None
     pid = f", or `kill {observed.launch.writer.pid}`" if observed.launch and observed.launch.writer else ""

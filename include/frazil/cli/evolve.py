@@ -12,7 +12,7 @@ from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit.open_streams import open_read_only
 from frazil.errors import SpecError
-from frazil.spec.coordinates import RESERVED_COLUMNS
+from frazil.spec.column import RESERVED_COLUMNS
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES

@@ -26,7 +26,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost
 from frazil.home import run_folder
 from frazil.host.launcher import ProcessState
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.operations.stream_actions import (
     NotInKafka,
@@ -98,7 +98,7 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     _print_moves(plan, spec, seen, now, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=current_user())
-    output.say(describe_next_step(stream, marker.at.epoch, open_launcher(stream).observe().process))
+    output.say(describe_next_step(stream, marker.at.epoch, LocalLauncher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
     output.end(stream=stream, epoch=marker.at.epoch, moves=moved)
 
@@ -133,7 +133,7 @@ def _print_moves(
     output.table(columns, rows, numbers=frozenset(columns[1:]))
     for sentence in describe_consequences(spec, plan, seen=seen, now=now):
         output.say(sentence)
-    if open_launcher(spec.name).observe().process.is_alive:
+    if LocalLauncher(spec.name).observe().process.is_alive:
         output.say(
             f"A writer of {spec.name} runs on this host, and a reset fences it. To let its batch commit, answer no and "
             f"run `frazil pause {spec.name}` first."

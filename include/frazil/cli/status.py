@@ -16,7 +16,7 @@ from frazil.cli.output import build_table, echo, echo_json, echo_lines, format_f
 from frazil.errors import SpecError
 from frazil.home import full_disk_message, home
 from frazil.host.heartbeat import Phase
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.operations.dead_letters import count_rejected, find_treatments
 from frazil.spec.application import find_application
 from frazil.spec.last_valid import find_declared_streams, find_or_recall
@@ -118,7 +118,7 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
     if application is None:
         left = _count_dead_letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
         return StatusReport(now_ms, found, errors, in_full=stream is not None, left=left)
-    state = f"application {application.name}: {open_launcher(application.name).observe().process}"
+    state = f"application {application.name}: {LocalLauncher(application.name).observe().process}"
     return StatusReport(now_ms, found, errors, in_full=False, application=state)
 
 

@@ -20,7 +20,7 @@ from frazil.ingest.changes import change_schema
 from frazil.ingest.contract import Content, TargetTable
 from frazil.merge.contract import MergeCounts, MergeRules
 from frazil.partitions.windows import Grain
-from frazil.spec.coordinates import COORDINATES
+from frazil.spec.column import COORDINATES
 from frazil.spec.formats import POSITION, envelope_of
 from frazil.spec.iceberg import find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec

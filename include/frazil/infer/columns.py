@@ -11,7 +11,7 @@ from itertools import chain, count
 from statistics import median
 
 from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
-from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
+from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.types import List, Map, Struct, Type, is_field_name, parse_type
 
 MIN_RECORDS_FOR_REQUIRED = 100

@@ -16,7 +16,7 @@ from frazil.ingest.changes import CHANGE_COLUMNS
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.decode import number_rows
-from frazil.spec.coordinates import LINE_COLUMN
+from frazil.spec.column import LINE_COLUMN
 
 COORDINATE_COLUMNS = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 

@@ -18,7 +18,7 @@ from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import Rejection
 from frazil.ingest.schema_drift import Path
 from frazil.ingest.sealing import OMITTED, RESERVED_PREFIX, Sealer
-from frazil.spec.coordinates import RESERVED_COLUMNS as COORDINATE_NAMES
+from frazil.spec.column import RESERVED_COLUMNS as COORDINATE_NAMES
 
 MASK = "****"
 WITHHELD_TEXT = "the text is withheld, because the stream has sensitive fields"

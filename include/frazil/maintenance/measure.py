@@ -35,7 +35,7 @@ from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.errors import FrazilError, MarkerUnreadable, RolledBack, SpecError
 from frazil.host.launcher import Observation
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions
@@ -288,7 +288,7 @@ def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
 def observe_writer(stream: str) -> Observation | None:
     """Observe this host's writer of the stream. Returns None if its run folder is unreadable."""
     try:
-        return open_launcher(stream).observe()
+        return LocalLauncher(stream).observe()
     except (OSError, ValueError, TypeError, KeyError) as error:
         logger.warning("the run folder of stream %s cannot be read: %r", stream, error)
         return None

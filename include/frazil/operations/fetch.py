@@ -21,7 +21,7 @@ from frazil.history.objects import read_history
 from frazil.history.objects import read_table_history as past_of
 from frazil.history.points import TENS_RETENTION_MS
 from frazil.host.launcher import Observation
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import PartitionFiles
@@ -166,7 +166,7 @@ def fetch_signal_cursor(spec: StreamSpec) -> Cursor | None:
 
 
 def fetch_writers(spec: StreamSpec) -> Observation:
-    return open_launcher(spec.name).observe()
+    return LocalLauncher(spec.name).observe()
 
 
 def fetch_end_offsets(spec: StreamSpec) -> Mapping[TopicPartition, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
-from frazil.spec.coordinates import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
+from frazil.spec.column import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import view_from_table
 from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type

@@ -20,7 +20,7 @@ from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrd
 
 from frazil.errors import SchemaIncompatible
 from frazil.spec import types
-from frazil.spec.coordinates import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
+from frazil.spec.column import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
 from frazil.spec.layout import Term, parse_sort_term, parse_term
 from frazil.spec.model import StreamSpec
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
-from frazil.spec.coordinates import COORDINATES, LINE_COLUMN
+from frazil.spec.column import COORDINATES, LINE_COLUMN
 from frazil.spec.types import Primitive, Struct, Type, parse_type
 from frazil.spec.values import Problem, suggest_names
 

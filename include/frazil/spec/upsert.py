@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from frazil.spec.coordinates import RESERVED_COLUMNS
+from frazil.spec.column import RESERVED_COLUMNS
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
 from frazil.spec.values import ColumnNames, Model, PositiveDuration, Problem, YamlForm, suggest_names
 

@@ -14,7 +14,7 @@ from frazil.errors import FrazilError, error_text
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation, ProcessState
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.host.records import read_notes, read_supervision_times
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
@@ -48,7 +48,7 @@ def read_stream_state(
     """
     folder = run_folder(spec.name)
     try:
-        writer = open_launcher(spec.name).observe()
+        writer = LocalLauncher(spec.name).observe()
         notes, watch = read_notes(folder), read_supervision_times(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
         view = read_stream_table(spec, committed=False, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)

@@ -18,7 +18,7 @@ from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import open_read_only
 from frazil.commit.own_table_check import explain_lost_table
 from frazil.errors import FrazilError, RolledBack, TableLost, error_text
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.installed import explain_outdated
 from frazil.spec.model import StreamSpec
 from frazil.status.flow import compute_flow
@@ -202,7 +202,7 @@ def describe_missing_tables(spec: StreamSpec) -> dict[str, str]:
     table = load_stream_table(spec)
     if table is None:
         try:
-            committed = has_committed(open_launcher(spec.name).observe())
+            committed = has_committed(LocalLauncher(spec.name).observe())
         except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
             committed = False
         reason = describe_missing_table(spec, None, committed=committed)

@@ -19,7 +19,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
 from frazil.ingest.contract import ChangeRules, KeyColumns, StageContext, Target, TargetTable, Transform
 from frazil.ingest.formats.fields import Unit, may_have_aliases
-from frazil.spec.coordinates import COORDINATES, LINE_COLUMN
+from frazil.spec.column import COORDINATES, LINE_COLUMN
 from frazil.spec.formats import dump_portable_format
 from frazil.spec.iceberg import find_current_name, parse_former_columns
 from frazil.spec.model import StreamSpec

@@ -16,7 +16,7 @@ from frazil.errors import DesiredMoved, FrazilError, SpecError
 from frazil.history.objects import HistoryStore
 from frazil.home import home, run_folder
 from frazil.host.launcher import Launcher, LaunchRequest, build_writer_environment
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.lineage.facts import PARENT_VARIABLE
 from frazil.spec.application import Application, group_applications
 from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS, STREAMS, find_declared, recall_declaration
@@ -85,7 +85,7 @@ class SupervisedProgram(ABC):
         return run_folder(self.name)
 
     def launcher(self) -> Launcher:
-        return open_launcher(self.name)
+        return LocalLauncher(self.name)
 
     @abstractmethod
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration: ...

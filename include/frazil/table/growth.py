@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pyiceberg.schema import Schema, index_name_by_id
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from frazil.spec.coordinates import LINE_COLUMN, METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
+from frazil.spec.column import LINE_COLUMN, METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
 from frazil.table.evolution import (
     TOP_LEVEL_ID,
     Addition,

@@ -30,7 +30,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
-from frazil.spec.coordinates import LINE_COLUMN
+from frazil.spec.column import LINE_COLUMN
 from frazil.table.branches import head_of
 
 OffsetRanges = Mapping[TopicPartition, Sequence[tuple[int, int]]]

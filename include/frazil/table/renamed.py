@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible
-from frazil.spec.coordinates import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
+from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
 from frazil.spec.iceberg import FORMER_COLUMNS_PROPERTY, FormerColumns, find_current_name, parse_former_columns
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.evolution import TOP_LEVEL_ID, ColumnHistory

@@ -19,7 +19,7 @@ from frazil.errors import WriterBusy
 from frazil.home import run_folder
 from frazil.host.endings import ENDED_WITHOUT_RECORD
 from frazil.host.launcher import Observation, ProcessState
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.host.processes import AGENT_KILLED, is_agent
 from frazil.status.derive import describe_writer_process
@@ -76,7 +76,7 @@ def start(tmp_path: Path, frazil_home: Path) -> Iterator[Start]:  # noqa: ARG001
 
 
 def observed() -> Observation:
-    return open_launcher("ticks").observe()
+    return LocalLauncher("ticks").observe()
 
 
 def ended(process: subprocess.Popen[str] | None = None) -> WriterProcess:

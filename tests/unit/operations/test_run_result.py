@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.operations.run_result import TaskResult, describe_run
+from frazil.operations.page_actions import TaskResult, describe_run
 
 WAITS = [TaskResult("plan", "success", "Stream ticks: 12 of 40 offsets are missing."), TaskResult("stage", "deferred")]
 

@@ -14,7 +14,7 @@ it most. The next run continues with the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -26,17 +26,21 @@ from airflow.sdk.exceptions import AirflowSkipException
 from frazil.airflow.dag_ids import HEALTH, MAINTENANCE_DAG
 from frazil.airflow.dag_profile import OnFailure, OnLate, dag_profile, deadline, report, reported_errors, task
 from frazil.airflow.declared_streams import valid_specs
-from frazil.airflow.maintenance.check_schedule import dag_interval
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import group_by_session, maintained_tables, routes_by_name
 from frazil.spark_apps import MAINTAIN_TABLE
 
 ACTIONS = (*map(str, Action), "orphans")
+MIN_INTERVAL, MAX_INTERVAL = timedelta(minutes=1), timedelta(hours=1)
 LATE_AFTER = timedelta(hours=2)
 RETRIES, RETRY_DELAY = 1, timedelta(minutes=5)
 MAX_ACTIVE_RUNS = 32
 """Maximum number of concurrent runs: a run lasts as long as its slowest table."""
+
+
+def dag_interval(every: Iterable[timedelta]) -> timedelta:
+    return max(MIN_INTERVAL, min([MAX_INTERVAL, *every]))
 
 
 def maintenance_dag(

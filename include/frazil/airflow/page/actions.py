@@ -37,13 +37,18 @@ from frazil.airflow.page.forms import (
     parse_reset_target,
     read_text,
 )
-from frazil.airflow.page.missing_components import find_missing_components
 from frazil.airflow.page.one_table import find_table, find_visible_streams, specs_for_table
-from frazil.airflow.page.views import SelectVisible, answer_cache, cached_declarations, writer_dag_of
+from frazil.airflow.page.views import (
+    SelectVisible,
+    answer_cache,
+    cached_declarations,
+    find_missing_components,
+    writer_dag_of,
+)
 from frazil.airflow.partitions.dag import RELEASE_DAG
 from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
-from frazil.host.launchers import open_launcher
+from frazil.host.local import LocalLauncher
 from frazil.maintenance.tables import TableKind, routes_by_name
 from frazil.operations.fetch import fetch_action_state, fetch_signal_cursor
 from frazil.operations.page_actions import (
@@ -56,11 +61,11 @@ from frazil.operations.page_actions import (
     PageAction,
     Plan,
     PreparedAction,
+    RunResult,
     build_plan,
     component_warnings,
     describe_changes,
 )
-from frazil.operations.run_result import RunResult
 from frazil.operations.stream_actions import ActionState, describe_staged, find_refusal, plan_abandon, plan_reset
 from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import resend_signals
@@ -162,7 +167,7 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
     spec = subject.spec
     read = partial(read_pauses, [subject.dag])
     paused = answer_cache().fetch_one("plans", ("paused", subject.dag), read, keep_s=1, timeout_s=2)
-    runs = action in STREAM_ACTIONS and open_launcher(spec.name).observe().process.is_alive
+    runs = action in STREAM_ACTIONS and LocalLauncher(spec.name).observe().process.is_alive
     if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)
     ):
@@ -289,7 +294,7 @@ def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, 
         raise InvalidForm(f"Nothing was changed: {error}") from error
     if spec.application and action is not PageAction.PAUSE:
         DesiredStore(spec.application, None).resume(by=by, reason=reason)
-    runs = open_launcher(spec.name).observe().process.is_alive
+    runs = LocalLauncher(spec.name).observe().process.is_alive
     paused = "is pausing: its writer stops after the current batch" if runs else "is paused"
     done = {
         PageAction.PAUSE: paused,

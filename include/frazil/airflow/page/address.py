@@ -1,10 +1,14 @@
-"""The operations page's URL on Airflow's API server, and its link in Airflow's navigation."""
+"""The URLs of the operations page and the quality gates' pages on Airflow's API server."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from airflow.configuration import conf
 
-PREFIX = "/frazil/ops"
+from frazil.home import home
+
+PREFIX, DOCS_PREFIX = "/frazil/ops", "/frazil/data-docs"
 VIEW = {"name": "Streams", "href": f"{PREFIX}/index.html", "destination": "nav", "url_route": "frazil-streams"}
 
 
@@ -15,3 +19,12 @@ def base_url() -> str:
 
 def page_url() -> str:
     return f"{base_url()}{PREFIX}/index.html" if base_url() else ""
+
+
+def docs_folder() -> Path:
+    """Return the folder of the quality gates' pages, which all hosts share."""
+    return home() / "data-docs"
+
+
+def docs_url(page: str) -> str:
+    return f"{base_url()}{DOCS_PREFIX}/{Path(page).relative_to(docs_folder())}"

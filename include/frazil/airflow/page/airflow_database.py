@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from airflow.jobs.job import Job
 from airflow.models.asset import AssetEvent, AssetModel
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
@@ -19,11 +22,22 @@ from sqlalchemy import func, select, update
 from frazil.airflow.dag_ids import partition_asset, reopened_asset
 from frazil.airflow.dag_profile import RESULT_KEY
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
+from frazil.home import dev_airflow_home
 from frazil.maintenance.alerts import runbook_link
 from frazil.operations.overview import ActiveAlert
-from frazil.operations.page_actions import UnfinishedRun
-from frazil.operations.run_result import RunResult, TaskResult, describe_run
+from frazil.operations.page_actions import (
+    ComponentHeartbeat,
+    MissingComponent,
+    RunResult,
+    TaskResult,
+    UnfinishedRun,
+    describe_run,
+    find_missing,
+)
 from frazil.operations.table_view import WindowRun
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 MAX_WINDOW_RUNS = 5_000
 
@@ -173,3 +187,27 @@ def find_unfinished_run(dag_id: str, stream: str) -> UnfinishedRun | None:
             if isinstance(conf, Mapping) and conf.get("stream") == stream and not conf.get("dry-run", True):
                 return UnfinishedRun(run_id, waits=state == DagRunState.QUEUED)
     return None
+
+
+COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "TriggererJob": "triggerer"}
+
+
+def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[MissingComponent, ...]:
+    home = os.environ.get("AIRFLOW_HOME")
+    return find_missing(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow_home())
+
+
+def last_heartbeats(session: Session) -> dict[str, ComponentHeartbeat]:
+    query = (
+        select(Job.job_type, Job.state, func.max(Job.latest_heartbeat))
+        .where(Job.job_type.in_(COMPONENTS))
+        .group_by(Job.job_type, Job.state)
+    )
+    found: dict[str, ComponentHeartbeat] = {}
+    for kind, state, at in session.execute(query):
+        if at is None:
+            continue
+        component = COMPONENTS[str(kind)]
+        heartbeat = ComponentHeartbeat(int(at.timestamp() * 1000), should_run=state == "running")
+        found[component] = max(found.get(component, heartbeat), heartbeat, key=lambda one: (one.should_run, one.at_ms))
+    return found

@@ -66,9 +66,9 @@ def operations_page() -> FastAPI:
 
     @app.get("/api/overview")
     def overview(user: GetUserDep) -> Response:
-        from frazil.airflow.page import missing_components, views  # Airflow's other processes load plugins too
+        from frazil.airflow.page import views  # Airflow's other processes load plugins too
 
-        missing = missing_components.describe_missing_components()
+        missing = views.describe_missing_components()
         return json_response(views.build_overview(partial(visible_streams, user), airflow=missing))
 
     @app.get("/api/stream/{name}")
@@ -279,9 +279,9 @@ def _preload() -> None:
 
 
 def _view_response(view: Any) -> Response:
-    from frazil.airflow.page import missing_components
+    from frazil.airflow.page import views
 
-    return json_response(replace(view, airflow=missing_components.describe_missing_components()))
+    return json_response(replace(view, airflow=views.describe_missing_components()))
 
 
 def json_response(value: Any, status: int = 200) -> Response:

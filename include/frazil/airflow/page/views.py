@@ -8,11 +8,19 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from airflow.utils.session import create_session
+
 from frazil import clock
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
 from frazil.airflow.declared_streams import DeclaredStream, declared_streams
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
-from frazil.airflow.page.airflow_database import Measurement, read_last_measurement, read_pauses
+from frazil.airflow.page.airflow_database import (
+    Measurement,
+    last_heartbeats,
+    read_last_measurement,
+    read_pauses,
+    silent_components,
+)
 from frazil.home import home, streams_folder
 from frazil.maintenance.tables import TableKind, maintained_tables
 from frazil.operations.answers import Answer, AnswerCache, PendingAnswer, SavedStatus, load_statuses, save_statuses
@@ -30,6 +38,7 @@ from frazil.operations.overview import (
     group_by_stream,
     sort_lines,
 )
+from frazil.operations.page_actions import ComponentHeartbeat, MissingComponent
 from frazil.spec.model import StreamSpec
 from frazil.status.state import StreamState
 from frazil.table.catalogs import keep_catalogs
@@ -260,3 +269,33 @@ def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tu
     )
     sentence = f"No alert can fire: {why}. Unpause the DAG {HEALTH_DAG}, or check why it does not run"
     return (OpenProblem(sentence, dag=HEALTH_DAG),)
+
+
+DATABASE_TIMEOUT_S = 0.2
+
+
+def find_missing_components() -> tuple[MissingComponent, ...]:
+    """Return the components without a recent heartbeat; empty if Airflow's database does not respond."""
+    found = answer_cache().fetch_one(
+        "Airflow", "components", _fetch_heartbeats, keep_s=CACHE_S, timeout_s=DATABASE_TIMEOUT_S
+    )
+    if found.value is None or found.at_ms is None:
+        return ()
+    return silent_components(found.value, at_ms=found.at_ms)
+
+
+def describe_missing_components() -> tuple[str, ...]:
+    found = find_missing_components()
+    if not found:
+        return ()
+    alerts = (
+        answer_cache()
+        .fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, timeout_s=DATABASE_TIMEOUT_S)
+        .value
+    )
+    return tuple(one.sentence(alerts.at_ms if alerts else None) for one in found)
+
+
+def _fetch_heartbeats() -> dict[str, ComponentHeartbeat]:
+    with create_session() as session:
+        return last_heartbeats(session)

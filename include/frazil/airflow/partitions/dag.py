@@ -18,7 +18,7 @@ from frazil import clock
 from frazil.airflow.dag_ids import partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, report, task
 from frazil.airflow.declared_streams import all_streams, streams_feeding
-from frazil.airflow.partitions.wait import CompletionOperator
+from frazil.airflow.partitions.sensor import CompletionOperator
 from frazil.quality.gate import find_suite
 from frazil.safe_text import reason_problem
 from frazil.spec.model import StreamSpec

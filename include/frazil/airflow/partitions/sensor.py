@@ -1,8 +1,9 @@
-"""A sensor that waits in the triggerer until a table's partition is complete:
+"""A sensor that waits in the triggerer until a table's partition is complete, and the operator that signals windows:
 `PartitionCompleteSensor(table="demo.flights", partition="{{ ds }}")`.
 
 The table's partition DAG decides completeness, and must run. A day of hourly windows is complete when its 24 hours are.
-A window before the first signalled window fails the task immediately. Also has the base of all triggers that poll.
+A window before the first signalled window fails the task immediately. The triggers read the metadata themselves, in
+about 50 ms. A worker takes seconds to start, so it only writes signals and sends events.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.standard.operators.branch import BaseBranchOperator
 from airflow.sdk import BaseSensorOperator
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
+from frazil.airflow.declared_streams import has_no_stream
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.log_lines import mask_numbers
 from frazil.errors import FrazilError
 from frazil.home import streams_folder
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
 
 THREADS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="frazil-polls")
 """A pool of its own, so that an unresponsive catalog does not block the triggerer's other work."""
@@ -93,10 +99,6 @@ class PollingTrigger(BaseTrigger):
             return None, f"{FAILED_PREFIX}: {error!r}"
 
 
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
-
 class PartitionCompleteSensor(BaseSensorOperator):
     """Succeeds when a window of event time is complete. Its XCom has the facts about the window, by window key.
 
@@ -143,3 +145,74 @@ class PartitionTrigger(PollingTrigger):
         if found.signals:
             return {"problem": None, "windows": {s.partition: window_facts(s) for s in found.signals}}, ""
         return None, f"{table} {partition}: {found.waits_for}"
+
+
+LATE_ROWS_INTERVAL_S = 600.0
+"""Interval at which all tables of a template, maybe thousands, are loaded to find late rows."""
+
+
+class CompletionOperator(BaseBranchOperator):
+    """Signals the complete windows of one table, and starts the downstream tasks that have something to do.
+
+    :param expectations: folder of the quality gates' suites; None for no gates.
+    :param poll_seconds: interval between reads of the table's metadata.
+    """
+
+    def __init__(
+        self, *, table: str, streams: Path, expectations: Path | None, poll_seconds: float, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.table, self.streams, self.poll_seconds = table, str(streams), poll_seconds
+        self.expectations = str(expectations) if expectations else None
+
+    def execute(self, context: Context) -> Any:
+        from frazil.airflow.partitions import tasks as windows  # a DAG file that is parsed needs no PyIceberg
+
+        if has_no_stream(Path(self.streams), self.table):
+            raise AirflowSkipException(_removal_message(self.table))
+        number, following = windows.find_work(self.table, Path(self.streams), context)
+        if following:
+            return self.do_branch(context, following)
+        ready, sentence = windows.check_completeness(self.table, Path(self.streams), after=number)
+        if not ready:
+            self.log.info("%s: %s", self.table, sentence)
+            arguments = {"table": self.table, "streams": self.streams, "number": number}
+            trigger = CompletionTrigger(**arguments, poll_seconds=self.poll_seconds)
+            self.defer(trigger=trigger, method_name="execute_complete")
+        return self._signal_and_branch(context)
+
+    def execute_complete(self, context: Context, event: Payload) -> Any:
+        if event["problem"]:
+            raise AirflowException(f"cannot read {self.table}: {event['problem']}")
+        return self._signal_and_branch(context)
+
+    def _signal_and_branch(self, context: Context) -> Any:
+        from frazil.airflow.partitions import tasks as windows
+
+        suites = Path(self.expectations) if self.expectations else None
+        following = windows.signal_complete_windows(self.table, Path(self.streams), context, expectations=suites)
+        return self.do_branch(context, following or None)
+
+
+def _removal_message(table: str) -> str:
+    return f"{table}: its streams were removed, so no more windows will complete and this DAG will be removed"
+
+
+class CompletionTrigger(PollingTrigger):
+    """Fires when windows can be signalled, or when another process has added a signal after `number`."""
+
+    _searched_s: float | None = None
+    """Time (monotonic) of the last search for late rows; None before the first poll."""
+
+    def poll(self) -> tuple[Payload | None, str]:
+        from frazil.airflow.partitions import tasks as windows  # loads PyIceberg
+
+        table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))
+        if has_no_stream(Path(streams), table):
+            return {"removed": _removal_message(table)}, ""
+        now_s = time.monotonic()
+        search = now_s - (self._searched_s or now_s) >= LATE_ROWS_INTERVAL_S
+        ready, sentence = windows.check_completeness(table, Path(streams), after=number, reopened=search)
+        if search or self._searched_s is None:
+            self._searched_s = now_s
+        return ({"problem": None} if ready else None), f"{table}: {sentence}"

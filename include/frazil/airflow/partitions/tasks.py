@@ -18,9 +18,9 @@ from pyiceberg.catalog import Catalog
 
 from frazil import clock
 from frazil.airflow.dag_ids import partition_asset, reopened_asset
-from frazil.airflow.data_docs import docs_folder, docs_url
 from frazil.airflow.declared_streams import streams_feeding
 from frazil.airflow.gauges import export_windows
+from frazil.airflow.page.address import docs_folder, docs_url
 from frazil.airflow.partitions.sent_events import find_unsent_signals, mark_current_as_sent, record_sending
 from frazil.airflow.spark import SPARK_CONNECTION
 from frazil.airflow.untrusted_values import AssetStore, extra_text, stored_number

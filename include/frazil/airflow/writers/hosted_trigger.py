@@ -118,7 +118,7 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _observe(self) -> HostedObservation:
         from frazil.home import run_folder
-        from frazil.host.launchers import open_launcher
+        from frazil.host.local import LocalLauncher
         from frazil.host.records import read_notes
         from frazil.host.supervising_run import read_active_given_up  # needed by a running trigger only
         from frazil.spec.application import find_application
@@ -132,10 +132,10 @@ class HostedStreamTrigger(UserActionTrigger):
             return HostedObservation(
                 f"the application {self.application} no longer runs the stream", belongs_to_application=False
             )
-        if not open_launcher(self.application).observe().process.is_alive:
+        if not LocalLauncher(self.application).observe().process.is_alive:
             # Another host may have an old state of the stream, which is no longer valid.
             return HostedObservation(f"the application {self.application} does not run on this host")
-        observation = open_launcher(self.stream).observe()
+        observation = LocalLauncher(self.stream).observe()
         last = observation.exits[-1] if observation.exits and not observation.process.is_alive else None
         ended = _describe_end(last) if last else ""
         given_up = read_active_given_up(self.stream, observation)

@@ -6,11 +6,11 @@ from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse, HTMLResponse, Response
 
-from frazil.airflow.data_docs import PREFIX, docs_folder
+from frazil.airflow.page.address import DOCS_PREFIX, docs_folder
 
 VIEW = {
     "name": "Data Docs",
-    "href": f"{PREFIX}/index.html",
+    "href": f"{DOCS_PREFIX}/index.html",
     "destination": "nav",
     "category": "browse",
     "url_route": "frazil-data-docs",
