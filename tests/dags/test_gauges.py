@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.observability import stats
 
-from frazil.airflow.gauges import GAUGES, export_health, export_windows
+from frazil.airflow.gauges import export_health, export_windows
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
@@ -64,6 +64,6 @@ def test_a_backend_that_fails_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> 
 def test_each_gauge_is_documented_and_reported(reported: Any) -> None:
     export_health({"demo.flights": HEALTH}, [])
     export_windows("demo.flights", Cursor(Grain.HOUR, 0, 1, 1))
-    assert {name for name, _, _ in reported} == set(GAUGES)
     page = Path("docs/how-to/watch-with-prometheus.md").read_text()
-    assert dict(re.findall(r"^\| `(frazil\.(?:table|stream|windows)\.\w+)` \| (.+) \|$", page, re.MULTILINE)) == GAUGES
+    documented = re.findall(r"^\| `(frazil\.(?:table|stream|windows)\.\w+)` \| .+ \|$", page, re.MULTILINE)
+    assert {name for name, _, _ in reported} == set(documented)

@@ -11,25 +11,6 @@ from frazil.partitions.completeness import Cursor
 
 log = logging.getLogger(__name__)
 
-GAUGES = {
-    "frazil.table.data_files": "live data files, without delete files",
-    "frazil.table.data_bytes": "size of the live data files, in bytes",
-    "frazil.table.delete_files": "delete files, which every reader must apply",
-    "frazil.table.rows": "rows, without deleted rows",
-    "frazil.table.manifests": "manifests of the newest snapshot",
-    "frazil.table.manifest_list_bytes_per_file": "bytes of the manifest list per data file",
-    "frazil.table.metadata_bytes": "size of metadata.json, which each commit reads and writes",
-    "frazil.table.snapshots": "snapshots in the metadata",
-    "frazil.table.alerts": "active alerts of the subject in the tag `table`: a table, a route or a stream",
-    "frazil.stream.lag": "records in Kafka that the stream has not committed",
-    "frazil.stream.last_commit_timestamp_seconds": "time of the stream's last commit, in seconds since 1970",
-    "frazil.windows.complete_through_timestamp_seconds": (
-        "end of the last window that was signalled or held, in seconds since 1970"
-    ),
-    "frazil.windows.held": "windows that a quality gate holds",
-}
-"""Every gauge with its meaning. All have the tag `table`; gauges of streams also have `stream`."""
-
 
 def export_health(found: Mapping[str, TableHealth | str | None], active: Iterable[Mapping[str, Any]]) -> None:
     counts = dict.fromkeys(found, 0)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from xml.etree import ElementTree
 
 import requests
 
 from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus, parse_json_object, send_request
 from frazil.errors import AccessDenied, EnvironmentUnusable
+
+T = TypeVar("T")
 
 API_NAME = "YARN's ResourceManager"
 HADOOP_FOLDER_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
@@ -62,23 +64,28 @@ def read_resource_managers(configuration: Path) -> tuple[str, ...]:
 def find_application(tag: str, *, addresses: Sequence[str], user: str | None = None) -> str | None:
     """Return the id of the newest application with this tag, or None. Raises ApiUnavailable."""
     parameters = {"applicationTags": tag, **({"user.name": user} if user else {})}
+
+    def find(address: str) -> str | None:
+        with requests.Session() as session:
+            response = send_request(session, "GET", f"{address}/ws/v1/cluster/apps", api=API_NAME, params=parameters)
+        found = parse_json_object(response, api=API_NAME).get("apps") or {}
+        if response.status_code != 200:
+            answered = f"{API_NAME} answered {response.status_code}"
+            raise ApiUnavailable(_describe_denial(response) if response.status_code in {401, 403} else answered)
+        ids = (str(app["id"]) for app in found.get("app") or ())
+        return max(ids, key=lambda each: [int(number) for number in each.split("_")[1:]], default=None)
+
+    return _ask_any(addresses, find)
+
+
+def _ask_any(addresses: Sequence[str], ask: Callable[[str], T]) -> T:
+    """Return the first ResourceManager's answer. Raises the last ApiUnavailable if none answers."""
     problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
     for address in addresses:
         try:
-            with requests.Session() as session:
-                response = send_request(
-                    session, "GET", f"{address}/ws/v1/cluster/apps", api=API_NAME, params=parameters
-                )
-            found = parse_json_object(response, api=API_NAME).get("apps") or {}
+            return ask(address)
         except ApiUnavailable as error:
             problem = error
-            continue
-        if response.status_code != 200:
-            answered = f"{API_NAME} answered {response.status_code}"
-            problem = ApiUnavailable(_describe_denial(response) if response.status_code in {401, 403} else answered)
-            continue
-        ids = (str(app["id"]) for app in found.get("app") or ())
-        return max(ids, key=lambda each: [int(number) for number in each.split("_")[1:]], default=None)
     raise problem
 
 
@@ -142,21 +149,15 @@ class YarnDriver:
         return found
 
     def _request(self, method: str, part: str = "", **options: Any) -> requests.Response:
-        problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
-        for address in self._addresses:
+        def ask(address: str) -> requests.Response:
             url = f"{address}/ws/v1/cluster/apps/{self._application}{part}"
-            try:
-                with requests.Session() as session:
-                    response = send_request(
-                        session, method, url, api=API_NAME, params=self._user_parameters(), **options
-                    )
-                if response.status_code not in {401, 403, 404}:
-                    parse_json_object(response, api=API_NAME)
-            except ApiUnavailable as error:
-                problem = error
-            else:
-                return response
-        raise problem
+            with requests.Session() as session:
+                response = send_request(session, method, url, api=API_NAME, params=self._user_parameters(), **options)
+            if response.status_code not in {401, 403, 404}:
+                parse_json_object(response, api=API_NAME)
+            return response
+
+        return _ask_any(self._addresses, ask)
 
     def _user_parameters(self) -> dict[str, str]:
         return {"user.name": self._user} if self._user else {}

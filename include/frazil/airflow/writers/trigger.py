@@ -191,9 +191,8 @@ class WriterTrigger(UserActionTrigger):
             "streams": self.streams,
             "application": self.application,
             "poll_seconds": self.poll_seconds,
-            # A triggerer of an earlier version may take the trigger over, and does not know these.
-            **({"shared": True} if self.shared else {}),
-            **({"parent": self.parent} if self.parent else {}),
+            "shared": self.shared,
+            "parent": self.parent,
         }
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
