@@ -161,8 +161,7 @@ def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
             )
         if _overwrite(run, result, base=target):
             return DayOutcome(
-                True,
-                f"{spec.target}: {day} was computed from {spec.source} at snapshot {run.day_input.snapshot_id}",
+                True, f"{spec.target}: {day} was computed from {spec.source} at snapshot {run.day_input.snapshot_id}"
             )
         log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
     raise CommitUnavailable(

@@ -82,11 +82,7 @@ def _replace_file(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-_PANDAS_TYPES = {
-    pa.bool_(): pd.BooleanDtype(),
-    pa.int32(): pd.Int32Dtype(),
-    pa.int64(): pd.Int64Dtype(),
-}
+_PANDAS_TYPES = {pa.bool_(): pd.BooleanDtype(), pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}
 """Nullable pandas types. Otherwise, a null turns integers into floats, which are not exact."""
 
 MAX_ARROW_ROWS = 5_000_000

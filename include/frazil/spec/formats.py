@@ -110,8 +110,7 @@ class JsonFormat(Model):
         "or `outer.inner`. Write `\\.` for a dot in a name.",
     )
     registry: Registry | None = Field(
-        default=None,
-        description="Only for `frazil infer`: the registry with the JSON Schema of each id.",
+        default=None, description="Only for `frazil infer`: the registry with the JSON Schema of each id."
     )
     envelope: Envelope | None = Field(default=None, description="`debezium`, or a mapping.")
 
@@ -237,10 +236,7 @@ class ProtobufFormat(_SchemaFormat):
     """A Protobuf message. A schema is a .proto file or a compiled descriptor, which is base64 in `schema-text`."""
 
     type: Literal["protobuf"] = "protobuf"
-    message: str | None = Field(
-        default=None,
-        description="The message's full name, if a declared schema has several.",
-    )
+    message: str | None = Field(default=None, description="The message's full name, if a declared schema has several.")
     framing: Literal["none", "confluent"] = Field(
         default="none",
         description="With a declared schema: `confluent` skips the zero byte, schema id and message indexes "
@@ -345,8 +341,7 @@ class Key(Model):
         "`envelope` and `lines`; also the default for `from: {key: …}`.",
     )
     schema_file: str | None = Field(
-        default=None,
-        description="For `avro` and `protobuf`: as in `source.format`, for all keys.",
+        default=None, description="For `avro` and `protobuf`: as in `source.format`, for all keys."
     )
     schema_text: str | None = Field(
         default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The schema's text, instead of `schema-file`."

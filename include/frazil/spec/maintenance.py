@@ -36,8 +36,7 @@ class Compaction(SwitchableAction):
         default=5, description="Number of small files at which a complete partition is rewritten."
     )
     open_files: CountFromTwo = Field(
-        default=200,
-        description="Number of small files at which an open partition is rewritten.",
+        default=200, description="Number of small files at which an open partition is rewritten."
     )
     fold_files: CountFromTwo | None = Field(
         default=None,
@@ -59,8 +58,7 @@ class Expiry(SwitchableAction):
     """Removes old snapshots, and the files that only these snapshots use."""
 
     keep: PositiveDuration = Field(
-        default=timedelta(hours=6),
-        description="How far back queries can time-travel, up to `at-most` snapshots.",
+        default=timedelta(hours=6), description="How far back queries can time-travel, up to `at-most` snapshots."
     )
     at_least: Count = Field(default=20, description="Number of newest snapshots that are always kept.")
     at_most: Count = Field(
@@ -94,8 +92,7 @@ class Alerts(SwitchableAction):
         default=5_000, description="Data files, if their average size is below a tenth of the target size."
     )
     delete_files: Count = Field(
-        default=100,
-        description="Delete files, beyond one for each data file of an upsert table.",
+        default=100, description="Delete files, beyond one for each data file of an upsert table."
     )
     deleted_rows: Percentage = Field(default=30, description="Percentage of deleted rows in data files.")
     since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
@@ -118,8 +115,7 @@ class Alerts(SwitchableAction):
     )
     restarts: Count = Field(default=2, description="Consecutive ends of the writer without a commit, within an hour.")
     waiting_batches: Count = Field(
-        default=3,
-        description="Journaled batches that are not committed, if the last commit is not recent.",
+        default=3, description="Journaled batches that are not committed, if the last commit is not recent."
     )
     dead_letters: Percentage = Field(default=5, description="Percentage of the last records that are dead letters.")
     stale_changes: Percentage = Field(

@@ -126,8 +126,7 @@ class Evolution(Model):
         "columns also become wider or optional if a record needs that.",
     )
     max_columns: Count = Field(
-        default=500,
-        description="Maximum number of columns, including nested fields. Further new fields are ignored.",
+        default=500, description="Maximum number of columns, including nested fields. Further new fields are ignored."
     )
 
 
@@ -139,10 +138,7 @@ class StreamSpec(Model):
         default=None, max_length=MAX_DESCRIPTION_CHARACTERS, description="Shown with the stream's DAGs."
     )
     owner: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=200,
-        description="Owner of the stream's DAGs: a person or a team.",
+        default=None, min_length=1, max_length=200, description="Owner of the stream's DAGs: a person or a team."
     )
     application: str | None = Field(
         default=None,
@@ -188,9 +184,7 @@ class StreamSpec(Model):
         default=None, description="Which records go to which tables; `table` gets all other records."
     )
     rest: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The `string` column of all fields without a column, as a JSON object.",
+        default=None, min_length=1, description="The `string` column of all fields without a column, as a JSON object."
     )
     event_time: EventTime = Field(description="The column of the event time, or a mapping of column and unit.")
     partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")

@@ -35,8 +35,7 @@ class Route(Model):
 
     by: Literal["topic", "field", "header"] = Field(description="The part of a record that chooses its table.")
     name: str | None = Field(
-        default=None,
-        description="For `field`: a `string`, `int` or `long` column. For `header`: its name.",
+        default=None, description="For `field`: a `string`, `int` or `long` column. For `header`: its name."
     )
     tables: Properties = Field(
         default_factory=dict, description="`value: namespace.table`. Several values may share a table."
@@ -51,8 +50,7 @@ class Route(Model):
         description="Patterns of values for which `template` creates tables. Other values make dead letters.",
     )
     limit: Annotated[int, IntegerBounds(1, 10_000)] = Field(
-        default=100,
-        description="Maximum number of tables that `template` creates. Records for more are dead letters.",
+        default=100, description="Maximum number of tables that `template` creates. Records for more are dead letters."
     )
     otherwise: Literal["table", "dead-letters"] = Field(
         default="table", description="Where records without a value or a table go."
@@ -62,8 +60,7 @@ class Route(Model):
         description="The routed tables whose windows are signalled. The text of `template` stands for all its tables.",
     )
     lag: PositiveDuration = Field(
-        default=timedelta(minutes=15),
-        description="How long rows may wait for a failing table before the stream stops.",
+        default=timedelta(minutes=15), description="How long rows may wait for a failing table before the stream stops."
     )
 
     @field_validator("tables")

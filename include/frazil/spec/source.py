@@ -48,8 +48,7 @@ class Source(Model):
         "continues, and records the lost offsets in the snapshot's summary.",
     )
     properties: Properties = Field(
-        default_factory=dict,
-        description="librdkafka's consumer properties. Secrets must be references.",
+        default_factory=dict, description="librdkafka's consumer properties. Secrets must be references."
     )
 
     @property

@@ -121,11 +121,7 @@ class SupervisedProgram(ABC):
 
 class SupervisedStream(SupervisedProgram):
     def __init__(
-        self,
-        program: Program,
-        declaration: DeclarationReader | None = None,
-        *,
-        clock: Callable[[], int] = clock.now_ms,
+        self, program: Program, declaration: DeclarationReader | None = None, *, clock: Callable[[], int] = clock.now_ms
     ) -> None:
         super().__init__(program, clock=clock)
         self._declaration = declaration or Declaration(program.name, program.streams, clock=clock)

@@ -18,13 +18,7 @@ from frazil import clock
 from frazil.airflow.backfills import DAG_ID as BACKFILL_DAG
 from frazil.airflow.dag_ids import MAINTENANCE_DAG
 from frazil.airflow.dead_letters import DAG_ID as DEAD_LETTERS_DAG
-from frazil.airflow.page.airflow_database import (
-    find_unfinished_run,
-    next_run_id,
-    read_pauses,
-    read_run_result,
-    unpause,
-)
+from frazil.airflow.page.airflow_database import find_unfinished_run, next_run_id, read_pauses, read_run_result, unpause
 from frazil.airflow.page.forms import (
     Form,
     InvalidForm,
