@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from demo.run import DAY_DAGS, STREAM, WRITER_DAG
-from frazil.airflow.writers.log_lines import HOUR_S, MAX_OTHERS_PER_HOUR, MAX_WARNINGS_PER_HOUR, LineSelector
+from frazil.airflow.shown_state import HOUR_S, MAX_OTHERS_PER_HOUR, MAX_WARNINGS_PER_HOUR, LineSelector
 from frazil.home import run_folder
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState

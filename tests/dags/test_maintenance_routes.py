@@ -16,10 +16,10 @@ from pyiceberg.schema import Schema
 from frazil.airflow.health import subjects as health_routes
 from frazil.airflow.health import tasks as table_health
 from frazil.airflow.health.subjects import RUNS_PER_ROUND, RouteFindings, select_share
-from frazil.airflow.maintenance import route as route_care
+from frazil.airflow.maintenance import tasks as route_care
 from frazil.airflow.maintenance import tasks as table_care
 from frazil.airflow.maintenance.due import MaintenanceRun, due_tables
-from frazil.airflow.maintenance.route import RouteTables
+from frazil.airflow.maintenance.tasks import RouteTables
 from frazil.errors import FrazilError
 from frazil.maintenance import measure, orphan_cleanup
 from frazil.spec.load import load_stream

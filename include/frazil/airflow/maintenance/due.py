@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil.airflow.declared_streams import valid_specs
-from frazil.airflow.maintenance.route import RouteTables
-from frazil.airflow.maintenance.tasks import describe_due, due_actions, orphans_due
+from frazil.airflow.maintenance.tasks import RouteTables, describe_due, due_actions, orphans_due
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping
 from frazil.errors import FrazilError
 from frazil.maintenance.tables import MaintainedTable, group_by_session, routes_by_name

@@ -1,10 +1,14 @@
-"""Does the work of one table's maintenance tasks, with PyIceberg and without Spark."""
+"""Does the work of one table's maintenance tasks, with PyIceberg and without Spark.
+
+A route may have thousands of tables, so each run takes only as many of them as one task can maintain.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +17,119 @@ from pyiceberg.catalog import Catalog
 
 from frazil import clock
 from frazil.airflow.declared_streams import all_streams, valid_specs
-from frazil.airflow.maintenance.route import CLEANUP_INTERVAL_MS, RouteTables
-from frazil.airflow.untrusted_values import AssetStore, stored_number
+from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_number
+from frazil.errors import FrazilError
 from frazil.maintenance.due import Action, DueCheck, find_due_actions, is_enabled
-from frazil.maintenance.measure import measure
-from frazil.maintenance.orphan_cleanup import clean_orphans
+from frazil.maintenance.measure import DueTable, NotMadeByRoute, measure, measure_due_table, route_tables
+from frazil.maintenance.orphan_cleanup import clean_orphans, load_all_folders
 from frazil.maintenance.plans import MaintenancePlanner
-from frazil.maintenance.tables import MaintainedTable, group_by_session, maintained_tables
+from frazil.maintenance.tables import MaintainedTable, group_by_session, maintained_tables, routes_by_name
+from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
+from frazil.table.parallel import read_in_parallel
+
+log = logging.getLogger(__name__)
+
+MAX_TABLES_PER_RUN = 500
+"""Maximum number of tables that one run rewrites or cleans: at five seconds per table, about 40 minutes."""
+MEASURE_TIMEOUT = timedelta(minutes=20)
+CLEANUP_INTERVAL_MS = 23 * 3_600_000
+"""Minimum time between orphan clean-ups: less than a day, because a run may start earlier than yesterday's."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouteTables:
+    name: str
+    spec: StreamSpec
+    specs: Sequence[StreamSpec]
+
+    @classmethod
+    def find(cls, name: str, specs: Sequence[StreamSpec]) -> RouteTables | None:
+        spec = routes_by_name(specs).get(name)
+        return None if spec is None else cls(name, spec, specs)
+
+    def due(self, actions: Collection[str]) -> list[str]:
+        """Return the most urgent tables first, then unmeasured ones. Raises FrazilError if none could be measured."""
+        if not {*Action} & {*actions}:
+            return []
+        catalog, now_ms = open_existing_catalog(self.spec.table.catalog), clock.now_ms()
+        tables = {table.name: table for table in route_tables(catalog, self.spec, self.specs)}
+
+        def check(name: str) -> DueTable | None:
+            return measure_due_table(catalog, tables[name], actions=actions, now_ms=now_ms)
+
+        found = read_in_parallel(tables, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
+        errors = {name: error for name, error in found.items() if isinstance(error, Exception)}
+        broken = self._log_broken(errors, len(tables))
+        due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
+        due.sort(key=lambda one: one.urgency, reverse=True)
+        for one in due[:MAX_TABLES_PER_RUN]:
+            log.info("%s: %s", one.table.name, "; ".join(f"{action}: {why}" for action, why in one.reasons.items()))
+        log.info("%s: of %s, %d need maintenance", self.name, format_count(len(tables), "table"), len(due))
+        return [*(one.table.name for one in due), *broken][:MAX_TABLES_PER_RUN]
+
+    def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
+        """Return the tables whose measurement failed. Raises FrazilError if there are several and all failed."""
+        others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
+        if others:
+            log.info(
+                "not maintained, because %s did not create them: %s", self.name, ", ".join(others[:MAX_TABLES_PER_RUN])
+            )
+        broken = {name: error for name, error in errors.items() if name not in others}
+        for name, error in broken.items():
+            log.error("cannot measure %s: %r", name, error)
+        if len(broken) == tables - len(others) > 1:
+            name, error = next(iter(broken.items()))
+            problem = f"none of the {len(broken)} tables of the {self.name} could be measured"
+            raise FrazilError(f"{problem}; {name}: {error!r}")
+        return list(broken)
+
+    def orphans_due(self, store: AssetStore) -> bool:
+        return self.spec.maintenance.orphans.enabled and self._find_current_pass(store) is not None
+
+    def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
+        """Return the pass's start (ms) and its last cleaned table, at first empty; None if no pass is due."""
+        kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
+        began_ms, after = kept.get("began-ms"), kept.get("after")
+        if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < CLEANUP_INTERVAL_MS):
+            return (began_ms, after) if isinstance(after, str) and after else None
+        return now_ms, ""
+
+    @property
+    def _store_key(self) -> str:
+        return f"orphans:{self.name}"
+
+    def clean(self, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
+        """Clean the next tables, in a dry run the first ones. Raises AirflowFailException at the end for failures."""
+        began_ms, after = (0, "") if dry_run else self._find_current_pass(store) or (0, None)
+        if after is None or not self.spec.maintenance.orphans.enabled:
+            raise AirflowSkipException("orphans were cleaned up less than a day ago, or the stream has `orphans: off`")
+        catalog = open_existing_catalog(self.spec.table.catalog)
+        left = [table for table in route_tables(catalog, self.spec, self.specs) if table.name > after]
+        batch, problems, deleted = left[:MAX_TABLES_PER_RUN], list[str](), 0
+        neighbours = load_all_folders(catalog) if batch else []
+        for table in batch:
+            try:
+                if not catalog.table_exists(table.identifier):
+                    continue
+                found = clean_orphans(catalog, table, now_ms=clock.now_ms(), dry_run=dry_run, neighbours=neighbours)
+            except NotMadeByRoute as other:
+                log.info("%s", other)
+                continue
+            except Exception as error:  # whatever a catalog or storage raises: the others are still maintained
+                log.exception("%s: cannot search for orphan files", table.name)
+                problems.append(f"{table.name}: {error!r}")
+                continue
+            deleted += found.deleted
+            problems += [found.sentence] if found.refused else []
+        if not dry_run:
+            last = batch[-1].name if len(left) > len(batch) else ""
+            store.set(self._store_key, {"began-ms": began_ms, "after": last})
+        if problems:
+            raise AirflowFailException("\n".join(problems))
+        return {"tables": len(batch), "deleted": deleted, "tables-left": len(left) - len(batch)}
+
 
 log = logging.getLogger(__name__)
 

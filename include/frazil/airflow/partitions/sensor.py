@@ -23,8 +23,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
 from frazil.airflow.declared_streams import has_no_stream
-from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
-from frazil.airflow.writers.log_lines import mask_numbers
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState, mask_numbers
 from frazil.errors import FrazilError
 from frazil.home import streams_folder
 

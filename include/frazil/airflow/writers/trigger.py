@@ -21,8 +21,7 @@ from airflow.sdk.execution_time.comms import ErrorResponse, GetTaskStates, TaskS
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
-from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
-from frazil.airflow.writers.log_lines import LineSelector, mask_numbers
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, LineSelector, ShownState, mask_numbers
 from frazil.errors import SpecError
 from frazil.host.supervising_run import read_supervising_run
 from frazil.supervise.decision import WriterAction
