@@ -15,7 +15,7 @@ from frazil.cli.options import DurationParam, any_streams_argument, json_option,
 from frazil.cli.output import echo, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.spec.last_valid import find_declared_streams
-from frazil.spec.units import format_count, format_duration, format_rounded_bytes
+from frazil.spec.units import format_duration, format_rounded_bytes
 from frazil.status.cost import PRICES_VARIABLE, CostReport, Prices, StreamCost, cost_of
 from frazil.table.parallel import run_in_parallel
 
@@ -71,8 +71,6 @@ def cost(  # noqa: PLR0913 - a command's options
     stored, price = sum(r.stored_bytes for r in reports), sum(r.storage_price(prices, period) for r in reports)
     size, length = format_rounded_bytes(stored), format_duration(period)
     echo(f"Also {prices.format(price)} to store {size} for {length}, at the tables' current size.")
-    if unmeasured := sum(one.unmeasured for one in sums.values()):
-        echo(f"{format_count(unmeasured, 'commit', 'is|are')} of earlier versions of frazil, which measured no cost.")
     for error in errors:
         echo(error, err=True)
 

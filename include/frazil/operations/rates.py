@@ -46,9 +46,8 @@ def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
     days: dict[str, tuple[StreamCost, int]] = {}
     for one in points:
         day = format_day(one.at_ms)
-        unmeasured = 0 if one.cpu_ms else one.batches
         cost, files = days.get(day, (StreamCost(), 0))
-        cost += StreamCost(one.batches, unmeasured, one.cpu_ms / 1000, one.writes, one.reads, one.bytes)
+        cost += StreamCost(one.batches, one.cpu_ms / 1000, one.writes, one.reads, one.bytes)
         days[day] = cost, files + one.files
     return tuple(
         DayCost(day, cost, files, prices.format(cost.price(prices)))

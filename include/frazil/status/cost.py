@@ -46,8 +46,6 @@ class Prices(Model):
 @dataclass(frozen=True, slots=True)
 class StreamCost:
     commits: int = 0
-    unmeasured: int = 0
-    """Commits of earlier versions, whose CPU and requests are unknown."""
     cpu_s: float = 0.0
     writes: int = 0
     reads: int = 0
@@ -94,6 +92,4 @@ def _costs(journals: JournalStore, since_ms: int) -> Iterator[tuple[str, StreamC
         if journal.created_at_ms < since_ms:
             return
         cost, written = journal.cost or BatchCost(), sum(file.bytes for file in journal.files)
-        day = format_day(journal.created_at_ms)
-        unmeasured = int(journal.cost is None)
-        yield day, StreamCost(1, unmeasured, cost.cpu_ms / 1000, cost.writes, cost.reads, written)
+        yield format_day(journal.created_at_ms), StreamCost(1, cost.cpu_ms / 1000, cost.writes, cost.reads, written)

@@ -45,7 +45,6 @@ def test_commits_are_summed_and_priced(made: MadeStream, tmp_path: Path):
     written = made.tables.main.current().current_snapshot().summary["total-files-size"]  # type: ignore[union-attr,index]
     assert found["cost"] == {
         "commits": 2,
-        "unmeasured": 0,
         "cpu-s": 3600.0,
         "writes": 6_000,
         "reads": 1_000,
@@ -70,12 +69,6 @@ def test_commits_before_the_period_do_not_count(made: MadeStream, tmp_path: Path
     assert costs(tmp_path) == {}
     land(made, 1)
     assert costs(tmp_path)["made"]["cost"]["commits"] == 1
-
-
-def test_commits_of_earlier_versions_are_reported(made: MadeStream, tmp_path: Path):
-    made.cost = None
-    land(made, 1)
-    assert "1 commit is of earlier versions of frazil, which measured no cost." in call(tmp_path).stdout
 
 
 def test_a_commit_has_its_cost_in_its_summary(made: MadeStream):

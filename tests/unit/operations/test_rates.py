@@ -118,9 +118,9 @@ def test_the_batches_of_a_day_are_summed_and_priced():
     newest, oldest = daily_costs(points, Prices(cpu_hour=1, currency="EUR"))
     assert (newest.day, newest.cost, newest.files, newest.price) == (
         "2027-01-15",
-        StreamCost(2, 0, 3_600.0, 2_000, 0, 14),
+        StreamCost(2, 3_600.0, 2_000, 0, 14),
         6,
         "EUR1.0100",
     )
-    assert (oldest.day, oldest.cost.commits, oldest.cost.unmeasured) == ("2027-01-14", 4, 4)
+    assert (oldest.day, oldest.cost.commits) == ("2027-01-14", 4)
     assert daily_costs([], Prices()) == ()
