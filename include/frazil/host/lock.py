@@ -14,7 +14,6 @@ import os
 import time
 import uuid
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 
@@ -92,9 +91,7 @@ class WriterLock:
         self.acquire()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _inherited_fd(self) -> int | None:

@@ -29,7 +29,7 @@ from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest, GateResult
 from frazil.quality.suite import Suite, check_columns, read_suite
 from frazil.spec.iceberg import filter_between
-from frazil.table.catalogs import catalog_config, open_existing_catalog, spark_properties, translate_catalog_errors
+from frazil.table.catalogs import catalog_config, open_existing_catalog, translate_catalog_errors
 
 if TYPE_CHECKING:
     from frazil.quality.validation import ValidationResult
@@ -149,11 +149,10 @@ def open_window(request: GateRequest) -> GatedWindow:
 
 
 def start_spark(request: GateRequest) -> Any:
-    from pyspark.sql import SparkSession  # small windows need no Spark
+    from frazil.spark.application import start_session  # small windows need no Spark
 
     properties = {
         "spark.master": "local[*]",
-        "spark.app.name": f"frazil gate {request.table}",
         "spark.driver.memory": "2g",
         # Halves the start-up time, and is as fast for a million rows.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -161,15 +160,10 @@ def start_spark(request: GateRequest) -> Any:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "8",
-        **spark_properties(request.catalog),
         **request.spark,
     }
-    builder = SparkSession.builder
-    for key, value in properties.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    session = start_session(f"frazil gate {request.table}", request.catalog, properties=properties)
     session.sparkContext.setLogLevel("ERROR")
     return session
 
