@@ -168,7 +168,7 @@ Properties = Annotated[
 
 
 ColumnNames = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
-"""One or several names, of which a single one may be written without a list."""
+"""One or several names. A single name may be written without a list."""
 
 
 class Model(BaseModel):
