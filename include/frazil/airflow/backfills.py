@@ -167,7 +167,10 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Return the request as JSON; None in a dry run, or if no records are missing."""
+    """Log what the backfill would write. Return the request as JSON.
+
+    Returns None in a dry run, or if no records are missing.
+    """
     from frazil.backfill.estimate import estimate, estimate_messages  # not when a DAG file is parsed
 
     context = get_current_context()
@@ -186,6 +189,7 @@ def plan(streams: str) -> dict[str, Any] | None:
 
 
 def publish(streams: str, request: dict[str, Any]) -> dict[str, Any] | None:
+    """Audit and publish the backfill. Return its last state; None if no records were missing."""
     with _open_backfill(streams, request) as backfill:
         last = backfill.publish()
         if last is None:

@@ -79,6 +79,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def settle(streams: str) -> dict[str, Any]:
+    """Replay or discard dead letters. Return the counts that `frazil dlq` prints. An invalid form is not retried."""
     from frazil.errors import NO_RESTART_EXIT_CODES  # not when a DAG file is parsed
 
     context = get_current_context()

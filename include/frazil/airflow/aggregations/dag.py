@@ -191,7 +191,10 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Choose the day's input. Skip the task if a gate holds one of the day's windows, or the run is not needed."""
+    """Return the source's snapshot, and the revisions of the run's day.
+
+    Skips the task if a gate holds one of the day's windows, or if the run is not needed.
+    """
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held_windows
 
@@ -223,7 +226,10 @@ def _check_needed(day: _SignalledDay) -> None:
 
 
 def again(name: str, aggregations: str) -> None:
-    """Let the task's event request the day again. Skipped for an incomplete day, whose first run reads all rows."""
+    """Check that the run's day is complete. If the task succeeds, its event requests the day again.
+
+    Skips the task if the day is not complete yet. The day's first run will read all rows.
+    """
     from frazil.aggregate.day_input import is_complete
 
     with fail_on_user_errors():
@@ -236,6 +242,7 @@ def again(name: str, aggregations: str) -> None:
 
 
 def ask_for_late_days(name: str, aggregations: str) -> None:
+    """Send an event for each day that should have been aggregated by now and has no run."""
     from frazil.airflow.aggregations.reconcile import reconcile
 
     with fail_on_user_errors():

@@ -96,6 +96,10 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
 
 
 def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> AlertLists:
+    """Measure every table, read every other watched subject, and update the alerts.
+
+    `names` are the names of the aggregations.
+    """
     from frazil.airflow.health import subjects as watched  # a parsed DAG file needs no PyIceberg
     from frazil.airflow.health import tasks as table_health
 

@@ -154,6 +154,7 @@ def _form(names: list[str]) -> dict[str, Param]:
 
 
 def check_due(names: list[str], streams: str) -> list[str]:
+    """Return the tables and routes with due actions."""
     from frazil.airflow.maintenance import due  # a DAG file that is parsed needs no PyIceberg
 
     context = get_current_context()
@@ -175,6 +176,7 @@ def check_due(names: list[str], streams: str) -> list[str]:
 
 
 def orphans(table: str, streams: str) -> dict[str, Any]:
+    """Delete orphan files, unless that was already done today. Return the reports by table."""
     from frazil.airflow.maintenance import tasks as table_tasks
 
     context = get_current_context()

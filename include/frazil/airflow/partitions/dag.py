@@ -109,12 +109,14 @@ def _partition_dag(
 
 
 def send(table: str, streams: str, name: str) -> None:
+    """Send the missing events of one asset. `name` is `complete` or `reopened`."""
     from frazil.airflow.partitions import tasks as windows  # a DAG file that is parsed needs no PyIceberg
 
     windows.send(table, Path(streams), name, get_current_context())
 
 
 def held(table: str, streams: str) -> None:
+    """Fail if a quality gate holds windows, with a log line for each."""
     from frazil.airflow.partitions import tasks as windows
 
     found = windows.take_held_signals(table, Path(streams), get_current_context())
@@ -159,6 +161,7 @@ def _table_param(tables: list[str]) -> Param:
 
 
 def release(streams: str) -> None:
+    """Release the window in the form, for the user who triggered the run."""
     from frazil.partitions.windows import Window
     from frazil.signals import completion
     from frazil.table.lost import open_stream_catalog
