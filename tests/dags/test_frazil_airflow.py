@@ -102,8 +102,8 @@ def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> Non
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
     path, arguments = trigger.serialize()
     assert path == "frazil.airflow.writers.trigger.WriterTrigger"
-    told = {"stream": "s", "streams": "/streams", "application": "/w.py", "poll_seconds": 2.0}
-    assert arguments == {**told, "shared": False, "parent": None}
+    given = {"stream": "s", "streams": "/streams", "application": "/w.py", "poll_seconds": 2.0}
+    assert arguments == {**given, "shared": False, "parent": None}
     assert triggers.WriterTrigger(**arguments).serialize() == (path, arguments)
 
 
