@@ -52,7 +52,7 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
     raise _evolution_failure(table, stream)
 
 
-def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
+def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Change]:
     """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible for unsafe ones."""
     existing = table.schema()
     wanted = _adapt(_use_current_names(declared, table), existing)
