@@ -30,7 +30,7 @@ class State(StrEnum):
     STOPPING = "stopping"
     PAUSED = "paused"
     STOPPED = "stopped"
-    """No writer runs, and none may start yet."""
+    """No writer runs on this host, and no other host has committed lately."""
     CRASH_LOOPING = "crash-looping"
     GIVEN_UP = "given up"
     REMOVED = "removed"
@@ -46,8 +46,6 @@ class State(StrEnum):
     ANOTHER_TABLE = "another table"
     """A different table of the same name replaced the stream's table."""
     TABLE_UNREADABLE = "table unreadable"
-    NO_WRITER = "no writer"
-    """No writer runs on this host, and no other host has committed lately."""
     ELSEWHERE = "commits elsewhere"
     """A writer on another host commits."""
     NOT_BEGUN = "not begun"
@@ -191,9 +189,15 @@ class StreamState:
         return self.writer.pid is None and at_ms is not None and ended_at_ms is not None and at_ms > ended_at_ms
 
     @property
+    def writer_failed(self) -> bool:
+        """Whether the last writer ended with an error, and the stream was not reset since."""
+        return self.writer.ended_at_ms is not None and self.writer.exit_code != 0 and not self.reset_since_end
+
+    @property
     def needs_operator(self) -> bool:
         """Whether the last writer ended with an error after which the supervisor starts no other writer."""
-        return self.state is State.STOPPED and self.alive is False and self.writer.exit_code in NO_RESTART_EXIT_CODES
+        stopped = self.state is State.STOPPED and self.alive is False and self.writer_failed
+        return stopped and self.writer.exit_code in NO_RESTART_EXIT_CODES
 
     @property
     def commits_elsewhere(self) -> bool:

@@ -107,7 +107,7 @@ def test_a_column_that_is_declared_without_not_null_becomes_optional_unless_it_i
     assert required == ["departed"]
     with table.update_schema() as update:
         update.set_identifier_fields("departed")
-    with pytest.raises(SchemaIncompatible, match="column departed .* as identifier fields .*declare it 'not null'"):
+    with pytest.raises(SchemaIncompatible, match=r"column departed .* as identifier fields .*declare it 'not null'"):
         ensure_table(catalog, stream(schema=COLUMNS | optional | {"departed": "timestamptz"}))
 
 
