@@ -142,6 +142,9 @@ class TableHealth:
     merged: bool = False
     """Whether a stream merges into the table, and so adds delete files."""
     format_version: int = 2
+    folds: int = 0
+    """Number of snapshots in which a writer replaced its own small files, as `fold-files` declares."""
+    last_fold_at_ms: int | None = None
 
     @property
     def deleted_percent(self) -> float:

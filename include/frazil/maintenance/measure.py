@@ -114,6 +114,7 @@ def _measure_table(
     main_at_ms = [snapshot.timestamp_ms for snapshot in ancestors(metadata)]
     target = target_file_bytes(table)
     compacted_at_ms, files_since, bytes_since = _growth_since_compaction(metadata, target_bytes=target)
+    folded_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots if _is_fold(snapshot)]
     watched = maintained.streams if maintained.kind is TableKind.MAIN else ()
     return TableHealth(
         table=maintained.name,
@@ -141,6 +142,8 @@ def _measure_table(
         deleted_rows=_summary_count(head, "total-position-deletes", _live_rows(deletes)),
         merged=any(spec.sinks.mode.replaces_rows for spec in watched),
         format_version=metadata.format_version,
+        folds=len(folded_ms),
+        last_fold_at_ms=max(folded_ms, default=None),
     )
 
 
@@ -196,9 +199,11 @@ def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> t
 def _is_replace(snapshot: Snapshot) -> bool:
     """Return whether a snapshot has the same rows in other files. A writer's folds leave files for maintenance."""
     summary = snapshot.summary
-    if summary is None or summary.operation is not Operation.REPLACE:
-        return False
-    return summary.get("frazil.operation") != FOLD_OPERATION
+    return summary is not None and summary.operation is Operation.REPLACE and not _is_fold(snapshot)
+
+
+def _is_fold(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.get("frazil.operation") == FOLD_OPERATION
 
 
 def _is_own_compaction(snapshot: Snapshot) -> bool:

@@ -14,6 +14,8 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Summary
 
+from frazil.cli.health import _health_fields
+from frazil.commit.history import FOLD_OPERATION
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -160,6 +162,20 @@ def test_a_compaction_whose_rewrite_expired_is_known_by_its_commit_that_dropped_
     found = measured(made, catalog=Edited(compact))
     assert found.last_compaction_at_ms == BEGIN_MS + 3 * 60_000
     assert (found.files_since_compaction, found.bytes_since_compaction) == (0, 0)
+
+
+def test_folds_are_counted_and_are_no_compaction(made: MadeStream):
+    land(made, 4)
+
+    def fold(table: Table) -> None:
+        for at in (1, 2):
+            resay(table, at, "replace", **REWRITTEN, **{"frazil.operation": FOLD_OPERATION})
+
+    found = measured(made, catalog=Edited(fold), now_ms=BEGIN_MS + 5 * 60_000)
+    assert (found.folds, found.last_fold_at_ms) == (2, BEGIN_MS + 2 * 60_000)
+    assert found.last_compaction_at_ms is None
+    assert _health_fields(found)["folded"] == "2 times by writers in its history, last 3 min 0 s ago"
+    assert "folded" not in _health_fields(measured(made))
 
 
 def test_a_table_that_was_never_compacted_counts_all_its_small_files_though_snapshots_expired(made: MadeStream):
