@@ -183,8 +183,9 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
 
 
 def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = None) -> Iterator[str]:
-    """Yield a remark for each guessed type that some values do not fit, or for which no value was seen. `lists` is as in
-    `_guess_type`.
+    """Yield a remark for each guessed type that some values do not fit, or for which no value was seen.
+
+    `lists` is as in `_guess_type`.
     """
     where = f"{path}: " if path else ""
     if path and _guess_type(observed, lists) is None:

@@ -163,7 +163,7 @@ class StreamState:
     distribution: str | None = None
     """Whether the last batch's rows were shuffled, and why; None with `distribution: none`."""
     undeclared: tuple[str, ...] = ()
-    """Columns of the table that the stream does not declare, such as `gate: string`."""
+    """Columns, and fields of structs, that the stream fills but does not declare, such as `gate: string`."""
     notices: tuple[str, ...] = ()
     """Notices of the live writer or the last one that are not problems."""
     changes: Mapping[str, int] = field(default_factory=dict)

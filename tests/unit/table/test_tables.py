@@ -137,6 +137,17 @@ def test_what_a_stream_fills_beside_its_declaration_is_reported_by_the_names_tha
     assert undeclared_columns(table, stream()) == ("gate: string",)
 
 
+def test_new_fields_within_declared_columns_are_undeclared_too(catalog: Catalog, stream: Stream) -> None:
+    declared = COLUMNS | {"home": "struct<zip: int>", "legs": "list<struct<a: int>>"}
+    filled = {"gate": "string", "home": "struct<zip: int, at: struct<x: int>>", "legs": "list<struct<a: int, b: int>>"}
+    table = ensure_table(catalog, stream(schema=declared | filled))
+    undeclared = ("gate: string", "home.at: 'struct<x: int>'", "legs.element.b: int")
+    assert set(undeclared_columns(table, stream(schema=declared))) == set(undeclared)
+    with table.transaction() as change:
+        change.set_properties({FORMER_COLUMNS_PROPERTY: json.dumps({"old": None})})
+    assert set(undeclared_columns(table, stream(schema=declared))) == set(undeclared)
+
+
 def test_an_optional_column_of_the_table_need_not_be_declared(catalog: Catalog, stream: Stream) -> None:
     table = ensure_table(catalog, stream(schema=COLUMNS | {"other": "long"}))
     assert ensure_table(catalog, stream()).metadata_location == table.metadata_location
