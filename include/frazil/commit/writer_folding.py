@@ -11,6 +11,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestContent, ManifestFile
@@ -30,6 +31,7 @@ from frazil.commit.manifest_writing import (
 from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWriter, to_data_file
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.writer_expiry import has_ended, start_thread
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.table_files import rewrite_files
 from frazil.spec.maintenance import Compaction
@@ -62,12 +64,6 @@ class _Fold:
     """Time before the first new file was made, in ms since 1970."""
 
 
-def _start_thread(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name="folding", daemon=True)
-    thread.start()
-    return thread
-
-
 @dataclass(slots=True)
 class WriterFolding:
     """Folds `fan_in` small files of a partition into one, and as many of these into a larger one. Not for tables with
@@ -78,7 +74,7 @@ class WriterFolding:
     handle: TableHandle
     fan_in: int
     clock_ms: Callable[[], int]
-    start: Callable[[Callable[[], None]], threading.Thread | None] = _start_thread
+    start: Callable[[Callable[[], None]], threading.Thread | None] = partial(start_thread, name="folding")
     _waiting: dict[Tier, list[StagedFile]] = field(default_factory=dict)
     _rewritten: _Fold | None = None
     _running: threading.Thread | None = None
@@ -114,9 +110,8 @@ class WriterFolding:
                 self._running = self.start(lambda: self._rewrite(table, full, found))
 
     def end(self) -> None:
-        """Wait for the thread at the end of the process. The orphan cleanup deletes a file that is not committed."""
-        if self._running is not None:
-            self._running.join()
+        """Wait for the thread, in limited time. The orphan cleanup deletes a file that is not committed."""
+        has_ended(self._running)
 
     def _add(self, file: StagedFile, *, level: int) -> None:
         if file.content == "data" and file.bytes <= MAX_FOLDED_BYTES:
