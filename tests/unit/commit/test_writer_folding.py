@@ -175,6 +175,18 @@ def test_a_writer_ends_while_the_storage_of_its_thread_hangs(world: Any, monkeyp
     thread.join(5)
 
 
+def test_a_fold_that_fails_leaves_its_manifests_to_be_merged(world: Any):
+    writer = Writer(world, waits=True)
+    for _ in range(20):
+        writer.commit(FAN_IN)
+        writer.work()
+        world.catalog.next_fails_before(CommitFailedException("another commit came first"))
+        writer.folding.continue_after(())
+    assert not folds(world)
+    table = world.load()
+    assert len(table.current_snapshot().manifests(table.io)) < 40
+
+
 def test_an_unknown_outcome_deletes_nothing(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(FAN_IN)
