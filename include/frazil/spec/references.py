@@ -135,7 +135,7 @@ def _parse_connection(text: str, variable: str) -> dict[str, Any]:
     """Return a connection's fields and extras from one of Airflow's two formats, JSON or URI."""
     try:
         return _parse_json_connection(text) if text.lstrip().startswith("{") else _parse_uri_connection(text)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         # The message shows neither text nor cause, because both may hold a password.
         raise SpecError(f"{variable} is not an Airflow connection; write it as JSON or as a URI") from None
 
