@@ -20,7 +20,7 @@ from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.lock import WriterLock
-from frazil.maintenance.health import RecentFiles, TableHealth
+from frazil.maintenance.health import ManifestGroup, RecentFiles, TableHealth
 from frazil.maintenance.measure import MAX_COMMIT_RECORDS, measure
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
@@ -87,7 +87,9 @@ def test_what_it_says_is_what_the_table_has(made: MadeStream):
     assert head is not None
     assert (found.snapshot_id, found.data_files, found.rows) == (head.snapshot_id, len(files), 6)
     assert found.data_bytes == sum(f["file_size_in_bytes"] for f in files)
-    assert (found.manifests, found.manifests_bytes) == (3, sum(size(m.manifest_path) for m in head.manifests(table.io)))
+    total = sum(size(m.manifest_path) for m in head.manifests(table.io))
+    assert (found.manifests, found.manifests_bytes) == (3, total)
+    assert found.manifest_groups == (ManifestGroup(0, deletes=False, manifests=3, bytes=total),)
     assert found.manifest_list_bytes == size(head.manifest_list)
     assert found.metadata_bytes == size(table.metadata_location)
     assert found.snapshots == len(table.metadata.snapshots)
