@@ -120,7 +120,9 @@ def test_of_a_window_that_is_late_the_page_says_what_holds_it_back(open_page: Op
     reported(guide, "Next:", "Topic-partitions")
     page = open_page(PAGE, role="OP")
     begin(page, "shop.sensors")
-    expect(page.get_by_text(re.compile(r"^Next: .*the newest of [\w-]+, shop\.sensors-3 are from"))).to_be_visible()
+    expect(
+        page.get_by_text(re.compile(r"^Next: .*the newest event of stream [\w-]+ in partition shop\.sensors-3 is from"))
+    ).to_be_visible()
     assert one_form_of_time(page)
     page.get_by_role("link", name="sensors", exact=True).click()
     settled(page, "sensors")

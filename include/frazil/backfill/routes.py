@@ -148,17 +148,24 @@ class BackfillRoute:
         return dataclasses.replace(context, targets={**context.targets, **routed})
 
 
+def require_routed_tables(tables: StreamTables) -> Marker:
+    """Return the default table's marker. Raises RouteBehind if a routed table is missing batches."""
+    default_marker = require_own_marker(tables.stream, tables.marker(), noun="records")
+    if behind := find_lagging_tables(tables, default_marker):
+        raise RouteBehind(_refusal_message(tables.stream, str(behind[0])))
+    return default_marker
+
+
 def _wait_for_routed_tables(tables: StreamTables) -> Marker:
     """Wait until the routed tables have all batches, and return the default table's marker."""
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + ROUTED_TABLES_TIMEOUT_S
     while True:
-        default_marker = require_own_marker(tables.stream, tables.marker(), noun="records")
-        behind = find_lagging_tables(tables, default_marker)
-        if not behind:
-            return default_marker
-        if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):
-            raise RouteBehind(_refusal_message(tables.stream, str(behind[0])))
+        try:
+            return require_routed_tables(tables)
+        except RouteBehind:
+            if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):
+                raise
 
 
 def _refusal_message(stream: str, why: str) -> str:

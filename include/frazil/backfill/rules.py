@@ -231,11 +231,12 @@ def describe_interruption(last: BackfillMarker, metadata: TableMetadata, *, now_
     """Return why an open backfill makes no progress, and what to do; None if it may be running."""
     if not last.is_open or (last.state is BackfillState.STAGED and last.request.get("target") == "branch"):
         return None
-    ways = f"run the same command again, or `frazil backfill {last.stream} --abandon`"
+    again = f"run `{continue_command(last)}`" if last.replays else "run the same command again"
+    ways = f"{again}, or `frazil backfill {last.stream} --abandon`"
     worker, head = last.worker, head_of(metadata, branch_name(last.stream))
     if worker is not None and worker.host == socket.gethostname():
         alive = is_alive(ProcessMark(worker.pid, worker.started_at_s))
-        return None if alive else f"interrupted: no process works on it. To finish or end it, {ways}"
+        return None if alive else f"its run failed or was interrupted. To finish or end it, {ways}"
     quiet_ms = now_ms - head.timestamp_ms if head else 0
     if quiet_ms < COMMIT_TIMEOUT_MS:
         return None

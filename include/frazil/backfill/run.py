@@ -67,6 +67,7 @@ from frazil.spec.units import format_count
 from frazil.stream.stage_context import build_stage_context
 from frazil.table.branches import MAIN, head_of
 from frazil.table.landed_offsets import RowSelection, has_coordinates, tally_rows
+from frazil.table.tables import check_rows_fit
 
 log = logging.getLogger(__name__)
 
@@ -228,6 +229,12 @@ class Backfill:
             abandon(self.opened.tables, last)
         self.check_run_not_abandoned()
 
+    def drop_if_empty(self) -> None:
+        """Drop the backfill if it is still in this run's epoch, and no run has staged records of it."""
+        last = self.last()
+        if last and last.is_open and last.epoch == self.epoch and not last.chunks:
+            abandon(self.opened.tables, last)
+
     def check_run_not_abandoned(self) -> None:
         """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt."""
         last = _load_backfill(self.opened)
@@ -235,11 +242,13 @@ class Backfill:
         check_run_not_abandoned(last, self.request.run)
 
     def check(self) -> None:
-        """Check, before Spark starts, that the stream can be backfilled.
+        """Check, before Spark and a backfill start, that the stream can be backfilled.
 
-        Raises AdoptionRequired and SpecError.
+        Raises AdoptionRequired and SpecError. Raises SchemaIncompatible if rows of a new backfill would not fit.
         """
-        self._load_table_and_marker()
+        table, _ = self._load_table_and_marker()
+        if not ((last := self.last()) and last.is_open):
+            check_rows_fit(table, self.opened.tables.dead_letters.refresh(), self.spec)
 
     def _load_table_and_marker(self) -> tuple[Table, Marker]:
         table = self.opened.tables.main.refresh()

@@ -13,7 +13,7 @@ from frazil.commit.backfill_records import backfill_folder
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.journal import Journal
 from frazil.commit.sweep import discard_batch
-from frazil.errors import StaleBatch, WriterBusy
+from frazil.errors import Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StageResult
 from frazil.offsets.spans import Spans
 from frazil.stream.engine import Engine
@@ -41,9 +41,11 @@ def stage(
 ) -> BackfillMarker | None:
     """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing. Raises the
     errors of `Backfill.plan`, WriterBusy, Fenced and BackfillAbandoned. Raises StaleBatch if the staged records became
-    unusable and were dropped, and OffsetGap if Kafka's retention deleted planned records.
+    unusable and were dropped, and OffsetGap if Kafka's retention deleted planned records. If the first chunk fails with
+    an error that repeats, no backfill stays open.
     """
     backfill.check_run_not_abandoned()
+    backfill.check()
     # First, because dead letters of a published backfill that are not committed yet would look like missing records.
     finish_ended_backfill(backfill.opened.tables)
     last = backfill.last()
@@ -59,6 +61,10 @@ def stage(
         return committer.mark_staged()
     except StaleBatch:
         backfill.drop()
+        raise
+    except FrazilError as error:
+        if not (error.restartable or isinstance(error, Fenced)):  # the same command would fail in the same way
+            backfill.drop_if_empty()
         raise
     except FileNotFoundError:  # abandoning a backfill deletes its files, even those that no journal names yet
         backfill.check_run_not_abandoned()

@@ -26,7 +26,7 @@ from frazil.dead_letters.selection import (
     left_out_messages,
     read_samples,
 )
-from frazil.errors import AdoptionRequired, SchemaIncompatible
+from frazil.errors import AdoptionRequired
 from frazil.fast_imports import allow_pandas
 from frazil.safe_text import escape_unsafe
 from frazil.spec.load import find_stream
@@ -190,15 +190,12 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
     for sentence in left_out_messages(left, stream):
         echo(sentence, err=True)
     allow_pandas()
-    from frazil.dead_letters.replay import EMPTY_RESULT, Preview, preview, replay  # loads the decoders for replays only
+    from frazil.dead_letters.replay import EMPTY_RESULT, preview, replay  # loads the decoders for replays only
 
     if dry_run:
         count = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - left.total()
-        try:
-            would, problem = preview(opened, selection), ""
-        except SchemaIncompatible as error:  # the table does not have new columns yet
-            would, problem = Preview(), str(error)
-        sentence = " ".join(_preview_messages(would, count, stream=stream, problem=problem))
+        would = preview(opened, selection, run=run)
+        sentence = " ".join(_preview_messages(would, count, stream=stream))
         sentence = sentence if count else _nothing_message(stream, "to replay", selection, left_out=bool(left))
         shown = {"would-land": would.landing, "would-fail": would.failing, "errors": _errors(would)}
         _print_result(as_json, sentence, landed=0, failed=0, meant=count, **shown, **_left_out_document(left))
@@ -241,11 +238,11 @@ def _nothing_message(
     return f"Stream {stream}: nothing {purpose}, because {why}."
 
 
-def _preview_messages(would: Preview, count: int, *, stream: str, problem: str) -> Iterator[str]:
+def _preview_messages(would: Preview, count: int, *, stream: str) -> Iterator[str]:
     yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
     sampled = would.landing + would.failing
     if not sampled:
-        yield f"Which of them would land is unknown: {problem}" if problem else "Their records are already rows."
+        yield "Their records are already rows."
         return
     sample = "" if sampled == count else f"Of a sample of {sampled:,}, "
     yield f"{sample}{would.landing:,} would land, and {would.failing:,} would fail again."

@@ -306,6 +306,7 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
         "metadata.json": format_rounded_bytes(one.metadata_bytes),
         "snapshots": f"{one.snapshots:,}, the oldest from {format_utc(one.oldest_snapshot_at_ms)}",
         "compacted": never if one.last_compaction_at_ms is None else f"{_compacted_text(one)}, {added} since",
+        **({"folded": _folded_text(one)} if one.folds else {}),
         **{
             f"stream {s.name}": f"lag {_lag_text(s)}, last commit "
             f"{_format_age(s.last_commit_at_ms, one.at_ms)}, watermark {format_utc(s.watermark_ms)}"
@@ -366,6 +367,11 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
 def _compacted_text(one: TableHealth) -> str:
     at_ms = one.last_compaction_at_ms
     return "never" if at_ms is None else _format_age(at_ms, one.at_ms)
+
+
+def _folded_text(one: TableHealth) -> str:
+    last = _format_age(one.last_fold_at_ms, one.at_ms)
+    return f"{format_count(one.folds, 'time')} by writers in its history, last {last}"
 
 
 def _format_age(ms: int | None, now_ms: int) -> str:

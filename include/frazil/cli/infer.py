@@ -21,12 +21,15 @@ from frazil.spec.problems import describe_error
 from frazil.spec.references import resolve_properties
 
 NOTHING_INFERRED = "Nothing was inferred: fix this error, or give another registry with --registry"
+SERVERS_VARIABLE = "FRAZIL_KAFKA"
 
 
 @click.command()
 @click.argument("topic")
 @streams_option
-@click.option("--bootstrap-servers", help="The brokers. Default: as in _defaults.yaml of the folder of streams.")
+@click.option(
+    "--bootstrap-servers", help="The brokers. Default: as in _defaults.yaml of the folder of streams, or FRAZIL_KAFKA."
+)
 @click.option("--registry", "registry_url", help="A schema registry. Default: that of _defaults.yaml, if it has one.")
 @click.option("--name", help="The stream's name. Default: the topic's.")
 @click.option("--table", help="namespace.table. Default: default.<name>.")
@@ -61,6 +64,8 @@ def infer(  # noqa: PLR0913 - one for each option
     from frazil.registry.client import SchemaRegistry
 
     stream = name or _to_stream_name(topic)
+    if not _load_source(streams_folder).get("bootstrap-servers") and SERVERS_VARIABLE in os.environ:
+        bootstrap_servers = bootstrap_servers or f"${{env:{SERVERS_VARIABLE}}}"
     named = StreamNames(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
     properties = _load_kafka_properties(streams_folder, bootstrap_servers)
     declared = _load_registry(streams_folder, registry_url)
@@ -98,10 +103,13 @@ def _load_kafka_properties(folder: Path, servers: str | None) -> dict[str, str]:
     file, source = folder / DEFAULTS_FILE, _load_source(folder)
     properties = _get_mapping(source, "properties", file, "source.properties")
     declared = {str(key): str(value) for key, value in properties.items()}
-    where = "--bootstrap-servers" if servers else f"{file}: source.bootstrap-servers"
+    where = f"--bootstrap-servers or {SERVERS_VARIABLE}" if servers else f"{file}: source.bootstrap-servers"
     servers = servers or source.get("bootstrap-servers")
     if not servers:
-        raise SpecError(f"no brokers: give them with --bootstrap-servers, or in {file} as source.bootstrap-servers")
+        raise SpecError(
+            f"no brokers: give them with --bootstrap-servers, in the variable {SERVERS_VARIABLE}, or in {file} as "
+            "source.bootstrap-servers"
+        )
     resolved = resolve_properties({**declared, "bootstrap.servers": str(servers)}, os.environ)
     if problem := find_servers_problem(resolved["bootstrap.servers"]):
         raise SpecError(f"{where}: {problem}")

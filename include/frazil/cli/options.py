@@ -80,7 +80,7 @@ class OffsetsParam(click.ParamType[Mapping[TopicPartition, int]]):
             return flatten_topics(json.loads(text if text.lstrip().startswith("{") else Path(text).read_text()))
         except OSError as error:
             self.fail(f"{text} is not a JSON mapping and cannot be read as a file: {error.strerror}", param, ctx)
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             self.fail(f'{text} is not of the form {{"topic": {{"partition": offset}}}}', param, ctx)
 
 

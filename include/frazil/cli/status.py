@@ -21,7 +21,7 @@ from frazil.operations.dead_letters import count_rejected, find_treatments
 from frazil.spec.application import find_application
 from frazil.spec.last_valid import find_declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
-from frazil.spec.units import format_count
+from frazil.spec.units import format_count, shorten_list
 from frazil.status.derive import describe_exit, describe_reset
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState, WriterProcess
@@ -38,6 +38,7 @@ COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "wat
 WIDE_COLUMNS = frozenset({"watermark", "table"})
 
 MAX_NAMED_STREAMS = 3
+MAX_UNDECLARED = 30
 
 
 @click.command()
@@ -208,7 +209,7 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
         **({"last changes": f"{_counts_text(one.changes)} in the writer's newest batch"} if one.changes else {}),
         **({"last replay": replayed} if replayed else {}),
         **({"backfill": one.backfill} if one.backfill else {}),
-        **({"undeclared": ", ".join(one.undeclared)} if one.undeclared else {}),
+        **({"undeclared": ", ".join(shorten_list(one.undeclared, MAX_UNDECLARED, "column"))} if one.undeclared else {}),
         **({"distribution": one.distribution} if one.distribution else {}),
     }
 

@@ -248,8 +248,9 @@ def write_merged(
     if any(stays) and sum(stays) < MAX_REMEMBERED_ENTRIES:
         kept = replace(copied, data_files=tuple(compress(copied.data_files, stays)))
         recently_written.keep(path, WrittenEntries(kept, tuple(compress(entries, stays))))
-    for manifest in merged:
-        recently_written.forget(manifest.manifest_path)
+    if not removed:  # a snapshot with removals has one attempt, and the next one may merge these manifests
+        for manifest in merged:
+            recently_written.forget(manifest.manifest_path)
     return made
 
 

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 DELETE_DELAY_MS = 900_000
 """Time from a snapshot's expiry to the deletion of its files. Readers may have loaded the snapshot before."""
+END_TIMEOUT_S = 10.0
+"""Seconds that an ending writer waits for a thread that reads, writes or deletes files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,20 @@ class _Removal:
         return refs.keys() != self.refs.keys() or min(numbers, default=newest + 1) <= newest
 
 
-def _start_thread(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name="expiry", daemon=True)
+def start_thread(work: Callable[[], None], name: str = "expiry") -> threading.Thread:
+    thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     return thread
+
+
+def has_ended(thread: threading.Thread | None) -> bool:
+    """Wait for a thread at the end of the process, and return whether it has ended. Its storage may not respond."""
+    if thread is not None:
+        thread.join(END_TIMEOUT_S)
+    if thread is None or not thread.is_alive():
+        return True
+    log.warning("the writer ends without its thread %r: the storage does not respond", thread.name)
+    return False
 
 
 @dataclass(slots=True)
@@ -62,7 +74,7 @@ class WriterExpiry:
     settings: Expiry
     read_pins: Callable[[], Pins]
     clock_ms: Callable[[], int]
-    start: Callable[[Callable[[], None]], threading.Thread | None] = _start_thread
+    start: Callable[[Callable[[], None]], threading.Thread | None] = start_thread
     delete_delay_ms: int = DELETE_DELAY_MS
     _planned: _Removal | None = None
     _proposed: tuple[Snapshot, ...] = ()
@@ -134,11 +146,9 @@ class WriterExpiry:
             self._running = self.start(lambda: self._run(table, delete_before_ms, is_due=is_due))
 
     def end(self) -> None:
-        """Delete the files that are due. The orphan cleanup deletes the files of later expired snapshots."""
-        if self._running is not None:
-            self._running.join()
-        if self._last is not None:
-            self._run(self._last, self._delete_before_ms, is_due=False)
+        """Delete the files that are due, in limited time. The orphan cleanup deletes all others."""
+        if has_ended(self._running) and (last := self._last) is not None:
+            has_ended(self.start(lambda: self._run(last, self._delete_before_ms, is_due=False)))
 
     @property
     def _delete_before_ms(self) -> int:

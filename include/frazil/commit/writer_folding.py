@@ -9,7 +9,7 @@ import logging
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from pyiceberg.exceptions import CommitFailedException
@@ -30,6 +30,7 @@ from frazil.commit.manifest_writing import (
 from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWriter, to_data_file
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.writer_expiry import has_ended, start_thread
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.table_files import rewrite_files
 from frazil.spec.maintenance import Compaction
@@ -63,9 +64,7 @@ class _Fold:
 
 
 def _start_thread(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, name="folding", daemon=True)
-    thread.start()
-    return thread
+    return start_thread(work, "folding")
 
 
 @dataclass(slots=True)
@@ -114,9 +113,8 @@ class WriterFolding:
                 self._running = self.start(lambda: self._rewrite(table, full, found))
 
     def end(self) -> None:
-        """Wait for the thread at the end of the process. The orphan cleanup deletes a file that is not committed."""
-        if self._running is not None:
-            self._running.join()
+        """Wait for the thread, in limited time. The orphan cleanup deletes a file that is not committed."""
+        has_ended(self._running)
 
     def _add(self, file: StagedFile, *, level: int) -> None:
         if file.content == "data" and file.bytes <= MAX_FOLDED_BYTES:
@@ -144,30 +142,33 @@ class WriterFolding:
             log.info("%d files of table %s were not folded: the next batch came too late", len(fold.files), name)
             self._delete(fold.made, table)
             return
-        writer = prepare_replacement(table, fold.files, fold.made) if _can_fold(table, fold.tier) else None
-        if writer is None:
+        found = prepare_replacement(table, fold.files, fold.made) if _can_fold(table, fold.tier) else None
+        if found is None:
             log.info("%d files of table %s were not folded: another program changed them", len(fold.files), name)
             self._delete(fold.made, table)
             return
+        writer = found.writer
         try:
             prepared = writer.prepare(table, summary={"frazil.operation": FOLD_OPERATION}, now_ms=self.clock_ms())
             self.handle.commit(table, requirements=prepared.requirements, updates=prepared.updates)
         except CommitFailedException as error:
             # A client that repeats a request, such as AWS's, reports a conflict with its own first request.
             if self._has_landed(prepared):
-                self._add_made(fold)
+                self._add_made(fold, found)
                 return
             log.info("%d files of table %s were not folded: %s", len(fold.files), name, error)
             self._delete(fold.made, table, writer)
+            _forget(found.added)
         except Exception as error:  # it may have landed, so that nothing is deleted
             log.warning("the outcome of folding %d files of table %s is unknown: %r", len(fold.files), name, error)
         else:
-            self._add_made(fold)
+            self._add_made(fold, found)
 
     def _has_landed(self, prepared: PreparedSnapshot) -> bool:
         return self.handle.refresh().metadata.snapshot_by_id(prepared.snapshot.snapshot_id) is not None
 
-    def _add_made(self, fold: _Fold) -> None:
+    def _add_made(self, fold: _Fold, done: Replacement) -> None:
+        _forget(done.removed)
         log.info("folded %d files of table %s into %d", len(fold.files), self.handle.identifier, len(fold.made))
         for file in fold.made:
             self._add(file, level=fold.tier[0] + 1)
@@ -179,6 +180,11 @@ class WriterFolding:
                 writer.delete_unused(self.handle.current())
         except Exception as error:
             log.info("cannot delete files of a fold that failed; the orphan cleanup deletes them: %r", error)
+
+
+def _forget(manifests: Collection[str]) -> None:
+    for path in manifests:
+        recently_written.forget(path)
 
 
 def _can_fold(table: Table, tier: Tier) -> bool:
@@ -196,9 +202,20 @@ def _known_files(table: Table) -> set[str]:
     return {entry.data_file.file_path for written in known for entry in written.entries}
 
 
-def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequence[StagedFile]) -> SnapshotWriter | None:
-    """Return the writer of a snapshot of main that has the rows of `files` in the files `made` instead. Returns None
-    unless all of them are in manifests that this process wrote, whose entries are still in memory.
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """A snapshot of main that has the rows of some files in other files."""
+
+    writer: SnapshotWriter
+    removed: Collection[str]
+    """The paths of the manifests that it rewrites."""
+    added: Collection[str]
+    """The paths of the manifests that replace them."""
+
+
+def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequence[StagedFile]) -> Replacement | None:
+    """Return the snapshot of main that has the rows of `files` in the files `made` instead. Returns None unless all of
+    them are in manifests that this process wrote, whose entries are still in memory.
     """
     metadata = table.metadata
     head, gone = head_of(metadata), {file.path for file in files}
@@ -223,4 +240,5 @@ def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequenc
     layout = ManifestLayout.for_staged_file(files[0], metadata)
     leaving = [to_data_file(file, spec=layout.spec, schema=layout.schema) for file in files]
     base = BaseManifests(stays, leaving, head.summary, rewritten)
-    return SnapshotWriter(made, base=base, snapshot_id=snapshot_id, operation=Operation.REPLACE)
+    writer = SnapshotWriter(made, base=base, snapshot_id=snapshot_id, operation=Operation.REPLACE)
+    return Replacement(writer, replaced, [manifest.manifest_path for manifest in rewritten])

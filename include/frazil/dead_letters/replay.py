@@ -22,7 +22,7 @@ from frazil.backfill.commit import find_unfinished, finish_ended_backfill
 from frazil.backfill.estimate import stage_sample
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, check_coordinates, parse_request
-from frazil.backfill.routes import BackfillRoute
+from frazil.backfill.routes import BackfillRoute, require_routed_tables
 from frazil.backfill.rules import check_no_backfill, check_run_not_abandoned
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
@@ -76,14 +76,21 @@ class Preview:
     rejects: Rejects = field(default_factory=Rejects)
 
 
-def preview(opened: OpenStream, selection: Selection) -> Preview:
-    """Decode a sample of the selected dead letters with the current declaration. Changes nothing."""
+def preview(opened: OpenStream, selection: Selection, *, run: str | None = None) -> Preview:
+    """Decode a sample of the selected dead letters with the current declaration. Changes nothing.
+
+    Raises the errors with which `replay` would refuse to begin.
+    """
+    _find_open_replay(opened, run)
+    if opened.spec.route:
+        require_routed_tables(opened.tables)
     with tempfile.TemporaryDirectory(prefix="frazil-replay-") as folder:
         if not _copy_dead_letters(opened, selection, folder, limit=TARGET_FILE_ROWS):
             return Preview()
         files = FileSource.open(folder, opened.tables.main.current(), opened.spec)
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection))
         backfill = Backfill(files.with_listing(request), opened, files)
+        backfill.check()
         results = list(stage_sample(backfill, backfill.plan()))
     progress = [part for result in results for part in result.progress]
     landing, failing = sum(part.records for part in progress), sum(part.rejected for part in progress)
@@ -100,12 +107,8 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
     RouteBehind or CommitUnavailable if a routed table cannot get its rows, WriterBusy if a backfill is under way, and
     BackfillAbandoned if the replay of `run` was abandoned.
     """
-    check_coordinates(opened.spec)
-    check_run_not_abandoned(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
     done = []
-    last = find_unfinished(opened.tables)
-    check_no_backfill(last)
-    if last and last.replays:
+    if last := _find_open_replay(opened, run):
         if last.is_open:
             finished = _run_replay(opened, parse_request({**last.request, "run": run}))
         else:
@@ -120,6 +123,15 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection), run=run)
         done.append(_run_replay(opened, request))
     return tuple(filter(None, done))
+
+
+def _find_open_replay(opened: OpenStream, run: str | None) -> BackfillMarker | None:
+    """Return the unfinished replay, if any. Raises the errors of `replay` if none can begin or continue."""
+    check_coordinates(opened.spec)
+    check_run_not_abandoned(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
+    last = find_unfinished(opened.tables)
+    check_no_backfill(last)
+    return last if last and last.replays else None
 
 
 def _run_replay(opened: OpenStream, request: BackfillRequest) -> ReplayResult | None:

@@ -28,6 +28,7 @@ MIN_VALUES_PER_MISFIT = 10
 
 A list counts as one value.
 """
+SEVERAL_TYPES_REMARK = "values of several types, stored as JSON text"
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""
 
@@ -76,11 +77,13 @@ def propose_columns(
     timestamps_ms: Sequence[int],
     relaxed: FieldStatistics | None = None,
     dots: bool = False,
+    has_json: bool = True,
 ) -> tuple[ProposedColumn, ...]:
     """Propose a column for each field, in order of appearance. A field that cannot be a column has no type.
 
     `relaxed` has statistics of the same fields after `parse_text`; without it, no column is cast.
-    With `dots`, names may have dots: `rename_dotted` replaces them.
+    With `dots`, names may have dots: `rename_dotted` replaces them. Without `has_json`, fields are texts: a column of
+    several types stores them as they are.
     """
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None
@@ -92,7 +95,7 @@ def propose_columns(
         else:
             before[name.lower()] = name
             one = FieldStatistics() if relaxed is None else relaxed.fields[name]
-            found.append(_propose_column(name, observed, one, sampled, middle_s))
+            found.append(_propose_column(name, observed, one, sampled, middle_s, has_json=has_json))
     return tuple(found)
 
 
@@ -129,8 +132,14 @@ def find_column_problem(name: str, before: Mapping[str, str], *, dots: bool = Fa
     return f"differs from {same} only by case" if same else ""
 
 
-def _propose_column(
-    name: str, observed: FieldStatistics, relaxed: FieldStatistics, sampled: int, middle_s: float | None
+def _propose_column(  # noqa: PLR0913 - the facts about a field
+    name: str,
+    observed: FieldStatistics,
+    relaxed: FieldStatistics,
+    sampled: int,
+    middle_s: float | None,
+    *,
+    has_json: bool,
 ) -> ProposedColumn:
     cast = _guess_cast(name, observed, relaxed, middle_s)
     plain = _guess_type(observed)
@@ -150,7 +159,8 @@ def _propose_column(
         more = len(left_out) - MAX_REMARKS
         shown = [*map(json.dumps, left_out[:MAX_REMARKS]), *([f"{more:,} more"] if more > 0 else [])]
         remarks.append(f"leaves out {', '.join(shown)}")
-    inside = list(_describe_guesses(observed, ""))
+    as_json = of_one_type is None and has_json
+    inside = [SEVERAL_TYPES_REMARK] if as_json else list(_describe_guesses(observed, ""))
     remarks += inside[:MAX_REMARKS]
     if len(inside) > MAX_REMARKS:
         remarks.append("and more")
@@ -161,7 +171,7 @@ def _propose_column(
         and (not observed.others or bool(cast) or of_one_type is None)
         and sampled >= MIN_RECORDS_FOR_REQUIRED,
         unit=unit,
-        as_json=of_one_type is None,
+        as_json=as_json,
         json_fields=tuple(dict.fromkeys(_find_json_fields(observed, parse_type(kind)))),
         is_partial=bool(left_out),
         is_cast=cast is not None,
@@ -172,9 +182,15 @@ def _propose_column(
     )
 
 
-def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
-    """Yield a remark for each guessed type that some values do not fit, or for which no value was seen."""
+def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = None) -> Iterator[str]:
+    """Yield a remark for each guessed type that some values do not fit, or for which no value was seen.
+
+    `lists` is as in `_guess_type`.
+    """
     where = f"{path}: " if path else ""
+    if path and _guess_type(observed, lists) is None:
+        yield f"{where}{SEVERAL_TYPES_REMARK}"
+        return
     if observed.others:
         yield f"{where}{observed.others:,} of {observed.present:,} values have a different type"
     if observed.kind == "text" and observed.odd_texts and observed.shape:
@@ -186,18 +202,19 @@ def _describe_guesses(observed: FieldStatistics, path: str) -> Iterator[str]:
             yield f"{where}only null was seen"
     elif observed.kind == "array" and observed.elements is not None:
         if observed.elements.kinds:
-            yield from _describe_guesses(observed.elements, f"{path}[]")
+            arrays = observed.kinds["array"] if lists is None else min(lists, observed.kinds["array"])
+            yield from _describe_guesses(observed.elements, f"{path}[]", arrays)
         else:
             yield f"{where}only empty lists were seen"
     elif observed.kind == "object":
         if not observed.fields:
             yield f"{where}only empty objects were seen"
-        is_struct = (_guess_object_type(observed) or "").startswith(
+        is_struct = (_guess_object_type(observed, lists) or "").startswith(
             "struct"
         )  # a map's keys are data, so their types are not listed
         for name, field in observed.fields.items() if is_struct else ():
             if not find_column_problem(name, {}):
-                yield from _describe_guesses(field, f"{path}.{name}" if path else name)
+                yield from _describe_guesses(field, f"{path}.{name}" if path else name, lists)
 
 
 def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator[str]:

@@ -150,7 +150,8 @@ def _propose_columns(
         return (ProposedColumn("value", "binary"),)
     stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
     whole = collect_statistics(encoding.records)
-    columns = propose_columns(whole, timestamps_ms=stamps, dots=True)
+    has_json = not isinstance(encoding.format, CsvFormat)
+    columns = propose_columns(whole, timestamps_ms=stamps, dots=True, has_json=has_json)
     if written is not None and written.type == "JSON":
         columns = derive_json_columns(written.schemas, columns)
     elif isinstance(encoding.format, JsonFormat):
@@ -161,8 +162,6 @@ def _propose_columns(
             for column, other in zip(columns, cast, strict=True)
         )
     columns = rename_dotted(columns)
-    if isinstance(encoding.format, CsvFormat):  # its fields are texts already
-        columns = tuple(replace(column, as_json=False) for column in columns)
     if any(column.type for column in columns):
         return columns
     return (*columns, ProposedColumn("value", "string", remark="no field of the records can be a column"))

@@ -70,8 +70,12 @@ _LENGTH_ARGUMENTS = {
 }
 """Index of the first argument that sets the length of a function's result. DuckDB's memory limit ignores it."""
 MAX_RESULT_LENGTH = 100_000
-_QUADRATIC_FUNCTIONS = frozenset({"damerau_levenshtein", "editdist3", "levenshtein"})
-"""Functions whose time or memory is the product of their arguments' lengths."""
+_COMPARISONS = ("damerau_levenshtein", "editdist3", "jaro_similarity", "jaro_winkler_similarity", "levenshtein")
+_SHORT_ARGUMENTS = {
+    **dict.fromkeys(_COMPARISONS, slice(0, None)),
+    **dict.fromkeys(("regexp_replace", "replace"), slice(2, 3)),
+}
+"""Arguments whose length multiplies a function's time or memory. They must be short."""
 MAX_COMPARED_LENGTH = 1000
 
 
@@ -465,10 +469,13 @@ class _Checker:
                 "unlimited memory"
             )
             raise SpecError(f"transform: {name}: {what}")
-        if name in _QUADRATIC_FUNCTIONS and not all(map(_is_short, call["arguments"])):
+        short = _SHORT_ARGUMENTS.get(name)
+        if short and not all(map(_is_short, call["arguments"][short])):
+            first = short.start
+            which = f"argument {first + 1} must be a constant" if first else "its arguments must be constants"
             raise SpecError(
-                f"transform: {name}: its arguments must be constants or left(…, n) with n up to "
-                f"{MAX_COMPARED_LENGTH:,}, because otherwise a record could use unlimited time and memory"
+                f"transform: {name}: {which} or left(…, n) with n up to {MAX_COMPARED_LENGTH:,}, because otherwise a "
+                "record could use unlimited time and memory"
             )
         if _max_length(call) > MAX_RESULT_LENGTH:
             raise SpecError(f"transform: {name}: nested lengths make a result longer than {MAX_RESULT_LENGTH:,}")
@@ -514,13 +521,13 @@ def _is_small(argument: _Node) -> bool:
 
 
 def _is_short(argument: _Node) -> bool:
-    """Return whether an argument is a constant, or a text that `left` shortens."""
+    """Return whether an argument is a constant, such as `chr(10)`, or a text that `left` shortens."""
     expression = argument["expression"]
     if expression["class"] == "FUNCTION" and expression["function_name"].lower() == "left":
         return 0 < _constant_value(expression["arguments"][-1]["expression"]) <= MAX_COMPARED_LENGTH and _is_small(
             expression["arguments"][-1]
         )
-    return bool(expression["class"] == "CONSTANT")
+    return _max_length(expression) == 1 and all(node["class"] != "COLUMN_REF" for node in _find_nodes(expression))
 
 
 def _max_length(part: Any) -> int:

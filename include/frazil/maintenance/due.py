@@ -4,13 +4,13 @@ then counts the files of each partition and decides again. Pure; does not load P
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
 from frazil.maintenance.compaction import MIN_DELETES_PER_FILE
-from frazil.maintenance.health import TableHealth, are_large
+from frazil.maintenance.health import ManifestGroup, TableHealth, are_large
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests, SwitchableAction
 from frazil.spec.units import format_count, format_duration
 from frazil.timetext import format_elapsed
@@ -27,22 +27,22 @@ class ManifestPlan:
 
 
 def plan_manifests(
-    manifests: Mapping[int, tuple[int, int]], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
+    groups: Sequence[ManifestGroup], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """If there are too many manifests, plan a rewrite in each partition spec where it halves their number.
+    """If there are too many manifests, plan a rewrite in each partition spec where it halves the number of a group.
 
-    `manifests` has the number and bytes of manifests by spec id.
+    A rewrite merges only manifests of the same group.
     """
-    total = sum(count for count, _ in manifests.values())
+    total = sum(group.manifests for group in groups)
     if total < settings.most:
         return ManifestPlan((), f"{format_count(total, 'manifest', 'is|are')} fewer than {settings.most:,}")
-    ideal = {spec: max(-(-size // target_bytes), 1) for spec, (_, size) in manifests.items()}
-    worth = tuple(spec for spec, (count, _) in sorted(manifests.items()) if 2 * ideal[spec] <= count)
+    ideal = {group: max(-(-group.bytes // target_bytes), 1) for group in groups}
+    worth = tuple(sorted({group.spec_id for group in groups if 2 * ideal[group] <= group.manifests}))
     if not worth:
         fewest = sum(ideal.values())
         few = f"a rewrite would not halve {format_count(total, 'manifest')}: {fewest:,} would remain"
         return ManifestPlan((), few)
-    left = total - sum(manifests[spec][0] - ideal[spec] for spec in worth)
+    left = sum(ideal[group] if group.spec_id in worth else group.manifests for group in groups)
     return ManifestPlan(worth, f"{format_count(total, 'manifest', 'becomes|become')} about {left:,}")
 
 
@@ -78,7 +78,7 @@ def find_due_actions(
     )
     checks = {
         Action.COMPACTION: _check_compaction(health, settings.compaction, again=again),
-        Action.MANIFESTS: _check_manifests(health, settings.manifests, again=again),
+        Action.MANIFESTS: _check_manifests(health, settings.manifests),
         Action.EXPIRY: _check_expiry(health, settings.expiry),
     }
     off = DueCheck(False, "it is switched off")
@@ -109,11 +109,8 @@ def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows
 
 
-def _check_manifests(health: TableHealth, settings: Manifests, *, again: bool) -> DueCheck:
-    """Check the manifests of all specs together. The daily check (`again`) also checks each spec."""
-    plan = plan_manifests({0: (health.manifests, health.manifests_bytes)}, settings)
-    if again and not plan.spec_ids and health.manifests >= settings.most:
-        return DueCheck(True, f"{plan.sentence}; the manifests of each partition spec are checked once a day")
+def _check_manifests(health: TableHealth, settings: Manifests) -> DueCheck:
+    plan = plan_manifests(health.manifest_groups, settings)
     return DueCheck(bool(plan.spec_ids), plan.sentence)
 
 

@@ -86,6 +86,16 @@ class RecentFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class ManifestGroup:
+    """The manifests of one partition spec that list data files, or of those that list delete files."""
+
+    spec_id: int
+    deletes: bool
+    manifests: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamHealth:
     """One stream that feeds the table. Unknown values are None."""
 
@@ -142,6 +152,11 @@ class TableHealth:
     merged: bool = False
     """Whether a stream merges into the table, and so adds delete files."""
     format_version: int = 2
+    folds: int = 0
+    """Number of snapshots in which a writer replaced its own small files, as `fold-files` declares."""
+    last_fold_at_ms: int | None = None
+    manifest_groups: tuple[ManifestGroup, ...] = ()
+    """The manifests that can be merged with each other."""
 
     @property
     def deleted_percent(self) -> float:

@@ -6,7 +6,8 @@ merges, unless the measurement is deep (`frazil.maintenance.deep`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -40,7 +41,7 @@ from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import Action, find_due_actions
-from frazil.maintenance.health import RecentFiles, StreamHealth, TableHealth, are_large, p10
+from frazil.maintenance.health import ManifestGroup, RecentFiles, StreamHealth, TableHealth, are_large, p10
 from frazil.maintenance.tables import MaintainedTable, TableKind, maintained_tables, template_table
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
@@ -114,6 +115,7 @@ def _measure_table(
     main_at_ms = [snapshot.timestamp_ms for snapshot in ancestors(metadata)]
     target = target_file_bytes(table)
     compacted_at_ms, files_since, bytes_since = _growth_since_compaction(metadata, target_bytes=target)
+    folded_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots if _is_fold(snapshot)]
     watched = maintained.streams if maintained.kind is TableKind.MAIN else ()
     return TableHealth(
         table=maintained.name,
@@ -141,6 +143,9 @@ def _measure_table(
         deleted_rows=_summary_count(head, "total-position-deletes", _live_rows(deletes)),
         merged=any(spec.sinks.mode.replaces_rows for spec in watched),
         format_version=metadata.format_version,
+        folds=len(folded_ms),
+        last_fold_at_ms=max(folded_ms, default=None),
+        manifest_groups=group_manifests(manifests),
     )
 
 
@@ -148,6 +153,15 @@ def _summary_count(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> 
     """Return a number from the snapshot's summary, or `otherwise`."""
     text = snapshot.summary[name] if snapshot and snapshot.summary else None
     return otherwise if text is None else int(text)
+
+
+def group_manifests(manifests: Iterable[ManifestFile]) -> tuple[ManifestGroup, ...]:
+    """Group the manifests by partition spec and content."""
+    sizes = defaultdict[tuple[int, bool], list[int]](list)
+    for manifest in manifests:
+        group = manifest.partition_spec_id, manifest.content is ManifestContent.DELETES
+        sizes[group].append(manifest.manifest_length)
+    return tuple(ManifestGroup(*group, len(found), sum(found)) for group, found in sorted(sizes.items()))
 
 
 def _live_files(manifests: Sequence[ManifestFile]) -> int:
@@ -196,9 +210,11 @@ def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> t
 def _is_replace(snapshot: Snapshot) -> bool:
     """Return whether a snapshot has the same rows in other files. A writer's folds leave files for maintenance."""
     summary = snapshot.summary
-    if summary is None or summary.operation is not Operation.REPLACE:
-        return False
-    return summary.get("frazil.operation") != FOLD_OPERATION
+    return summary is not None and summary.operation is Operation.REPLACE and not _is_fold(snapshot)
+
+
+def _is_fold(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.get("frazil.operation") == FOLD_OPERATION
 
 
 def _is_own_compaction(snapshot: Snapshot) -> bool:

@@ -6,7 +6,6 @@ executes them.
 from __future__ import annotations
 
 import base64
-from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,7 +29,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, MANIFEST_BYTES_PROPERTY, Action, ManifestPlan, plan_manifests
 from frazil.maintenance.health import PartitionKey
-from frazil.maintenance.measure import list_added_files, load_maintained, measure
+from frazil.maintenance.measure import group_manifests, list_added_files, load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
 from frazil.signals.completion import find_feeds
@@ -155,12 +154,9 @@ class MaintenancePlanner:
     def manifests(self) -> tuple[Table, ManifestPlan]:
         table = self._load()
         head = head_of(table.metadata)
-        sizes: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for manifest in head.manifests(table.io) if head else ():
-            count, size = sizes[manifest.partition_spec_id]
-            sizes[manifest.partition_spec_id] = (count + 1, size + manifest.manifest_length)
+        groups = group_manifests(head.manifests(table.io) if head else ())
         target = int(table.properties.get(MANIFEST_BYTES_PROPERTY, DEFAULT_MANIFEST_BYTES))
-        return table, plan_manifests(sizes, self.maintained.settings.manifests, target_bytes=target)
+        return table, plan_manifests(groups, self.maintained.settings.manifests, target_bytes=target)
 
     def expiry(self) -> tuple[Table, ExpiryPlan]:
         # Read the signals before the table: outdated signals only keep more snapshots than needed.

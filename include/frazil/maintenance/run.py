@@ -146,8 +146,9 @@ class _ActionRunner:
         ending, why = rewrite_ending(done)
         deletes = sum(int(summary.get("removed-delete-files") or 0) for summary in summaries)
         also = f", and {format_count(deletes, 'delete file', 'was|were')} removed," if deletes else ""
-        data_files = format_count(done.removed, "data file")
-        sentence = f"{plan.sentence}: {data_files} became {done.added:,}{also} in {seconds:.1f} s"
+        data_files = f"{format_count(done.removed, 'data file')} became {done.added:,}"
+        result = data_files if done.removed else "no data file was rewritten"
+        sentence = f"{plan.sentence}: {result}{also} in {seconds:.1f} s"
         sentence += f"; {missing:,} were not rewritten: {why}" if missing > 0 or ending is not Ending.DONE else ""
         sentence += growth_note(done.bytes, numbers["bytes-added"], table.properties)
         return self._make_outcome(Action.COMPACTION, ending, sentence, numbers, exit_code=int(ending is Ending.FAILED))
@@ -160,6 +161,9 @@ class _ActionRunner:
         counts = [opened.rewrite_manifests(spec_id) for spec_id in plan.spec_ids]
         removed, added = (sum(of) for of in zip(*counts, strict=True))
         seconds = time.monotonic() - began
+        if not removed:
+            sentence = f"{plan.sentence}: another program rewrote them first"
+            return self._make_outcome(Action.MANIFESTS, Ending.SKIPPED, sentence)
         numbers = {"manifests-removed": removed, "manifests-added": added, "seconds": round(seconds, 3)}
         sentence = f"{plan.sentence}: {removed:,} became {added:,} in {seconds:.1f} s"
         return self._make_outcome(Action.MANIFESTS, Ending.DONE, sentence, numbers)

@@ -10,7 +10,7 @@ from itertools import islice
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from frazil.commit.history import COMPACTION_OPERATION, parse_number
+from frazil.commit.history import COMPACTION_OPERATION, FOLD_OPERATION, parse_number
 from frazil.maintenance.alerts import MIN_FILE_DIVISOR
 from frazil.maintenance.due import Action as DueAction
 from frazil.maintenance.due import DueCheck, is_enabled
@@ -32,6 +32,7 @@ KIND_LABELS = {
     "merge": "merge",
     "backfill": "backfill",
     "compaction": "compaction",
+    "fold": "folding by writers",
     "manifests": "manifests rewritten",
     "expiry": "expiry",
     "dead-letters": "replay or discard",
@@ -206,7 +207,7 @@ def _snapshot_event(snapshot: Snapshot) -> TimelineEvent:
     words = {
         "batch": f"{parse_number(summary.get('frazil.records')):,} records",
         "merge": f"{parse_number(summary.get('frazil.records')):,} changes",
-        "compaction": f"{gone:,} files became {added:,}",
+        **dict.fromkeys(("compaction", "fold"), f"{gone:,} files became {added:,}"),
         "dead-letters": DEAD_LETTER_OPERATIONS.get(operation, ""),
     }
     lost = f": {summary['frazil.lost'][:MAX_LOST_CHARACTERS]}" if summary.get("frazil.lost") else ""
@@ -224,6 +225,8 @@ def _snapshot_kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
         return "dead-letters"
     if summary.get("frazil.backfill-stream") or summary.get("frazil.backfill"):
         return "backfill"
+    if summary.get("frazil.operation") == FOLD_OPERATION:
+        return "fold"
     if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
         own = summary.get("frazil.operation") == COMPACTION_OPERATION
         changes_data = own or summary.get("deleted-data-files") or summary.get("added-data-files")

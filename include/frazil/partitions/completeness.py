@@ -43,17 +43,14 @@ class Feed:
         """Return a clause that says what must happen before `window` (by default, any window) is complete."""
         if self.problem:
             return f"the watermark of {self.stream} cannot be used: {self.problem}"
-        where = (
-            f"{self.stream}, {self.delaying_partition[0]}-{self.delaying_partition[1]}"
-            if self.delaying_partition
-            else self.stream
-        )
+        topic, partition = self.delaying_partition or ("", 0)
+        where = f"stream {self.stream}" + (f" in partition {topic}-{partition}" if topic else "")
         if self.watermark_us is None or window is None:
             return f"the watermark of {where} is unknown: no event has arrived"
         if self.waiting_us is not None and self.waiting_us < window.end_us <= self.watermark_us - self.lateness_us:
             return f"rows of {self.stream} since {_format_seconds(self.waiting_us)} wait on a branch"
         until, newest = format_time(window.end_us + self.lateness_us), _format_seconds(self.watermark_us)
-        return f"events from {until} or later must arrive; the newest of {where} are from {newest}"
+        return f"events from {until} or later must arrive; the newest event of {where} is from {newest}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
 def _parse_connection(text: str, variable: str) -> dict[str, Any]:
     try:
         return _parse_json_connection(text) if text.lstrip().startswith("{") else _parse_uri_connection(text)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         # The message shows neither text nor cause, because both may hold a password.
         raise SpecError(f"{variable} is not an Airflow connection; write it as JSON or as a URI") from None
 

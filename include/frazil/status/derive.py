@@ -86,7 +86,6 @@ _LEVELS_AND_RULES: Mapping[State, tuple[Level, str]] = {
     State.NO_TABLE: (Level.BROKEN, "table"),
     State.ANOTHER_TABLE: (Level.BROKEN, "table"),
     State.TABLE_UNREADABLE: (Level.BROKEN, "table"),
-    State.NO_WRITER: (Level.TROUBLE, "writer"),
     State.ELSEWHERE: (Level.WELL, ""),
     State.NOT_BEGUN: (Level.QUIET, ""),
 }
@@ -156,32 +155,31 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
     if launch is None:
         return WriterProcess(state=observation.process)
     process, epoch = launch.writer or launch.parent, heartbeat.epoch if heartbeat else None
-    if observation.process.is_alive:
-        return WriterProcess(
-            state=observation.process,
-            pid=process.pid if process else None,
-            phase=heartbeat.phase if heartbeat else None,
-            batch_records=heartbeat.batch_records if heartbeat else 0,
-            heartbeat_at_ms=heartbeat.written_at_ms if heartbeat else None,
-            stale=heartbeat is not None and get_fresh_heartbeat(observation, now_ms=now_ms) is None,
-            epoch=epoch,
-        )
-    ended = WriterProcess(
+    known = WriterProcess(
         state=observation.process,
         foreground=launch.kind is LaunchKind.FOREGROUND,
         application=launch.application if launch.kind is LaunchKind.HOSTED else None,
         epoch=epoch,
     )
+    if observation.process.is_alive:
+        return replace(
+            known,
+            pid=process.pid if process else None,
+            phase=heartbeat.phase if heartbeat else None,
+            batch_records=heartbeat.batch_records if heartbeat else 0,
+            heartbeat_at_ms=heartbeat.written_at_ms if heartbeat else None,
+            stale=heartbeat is not None and get_fresh_heartbeat(observation, now_ms=now_ms) is None,
+        )
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
     if end is not None:
         name = error_name(end.code) or None if end.code else None
-        return replace(ended, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
+        return replace(known, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
     if heartbeat is None:
-        return ended
+        return known
     # The process that recorded no exit code yet is about to do so.
     ended_well = heartbeat.phase is Phase.ENDED and heartbeat.error is None
     return replace(
-        ended, exit_code=0 if ended_well else None, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.error
+        known, exit_code=0 if ended_well else None, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.error
     )
 
 
@@ -223,6 +221,8 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         or _state_without_problems(known, spec, now_ms=now_ms)
     )
     level, rule = _LEVELS_AND_RULES[found[0]]
+    if found[0] is State.STOPPED and not known.writer_failed:
+        level = Level.TROUBLE
     if found[0] is State.STARTING and known.writer.pid is not None:
         level = Level.WELL
     if found[0] is State.STALLED and _may_advance_by_itself(known, spec, now_ms=now_ms):
@@ -284,7 +284,7 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
         return State.TABLE_UNREADABLE, known.unread or first
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
-    if writer.ended_at_ms is not None and writer.exit_code != 0 and not known.reset_since_end:
+    if known.writer_failed:
         return State.STOPPED, first or f"its last writer ended with {describe_exit(writer)}"
     return None
 
@@ -297,14 +297,14 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
     if not writer.foreground and abs(now_ms - since_ms) <= MAX_START_DELAY_MS:
         return State.STARTING, "its last writer has ended, and the next one has not started yet"
     if known.reset_since_end:
-        return State.NO_WRITER, describe_reset(known, now_ms=now_ms)
+        return State.STOPPED, describe_reset(known, now_ms=now_ms)
     ended = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {format_count(known.lag, 'record', 'waits|wait')}" if known.lag else ""
     sentence = (
         f"its last writer here ended{ended}, and no other has committed since{waiting}; check that its "
         "DAG runs in Airflow"
     )
-    return State.NO_WRITER, sentence
+    return State.STOPPED, sentence
 
 
 def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
@@ -338,7 +338,7 @@ def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int
         return State.ELSEWHERE, ""
     if known.last_commit_at_ms is None and known.writer.ended_at_ms is None:
         return State.NOT_BEGUN, "Unpause the DAG of its writer to begin"
-    return State.NO_WRITER, "no writer runs on this host, and nothing was committed lately"
+    return State.STOPPED, "no writer runs on this host, and nothing was committed lately"
 
 
 def describe_reset(known: StreamState, *, now_ms: int) -> str:

@@ -30,7 +30,7 @@ class State(StrEnum):
     STOPPING = "stopping"
     PAUSED = "paused"
     STOPPED = "stopped"
-    """No writer runs, and none may start yet."""
+    """No writer runs on this host, and no other host has committed lately."""
     CRASH_LOOPING = "crash-looping"
     GIVEN_UP = "given up"
     REMOVED = "removed"
@@ -45,7 +45,6 @@ class State(StrEnum):
     ANOTHER_TABLE = "another table"
     """A different table of the same name replaced the stream's table."""
     TABLE_UNREADABLE = "table unreadable"
-    NO_WRITER = "no writer"
     ELSEWHERE = "commits elsewhere"
     NOT_BEGUN = "not begun"
     LOADING = "loading"
@@ -156,7 +155,7 @@ class StreamState:
     distribution: str | None = None
     """Whether the last batch's rows were shuffled, and why; None with `distribution: none`."""
     undeclared: tuple[str, ...] = ()
-    """Columns of the table that the stream does not declare, such as `gate: string`."""
+    """Columns, and fields of structs, that the stream fills but does not declare, such as `gate: string`."""
     notices: tuple[str, ...] = ()
     """Notices of the live writer or the last one that are not problems."""
     changes: Mapping[str, int] = field(default_factory=dict)
@@ -180,9 +179,15 @@ class StreamState:
         return self.writer.pid is None and at_ms is not None and ended_at_ms is not None and at_ms > ended_at_ms
 
     @property
+    def writer_failed(self) -> bool:
+        """Whether the last writer ended with an error, and the stream was not reset since."""
+        return self.writer.ended_at_ms is not None and self.writer.exit_code != 0 and not self.reset_since_end
+
+    @property
     def needs_operator(self) -> bool:
         """Whether the last writer ended with an error after which the supervisor starts no other writer."""
-        return self.state is State.STOPPED and self.alive is False and self.writer.exit_code in NO_RESTART_EXIT_CODES
+        stopped = self.state is State.STOPPED and self.alive is False and self.writer_failed
+        return stopped and self.writer.exit_code in NO_RESTART_EXIT_CODES
 
     @property
     def commits_elsewhere(self) -> bool:

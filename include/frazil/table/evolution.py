@@ -108,7 +108,7 @@ class Conflict:
 
 
 Change = Addition | Promotion | Relaxation
-Difference = Addition | Promotion | Conflict
+Difference = Change | Conflict
 
 
 def find_differences(
@@ -151,8 +151,8 @@ class SchemaComparison:
             if field.required and name not in declared_names and field.field_id not in found_ids:
                 yield Conflict(
                     (*path, name),
-                    f"is {field.field_type} not null in the table, but is not declared; declare it, or make it "
-                    "optional in the table",
+                    f"is {field.field_type} not null in the table, but is not declared; declare it. "
+                    "Without 'not null', it becomes optional in the table",
                 )
 
     def compare_missing(
@@ -212,11 +212,14 @@ class SchemaComparison:
                 "declare it without 'not null', or make it required in the table",
             )
         elif existing.required and not declared.required:
-            yield Conflict(
-                path,
-                f"is declared {declared.field_type} (optional), but is {existing.field_type} not null in the table; "
-                "declare it 'not null', or make it optional in the table",
-            )
+            if path[0] in self.user_columns and existing.field_id not in self.table.identifier_field_ids:
+                yield Relaxation(path)
+            else:
+                yield Conflict(
+                    path,
+                    f"is declared {declared.field_type} (optional), but is {existing.field_type} not null in the "
+                    "table, as identifier fields and frazil's columns are; declare it 'not null'",
+                )
         yield from self._compare_types(declared, existing, path=path)
 
     def _compare_types(self, declared: NestedField, existing: NestedField, *, path: Path) -> Iterator[Difference]:

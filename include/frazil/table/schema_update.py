@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.types import NestedField
+from pyiceberg.types import IcebergType, NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
-from frazil.spec.iceberg import format_declaration, parse_former_columns
+from frazil.spec.iceberg import format_declaration, iceberg_type, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE_TYPES
 from frazil.table.catalogs import translate_catalog_errors
@@ -28,7 +28,7 @@ from frazil.table.evolution import (
     find_differences,
     relax,
 )
-from frazil.table.growth import SchemaGrowth, plan_growth
+from frazil.table.growth import SchemaGrowth, plan_growth, walk_fields
 from frazil.table.renamed import use_current_names
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
     raise _evolution_failure(table, stream)
 
 
-def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Addition | Promotion]:
+def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[Change]:
     """Return the changes that evolve the table to the declared schema. Raises SchemaIncompatible for unsafe ones."""
     existing = table.schema()
     wanted = _adapt(_use_current_names(declared, table), existing)
@@ -111,14 +111,27 @@ def check_readable_schema(added: Schema, table: str) -> None:
 
 
 def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
-    """Return the undeclared top-level columns that a stream fills, in the form `gate: string`."""
-    names = {column.name for column in spec.columns}
+    """Return the undeclared columns and nested fields that a stream fills, as `gate: string` or `home.zip: string`."""
     # Building a schema is slow, and an open page calls this for many streams.
+    declared = {column.name: iceberg_type(column.type) if "<" in column.type else None for column in spec.columns}
     if parse_former_columns(table.properties):
-        names = {field.name for field in _use_current_names(declared_table(spec), table).schema.fields}
-    return tuple(
-        format_declaration(field) for field in table.schema().fields if field.name not in names | RESERVED_COLUMNS
-    )
+        fields = _use_current_names(declared_table(spec), table).schema.fields
+        declared = {field.name: field.field_type for field in fields}
+    found: list[NestedField] = []
+    for field in table.schema().fields:
+        if field.name in declared:
+            found += _undeclared_fields(field, declared[field.name])
+        elif field.name not in RESERVED_COLUMNS:
+            found.append(field)
+    return tuple(map(format_declaration, found))
+
+
+def _undeclared_fields(column: NestedField, declared: IcebergType | None) -> Iterator[NestedField]:
+    """Yield the fields of a column that its declared type does not have, with their paths as names."""
+    known = {(), *(path for path, _ in walk_fields(declared, ()))} if declared else set()
+    for path, field in walk_fields(column.field_type, ()):
+        if path not in known and path[:-1] in known:
+            yield field.model_copy(update={"name": ".".join((column.name, *path))})
 
 
 def evolve_for_records(table: Table, spec: StreamSpec, wanted: Sequence[Change]) -> SchemaGrowth:

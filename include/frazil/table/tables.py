@@ -100,8 +100,8 @@ def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
         if missing := find_evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
-                f"stream {spec.name}: the table {table_identifier(table)} does not have all declared columns yet "
-                f"({columns}); the writer's next start adds them: `frazil restart {spec.name}`"
+                f"stream {spec.name}: the columns of table {table_identifier(table)} are not all as declared yet "
+                f"({columns}); the writer's next start changes them: `frazil restart {spec.name}`"
             )
     schema, former = main.schema(), parse_former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}

@@ -19,7 +19,7 @@ from frazil.commit.backfill_marker import BackfillMarker, Worker, read_backfill
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
-INTERRUPTED = "interrupted: no process works on it. To finish or end it, run the same command again"
+INTERRUPTED = "its run failed or was interrupted. To finish or end it, run the same command again"
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from pyiceberg.schema import Schema
 
 from frazil.cli.main import frazil
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, property_name
+from frazil.commit.backfill_marker import BackfillMarker, BackfillState, property_name, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.open_streams import open_stream
-from frazil.errors import SpecError
+from frazil.errors import FrazilError, SchemaIncompatible, SpecError
 from frazil.ingest.sealing import OMITTED
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.load import load_stream
@@ -168,9 +168,9 @@ def test_dead_letters_that_keep_nothing_of_their_record_are_not_counted_as_decod
     row = dead_letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
     new = {**row, "kafka_offset": 7, "error_class": "Omitted", "value": OMITTED, "headers": None}
     dead_letters.append(pa.Table.from_pylist([new], schema=dead_letters.schema().as_arrow()))
-    said = call(streams, "replay", "made", "--dry-run")
-    assert "1 dead letter of stream made cannot be replayed: the record itself was not stored" in said
-    assert "3 dead letters of stream made would be decoded again. Which of them would land is unknown: " in said
+    refused = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--dry-run", "--streams", str(streams)])
+    assert "1 dead letter of stream made cannot be replayed: the record itself was not stored" in refused.output
+    assert "are not all as declared yet (note)" in str(refused.exception)
     said = call(streams, "replay", "made", "--reason", "Omitted")
     assert said.endswith("Stream made: nothing to replay, because all dead letters that match are left out.\n")
     for words in (("--reason", "Other"), ("--reason", "Other", "--dry-run")):
@@ -211,6 +211,55 @@ def test_a_dry_run_of_a_replay_says_what_would_land_and_why_the_rest_would_fail_
     assert (found["would-land"], found["would-fail"], found["meant"]) == (2, 2, 4)
     assert len(before.snapshots) + 1 == len(opened.tables.dead_letters.refresh().metadata.snapshots)
     assert list(opened.tables.store.list_files(f"{opened.tables.state}/replays")) == []
+
+
+@pytest.mark.parametrize("which", [(), ("--dry-run",)])
+def test_a_replay_and_its_dry_run_are_refused_for_the_same_reasons_and_leave_no_replay(
+    streams: Path, which: tuple[str, ...]
+) -> None:
+    opened = open_stream(load_stream(streams / "made.yaml"))
+    Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 9})
+
+    def refusal() -> FrazilError:
+        arguments = ["dlq", "replay", "made", *which, "--streams", str(streams)]
+        error = CliRunner().invoke(frazil, arguments).exception
+        assert isinstance(error, FrazilError)
+        return error
+
+    (streams / "made.yaml").write_text(STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string}"))
+    refused = refusal()
+    assert isinstance(refused, SchemaIncompatible)
+    assert "the writer's next start changes them: `frazil restart made`" in str(refused)
+    assert read_backfill(opened.tables.main.refresh().properties, "made") is None
+    (streams / "made.yaml").write_text(STREAM)
+    backfill = BackfillMarker("made", "d-1", {"stream": "made"}, "d", 1)
+    with opened.tables.main.current().transaction() as change:
+        change.set_properties({property_name("made"): backfill.to_property()})
+    assert "backfill d-1 of stream 'made' is staging" in str(refusal())
+
+
+def test_dead_letters_without_a_required_value_land_once_its_column_is_optional(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+    in_this_process: None,  # noqa: ARG001
+) -> None:
+    declared = STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string not null}")
+    (tmp_path / "made.yaml").write_text(declared)
+    made = MadeStream(load_stream(tmp_path / "made.yaml"), time.time_ns() // 1_000_000, partitions=1)
+    made.columns = lambda rows: {"note": pa.array(["x"] * rows)}
+    made.land({0: (0, 4)}, rejected={0: [1]})
+    dead_letters = made.tables.dead_letters.refresh()
+    (row,) = dead_letters.scan().to_arrow().to_pylist()
+    dead_letters.overwrite(
+        pa.Table.from_pylist(
+            [{**row, "value": b'{"at": "2013-12-30T10:00:00Z"}'}], schema=dead_letters.schema().as_arrow()
+        )
+    )
+    (tmp_path / "made.yaml").write_text(declared.replace(" not null", ""))
+    error = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--streams", str(tmp_path)]).exception
+    assert "(note); the writer's next start changes them: `frazil restart made`" in str(error)
+    ensure_table(load_catalog(None), load_stream(tmp_path / "made.yaml"))  # as the start does
+    assert call(tmp_path, "replay", "made") == "Stream made: 1 dead letter is a row now; 0 failed again.\n"
 
 
 def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) -> None:

@@ -116,7 +116,7 @@ def test_the_error_of_the_last_writer_is_shown_once_and_until_the_stream_is_rese
     monkeypatch.setattr(status_stream, "fetch_lag", lambda *_: (4, None))
     made.now_ms = now() + 1_000
     reset(made.tables, target={("made", 0): 0}, source=made.source, seen=read_state_before_reset(made.tables))
-    assert state(tmp_path) == "no writer"
+    assert state(tmp_path) == "stopped"
     shown = " ".join(call(tmp_path, "status", "made").split())
     assert "it was made again" not in shown
     assert "ago; start a writer: frazil run made" in shown
@@ -139,7 +139,7 @@ def test_a_writer_whose_end_could_not_be_recorded_has_run_on_this_host(
 
 def test_no_writer_starts_after_one_that_a_user_ran_to_its_end(made: MadeStream, tmp_path: Path) -> None:
     ends(0)
-    assert state(tmp_path) == "no writer"
+    assert state(tmp_path) == "stopped"
     ends(0, kind=LaunchKind.SUPERVISED)
     assert state(tmp_path) == "starting"
     assert made.spec.name in call(tmp_path, "status")

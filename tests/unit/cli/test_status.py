@@ -306,6 +306,12 @@ def test_a_foreground_writer_that_died_without_a_word_has_no_exit_code():
     assert (said.exit_code, said.ended_at_ms) == (None, NOW_MS)
 
 
+@pytest.mark.parametrize("process", [ProcessState.FOREGROUND, ProcessState.ENDED])
+def test_a_writer_is_in_the_foreground_while_it_runs_and_after_its_end(process: ProcessState):
+    launched = launch(LaunchKind.FOREGROUND)
+    assert describe_writer_process(Observation(process, launched, heartbeat(), ()), now_ms=NOW_MS).foreground
+
+
 def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
     gone = Launch("launch-1", LaunchKind.SUPERVISED, NOW_MS - 60_000)
     replace_json(run_folder("ticks") / "lock", gone.to_json())

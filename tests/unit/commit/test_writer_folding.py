@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import AddSnapshotUpdate
 from pyiceberg.types import DateType
 
-from frazil.commit import writer_folding
+from frazil.commit import writer_expiry, writer_folding
 from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.expiry import Pins, plan_expiry
 from frazil.commit.manifest_writing import recently_written
@@ -159,6 +160,31 @@ def test_a_commit_that_arrives_first_wins_and_nothing_of_the_fold_is_left(world:
     assert folds(world)
     assert len(world.rows()) == writer.records + 1
     assert set(world.rows()) == {(0, number) for number in range(writer.records)}
+
+
+@pytest.mark.parametrize("room", ["folding", "expiry"])
+def test_a_writer_ends_while_the_storage_of_its_thread_hangs(world: Any, monkeypatch: pytest.MonkeyPatch, room: str):
+    monkeypatch.setattr(writer_expiry, "END_TIMEOUT_S", 0.01)
+    answers = threading.Event()
+    thread = writer_expiry.start_thread(lambda: answers.wait(5) and None)
+    folding = WriterFolding(world.stream, world.tables.main, FAN_IN, lambda: 0, _running=thread)
+    expiry = WriterExpiry(Expiry(at_least=1, at_most=4), Pins, lambda: 0, _running=thread)  # type: ignore[arg-type]
+    (folding if room == "folding" else expiry).end()
+    assert thread.is_alive()
+    answers.set()
+    thread.join(5)
+
+
+def test_a_fold_that_fails_leaves_its_manifests_to_be_merged(world: Any):
+    writer = Writer(world, waits=True)
+    for _ in range(20):
+        writer.commit(FAN_IN)
+        writer.work()
+        world.catalog.next_fails_before(CommitFailedException("another commit came first"))
+        writer.folding.continue_after(())
+    assert not folds(world)
+    table = world.load()
+    assert len(table.current_snapshot().manifests(table.io)) < 40
 
 
 def test_an_unknown_outcome_deletes_nothing(world: Any):

@@ -15,7 +15,7 @@ import pytest
 
 from frazil.audit.stream_audit import audit_stream
 from frazil.backfill import commit as committing
-from frazil.backfill.commit import BackfillCommitter, abandon
+from frazil.backfill.commit import BackfillCommitter, abandon, find_unfinished
 from frazil.cli.dlq import _result_message
 from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
@@ -32,7 +32,15 @@ from frazil.dead_letters import replay as replaying
 from frazil.dead_letters.discard import DiscardMark, discard
 from frazil.dead_letters.replay import replay
 from frazil.dead_letters.selection import LeftOutReason, Selection, count_left_out, read_samples
-from frazil.errors import BackfillAbandoned, Fenced, FrazilError, SpecError, WriterBusy
+from frazil.errors import (
+    BackfillAbandoned,
+    Fenced,
+    FrazilError,
+    SchemaIncompatible,
+    SpecError,
+    StorageUnavailable,
+    WriterBusy,
+)
 from frazil.ingest.contract import RangeProgress
 from frazil.ingest.sealing import OMITTED, SEALED, Sealer, place_of
 from frazil.ingest.stage import stage
@@ -428,6 +436,29 @@ def test_what_a_publication_finds_wrong_is_said_as_it_is(
     monkeypatch.setattr("frazil.backfill.audit.find_problems", lambda _: ["a record is lost"])
     with pytest.raises(FrazilError, match="is not published: a record is lost"):
         replay(open_stream(live.spec), Selection())
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (SchemaIncompatible("a column was dropped"), False),
+        (SpecError("no secret"), False),
+        (StorageUnavailable(""), True),
+    ],
+)
+def test_a_replay_that_fails_before_it_stages_anything_stays_open_only_if_it_can_continue(
+    live: Any, monkeypatch: pytest.MonkeyPatch, error: FrazilError, stays: bool
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replaying, "stage", fails)
+        with pytest.raises(type(error)):
+            replay(open_stream(live.spec), Selection())
+    assert (find_unfinished(open_stream(live.spec).tables) is not None) == stays
+    assert sum(d.landed for d in replay(open_stream(live.spec), Selection())) == len(GOOD)
+    check_audit(live)
 
 
 def test_an_abandoned_replay_leaves_the_dead_letters_as_they_were(live: Any, in_this_process: None) -> None:  # noqa: ARG001

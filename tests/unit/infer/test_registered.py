@@ -282,14 +282,19 @@ def test_protobuf_is_said_to_be_left_to_a_user() -> None:
         propose_declaration(sample(framed(1, b"\0x")), StreamNames("t", "demo.t"), written)
 
 
-@pytest.mark.parametrize("option", [True, False])
-def test_credentials_between_the_brokers_are_refused_before_anything_is_asked(tmp_path: Path, option: bool) -> None:
+@pytest.mark.parametrize("where", ["--bootstrap-servers", "FRAZIL_KAFKA", "_defaults.yaml"])
+def test_credentials_between_the_brokers_are_refused_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     servers = "SASL_SSL://user:hunter2@127.0.0.1:1"
     requested = ["infer", "t", "--streams", str(tmp_path)]
-    if option:
-        requested += ["--bootstrap-servers", servers]
+    if where == "--bootstrap-servers":
+        requested += [where, servers]
+    elif where == "FRAZIL_KAFKA":
+        monkeypatch.setenv(where, servers)
     else:
         (tmp_path / "_defaults.yaml").write_text(f"source: {{bootstrap-servers: '{servers}'}}\n")
     said = str(CliRunner().invoke(frazil, requested).exception)
-    assert "bootstrap-servers: has '@', which suggests credentials next to a host" in said
+    assert where in said
+    assert ": has '@', which suggests credentials next to a host" in said
     assert "hunter2" not in said

@@ -188,6 +188,11 @@ def test_a_default_of_a_json_column_that_is_not_json_is_refused(default: str) ->
         loaded("1", {"type": "string", "as": "json", "default": default})
 
 
+def test_a_default_that_is_nested_too_deeply_is_refused_with_a_sentence() -> None:
+    with pytest.raises(SpecError, match=r"^schema.x.default: the JSON is nested too deeply$"):
+        loaded("1", {"type": "string", "as": "json", "default": "[" * 2_000 + "]" * 2_000})
+
+
 def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:
     columns = {"x": {"type": "int", "from": "a.b[1].c", "default": 3, "required": True, "cast": "lenient"}}
     values = [b"{}", b'{"a": {"b": [1, {"c": "4"}]}}', b'{"a": {"b": [1, {"c": "x"}]}}']

@@ -431,13 +431,30 @@ def test_a_failure_whose_message_is_cut_within_a_character_is_that_of_its_record
     assert [(r.index, r.error_class) for r in found.rejections] == [(1, "TransformFailed"), (2, "TransformFailed")]
 
 
-@pytest.mark.parametrize("name", ["levenshtein", "editdist3", "damerau_levenshtein"])
+@pytest.mark.parametrize(
+    "name", ["levenshtein", "editdist3", "damerau_levenshtein", "jaro_similarity", "jaro_winkler_similarity"]
+)
 def test_a_record_cannot_choose_how_long_the_texts_are_that_a_quadratic_function_compares(name: str) -> None:
     for second in ("txt", "left(txt, n::INTEGER)", "left(txt, 1001)", "left(txt, -1)", "left(txt, '9999')"):
         said = refusal(f"SELECT {name}(left(txt, 9), {second})::BIGINT AS a FROM records")
         assert f"{name}: its arguments must be constants or left(…, n) with n up to 1,000" in said
     for second in ("'smith'", "left(upper(txt), 1000)"):
         check_transform(stream(f"SELECT {name}(left(txt, 9), {second})::BIGINT AS a FROM records"))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "replace(txt, 'a', {})",
+        "regexp_replace(txt, 'a', {}, 'g')",
+    ],
+)
+def test_a_record_cannot_choose_how_long_the_text_is_that_a_function_repeats(call: str) -> None:
+    for text in ("txt", "upper(txt)", "repeat('a', 9)", "left(txt, 1001)"):
+        said = refusal(f"SELECT {call.format(text)} AS a FROM records")
+        assert "must be a constant or left(…, n) with n up to 1,000" in said
+    for text in ("', '", "chr(10)", "left(txt, 1000)"):
+        check_transform(stream(f"SELECT {call.format(text)} AS a FROM records", schema={"a": "string"}))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, Action, find_due_actions
-from frazil.maintenance.health import TableHealth
+from frazil.maintenance.health import ManifestGroup, TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
 from frazil.spec.maintenance import Compaction, Expiry, Maintenance, Manifests
@@ -77,11 +77,18 @@ def test_what_something_holds_beyond_main_s_line_is_not_counted_with_it(made: Ma
     assert (found.snapshots, found.main_snapshots, found.main_oldest_at_ms) == (3, 1, made.now_ms)
 
 
-def test_manifests_of_specs_that_hide_one_another_are_checked_once_a_day() -> None:
-    full_and_tiny = {"manifests": 100, "manifests_bytes": 60 * DEFAULT_MANIFEST_BYTES}
-    assert sum(is_due(Action.MANIFESTS, at_ms=NOON_MS + n * HOUR_MS, **full_and_tiny) for n in range(24)) == 1
-    assert is_due(Action.MANIFESTS, manifests=100, manifests_bytes=100)
-    assert not is_due(Action.MANIFESTS, manifests=9, manifests_bytes=9, at_ms=NOON_MS + 12 * HOUR_MS)
+@pytest.mark.parametrize(
+    ("groups", "due"),
+    [
+        ([(0, False, 60, 60 * DEFAULT_MANIFEST_BYTES)], False),
+        ([(0, False, 60, 60 * DEFAULT_MANIFEST_BYTES), (1, False, 40, 40)], True),
+        ([(0, False, 9, 9)], False),
+        ([(spec, deletes, 1, 1) for spec in range(9) for deletes in (False, True)], False),
+    ],
+    ids=["full", "a full spec beside a tiny one", "few", "none to merge with"],
+)
+def test_manifests_are_due_where_some_can_be_merged_with_each_other(groups: list[Any], due: bool) -> None:
+    assert is_due(Action.MANIFESTS, manifest_groups=tuple(ManifestGroup(*of) for of in groups)) is due
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,13 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Summary
 
+from frazil.cli.health import _health_fields
+from frazil.commit.history import FOLD_OPERATION
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.lock import WriterLock
-from frazil.maintenance.health import RecentFiles, TableHealth
+from frazil.maintenance.health import ManifestGroup, RecentFiles, TableHealth
 from frazil.maintenance.measure import MAX_COMMIT_RECORDS, measure
 from frazil.maintenance.tables import find_maintained
 from frazil.table.catalogs import load_catalog
@@ -85,7 +87,9 @@ def test_what_it_says_is_what_the_table_has(made: MadeStream):
     assert head is not None
     assert (found.snapshot_id, found.data_files, found.rows) == (head.snapshot_id, len(files), 6)
     assert found.data_bytes == sum(f["file_size_in_bytes"] for f in files)
-    assert (found.manifests, found.manifests_bytes) == (3, sum(size(m.manifest_path) for m in head.manifests(table.io)))
+    total = sum(size(m.manifest_path) for m in head.manifests(table.io))
+    assert (found.manifests, found.manifests_bytes) == (3, total)
+    assert found.manifest_groups == (ManifestGroup(0, deletes=False, manifests=3, bytes=total),)
     assert found.manifest_list_bytes == size(head.manifest_list)
     assert found.metadata_bytes == size(table.metadata_location)
     assert found.snapshots == len(table.metadata.snapshots)
@@ -160,6 +164,20 @@ def test_a_compaction_whose_rewrite_expired_is_known_by_its_commit_that_dropped_
     found = measured(made, catalog=Edited(compact))
     assert found.last_compaction_at_ms == BEGIN_MS + 3 * 60_000
     assert (found.files_since_compaction, found.bytes_since_compaction) == (0, 0)
+
+
+def test_folds_are_counted_and_are_no_compaction(made: MadeStream):
+    land(made, 4)
+
+    def fold(table: Table) -> None:
+        for at in (1, 2):
+            resay(table, at, "replace", **REWRITTEN, **{"frazil.operation": FOLD_OPERATION})
+
+    found = measured(made, catalog=Edited(fold), now_ms=BEGIN_MS + 5 * 60_000)
+    assert (found.folds, found.last_fold_at_ms) == (2, BEGIN_MS + 2 * 60_000)
+    assert found.last_compaction_at_ms is None
+    assert _health_fields(found)["folded"] == "2 times by writers in its history, last 3 min 0 s ago"
+    assert "folded" not in _health_fields(measured(made))
 
 
 def test_a_table_that_was_never_compacted_counts_all_its_small_files_though_snapshots_expired(made: MadeStream):

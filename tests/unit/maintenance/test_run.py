@@ -10,7 +10,7 @@ import pytest
 
 from frazil.errors import FrazilError
 from frazil.maintenance.compaction import CompactionPlan, Rewrite
-from frazil.maintenance.due import Action
+from frazil.maintenance.due import Action, ManifestPlan
 from frazil.maintenance.health import PartitionFiles
 from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.plans import MaintenancePlanner
@@ -89,6 +89,21 @@ def test_a_rewrite_reports_data_files_and_the_delete_files_that_it_removed(
     found = find_maintained([made.spec], "demo.made")
     (outcome,) = maintain(lambda: None, load_catalog(None), found, actions=[Action.COMPACTION], now_ms=made.now_ms)  # type: ignore[arg-type, return-value]
     assert "a rewrite: 2 data files became 2, and 2 delete files were removed, in " in outcome.sentence
+
+
+@pytest.mark.parametrize(("counts", "ending"), [((8, 1), Ending.DONE), ((0, 0), Ending.SKIPPED)])
+def test_a_rewrite_of_manifests_that_finds_none_did_nothing(
+    made: MadeStream, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int], ending: Ending
+) -> None:
+    land(made, 1)
+    plan = ManifestPlan((0,), "8 manifests become about 1")
+    monkeypatch.setattr(MaintenancePlanner, "manifests", lambda _: (made.tables.main.refresh(), plan))
+    monkeypatch.setattr(SparkTable, "load", lambda *_: SimpleNamespace(rewrite_manifests=lambda _: counts))
+    found = find_maintained([made.spec], "demo.made")
+    (outcome,) = maintain(lambda: None, load_catalog(None), found, actions=[Action.MANIFESTS], now_ms=made.now_ms)  # type: ignore[arg-type, return-value]
+    assert outcome.ending is ending
+    assert ("8 became 1" if counts[0] else "another program rewrote them first") in outcome.sentence
+    assert "0 became" not in outcome.sentence
 
 
 def no_session() -> Any:

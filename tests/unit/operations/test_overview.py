@@ -96,9 +96,9 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"table_exists": False, "missing": "the table is lost"}, "no table", Level.BROKEN),
     ({"writer": WriterProcess("never launched")}, "commits elsewhere", Level.WELL),
     ({"writer": WriterProcess("never launched"), "lag": 5, "last_commit_at_ms": OLD_MS}, "late", Level.TROUBLE),
-    ({"writer": WriterProcess("never launched"), "last_commit_at_ms": OLD_MS}, "no writer", Level.TROUBLE),
+    ({"writer": WriterProcess("never launched"), "last_commit_at_ms": OLD_MS}, "stopped", Level.TROUBLE),
     ({"writer": ENDED_WELL, "lag": 82}, "starting", Level.QUIET),
-    ({"writer": LONG_ENDED, "lag": 82, "last_commit_at_ms": LONG_MS - 1}, "no writer", Level.TROUBLE),
+    ({"writer": LONG_ENDED, "lag": 82, "last_commit_at_ms": LONG_MS - 1}, "stopped", Level.TROUBLE),
     ({"writer": LONG_ENDED, "last_commit_at_ms": LONG_MS - 1, "desired_at_ms": NOW_MS - 9}, "starting", Level.QUIET),
     ({"writer": LONG_ENDED, "commit_epoch": 2}, "commits elsewhere", Level.WELL),
     (
@@ -227,11 +227,11 @@ def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_
         if writer.has_ended and not writer.exit_code and not of_another and desired != "paused":
             held = NOW_MS - max(writer.ended_at_ms or 0, requested_ms or 0) <= MAX_START_DELAY_MS
             assert (found.state, found.level, found.rule) in {
-                ("starting", Level.QUIET, "") if held else ("no writer", Level.TROUBLE, "writer"),
+                ("starting", Level.QUIET, "") if held else ("stopped", Level.TROUBLE, "writer"),
                 ("stopped", Level.BROKEN, "writer"),  # without an exit code: it was killed
             }
-            assert (found.state == "stopped") == (writer.exit_code is None and writer.ended_at_ms is not None)
-            assert found.state != "no writer" or ("82 records wait" in found.sentence) == (lag == 82)
+            assert (found.level is Level.BROKEN) == (writer.exit_code is None and writer.ended_at_ms is not None)
+            assert found.level is not Level.TROUBLE or ("82 records wait" in found.sentence) == (lag == 82)
 
 
 def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):

@@ -66,6 +66,8 @@ BATCH = {"frazil__stream": "ticks", "frazil__commit_record": "r", "frazil__recor
         (snapshot(1, frazil__backfill_stream="ticks"), "backfill", "ticks", "0 files added, 0 removed"),
         (snapshot(1, frazil__backfill_stream="ticks", frazil__operation="replay"), "dead-letters", "ticks", "replayed"),
         (snapshot(1, "replace", added_data_files="1", deleted_data_files="9"), "compaction", None, "9 files became 1"),
+        (snapshot(1, "replace", frazil__operation="fold", added_data_files="1", deleted_data_files="8"),
+         "fold", None, "8 files became 1"),
         (snapshot(1, "replace", frazil__operation="manifests"), "manifests", None, "0 files added, 0 removed"),
         (snapshot(1, "replace"), "manifests", None, "0 files added, 0 removed"),
         (snapshot(1, added_data_files="nonsense"), "others", None, "0 files added, 0 removed"),

@@ -122,7 +122,9 @@ def test_several_streams_complete_a_window_together(minutes, tmp_path):
     minutes.send(70, 130)
     seen = minutes.assess(other)
     assert seen.decision.complete == ()
-    assert "the newest of others, others-0 are from 2013-12-30T12:29:00Z" in seen.decision.reason
+    assert (
+        "the newest event of stream others in partition others-0 is from 2013-12-30T12:29:00Z" in seen.decision.reason
+    )
     other.send(30, 65)
     (found,) = signal_windows(minutes.catalog, minutes.assess(other), clock_ms=NOW_MS)
     assert facts(found) == ("T12", 1, 120, 0)

@@ -107,7 +107,7 @@ def test_rows_that_wait_hold_back_only_what_came_with_them_or_later(made: MadeRo
     made.batch({"shop.orders": 1}, at_us=hour(5))
     assert complete(made) == [0]
     assert decided_to(made) == 1, "no later hour, with rows or without"
-    assert "the newest of shop are from" in seen(made).decision.reason
+    assert "the newest event of stream shop is from" in seen(made).decision.reason
     made.batch({"main": 1}, at_us=hour(6))
     assert complete(made) == []
     assert decided_to(made) == 1

@@ -443,6 +443,8 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
     text = default if units.get(field.field_id) == AS_JSON else json.dumps(default)
     try:
         json.loads(text)
+    except RecursionError:
+        raise SpecError(f"schema.{field.name}.default: the JSON is nested too deeply") from None
     except ValueError:
         raise SpecError(
             f"schema.{field.name}.default: {default!r} is not JSON; with as: json, write JSON, such as '{{}}' or "
