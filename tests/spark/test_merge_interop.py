@@ -142,6 +142,8 @@ def compact(spark: Any, world: UpsertWorld) -> Outcome:
 
 
 def test_files_with_many_deleted_rows_are_compacted_and_their_delete_files_go(spark: Any, world: UpsertWorld) -> None:
+    with world.load().transaction() as change:
+        change.set_properties({"write.target-file-size-bytes": "100"})
     committer = world.begin()
     world.upsert(committer, [*ROWS.items()])
     world.upsert(committer, [(0, ("us", 100)), (1, None)])
@@ -162,6 +164,28 @@ def test_files_with_many_deleted_rows_are_compacted_and_their_delete_files_go(sp
     assert found is not None
     assert (found.rows, found.deleted_rows) == (len(rows), 1)
 
+    world.upsert(committer, [(7, ("eu", 700)), (9, None)])
+    rows[7] = ("eu", 700)
+    del rows[9]
+    assert _seen_by(spark) == world.accounts() == rows
+
+
+def test_small_files_of_partitions_that_are_merged_into_become_one_each_without_deletes(
+    spark: Any, world: UpsertWorld
+) -> None:
+    committer = world.begin()
+    world.upsert(committer, [*ROWS.items()])
+    world.upsert(committer, [(0, ("us", 100)), (1, None)])
+    assert len(world.load().inspect.data_files()) == 3
+
+    done = compact(spark, world)
+
+    assert (done.ending, done.numbers["partitions"], done.numbers["files-removed"]) == (Ending.DONE, 2, 3), done
+    assert (len(world.load().inspect.data_files()), world.delete_files()) == (2, 0)
+    assert compact(spark, world).ending is Ending.SKIPPED
+    rows = {**ROWS, 0: ("us", 100)}
+    del rows[1]
+    assert _seen_by(spark) == world.accounts() == rows
     world.upsert(committer, [(7, ("eu", 700)), (9, None)])
     rows[7] = ("eu", 700)
     del rows[9]

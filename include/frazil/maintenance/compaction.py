@@ -40,6 +40,8 @@ class Rewrite:
     """Percentage of deleted rows from which data files are rewritten, if set."""
     small: bool = True
     """Whether small files are rewritten."""
+    all_deletes: bool = False
+    """Whether every file with deleted rows is rewritten."""
     largest_bytes: int | None = None
     """Size of the largest file to rewrite, if only some files with many deleted rows are rewritten."""
     busy: bool = False
@@ -50,9 +52,36 @@ class Rewrite:
         """Whether only some files are rewritten, to stay within the budget."""
         return self.below_bytes is not None or self.largest_bytes is not None
 
+    @property
+    def kind(self) -> tuple[object, ...] | None:
+        """Rewrites of equal kind can be one action of Iceberg; None if the rewrite needs its own."""
+        if self.is_partial or self.applies_deletes:
+            return None
+        return self.small, self.all_deletes, self.deleted_percent, self.busy
 
-MAX_BUSY_REWRITES = 8
-"""Maximum number of rewrites of busy partitions in one run."""
+
+MAX_BUSY_ACTIONS = 8
+"""Maximum number of actions on busy partitions in one run."""
+MAX_PARTITIONS_PER_ACTION = 200
+"""Maximum number of partitions per action. Iceberg compares every file with each of them."""
+
+
+def group_into_actions(rewrites: Iterable[Rewrite], *, target: int) -> list[list[Rewrite]]:
+    """Return the rewrites of each action, in order. Rewrites of busy partitions share an action if they are small, so
+    that it finishes between two batches.
+    """
+    actions: list[list[Rewrite]] = []
+    last: dict[object, tuple[list[Rewrite], int]] = {}
+    for rewrite in rewrites:
+        action, size = last.get(rewrite.kind, ([], 0)) if rewrite.kind else ([], 0)
+        size += rewrite.bytes
+        if len(action) == MAX_PARTITIONS_PER_ACTION or (rewrite.busy and size > target // MAX_BUSY_ACTIONS):
+            action, size = [], rewrite.bytes
+        if not action:
+            actions.append(action)
+        action.append(rewrite)
+        last[rewrite.kind] = action, size
+    return actions
 
 
 class SkipReason(StrEnum):
@@ -163,8 +192,12 @@ def _evaluate_small(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool
 ) -> Rewrite | SkippedPartition:
     min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still being written")
-    count = partition.small_files
+    count, deleted = partition.small_files, partition.deletes.scaled_due_files
     removed = count - _files_after_rewrite(partition.small_bytes, target)
+    is_whole = count == partition.files
+    if deleted and (count > 1 or is_whole):
+        why = f"rows of {deleted:,} of {format_count(count, 'small file')} are deleted"
+        return Rewrite(partition, count, partition.small_bytes, removed + deleted, why, all_deletes=is_whole)
     if count < min_count:
         return SkippedPartition(
             partition,
@@ -202,18 +235,20 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
     """Split rewrites of busy partitions into parts that finish between two batches. Also returns skipped partitions."""
     pieces: list[Rewrite] = []
     left: list[SkippedPartition] = []
-    each = max(MAX_BUSY_REWRITES // max(len(busy), 1), 1)
+    each = max(MAX_BUSY_ACTIONS // max(len(busy), 1), 1)
     for rewrite in busy:
         part: Rewrite | None = rewrite
         if rewrite.bytes > target:
             part = _plan_small_part(rewrite, target, target=target) or _plan_due_part(rewrite, 1)
-        if part is None or len(pieces) >= MAX_BUSY_REWRITES:
-            limit = f"a run makes at most {MAX_BUSY_REWRITES} rewrites of such partitions"
-            why = f"{rewrite.reason}; batches are being merged into it, and {limit}"
-            left.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, why))
-            continue
-        reason = f"{part.reason}; batches are being merged into it"
-        pieces += [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
+        if part is not None:
+            reason = f"{part.reason}; batches are being merged into it"
+            more = [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
+            if len(group_into_actions([*pieces, *more], target=target)) <= MAX_BUSY_ACTIONS:
+                pieces += more
+                continue
+        limit = f"a run makes at most {MAX_BUSY_ACTIONS} rewrites of such partitions"
+        why = f"{rewrite.reason}; batches are being merged into it, and {limit}"
+        left.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, why))
     return pieces, left
 
 
@@ -303,7 +338,9 @@ def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | N
     size = -(-rewrite.bytes * files // rewrite.files)
     why = f"{rewrite.reason}; {files:,} of the files below {below:,} bytes fit the budget"
     removed = files - _files_after_rewrite(size, target)
-    return dataclasses.replace(rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below)
+    return dataclasses.replace(
+        rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below, all_deletes=False
+    )
 
 
 def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:

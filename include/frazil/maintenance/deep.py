@@ -119,7 +119,7 @@ def read_partitions(
     for file in deletes:
         if file.data_file is not None:
             deleted[file.data_file] += file.records
-    bounds = _FileLimits(int(target_bytes * SMALL_RATIO), maintained.settings.compaction.deleted_rows)
+    bounds = _FileLimits(target_bytes, maintained.settings.compaction.deleted_rows)
     total: dict[PartitionKey, _PartitionTotals] = {}
     live_paths: set[str] = set()
     data = [m for m in manifests if m.content is ManifestContent.DATA]
@@ -159,10 +159,29 @@ def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTot
 
 @dataclass(frozen=True, slots=True)
 class _FileLimits:
-    """The limits of small files (below `small_below` bytes) and of files to rewrite (`deleted_percent` or more)."""
+    """The limits of small files, and of files to rewrite (`deleted_percent` or more)."""
 
-    small_below: int
+    target_bytes: int
     deleted_percent: int
+
+    def is_small(self, size: int) -> bool:
+        return size < int(self.target_bytes * SMALL_RATIO)
+
+    def count_due(self, size: int, *, gone: int, records: int) -> Deletes:
+        """Count one data file, given its size and its numbers of deleted rows and of all rows."""
+        is_small, lost, limit = self.is_small(size), 100 * gone, self.deleted_percent * records
+        due = Deletes(scaled_due_files=int(is_small and lost * self.target_bytes >= limit * size))
+        if lost < limit:
+            return due
+        few, few_bytes = int(is_small), size if is_small else 0
+        return dataclasses.replace(
+            due,
+            due_files=1,
+            due_bytes=size,
+            due_largest_bytes=size,
+            due_small_files=few,
+            due_small_bytes=few_bytes,
+        )
 
 
 def _count_data_files(
@@ -180,18 +199,14 @@ def _count_data_files(
         key = (manifest.partition_spec_id, tuple(file[partition_at]))
         count = counts.get(key) or counts.setdefault(key, _PartitionTotals())
         size = file[size_at]
-        is_small = size < bounds.small_below
         count.sizes.append(size)
-        if is_small:
+        if bounds.is_small(size):
             count.small_files += 1
             count.small_bytes += size
         if deleted and (gone := deleted.get(file[path_at])):
             live_paths.add(file[path_at])
-            if 100 * gone >= bounds.deleted_percent * file[records_at]:
-                due = Deletes(due_files=1, due_bytes=size, due_largest_bytes=size)
-                if is_small:
-                    due = dataclasses.replace(due, due_small_files=1, due_small_bytes=size)
-                count.deletes = _add_deletes(count.deletes, due)
+            due = bounds.count_due(size, gone=gone, records=file[records_at])
+            count.deletes = _add_deletes(count.deletes, due)
     return counts, live_paths
 
 

@@ -104,9 +104,10 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
 
 
 def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
-    """Return whether many rows are deleted, or delete files without data files remain."""
+    """Return whether many rows are deleted for the average file's size, or delete files without data files remain."""
     dangling = health.delete_files > health.data_files
-    return dangling or 2 * health.deleted_percent >= settings.deleted_rows
+    share = min(health.average_file_bytes / health.target_file_bytes, 1)
+    return dangling or 2 * health.deleted_percent >= settings.deleted_rows * share
 
 
 def _check_manifests(health: TableHealth, settings: Manifests) -> DueCheck:

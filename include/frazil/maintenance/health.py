@@ -41,6 +41,8 @@ class Deletes:
     due_largest_bytes: int = 0
     due_small_files: int = 0
     due_small_bytes: int = 0
+    scaled_due_files: int = 0
+    """Small data files with this percentage of deleted rows, scaled by size: half of it at half of the target size."""
 
 
 @dataclass(frozen=True, slots=True)

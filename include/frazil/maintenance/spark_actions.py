@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from frazil.commit.expiry import READER_TAG_PREFIX
 from frazil.commit.history import COMPACTION_OPERATION
 from frazil.commit.staging_targets import target_file_bytes
-from frazil.maintenance.compaction import Rewrite
+from frazil.maintenance.compaction import Rewrite, group_into_actions
 from frazil.spark.java import find_root_cause
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 
 HISTORY_TAG = f"{READER_TAG_PREFIX}compaction"
 """The tag of the snapshot from which a compaction began."""
-MAX_PARTITIONS_PER_ACTION = 200
-"""Maximum number of partitions per action. Iceberg compares every file with each of them."""
 MAX_GROUP_FILES = 16
 """Maximum size of a file group, in target file sizes."""
 MAX_BUSY_ATTEMPTS = 3
@@ -116,26 +114,21 @@ class SparkTable:
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
         """Rewrite files of partitions, in several actions. A failed action does not stop the others."""
-        whole = [r for r in rewrites if not (r.is_partial or r.applies_deletes or r.busy)]
-        batches = [
-            alike[at : at + MAX_PARTITIONS_PER_ACTION]
-            for small in (True, False)
-            if (alike := [r for r in whole if r.small is small])
-            for at in range(0, len(alike), MAX_PARTITIONS_PER_ACTION)
-        ]
-        batches += [[r] for r in rewrites if r.is_partial or r.applies_deletes or r.busy]
-        return sum((self._attempt(batch, sort=sort) for batch in batches), RewriteResult())
+        actions = group_into_actions(rewrites, target=target_file_bytes(self.table))
+        return sum((self._attempt(action, sort=sort) for action in actions), RewriteResult())
 
     def _attempt(self, batch: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
-        """Run one action. If it loses against a merge into a busy partition, run it again at once."""
+        """Run one action. If it loses against merges into busy partitions, run it again at once."""
+        done = RewriteResult()
         for left in reversed(range(MAX_BUSY_ATTEMPTS if batch[0].busy else 1)):
             try:
-                done = self._rewrite(batch, sort=sort)
+                made = self._rewrite(batch, sort=sort)
             except LostRace as conflict:
-                done = RewriteResult(lost=(str(conflict),))
+                made = RewriteResult(lost=(str(conflict),))
             except SparkFailed as error:
-                return RewriteResult(errors=(str(error),))
-            if not (done.lost and left):
+                made = RewriteResult(errors=(str(error),))
+            done = replace(done + made, lost=made.lost)
+            if not (made.lost and left):
                 break
             with convert_java_errors():
                 self.java.refresh()
@@ -154,23 +147,23 @@ class SparkTable:
                 action = action.option(key, value)
             done = action.snapshotProperty("frazil.operation", COMPACTION_OPERATION).execute()
             removed, failed = done.rewrittenDataFilesCount(), done.failedDataFilesCount()
-            has_lost = not removed and not failed and self._has_files_to_rewrite(those, options, begun)
-            lost = ("its commits failed",) if has_lost else ()
+            may_have_lost = not failed and (not removed or (len(batch) > 1 and batch[0].busy))
+            groups = self._count_groups(those, options, begun) if may_have_lost else 0
+            lost = ("its commits failed",) if groups > done.rewriteResults().size() else ()
         return RewriteResult(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
-    def _has_files_to_rewrite(self, those: Any, options: dict[str, str], snapshot_id: int) -> bool:
-        """Return whether the action had files to rewrite.
+    def _count_groups(self, those: Any, options: dict[str, str], snapshot_id: int) -> int:
+        """Return the number of groups of files that the action had to rewrite.
 
         With partial progress, Iceberg does not report failed commits.
         """
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
-        return bool(made.plan().totalGroupCount())
+        return int(made.plan().totalGroupCount())
 
     def _options(self, batch: Sequence[Rewrite]) -> dict[str, str]:
         target, rewrite = target_file_bytes(self.table), batch[0]
-        percents = [r.deleted_percent for r in batch if r.deleted_percent is not None]
         options: dict[str, object] = {
             "target-file-size-bytes": target,
             "min-input-files": 2,  # the plan has decided already
@@ -180,8 +173,7 @@ class SparkTable:
             "max-concurrent-file-group-rewrites": self.spark.sparkContext.defaultParallelism,
             "rewrite-job-order": "files-desc",
             "use-starting-sequence-number": "true",  # concurrent deletes still apply to the rewritten rows
-            # Partitions of the batch without a percentage have no file with as many deleted rows.
-            "delete-ratio-threshold": min(percents, default=100) / 100,
+            "delete-ratio-threshold": (100 if rewrite.deleted_percent is None else rewrite.deleted_percent) / 100,
         }
         if not rewrite.small:
             options["min-file-size-bytes"] = 0
@@ -195,8 +187,10 @@ class SparkTable:
                 # a sort writes as many files as for a whole group, even if it gets only a part of it
                 "max-file-group-size-bytes": min(MAX_GROUP_FILES * target, limit),
             }
+        if rewrite.applies_deletes or rewrite.all_deletes:
+            options["delete-file-threshold"] = 1
         if rewrite.applies_deletes:
-            options |= {"delete-file-threshold": 1, "remove-dangling-deletes": "true"}
+            options["remove-dangling-deletes"] = "true"
         return {key: str(value) for key, value in options.items()}
 
     def drop_deletes(self, paths: Collection[str]) -> int:

@@ -44,7 +44,9 @@ class Compaction(SwitchableAction):
         "rewrites none.",
     )
     deleted_rows: Percentage = Field(
-        default=20, description="Percentage of deleted rows at which a data file is rewritten."
+        default=20,
+        description="Percentage of deleted rows at which a data file is rewritten. A file of a tenth of the target "
+        "size needs a tenth of it.",
     )
 
 

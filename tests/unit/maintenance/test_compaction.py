@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.maintenance.compaction import (
-    MAX_BUSY_REWRITES,
+    MAX_BUSY_ACTIONS,
+    MAX_PARTITIONS_PER_ACTION,
     CompactionPlan,
     SkipReason,
+    group_into_actions,
     is_complete,
     plan_compaction,
     removed_files_per_byte,
@@ -35,9 +37,10 @@ def of(  # noqa: PLR0913 - what a partition is
     deletes: int = 0,
     spec: int = 0,
     due: tuple[int, int] = (0, 0),
+    scaled: int = 0,
 ) -> PartitionFiles:
     """A partition of that many small files of a size, and two large ones; `deletes` are shared delete files, and `due`
-    counts large and small files with many deleted rows.
+    counts large and small files with many deleted rows. `scaled` counts small files with many for their size.
     """
     large, few = due[0], min(due[1], small)
     found = Deletes(
@@ -47,6 +50,7 @@ def of(  # noqa: PLR0913 - what a partition is
         due_largest_bytes=TARGET if large else size if few else 0,
         due_small_files=few,
         due_small_bytes=few * size,
+        scaled_due_files=max(few, min(scaled, small)),
     )
     count, total = small + 2, small * size + 2 * TARGET
     files = deletes + large + few
@@ -78,6 +82,7 @@ def partitions(draw: st.DrawFn) -> tuple[PartitionFiles, ...]:
             deletes=draw(st.sampled_from([0, 0, 0, 1, 9])),
             spec=draw(st.sampled_from([0, 0, 0, 1])),
             due=draw(st.sampled_from([(0, 0), (0, 0), (1, 0), (2, 5), (0, 3)])),
+            scaled=draw(st.sampled_from([0, 0, 0, 1, 9])),
         )
         for n in range(count)
     )
@@ -134,8 +139,10 @@ def test_partitions_that_are_merged_into_come_last_and_in_a_few_pieces_of_one_ta
     is_busy = [r.busy for r in made.rewrites]
     assert is_busy == sorted(is_busy)
     pieces = [r for r in made.rewrites if r.busy]
-    assert len(pieces) <= MAX_BUSY_REWRITES
-    assert all(r.partition.key in busy and r.bytes <= TARGET for r in pieces)
+    actions = group_into_actions(pieces, target=TARGET)
+    assert len(actions) <= MAX_BUSY_ACTIONS
+    assert all(sum(r.bytes for r in action) <= TARGET for action in actions)
+    assert all(r.partition.key in busy for r in pieces)
     assert all(r.busy or r.applies_deletes or r.partition.key not in busy for r in made.rewrites)
     answered = {r.partition.path for r in made.rewrites} | {left.partition.path for left in made.left}
     assert answered >= {p.path for p in found if p.small_files or p.deletes.due_files}
@@ -147,12 +154,30 @@ def test_one_partition_that_is_merged_into_has_all_pieces_of_a_run_and_of_many_e
         busy = {p.key for p in found}
         made = plan_compaction(table(found), wanted, complete_before_us=100, spec_id=0, busy=busy)
         assert all(each.why is SkipReason.BUSY for each in made.left)
-        assert len(made.left) == max(len(found) - MAX_BUSY_REWRITES, 0)
+        assert len(made.left) == max(len(found) - MAX_BUSY_ACTIONS, 0)
         return [r.partition.path for r in made.rewrites]
 
-    assert pieces(of("day=1", small=1_000, size=100)) == ["day=1"] * MAX_BUSY_REWRITES
+    assert pieces(of("day=1", small=1_000, size=100)) == ["day=1"] * MAX_BUSY_ACTIONS
     assert pieces(of("day=1")) == ["day=1"], "it is no more than one piece"
     assert pieces(*(of(f"day={n}", small=1_000, size=100) for n in range(9))) == [f"day={n}" for n in range(8)]
+
+
+def test_small_partitions_that_are_merged_into_share_actions_of_an_eighth_of_the_target_size():
+    found = [of(f"day={n:02}", size=2) for n in range(20)]
+    busy = {p.key for p in found}
+    made = plan_compaction(table(found), SETTINGS, complete_before_us=100, spec_id=0, busy=busy)
+    assert not made.left
+    assert [len(action) for action in group_into_actions(made.rewrites, target=TARGET)] == [6, 6, 6, 2]
+    assert len(found) > 2 * MAX_BUSY_ACTIONS
+
+
+def test_rewrites_of_one_kind_are_one_action_and_each_part_is_its_own():
+    found = [of(f"day={n}", due=(1, 0) if n % 2 else (0, 0)) for n in range(2 * MAX_PARTITIONS_PER_ACTION + 2)]
+    whole = plan(*found, settings=Compaction(budget=10**9)).rewrites
+    (part,) = plan(of("day=0", small=1_000, size=100)).rewrites
+    actions = group_into_actions([*whole, part, part], target=TARGET)
+    assert sorted(map(len, actions)) == [1, 1, 1, 1, MAX_PARTITIONS_PER_ACTION, MAX_PARTITIONS_PER_ACTION]
+    assert all(len({r.kind for r in action}) == 1 for action in actions)
 
 
 def test_a_part_of_a_partition_that_is_merged_into_waits_for_the_others():
@@ -195,7 +220,9 @@ def _after(partition: PartitionFiles, rewrite) -> PartitionFiles:
     rest = rewrite.bytes % TARGET
     small = partition.small_files - rewrite.files + (0 < rest < 750)
     size = max(partition.small_bytes - rewrite.bytes, 0) + (rest if rest < 750 else 0)
-    return dataclasses.replace(partition, small_files=small, small_bytes=size)
+    scaled = min(partition.deletes.scaled_due_files, small)
+    deletes = dataclasses.replace(partition.deletes, scaled_due_files=scaled)
+    return dataclasses.replace(partition, small_files=small, small_bytes=size, deletes=deletes)
 
 
 def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
@@ -210,6 +237,7 @@ def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
         size=partition.small_bytes // max(partition.small_files, 1),
         end_us=partition.window_end_us,
         due=(large, few if size else 0),
+        scaled=due.scaled_due_files - (due.due_small_files - few),
     )
 
 
@@ -240,12 +268,30 @@ def test_files_that_would_not_be_halved_are_left():
 
 
 def test_files_with_many_deleted_rows_are_rewritten_and_no_small_ones_that_are_not_worth_it():
-    (one,) = plan(of(small=3, due=(1, 1)), settings=SETTINGS).rewrites
-    assert (one.files, one.bytes, one.small, one.deleted_percent, one.is_partial) == (2, 1_010, False, 20, False)
-    assert one.reason == "20 % or more of the rows of 2 files are deleted"
-    (both,) = plan(of(small=10, due=(1, 1)), settings=SETTINGS).rewrites
+    (one,) = plan(of(small=1, due=(2, 1)), settings=SETTINGS).rewrites
+    assert (one.files, one.bytes, one.small, one.deleted_percent, one.is_partial) == (3, 2_010, False, 20, False)
+    assert one.reason == "20 % or more of the rows of 3 files are deleted"
+    (same,) = plan(of(small=3, due=(2, 0)), settings=SETTINGS).rewrites
+    assert (same.files, same.small, same.all_deletes) == (2, False, False)
+    (both,) = plan(of(small=10, due=(1, 0)), settings=SETTINGS).rewrites
     assert (both.files, both.bytes, both.small, both.deleted_percent) == (11, 1_100, True, 20)
     assert both.reason.startswith("it is complete: 10 small files become 1; 20 %")
+
+
+def test_small_files_with_a_smaller_share_of_deleted_rows_are_rewritten_with_all_other_small_ones():
+    found = of(small=3, scaled=2)
+    (one,) = plan(found).rewrites
+    assert (one.files, one.bytes, one.small, one.deleted_percent, one.all_deletes) == (3, 30, True, None, False)
+    assert one.reason == "rows of 2 of 3 small files are deleted"
+    assert one.removed == 4, "two data files, and the delete files of two"
+    assert plan(of(small=1, scaled=1)).left[0].why is SkipReason.FEW, "Iceberg would not find it"
+    without_large = dataclasses.replace(found, files=3, bytes=30)
+    assert plan(without_large).rewrites[0].all_deletes
+    single = dataclasses.replace(of(small=1, scaled=1), files=1, bytes=10)
+    (one,) = plan(single).rewrites
+    assert (one.files, one.all_deletes) == (1, True)
+    (both,) = plan(of(small=3, due=(1, 1))).rewrites
+    assert (both.files, both.bytes, both.small, both.deleted_percent) == (4, 1_030, True, 20)
 
 
 def test_of_many_such_files_as_many_are_taken_as_the_budget_allows_and_one_at_least():

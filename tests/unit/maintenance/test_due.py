@@ -51,10 +51,16 @@ def is_due(action: Action, **changes: Any) -> bool:
         ({"delete_files": 9_000, "merged": True, "rows": 95, "deleted_rows": 5}, False),
         ({"delete_files": 9_000, "merged": True, "rows": 90, "deleted_rows": 10}, True),
         ({"delete_files": 10_001, "merged": True, "rows": 99, "deleted_rows": 1}, True),
+        ({"delete_files": 9_000, "merged": True, "rows": 99, "deleted_rows": 1, "data_bytes": 500_000 * MIB}, True),
+        (
+            {"delete_files": 9_000, "merged": True, "rows": 99, "deleted_rows": 1, "data_bytes": 10_000 * 52 * MIB},
+            False,
+        ),
     ],
     ids=[
         *("large", "small since", "large since", "few since", "compacted", "a delete", "many deletes"),
         *("few rows deleted by merges", "many rows deleted by merges", "delete files of files that are gone"),
+        *("many for small files", "few for small files"),
     ],
 )
 def test_compaction_is_due_by_what_came_since_the_last_one(changes: dict[str, Any], worth: bool) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
-from frazil.maintenance.deep import _add_deletes
+from frazil.maintenance.deep import _add_deletes, _FileLimits
 from frazil.maintenance.health import Deletes, TableHealth
 from frazil.maintenance.measure import measure
 from frazil.maintenance.plans import find_busy_partitions
@@ -81,6 +81,7 @@ def test_rows_that_are_deleted_and_still_in_files_are_measured(world: UpsertWorl
     assert found.delete_files == world.delete_files() == found.data_files == 4
     assert found.delete_files_per_file == 1
     assert (made.rows, made.shared, made.dangling, made.due_files) == (10, 0, (), 0)
+    assert made.scaled_due_files == 4, "the files are far below the target size"
     assert made.bytes == sum(f["file_size_in_bytes"] for f in world.load().inspect.delete_files().to_pylist())
 
     world.upsert(committer, [(n, None) for n in range(10, 30)])
@@ -91,6 +92,15 @@ def test_rows_that_are_deleted_and_still_in_files_are_measured(world: UpsertWorl
     due = [f["file_size_in_bytes"] for path, f in files.items() if 5 * gone[path] >= f["record_count"]]
     assert (made.due_files, made.due_bytes, made.due_largest_bytes) == (len(due), sum(due), max(due))
     assert (made.due_small_files, made.due_small_bytes) == (len(due), sum(due))
+
+
+@pytest.mark.parametrize(
+    ("size", "gone", "due", "scaled"),
+    [(500, 99, 0, 0), (500, 100, 0, 1), (500, 200, 1, 1), (749, 149, 0, 0), (749, 150, 0, 1), (750, 199, 0, 0)],
+)
+def test_a_smaller_file_is_due_at_a_smaller_share_of_deleted_rows(size: int, gone: int, due: int, scaled: int):
+    found = _FileLimits(target_bytes=1_000, deleted_percent=20).count_due(size, gone=gone, records=1_000)
+    assert (found.due_files, found.scaled_due_files) == (due, scaled)
 
 
 def test_delete_files_whose_data_file_is_gone_are_found(world: UpsertWorld):
