@@ -6,15 +6,13 @@
 maintenance between them. Spark then writes the same rows to a copy. Each query is asked of both in turn, so that what
 else runs on the machine burdens both alike, and begins at the catalog with no metadata in memory. Both must give the
 same rows. CPU is that of this process and the JVM: p95 of all queries of a kind. With `--maintain` they are asked again
-while `frazil maintain` works on the first table, in processes of its own, and after it: with `deleted-rows: 1`, because
-`merge: auto` leaves so few deleted rows that it would do nothing.
+while `frazil maintain` works on the first table, in processes of its own, and after it.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -128,9 +126,6 @@ def compare(options: argparse.Namespace, readers: KeyedReaders, home: Path) -> N
     ask_both(options, readers, range(-WARM_UP, options.repeats))
     if options.maintain:
         streams = home / "frazil" / "streams"
-        (file,) = streams.glob("*.yaml")
-        eager = {"compaction": {"deleted-rows": 1}}
-        file.write_text(json.dumps({**json.loads(file.read_text()), "maintenance": eager}))
         command = [str(Path(sys.executable).with_name("frazil")), "maintain", TABLES[0], "--streams", str(streams)]
         with subprocess.Popen(command) as maintenance:
             print("while maintenance ran:")
