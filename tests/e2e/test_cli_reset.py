@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -168,6 +169,7 @@ def test_an_audit_by_key_compares_the_records_of_the_topic_made_again(
     stream.catch_up()
     _make_topic_again(stream, kafka)
     assert frazil("reset", stream.name, "--to", "marker", "--yes").returncode == 0
+    since = datetime.now(UTC).isoformat()
     stream.produce(events(range(8, 10)))
     stream.catch_up()
     audit = frazil("audit", stream.name, "--source")
@@ -176,8 +178,11 @@ def test_an_audit_by_key_compares_the_records_of_the_topic_made_again(
     assert audit.returncode == (0 if counted else 3), audit.stdout
     assert not_compared + (": they were checked against commit records only" if counted else ".") in audit.stdout
     assert "has not yet read" not in audit.stdout
+    later = frazil("audit", stream.name, "--source", "--from", since)
+    assert (later.returncode, "former topic" in later.stdout) == (0, False), later.stdout
     stream.table().delete("id = 9")
-    assert frazil("audit", stream.name, "--source").returncode == 1
+    for options in ((), ("--from", since)):
+        assert frazil("audit", stream.name, "--source", *options).returncode == 1
 
 
 @pytest.mark.parametrize("mode", ["", "mode: upsert\nkey: id\n", "dedupe: {key: id, within: 10s}\n"])

@@ -156,7 +156,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         if by_records:
             yield Finding(FindingKind.UNCHECKED, former, f"{sentence}{BY_COMMIT_RECORDS}", spec.name)
         else:
-            yield Finding(FindingKind.NOT_COMPARED, former, sentence, spec.name)
+            remedy = "To compare only later commits, use `--from` with a time after the topic was recreated"
+            yield Finding(FindingKind.NOT_COMPARED, former, f"{sentence}. {remedy}", spec.name)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back and has not yet read {format_count(again, 'offset')} again: their records were "

@@ -187,8 +187,8 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
         return _paths_without_batch(swept, key) if _ensure_closed(view, key) else None
     if isinstance(record, Journal):
         return _committed_paths_to_keep(record, swept)
-    if is_routed(swept.target) or (outcome is BatchOutcome.UNKNOWN and record is UnusableJournal.FOREIGN):
-        return None  # a routed table's files may wait
+    if is_routed(swept.target):
+        return None  # its files may wait
     if view.oldest is not None and key < view.oldest:
         return None
     # Without a record, only the loaded table shows the batch's files; only after a take-over is it surely up to date.

@@ -10,6 +10,7 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from pyiceberg.types import StringType
 from sqlalchemy.exc import OperationalError
 
+from frazil.commit.history import deleted_by_others
 from frazil.commit.marker import BatchKey
 from frazil.errors import AccessDenied, CommitUnavailable, Fenced, StaleBatch
 from frazil.kafka.identity import SourceIdentity
@@ -470,6 +471,22 @@ def test_manifests_survive_a_rollback_that_makes_room_for_a_late_landing(world):
     world.catalog.land_now()
 
     assert world.rows() == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_rows_that_merges_of_other_streams_deleted_are_counted_while_the_history_is_whole(world):
+    world.run(world.begin(), {0: (0, 1)})
+
+    def merge(deleted: int, **names: str) -> None:
+        table = world.load()
+        summary = {f"frazil.{name.replace('_', '-')}": stream for name, stream in names.items()}
+        table.append(table.scan().to_arrow(), snapshot_properties={**summary, "frazil.deleted": f"{deleted}"})
+
+    merge(3, stream="another")
+    merge(5, stream=world.stream)
+    merge(7, backfill_stream=world.stream)
+    assert deleted_by_others(world.load().metadata, world.stream) == 3
+    world.expire_all_but_newest()
+    assert deleted_by_others(world.load().metadata, world.stream) is None
 
 
 def _manifests(table):

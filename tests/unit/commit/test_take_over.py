@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 
 from frazil.commit.adoption import (
+    FORGOTTEN_PREFIX,
     continued_offsets,
     forgotten_ends,
     forgotten_epoch,
     forgotten_property,
     forgotten_reader,
     other_readers,
+    other_streams,
 )
-from frazil.commit.marker import BatchKey, first_marker
+from frazil.commit.marker import BatchKey, first_marker, property_name
 from frazil.commit.marker_changes import adopt, forget
 from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
 from frazil.kafka.identity import SourceIdentity
@@ -333,6 +335,11 @@ def test_a_stream_that_is_forgotten_twice_has_still_read_what_it_read_before_the
     assert forgotten_reader(properties, second, stream="another") == "events"
     unreadable = forgotten_property({**properties, marker.property_name: "edited by hand"}, "events")
     assert unreadable == {name: text for name, text in properties.items() if "forgotten" in name}
+
+
+def test_other_streams_of_a_table_are_those_with_a_marker_and_forgotten_ones():
+    properties = [property_name("events"), property_name("orders"), f"{FORGOTTEN_PREFIX}visits", "owner"]
+    assert other_streams(dict.fromkeys(properties, ""), stream="events") == {"orders", "visits"}
 
 
 def test_offsets_of_a_former_topic_are_those_that_forgotten_streams_have_read():

@@ -78,6 +78,16 @@ def test_snapshots_and_files_of_metadata_stay_few_however_often_a_writer_commits
     assert len(world.parquet_files()) == 60
 
 
+def test_snapshots_stay_few_if_a_thread_chooses_those_that_expire(world: Any):
+    writer = Writer(world)
+    writer.expiry.start = writer_expiry._start_thread
+    for _ in range(20):
+        writer.commit()
+        if writer.expiry._running:
+            writer.expiry._running.join()
+        assert len(ids(world)) <= MAX_SNAPSHOTS
+
+
 def test_a_table_with_many_old_snapshots_expires_them_by_several_commits(world: Any):
     writer = Writer(world)
     world.tables.main.expiry = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -296,6 +297,18 @@ def test_large_files_are_not_folded(world: Any, monkeypatch: pytest.MonkeyPatch)
     writer = Writer(world)
     writer.commit(2 * FAN_IN)
     assert not folds(world)
+
+
+def test_the_end_of_a_writer_waits_for_the_files_that_are_being_folded(world: Any):
+    def started(work: Callable[[], None]) -> Any:
+        return SimpleNamespace(is_alive=lambda: True, join=work)
+
+    writer = Writer(world)
+    writer.folding.start = started
+    writer.commit(FAN_IN)
+    assert writer.folding._rewritten is None
+    writer.folding.end()
+    assert writer.folding._rewritten is not None
 
 
 def test_waiting_files_are_bounded(world: Any, monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.commit.late_rows import WINDOWS_KEY, late_rows
+from frazil.commit import late_rows as late_rows_module
+from frazil.commit.late_rows import WINDOWS_KEY, late_rows, windows_summary
 from frazil.commit.marker_changes import adopt, forget
 from frazil.errors import CommitUnavailable, MarkerUnreadable, SpecError
 from frazil.partitions.completeness import Cursor
@@ -459,3 +460,9 @@ def test_a_signal_survives_its_way_through_the_table(minutes):
     (made,) = signal_windows(minutes.catalog, minutes.assess(), clock_ms=NOW_MS)
     (read,) = load_newest_signals(minutes.catalog, "demo.minutes", from_us=NOON, to_us=NOON + HOUR)
     assert read == dataclasses.replace(made, number=1)
+
+
+def test_a_summary_has_its_rows_by_window_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(late_rows_module, "MAX_SUMMARY_CHARACTERS", len('{"0":1}'))
+    assert windows_summary({0: 1}) == {WINDOWS_KEY: '{"0":1}'}
+    assert windows_summary({0: 10}) == {}
