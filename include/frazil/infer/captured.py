@@ -16,7 +16,6 @@ from frazil.spec.upsert import UNKEYABLE_TYPES
 
 ENVELOPE_KEYS = frozenset({"before", "after", "source", "op"})
 _OPERATIONS = frozenset("crudtm")
-"""Debezium's codes of operations, as in an event's `op`."""
 _POSITION_FIELDS = ({"lsn"}, {"file", "pos"})
 """Fields of `source` with the position in the source's log, for PostgreSQL and for MySQL."""
 _PLACEHOLDER = Envelope().unavailable
@@ -72,7 +71,6 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
 def _add_metadata_columns(
     columns: tuple[ProposedColumn, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> CapturedTable:
-    """Add columns for the log position and the commit time, if all events have them."""
     taken = {column.name.lower() for column in columns}
     place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}

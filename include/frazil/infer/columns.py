@@ -24,22 +24,17 @@ MAX_ODD_CHARACTERS = 40
 """Maximum length of an odd string in a remark: one that does not fit the type of most strings."""
 MAX_REMARKS = 3
 MIN_VALUES_PER_MISFIT = 10
-"""Minimum number of values per value of another type, for a column to get a type at all.
-
-A list counts as one value.
-"""
+"""Minimum number of values per value of another type, for a column to get a type. A list counts as one value."""
 SEVERAL_TYPES_REMARK = "values of several types, stored as JSON text"
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
-"""First and last plausible time (s since 1970)."""
 _TIME_NAMES = re.compile(
     r"(^|[_-])(ts|at|time|timestamp|date|datetime|epoch|when|created|updated|occurred|departure|arrival)($|[_-]|(?=ms|us|ns))"
     r"|(Time|Timestamp|Date|At)$|timestamp$|_?(ms|us|ns)$"
 )
-"""Names of fields that are probably times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +58,6 @@ class ProposedColumn:
     is_rest: bool = False
     """Whether the column keeps the fields that no other column takes."""
     remark: str = ""
-    """Comment about the column in the declaration."""
     distinct: int | None = None
     """Distinct values in the sample; None if they are too many, unknown or irrelevant."""
     is_time: bool = False
@@ -218,7 +212,6 @@ def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = 
 
 
 def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator[str]:
-    """Yield the paths of the fields that the type does not contain."""
     match kind:
         case List(element) if observed.elements is not None:
             yield from _find_left_out(observed.elements, element, f"{path}[]")
@@ -291,10 +284,7 @@ def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s
 
 
 def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | None:
-    """Return the type of most values; None if too many values have another type.
-
-    `lists` is the number of lists that contain the values.
-    """
+    """Return the type of most values; None if too many have another one. `lists` counts the lists around the values."""
     values = observed.present if lists is None else min(lists, observed.present)
     if observed.others and observed.others * MIN_VALUES_PER_MISFIT >= values:
         return None

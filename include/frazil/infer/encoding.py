@@ -20,8 +20,6 @@ MIN_FORMAT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A format, and the sampled records that were decoded with it."""
-
     format: ValueFormat
     records: tuple[dict[str, Any], ...]
     """The decoded values of the records; empty for a format whose values are not decoded here."""

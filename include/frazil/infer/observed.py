@@ -70,7 +70,6 @@ def _read_records(properties: Mapping[str, str], ranges: list[OffsetRange]) -> I
 
 
 MAX_DISTINCT = 5_000
-"""Maximum number of distinct values counted for one field."""
 MIN_STRINGS_PER_MISFIT = 500
 """Minimum number of strings for each string that does not fit a proposed type, such as uuid."""
 MAX_OBSERVED_DEPTH = 32
@@ -88,8 +87,6 @@ _PATTERNS = {
 
 @dataclass(slots=True)
 class FieldStatistics:
-    """Statistics about all values of one field."""
-
     kinds: Counter[str] = field(default_factory=Counter)
     """Number of values by JSON type: `int`, `text`, `object` and so on."""
     lowest: int = 0
@@ -183,10 +180,7 @@ _CANONICAL_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})(?P<inexact>(\.[0-9]{1,30
 
 
 def parse_text(value: Any) -> Any:
-    """Return the number or boolean that a string contains; other values are unchanged.
-
-    A number with leading zeros stays a string.
-    """
+    """Return the number (without leading zeros) or boolean in a string; other values unchanged."""
     if not isinstance(value, str):
         return value
     if value.lower() in {"true", "false"}:

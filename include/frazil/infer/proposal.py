@@ -44,8 +44,6 @@ _YAML_KEYWORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "
 
 @dataclass(frozen=True, slots=True)
 class StreamNames:
-    """The names that the user chose for the stream, and its brokers."""
-
     name: str
     table: str
     bootstrap_servers: str | None = None
@@ -78,7 +76,6 @@ def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredS
 
 
 def _add_rest(columns: tuple[ProposedColumn, ...], encoding: Encoding) -> tuple[ProposedColumn, ...]:
-    """Add a column for the fields that have none, if the sample has such fields."""
     if not isinstance(encoding.format, JsonFormat) or all(c.type and not c.is_partial for c in columns):
         return columns
     used = {column.name.lower() for column in columns}
@@ -113,10 +110,7 @@ def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> 
 
 
 def _render_upsert(sample: Sample, encoding: Encoding, named: StreamNames, rows: CapturedTable) -> Iterator[str]:
-    """Yield the lines of a declaration with `mode: upsert`.
-
-    Partitioning is not proposed: an update of a time could move a row to another partition.
-    """
+    """Yield a declaration with `mode: upsert`, unpartitioned: an update of a time could move a row elsewhere."""
     columns = _add_rest(rows.columns, encoding)
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
@@ -143,7 +137,6 @@ def _describe_events(rows: CapturedTable) -> Iterator[str]:
 def _propose_columns(
     sample: Sample, encoding: Encoding, written: RegisteredSchemas | None
 ) -> tuple[ProposedColumn, ...]:
-    """Return the columns that the registry's schemas, if any, and the sampled values suggest."""
     if isinstance(encoding.format, AvroFormat) and written is not None:
         return _add_units(derive_avro_columns(written.schemas), sample, encoding)
     if isinstance(encoding.format, BytesFormat):
@@ -168,7 +161,6 @@ def _propose_columns(
 
 
 def _accepts_sample(column: ProposedColumn, sample: Sample, encoding: Encoding) -> bool:
-    """Return whether no sampled value fails in the column."""
     (alone,) = rename_dotted([replace(column, remark="")])
     declared = _declare_sample(yaml.safe_load(_render_column(alone)), sample, encoding)
     return not count_dead_letters(declared, sample).keys() & {"TypeMismatch", "OutOfRange", "MissingRequired"}
@@ -298,7 +290,6 @@ def _render_column(column: ProposedColumn) -> str:
 
 
 def _render_event_time(times: Sequence[ProposedColumn]) -> Iterator[str]:
-    """Yield the line for the event time, with a comment that names other candidates."""
     if not times:
         yield f"event-time: {KAFKA_TIMESTAMP_COLUMN}    # no field is a time"
         return

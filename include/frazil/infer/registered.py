@@ -30,10 +30,7 @@ from frazil.spec.formats import Registry
 FRAME_BYTES = 5
 """Bytes in front of a value: a zero byte, and the schema id."""
 MAX_SCHEMA_IDS = 50
-"""Maximum number of schema ids to request, most frequent first.
-
-If records have no schema ids, their first bytes look like many different ids.
-"""
+"""Maximum number of ids to request, most frequent first: values without ids look like many different ids."""
 _MAX_PARTS = 10_000
 """Maximum number of parts that are read from a JSON Schema: nested references can multiply parts exponentially."""
 _TIMES = ("timestamp", "timestamptz")
@@ -42,15 +39,12 @@ _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchemas:
-    """The schemas that a registry has for a topic's values."""
-
     registry: Registry
     schemas: tuple[SchemaText, ...]
     """Schemas of one type: first the newest version of `<topic>-value`, if it exists."""
     is_framed: bool
     """Whether most sampled values, if any, begin with a schema id."""
     unknown: tuple[int, ...] = ()
-    """Schema ids in the sample that the registry does not have."""
 
     @property
     def type(self) -> str:
@@ -166,10 +160,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
 
 
 def _format_type(found_type: FoundType) -> str | None:
-    """Return the declared form of a type; None if no column type fits.
-
-    Omits fields of structs that no column type fits.
-    """
+    """Return the declared form of a type; None if no column type fits. Omits such fields of structs."""
     match found_type:
         case None:
             return "string"

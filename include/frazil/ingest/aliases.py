@@ -85,10 +85,7 @@ class AliasedDecoder:
         return dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows)).reject_rows(wrong)
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """Replace an alias column's id in `_frazil_kept` by the aliased column's id.
-
-        If the aliased column has a value, only remove the alias column's id.
-        """
+        """Replace an alias column's id in `_frazil_kept` by the aliased column's id; drop it if that has a value."""
         at = decoded.schema.get_field_index(OMITTED_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded

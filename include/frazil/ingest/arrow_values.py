@@ -15,7 +15,6 @@ def to_mask(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def select_where(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
-    """Return the value of `first` where the mask is true, otherwise that of `second`."""
     places = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
     return pa.concat_arrays([first, second.cast(first.type)]).take(pa.array(places))
 

@@ -57,7 +57,6 @@ def find_invalid_utf8(
 
 
 def locate_invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
-    """Return the position of the first invalid UTF-8 byte in each value; -1 for a valid value."""
     found = np.empty(len(values), np.int64)
     find_invalid_utf8(*as_loop_arguments(values), found)
     return found
@@ -98,7 +97,6 @@ def as_loop_arguments(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[
 
 
 def read_only(array: NDArray[Kind]) -> NDArray[Kind]:
-    """Return a contiguous, read-only array with the same content. Copies the array only if necessary."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

@@ -56,7 +56,6 @@ class BinaryColumn(Sequence[bytes | None]):
             yield None if length == NULL else self.data[start : start + length].tobytes()
 
     def take(self, places: NDArray[np.int64]) -> Self:
-        """Return the values at these positions, in this order. The result shares the buffer."""
         return type(self)(self.data, self.starts[places], self.lengths[places])
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -24,7 +24,6 @@ class OutOfRangeValue(NamedTuple):
     unit: str
 
     def text(self, sent: str | None) -> str:
-        """Return the error text. `sent` is the record's original text for the value, if known."""
         name = ".".join(self.path)
         return range_error(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 

@@ -78,7 +78,6 @@ class ChangeReader:
         return DecodedChunk(rows, record_indexes, [*rest, *tombstones.rejections], decoded.drift)
 
     def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
-        """Add the columns in `CHANGE_COLUMNS` to the rows. Rejects upserts without a required value."""
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
         deletes = delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
         if self._rules.tombstones:
@@ -109,7 +108,6 @@ def delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
 
 
 def reject_records_without_rows(decoded: DecodedChunk, records: int) -> DecodedChunk:
-    """Reject replayed records that change no row. They stay dead letters."""
     return reject_unchanging(decoded, np.flatnonzero(decoded.no_result_mask(records)))
 
 

@@ -26,7 +26,6 @@ class RecordChunk:
     headers: BinaryColumn | None = field(default=None, kw_only=True)
     """Packed headers (`frazil.ingest.headers`); null for a record without headers. None if no record has headers."""
     target: str = field(default="main", kw_only=True)
-    """The table whose schema is used to decode the records."""
 
     @classmethod
     def of_values(cls, values: Sequence[bytes | None]) -> RecordChunk:
@@ -55,7 +54,6 @@ class RecordChunk:
         return dataclasses.replace(self, **parts)
 
     def select(self, places: NDArray[np.int64], target: str) -> RecordChunk:
-        """Return the records at these positions, to be decoded with the schema of `target`."""
         return RecordChunk(
             self.values.take(places),
             self.keys.take(places),

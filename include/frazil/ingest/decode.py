@@ -42,10 +42,7 @@ class DecodedChunk:
         return DecodedChunk(self.rows, places[self.record_indexes], rejections, self.drift, places[self.dropped])
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
-        """Return a mask of the records that have no row and are neither rejected nor dropped.
-
-        `records` is the number of records in the chunk.
-        """
+        """Return a mask of the chunk's `records` records that have no row and are neither rejected nor dropped."""
         found = np.ones(records, np.bool_)
         found[self.record_indexes] = False
         found[self.dropped] = False
@@ -87,10 +84,7 @@ class Decoder(Protocol):
 @runtime_checkable
 class EventDecoder(Protocol):
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        """Return the names of all fields of the object at `path`, even null ones.
-
-        The decoder must have accepted the record.
-        """
+        """Return the names of all fields, even null ones, of the object at `path` in an accepted record."""
 
     def changes_no_row(self, record: bytes) -> bool:
         """Return whether the event changes no table row, such as a heartbeat. The decoder must have accepted it."""
@@ -98,16 +92,12 @@ class EventDecoder(Protocol):
 
 @runtime_checkable
 class RestDecoder(Protocol):
-    """A decoder that can collect fields without a column in a `rest` column."""
-
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         """Omit the fields at these lower-case paths from `rest`. Call this before `enable_drift_reporting`."""
 
 
 @runtime_checkable
 class RenamingDecoder(Protocol):
-    """A decoder that can fill one column from fields with different names."""
-
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         """Fill null columns from their aliases. `aliases` gives the column of each alias.
 

@@ -64,7 +64,6 @@ class RowDivider:
         self._ranges = ranges
         self._destinations: dict[str | bytes | None, _Destination] = {}
         self.values: set[str] = set()
-        """Route values found so far whose tables may be created."""
 
     def __call__(self, chunk: RecordChunk, decoded: DecodedChunk) -> DividedRows:
         """Assign rows to targets. Omits rows whose table must be created first, and adds their values to `values`."""
@@ -117,7 +116,6 @@ class RowDivider:
             yield chunk.select(np.flatnonzero(of_record == target), targets[target])
 
     def _encode(self, chunk: RecordChunk, decoded: DecodedChunk) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
-        """Return the distinct route values, and each row's index in them."""
         if self._to.by == "topic":
             found, codes = np.unique(chunk.range_index[decoded.record_indexes], return_inverse=True)
             return codes, [self._ranges[index].topic for index in found]

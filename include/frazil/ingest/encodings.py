@@ -108,7 +108,6 @@ def _dictionary_bits(words: NDArray[Any]) -> float:
 
 
 def _delta_bits(words: NDArray[Any]) -> float:
-    """Estimate the bits per value with delta encoding."""
     # Differences wrap around, as in Parquet. Their distances from the minimum may wrap around too; they are unsigned.
     differences = np.diff(words)
     blocks = len(differences) // (4 * MINIBLOCK_VALUES)

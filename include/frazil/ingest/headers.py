@@ -59,7 +59,6 @@ def find_last_header(
     name: NDArray[np.uint8],
     places: NDArray[np.int64],
 ) -> None:
-    """Write the start and length of each record's last header with this name to `places`."""
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
         places[0, i], places[1, i] = 0, NULL
@@ -79,6 +78,5 @@ def find_last_header(
 
 @compiled
 def write_int32(to: Any, at: Any, value: Any) -> None:
-    """Write a little-endian int32."""
     for i in range(4):
         to[at + i] = value >> 8 * i & 255

@@ -68,10 +68,7 @@ def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
 
 @compiled
 def has_no_headers(message: Any, leader_epoch: int) -> bool:
-    """Return whether the byte after the record's value says that there are no headers.
-
-    Returns False for a record without a value or leader epoch: earlier formats have no epoch.
-    """
+    """Return whether the byte after the value says so; False without a value or leader epoch (an earlier format)."""
     payload = load64(message + _PAYLOAD)
     if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
         return False

@@ -160,7 +160,6 @@ class ParquetFile:
         self._writer.write_table(fill_hidden_nulls(rows), row_group_size=self._layout.row_group_rows)
 
     def close(self) -> StagedFile:
-        """Finish the file. Readers can open it only after this."""
         self._writer.close()
         size = self.bytes
         self._stream.close()

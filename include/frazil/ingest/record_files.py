@@ -67,10 +67,7 @@ def is_record_file(path: str) -> bool:
 
 
 def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
-    """Yield the coordinates of a file's records, in pieces. `schema` has the columns that decoding fills.
-
-    Raises SpecError for a file, column or line that cannot be staged.
-    """
+    """Yield the coordinates of a file's records, in pieces. Raises SpecError for what cannot be staged."""
     with _name_file_in_errors(path):
         if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
             pieces = _read_dead_letters(path, io)
@@ -113,7 +110,6 @@ class FileReader:
         """Do nothing: each file is closed after its last record."""
 
     def __iter__(self) -> Iterator[RecordChunk]:
-        """Yield the records of the ranges. Raises SpecError for a file that cannot be used."""
         for file in self._files:
             if not any(self._may_contain(r) for r in file.ranges):
                 continue
@@ -185,10 +181,7 @@ def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unsea
 def _read_parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
 ) -> Iterator[FileRecords]:
-    """Yield the coordinates and rows of a Parquet file.
-
-    `wanted` are further columns; None for all. `within` filters the rows.
-    """
+    """Yield coordinates and rows of a Parquet file. `wanted` are further columns (None: all); `within` filters rows."""
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]

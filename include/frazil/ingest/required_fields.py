@@ -46,10 +46,7 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
-    """Return an error text for each value with a null in a required field, by index.
-
-    Fields inside a null do not count.
-    """
+    """Return an error text for each value with a null in a required field that is not inside a null, by index."""
     found: dict[int, str] = {}
     if not _has_required(field.type):
         return found

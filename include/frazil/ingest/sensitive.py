@@ -97,7 +97,6 @@ def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
 
 
 def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
-    """Return the lower-case paths of fields that a `rest` column omits."""
     hidden = hidden_paths(context, schema)
     if not context.is_in_topic_format:
         hidden += [(name,) for name in COORDINATE_NAMES]  # lines of a file have coordinates as fields

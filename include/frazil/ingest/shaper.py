@@ -67,7 +67,6 @@ class Shaper:
         self._quote: Quoter = (lambda _, __: None) if self._transforms else create_quoter(context.record_format)
         self._units = context.record_units
         self.drift = SchemaDrift()
-        """Schema drift of all records so far."""
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Return rows with the table's schema. Omits records outside a backfill's time range.
@@ -94,10 +93,7 @@ class Shaper:
         return drop_incomplete_records(found) if self._several else found
 
     def first_row_mask(self, record_indexes: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return a mask of each record's first row; None if all have one row.
-
-        Row i comes from record `record_indexes[i]`.
-        """
+        """Return a mask of each record's first row; None if all records have one row."""
         return number_rows(record_indexes) == 0 if self._several else None
 
     def decode(self, chunk: RecordChunk) -> DecodedChunk:

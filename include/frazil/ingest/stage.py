@@ -137,13 +137,10 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> 
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Result of a task before a shuffle, without the rows that the task sent. `result.files` has only dead-letter
-    files.
-    """
+    """The result of a task before a shuffle. `result.files` has only dead-letter files: the rows were sent."""
 
     result: StageResult
     sent: tuple[int, ...]
-    """Number of rows sent to each shuffle writer."""
     partitions: int
     """Number of table partitions among the sent rows: the number of files without a shuffle."""
 
@@ -152,7 +149,6 @@ class ReadResult:
 class WriteResult:
     files: tuple[StagedFile, ...]
     received: Mapping[int, int]
-    """Number of rows received, by sending task."""
 
 
 def stage_before_shuffle(
@@ -304,7 +300,6 @@ class _Stage:
         return shaped
 
     def _land(self, chunk: RecordChunk, shaped: DecodedChunk) -> None:
-        """Count the records of a decoded chunk, and pass its rows and dead letters to the writers."""
         shape, drift = self._shaper_for(chunk.target), shaped.drift
         # Their casts are not in `drift`, and the decoder may fail for them again.
         failed = [r.index for r in shaped.rejections if r.error_class in {UNWRITABLE, CRASHED}]
@@ -388,8 +383,6 @@ class _Stage:
 
 
 class _ShuffledStage(_Stage):
-    """Sends the rows of the main table to shuffle writers."""
-
     def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
         super().__init__(context, task, attempt=attempt, now_us=now_us)
         if context.shuffle is None:

@@ -228,5 +228,4 @@ class TableWriter:
 
 
 def file_namer(task: int, attempt: int) -> Callable[[], str]:
-    """Return a function that creates file names: `<task>-<attempt>-<uuid>.parquet`."""
     return lambda: f"{task:05d}-{attempt}-{uuid.uuid4()}.parquet"

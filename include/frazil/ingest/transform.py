@@ -44,7 +44,6 @@ _FAILS_PREFIX = "_frazil_fails_"
 
 
 def create_transformed_decoder(context: StageContext, columns: Schema) -> TransformedDecoder:
-    """Return the decoder of a stream with a transform. `columns` are the table's columns without the coordinates."""
     assert context.transform is not None
     records = Schema.model_validate_json(context.transform.records_json)
     filled = value_schema(records, context.filled_from_keys_and_headers)
@@ -126,10 +125,7 @@ class TransformedDecoder:
             return None  # DuckDB may cut its message within a character
 
     def _transform_valid(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
-        """Return the error texts of failing rows, and the other rows, transformed.
-
-        Searches the rows in `_may_fail_mask` first, and the others only if one of these fails.
-        """
+        """Return the error texts of failing rows, and the other rows, transformed. Searches `_may_fail_mask` first."""
         suspect = self._may_fail_mask(records)
         failed = self._find_failures(records.filter(pa.array(suspect)))
         made = (

@@ -41,7 +41,6 @@ def _json_decoder(_: spec.JsonFormat, schema: Schema, units: Mapping[int, str]) 
 
 
 def _add_framing(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
-    """Return a decoder that removes frames and splits JSON lines, if declared, before `decode` reads the objects."""
     from frazil.ingest.formats.json.lines import FramedDecoder, LinesDecoder
 
     if not isinstance(declared, spec.JsonFormat):
@@ -52,7 +51,6 @@ def _add_framing(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
 
 
 def _add_header_ids(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
-    """Let a decoder of framed values read schema ids from headers too."""
     registry = declared.registry if isinstance(declared, spec.AvroFormat | spec.ProtobufFormat) else None
     if registry is None and not (isinstance(declared, spec.JsonFormat) and declared.framing == "confluent"):
         return decode
@@ -186,7 +184,6 @@ def _unwrap_path(declared: spec.ValueFormat) -> tuple[str, ...]:
 
 
 def create_quoter(plain: PlainFormat) -> Quoter:
-    """Return a function that quotes values of records in this format. Raises SpecError for an unknown format."""
     declared = _parse(plain)
     if isinstance(declared, spec.CsvFormat):
         return LineReader(declared).quote_field
@@ -235,7 +232,6 @@ def check_supported(schema: Schema, declared: spec.ValueFormat) -> None:
 
 
 def check_stream_supported(stream: StreamSpec, schema: Schema) -> None:
-    """Check the formats of a stream's values and keys as `check_supported` does. Raises SpecError."""
     check_supported(schema, stream.source.format)
     if stream.key_columns:
         try:

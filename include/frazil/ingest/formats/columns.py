@@ -52,7 +52,6 @@ class ColumnMemory:
         self._allocate()
 
     def cast(self, columns: Mapping[str, Path]) -> None:
-        """Accept other forms of values (`CAST`) in these columns, given by path."""
         self._casts = columns
         for k in map(self._node, columns.values()):
             self.nodes[k, tree.CAST] = self.nodes[k, tree.KIND] in tree.CASTABLE
@@ -121,7 +120,6 @@ class ColumnMemory:
             self.valid[new[tree.FLAG] :][:count] = valid[old[tree.FLAG] :][:count]
 
     def table(self, data: NDArray[np.uint8]) -> pa.Table:
-        """Return the rows as an Arrow table. `data` has the records' bytes."""
         arrays = [
             self._to_array(int(child), field.type, data)
             for child, field in zip(self._child_nodes(0), self.arrow_schema, strict=True)

@@ -60,10 +60,7 @@ _DRIFT_SCOPE = tuple(
 
 
 class EnvelopeDecoder:
-    """Decodes the change events of one stream.
-
-    Ignores events that change no row, and the tombstones after delete events.
-    """
+    """Decodes change events. Ignores events that change no row, and the tombstones after delete events."""
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
         """`schema` has the columns that an event fills. Only the key's columns are required."""
@@ -203,7 +200,6 @@ class EnvelopeDecoder:
 
     @staticmethod
     def _explain(rejection: Rejection, chunk: RecordChunk) -> Rejection:
-        """Return the rejection. The text is MONGODB_REMEDY if a document of MongoDB's connector is the cause."""
         layer = _ROW_ERROR_START.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
             return rejection
@@ -289,7 +285,6 @@ class EnvelopeDecoder:
         return masks, columns
 
     def _unchanged_lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
-        """Return, for each row, the field ids of the columns with a placeholder."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]

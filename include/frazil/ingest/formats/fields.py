@@ -40,7 +40,6 @@ from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, P
 from frazil.spec.values import FieldPath
 
 WHOLE_KEY = "key"
-"""Field name of a whole key."""
 
 FIRST_CONTAINER_ID = 400_000_000
 Unit = str | Mapping[str, Any]
@@ -75,7 +74,6 @@ class ColumnSource:
         )
 
     def needs_text(self, field: NestedField) -> bool:
-        """Return whether the column's values are first read as JSON text."""
         return bool(self.nulls or self.rounding or (self.is_lenient and rules_of(field.field_type, self.unit)))
 
 
@@ -206,10 +204,7 @@ class FieldsDecoder:
         return [*self._arrow_schema.names]
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        """Omit these fields from the `rest` column.
-
-        `hidden` has lower-case column paths. The fields are also omitted under their paths in records.
-        """
+        """Omit fields from the `rest` column, at these lower-case column paths and at their paths in records."""
         if isinstance(self._decode, RestDecoder):
             columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
             moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
@@ -344,9 +339,7 @@ class CastingDecoder:
 
 
 class _TextColumns:
-    """Reads columns whose values arrived as JSON texts: casts the texts, then decodes them by the strict rules for
-    records.
-    """
+    """Casts the JSON texts of columns' values, then decodes the texts by the strict rules for records."""
 
     def __init__(
         self,
@@ -427,9 +420,7 @@ def _as_lines(texts: pa.Array) -> BinaryColumn:
 
 
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
-    """Return a column's declared default, or else its default in the table, as an array of one value. Raises SpecError
-    if the default is invalid.
-    """
+    """Return a column's declared default, or else the table's, as an array of one. Raises SpecError if invalid."""
     from frazil.ingest.formats.json.decoder import JsonDecoder
 
     reading = ColumnSource.of(unit)

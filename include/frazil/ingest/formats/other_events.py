@@ -19,7 +19,6 @@ _OPTIONAL_FIELDS = frozenset({"ts_ms"})
 
 
 def is_other_schema(name: str) -> bool:
-    """Return whether events with this Kafka Connect schema change no row."""
     return _SCHEMA_NAMES.fullmatch(name) is not None
 
 

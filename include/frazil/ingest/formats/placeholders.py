@@ -64,7 +64,6 @@ class PlaceholderFinder:
         )
 
     def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
-        """Return the drift without the field names that come from a placeholder."""
         if not drift.new:
             return drift
         new = {path: self._remove_field(found_type) for path, found_type in drift.new.items() if path[-1] != self._text}
@@ -110,7 +109,6 @@ class PlaceholderFinder:
         return found
 
     def _list_placeholders(self, element: pa.DataType) -> Iterator[pa.Array]:
-        """Yield each form of the placeholder in a list with elements of this type."""
         if pa.types.is_string(element) or pa.types.is_large_string(element):
             yield from (pa.array([text], element) for text in self._element_texts)
         elif pa.types.is_binary(element) or pa.types.is_large_binary(element):

@@ -51,7 +51,6 @@ class EventTransaction(NamedTuple):
 class TransactionEnd(NamedTuple):
     transaction: str
     events: dict[str, int]
-    """Number of events by table."""
 
 
 class TransactionDecoder:

@@ -14,10 +14,7 @@ from frazil.ingest.decode import DecodedChunk, Rejection
 
 
 class WholeValueDecoder:
-    """Fills one column with the record value; all other columns are null.
-
-    Rejects a record if a required column is null.
-    """
+    """Fills one column with the record value, the others with null. Rejects all records if one of these is required."""
 
     def __init__(self, schema: Schema, column: str) -> None:
         self._field = schema.find_field(column)

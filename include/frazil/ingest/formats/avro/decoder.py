@@ -100,7 +100,6 @@ class AvroDecoder:
         )
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
-        """Decode the values in order. Raises the errors of the registry's client."""
         values = chunk.values
         self._drift = []
         rejections: dict[int, Fault] = {}
@@ -235,9 +234,7 @@ class AvroDecoder:
         return roots, content
 
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Call `_assign` for each distinct schema id. Requests schemas in groups: unframed values may look like many
-        ids.
-        """
+        """Call `_assign` for each schema id. Requests schemas in groups: unframed values may look like many ids."""
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
@@ -266,7 +263,6 @@ class AvroDecoder:
             rejections.update(dict.fromkeys(places.tolist(), root))
 
     def _add_schema(self, schema_id: int) -> int | Fault:
-        """Compile a schema. Returns the first operation of its records, or the error."""
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:

@@ -29,7 +29,6 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the changes that the table needs for this writer schema: new fields and, if `widening`, wider types."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     wider = {path: kind for path, _, kind in found if kind} if widening else {}
@@ -66,10 +65,7 @@ def _find_changes(
 
 
 def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> FoundType:  # noqa: PLR0911 - a table
-    """Return the column type for values of an Avro type; None for `null`, MIXED for a recursive type.
-
-    `inside` has the ids of the enclosing types.
-    """
+    """Return the type for an Avro type; None for `null`, MIXED if recursive. `inside` has the enclosing types' ids."""
     if id(written) in inside or len(inside) > MAX_NESTING:
         return MIXED
     within = inside | {id(written)}

@@ -57,7 +57,6 @@ class LoopProgram:
     """The operations of all schemas added so far. Adding a schema replaces `plan`."""
 
     _width: int
-    """Columns of the table of operations."""
 
     def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
         self._columns = columns
@@ -95,7 +94,6 @@ class LoopProgram:
         self._rows[row][column] = int(value)
 
     def _intern_symbol(self, symbol: str) -> tuple[int, int]:
-        """Add a symbol to `text` if it is missing. Return its start and length."""
         encoded = symbol.encode("utf-8", "replace")
         if symbol not in self._symbols:
             self._symbols[symbol] = len(self.text)
@@ -255,10 +253,7 @@ class AvroProgram(LoopProgram):
 def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: AvroType, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the operation that reads this Avro type into a column of type `kind`; None if the types do not match.
-
-    The result's keys are columns of the table of operations. `unit` is the declared unit of numeric timestamps.
-    """
+    """Return the operation for this pair of types, by column of the table of operations; None if they do not match."""
     bits = 32 if written.kind == "int" else 64
     match written.kind, kind:
         case "boolean", iceberg.BooleanType():
@@ -375,7 +370,6 @@ def as_written(part: Part | None, written: AvroType) -> Part | None:
 
 
 def may_be_empty(written: AvroType) -> bool:
-    """Return whether a value of this type may take no bytes."""
     known: set[int] = set()
     left = [written]
     while left:

@@ -61,7 +61,6 @@ class AvroType:
 
 
 def field_names_at(written: AvroType, path: Sequence[str]) -> Iterator[str]:
-    """Yield the names and aliases of the fields of the nested record at this path."""
     for record in written.parts if written.kind == "union" else [written]:
         for names, part in zip(record.fields, record.parts, strict=False):
             if not path:
@@ -71,10 +70,7 @@ def field_names_at(written: AvroType, path: Sequence[str]) -> Iterator[str]:
 
 
 def parse_schema(text: str, references: Sequence[str] = ()) -> AvroType:
-    """Parse a schema's JSON. `references` are the schemas that it uses, in order of dependency.
-
-    Raises UnreadableSchema.
-    """
+    """Parse a schema's JSON. `references` are the schemas that it uses, dependencies first. Raises UnreadableSchema."""
     if any(is_too_deep(one.encode("utf-8", "replace"), MAX_SCHEMA_DEPTH) for one in (*references, text)):
         raise UnreadableSchema(f"its JSON is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     parser = _SchemaParser()

@@ -23,7 +23,6 @@ class LineReader:
         self._field = re.compile(rf"{either}({delimiter}|\Z)")
 
     def explain_rejection(self, record: bytes | None, outcome: int) -> tuple[str, str]:
-        """Return the error class and text for a record that cannot become a row."""
         quote, columns = self._quote, self._columns
         texts = {
             NO_VALUE: ("Tombstone", "the message has no value"),
@@ -43,13 +42,11 @@ class LineReader:
         return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
 
     def _count_fields(self, record: bytes) -> int:
-        """Return the number of fields."""
         if self._quote and self._quote.encode() in record:
             return len(self.fields(record))
         return record.count(self._delimiter) + 1
 
     def fields(self, record: bytes) -> list[str]:
-        """Split a line into its fields, whatever their number."""
         text = record.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
         found: list[str] = []
         place = 0

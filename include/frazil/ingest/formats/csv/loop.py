@@ -59,10 +59,7 @@ def max_json_bytes(b: Octets, p: int, end: int) -> int:
 
 @loop
 def write_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a field as a JSON number, without a leading plus sign or leading zeros.
-
-    Returns `at` if it is not a number.
-    """
+    """Write a field as a JSON number, without plus sign or leading zeros. Returns `at` if it is not a number."""
     start, q = at, p
     if b[q] == 45:
         to[at] = 45

@@ -76,9 +76,7 @@ def parse_time(b: Octets, p: int) -> tuple[int, int]:
 
 @loop
 def parse_timestamp(b: Octets, p: int) -> tuple[int, int]:
-    """Read a timestamp; without a zone, it is UTC. Returns the position after it (NO if invalid), and the microseconds
-    since 1970.
-    """
+    """Read a timestamp (UTC without a zone). Returns the position after it (or NO), and the microseconds since 1970."""
     since = parse_date(b, p)
     if since == INVALID_DATE:
         return NO, 0

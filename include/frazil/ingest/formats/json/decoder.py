@@ -42,8 +42,6 @@ from frazil.ingest.schema_drift import (
 
 
 class JsonDecoder:
-    """Decodes chunks to tables with one schema. Ignores fields that are not in the schema."""
-
     def __init__(self, schema: Schema, units: Mapping[int, str]) -> None:
         """Raises SpecError for a column type that JSON does not support."""
         struct = schema.as_struct()
@@ -57,10 +55,7 @@ class JsonDecoder:
         self._casts = False
 
     def cast(self, columns: Mapping[str, Path]) -> None:
-        """Accept other forms of values in these columns, given by path.
-
-        Then leaves out the records that the loop cannot decode with certainty.
-        """
+        """Accept other forms of values in these columns. Omits records that the loop cannot decode with certainty."""
         self._casts = True
         self._columns.cast(columns)
 
@@ -172,7 +167,6 @@ class ChunkReader:
         self.unknown = np.zeros(0, np.int64)
         """Positions of records without any known key that the loop read in the last call."""
         self.casts: Counter[str] = Counter()
-        """Number of cast values in the last call, by column."""
 
     def cast(self, columns: Mapping[str, Path]) -> None:
         self._columns.cast(columns)

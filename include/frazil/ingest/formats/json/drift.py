@@ -42,7 +42,6 @@ class DriftFinder:
         self._readers: dict[ColumnChanges, RecordReader] = {}
 
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
-        """Return the schema drift of these records. `read` has each record's decoding result."""
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         valid = [value for value, row in found if not isinstance(row, RecordError)]
         records = 0

@@ -78,7 +78,6 @@ class LinesDecoder(WrappingDecoder):
 
 
 def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of true values in each slice. Every slice must have values."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
         marks = np.append(marks, False)

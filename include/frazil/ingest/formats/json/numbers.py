@@ -45,10 +45,7 @@ _NO_NUMBER = (NO, 0.0)
 
 @loop
 def parse_integer(b: Octets, p: int) -> tuple[int, int]:
-    """Read a 64-bit integer. Returns the position after it (NO if invalid), and its value.
-
-    The caller must check that the number ends at this position.
-    """
+    """Read a 64-bit integer. Returns the position after it (or NO), which the caller must check, and its value."""
     negative = b[p] == 45
     if negative:
         p += 1
@@ -135,7 +132,6 @@ def parse_double(b: Octets, p: int) -> tuple[int, float]:
 
 @loop
 def multiply(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the product of two words as its high and its low word."""
     al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
     low = al * bl
     middle = ah * bl + (low >> _32)
@@ -190,7 +186,6 @@ def nearest_double(whole: np.uint64, power: int) -> np.uint64:
 
 @loop
 def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return ten times a 128-bit number, plus a digit."""
     lower = (low & _LOW) * _10 + digit
     upper = (low >> _32) * _10 + (lower >> _32)
     return high * _10 + (upper >> _32), (upper << _32) | (lower & _LOW)

@@ -156,10 +156,7 @@ def write_string(
 def write_decoded_base64(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
 ) -> bool:
-    """Decode base64 into `text`, and write start and length (-1 if invalid). Returns False if `text` is full.
-
-    The base64 may contain JSON escapes.
-    """
+    """Decode base64, which may have escapes, into `text`; length -1 if invalid. Returns False if `text` is full."""
     last = len(entry_counts) - 1
     used = entry_counts[last, USED]
     if used + end - p > entry_counts[last, ROOM]:

@@ -166,7 +166,6 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the changes that the table needs for this message: new fields and, if `widening`, wider types."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
@@ -199,10 +198,7 @@ def _find_changes(
 
 
 def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> FoundType:
-    """Return the column type for a field's values; MIXED if the message is recursive.
-
-    `inside` has the names of the enclosing messages.
-    """
+    """Return the column type for a field's values; MIXED if recursive. `inside` names the enclosing messages."""
     return _ColumnTypeFinder().field(written, inside)
 
 

@@ -74,10 +74,7 @@ class ProtobufProgram(LoopProgram):
         """Always empty: `JsonTexts` writes the columns of JSON text."""
 
     def add(self, written: Descriptor) -> int | Fault:
-        """Add a message type, and return its first operation, or the error.
-
-        Adds nothing after an error or TooLarge.
-        """
+        """Add a message type. Returns its first operation, or the error; then nothing was added."""
         rows, places = len(self._rows), len(self._places)
         self._max_rows = rows + MAX_OPERATIONS
         try:
@@ -278,10 +275,7 @@ class ProtobufProgram(LoopProgram):
         return row, None if first is None else [-1 - first[0], first[1]]
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
-        """Append `places` to the program's places.
-
-        Set `column` to their start, and the next column to the number of groups.
-        """
+        """Append `places`. Sets `column` to their start, and the next column to the number of groups."""
         self._set_field(row, column, len(self._places))
         self._set_field(row, column + 1, len(places) // width)
         self._places += places
@@ -310,10 +304,7 @@ def wire_type(written: FieldDescriptor) -> int:
 def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: int, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the operation that reads this Protobuf type into a column of type `kind`; None if the types do not match.
-
-    The result's keys are columns of the table of operations. `unit` is the declared unit of numeric timestamps.
-    """
+    """Return the operation for this pair of types, by column of the table of operations; None if they do not match."""
     if written in _INTEGERS:
         bits, wire = _INTEGERS[written]
         columns = {op.BITS: bits, op.WIRE: wire}

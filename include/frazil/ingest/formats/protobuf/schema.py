@@ -55,10 +55,7 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """Return the message at these indexes. Map entries do not count as nested messages.
-
-    The first index selects a top-level message, each further index a nested message. Raises UnreadableSchema.
-    """
+    """Return the top-level message at the first index, or a nested one at the next. Raises UnreadableSchema."""
     file = _load(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
