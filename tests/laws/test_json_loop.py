@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.json.decoder import ChunkReader, JsonDecoder
 from frazil.ingest.formats.json.types import Units

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from frazil.ingest.chunk import unpack_headers
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.headers import unpack_headers
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaAdmin
 from frazil.timetext import parse_moment

@@ -12,8 +12,7 @@ from typing import Any
 from frazil.errors import SpecError
 from frazil.infer.columns import ProposedColumn, find_column_problem
 from frazil.infer.observed import Sample
-from frazil.ingest.formats.avro.drift import column_type_of, has_few_parts
-from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, parse_schema
+from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, column_type_of, has_few_parts, parse_schema
 from frazil.ingest.schema_drift import (
     MAX_NESTING,
     MIXED,

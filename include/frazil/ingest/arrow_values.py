@@ -1,11 +1,15 @@
-"""Functions for Arrow arrays of every type. Arrow's own functions reject some types."""
+"""Functions for Arrow arrays of every type: Arrow rejects some types, and required fields inside null structs."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from frazil.ingest.decode import bisect_failures
 
 
 def to_mask(array: pa.Array) -> NDArray[np.bool_]:
@@ -33,3 +37,121 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
 def empty_table(schema: pa.Schema) -> pa.Table:
     """Return an Arrow table without rows. Arrow's own `empty_table` raises for UUIDs in lists, maps and structs."""
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def fill_hidden_nulls(rows: pa.Table) -> pa.Table:
+    """Replace nulls of required fields inside null structs by arbitrary values. Readers never see these.
+
+    Raises ArrowInvalid if a required field is null although all enclosing values are present.
+    """
+    if not any(_has_required(field.type) for field in rows.schema):
+        return rows
+    columns = [
+        pa.chunked_array([_fill_array(chunk, chunk, field.type) for chunk in column.chunks], field.type)
+        if _has_required(field.type)
+        else column
+        for field, column in zip(rows.schema, rows.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast an array. Unlike Arrow's `cast`, this accepts nulls in required fields."""
+    if not _has_required(kind):
+        return array.cast(kind)
+    if array.offset:
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    missing = array.is_null() if array.null_count else None
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        parts = [cast_unchecked(array.field(field.name), field.type) for field in fields]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=missing)
+    if pa.types.is_map(kind):
+        keys, items = array.keys.cast(kind.key_type), cast_unchecked(array.items, kind.item_type)
+        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=missing)
+    large = pa.types.is_large_list(kind)
+    offsets = array.offsets.cast(pa.int64() if large else pa.int32())
+    made = pa.LargeListArray if large else pa.ListArray
+    return made.from_arrays(offsets, cast_unchecked(array.values, kind.value_type), type=kind, mask=missing)
+
+
+def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
+    """Return an error text for each value with a null in a required field that is not inside a null, by index."""
+    found: dict[int, str] = {}
+    if not _has_required(field.type):
+        return found
+    for start, end, tried in bisect_failures(len(array), lambda start, end: _check_array(array[start:end], field)):
+        if isinstance(tried, Exception):
+            found |= dict.fromkeys(range(start, end), f"{field.name}: {tried}")
+    return found
+
+
+def _check_array(array: pa.Array, field: pa.Field) -> None:
+    fill_hidden_nulls(pa.Table.from_arrays([array], schema=pa.schema([field])))
+
+
+def default_row(schema: pa.Schema) -> pa.Table:
+    """Return one row in which optional columns are null, and required columns are zero or empty."""
+    return pa.Table.from_arrays([_default_array(field) for field in schema], schema=schema)
+
+
+def _default_array(field: pa.Field) -> pa.Array:
+    kind: Any = field.type
+    if field.nullable:
+        return pa.nulls(1, kind)
+    if pa.types.is_struct(kind):
+        parts = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays([_default_array(part) for part in parts], fields=parts)
+    if isinstance(kind, pa.ExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _mark_all_valid(pa.nulls(1, kind.storage_type)))
+    return _mark_all_valid(pa.nulls(1, kind))
+
+
+def _has_required(kind: pa.DataType) -> bool:
+    """Return whether a null of this type may contain a required field, other than a map's key."""
+    if pa.types.is_map(kind):
+        return not kind.item_field.nullable or _has_required(kind.item_type)
+    if not pa.types.is_nested(kind):
+        return False
+    return any(not kind.field(i).nullable or _has_required(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _fill_array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Fill the hidden nulls of an array. `seen` selects the entries that are not inside a null value."""
+    if not _has_required(kind):
+        return array
+    if array.offset:
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    missing = array.is_null() if array.null_count else None
+    seen = seen.filter(seen.is_valid()) if seen.null_count else seen
+    if pa.types.is_struct(kind):
+        parts = [_fill_part(array.field(i), seen.field(i), kind.field(i)) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
+    if pa.types.is_map(kind):
+        items = _fill_part(array.items, seen.items, kind.item_field)
+        return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=kind, mask=missing)
+    elements = _fill_part(array.values, seen.flatten(), kind.value_field)
+    return type(array).from_arrays(array.offsets, elements, type=kind, mask=missing)
+
+
+def _fill_part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
+    array = _fill_array(array, seen, field.type)
+    if field.nullable or array.null_count == 0:
+        return array
+    if seen.null_count:
+        raise pa.ArrowInvalid(f"{field.name}: required, and missing or null")
+    return _mark_all_valid(array)
+
+
+def _mark_all_valid(array: pa.Array) -> pa.Array:
+    """Mark all values as valid. Former nulls have arbitrary values."""
+    if isinstance(array, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(array.type, _mark_all_valid(array.storage))
+    kind: Any = array.type
+    if pa.types.is_struct(kind):
+        return pa.StructArray.from_arrays([array.field(i) for i in range(kind.num_fields)], fields=list(kind))
+    if pa.types.is_map(kind):
+        return pa.MapArray.from_arrays(array.offsets, array.keys, array.items, type=kind)
+    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
+        return type(array).from_arrays(array.offsets, array.values, type=kind)
+    return pa.Array.from_buffers(kind, len(array), [None, *array.buffers()[1:]], 0, array.offset)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.types import NestedField, StringType
 
-from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.chunk import NULL, BinaryColumn
 from frazil.ingest.compiled import compiled, load64, memcpy
 from frazil.ingest.formats.json.scan import utf8_length
 

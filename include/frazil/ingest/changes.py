@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, TimestamptzType
 
-from frazil.ingest.binary_column import NULL
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import ChangeRules
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
 

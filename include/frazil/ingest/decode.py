@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from frazil.errors import FrazilError
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.schema_drift import NO_DRIFT, WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
+from frazil.spec.addresses import is_object_store_error
 
 
 class Rejection(NamedTuple):
@@ -155,3 +157,36 @@ def run_starts(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, for each element, the index at which its run of equal values starts."""
     begins = np.r_[True, grouped[1:] != grouped[:-1]] if len(grouped) else np.zeros(0, np.bool_)
     return np.maximum.accumulate(np.where(begins, np.arange(len(grouped)), 0))
+
+
+T = TypeVar("T")
+
+
+def is_environment_error(error: Exception) -> bool:
+    """Return whether the host or a service certainly caused the error, rather than a record."""
+    if isinstance(error, OSError):
+        return error.errno is not None or is_object_store_error(error)
+    return isinstance(error, FrazilError | MemoryError)
+
+
+def bisect_failures(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:
+    """Call `attempt` on pieces of the records `[0, count)`, and yield `(start, end, result)` for each piece, in order.
+
+    A piece for which `attempt` raises is bisected. The result of a single failing record is its exception. Errors of
+    the environment are raised.
+    """
+    if count == 0:
+        return
+    pieces = [(0, count)]
+    while pieces:
+        start, end = pieces.pop()
+        try:
+            yield start, end, attempt(start, end)
+        except Exception as error:
+            if is_environment_error(error):
+                raise
+            if end - start == 1:
+                yield start, end, error
+            else:
+                middle = (start + end) // 2
+                pieces += [(middle, end), (start, middle)]

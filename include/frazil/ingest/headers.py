@@ -4,42 +4,14 @@ null value), the name in UTF-8, the value, and a newline.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from frazil.ingest.binary_arrays import as_loop_arguments, read_only
-from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.chunk import NULL, BinaryColumn
 from frazil.ingest.compiled import compiled, load32
-
-HEADER_LENGTHS = struct.Struct("<ii")
-
-Headers = Sequence[tuple[str, bytes | None]]
-
-
-def pack_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
-    """Return a record's headers as packed bytes; None if the record has no headers."""
-    parts = []
-    for name, value in headers or ():
-        text = name.encode("utf-8", "surrogateescape")
-        parts += [HEADER_LENGTHS.pack(len(text), NULL if value is None else len(value)), text, value or b"", b"\n"]
-    return b"".join(parts) or None
-
-
-def unpack_headers(data: bytes | None) -> list[tuple[str, bytes | None]]:
-    """Return the headers in packed bytes. Bytes of a name that are not UTF-8 are escaped with backslashes."""
-    found, at, text = [], 0, data or b""
-    while at < len(text):
-        name_bytes, value_bytes = HEADER_LENGTHS.unpack_from(text, at)
-        at += HEADER_LENGTHS.size
-        name = text[at : at + name_bytes].decode("utf-8", "backslashreplace")
-        at += name_bytes
-        found.append((name, None if value_bytes == NULL else text[at : at + value_bytes]))
-        at += max(value_bytes, 0) + 1
-    return found
 
 
 def header_column(headers: BinaryColumn | None, name: str, count: int) -> BinaryColumn:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from frazil.ingest.binary_column import NULL
+from frazil.ingest.chunk import NULL
 from frazil.ingest.compiled import call, call64, call_with_outputs, compiled, load8, load32, load64, memcpy
 from frazil.ingest.headers import write_int32
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES

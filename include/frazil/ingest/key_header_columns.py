@@ -11,9 +11,8 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_by_name
 
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
-from frazil.ingest.binary_column import NULL, BinaryColumn
 from frazil.ingest.changes import add_change_columns
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_key_decoder

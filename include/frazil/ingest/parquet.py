@@ -26,9 +26,9 @@ from pyiceberg.types import IcebergType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of strings
 from frazil.errors import SpecError
+from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import Encodings
-from frazil.ingest.required_fields import fill_hidden_nulls
 
 ENCODINGS_PROPERTY = "write.parquet.format-version"
 """Table property for the encodings' version: v2 in frazil's new tables. The page format is always v1."""

@@ -25,12 +25,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from frazil.errors import SpecError
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
 from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS
+from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RecordReader
 from frazil.ingest.sealing import Unsealer, header_part, place_of
 
 PARQUET_SUFFIXES = frozenset({".parquet"})
@@ -80,11 +79,8 @@ def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table
             yield piece.coordinates
 
 
-class FileReader:
+class FileReader(RecordReader):
     """Reads the records of offset ranges from files, once. A topic-partition may have several ranges."""
-
-    notice: str | None = None
-    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
 
     def __init__(
         self,
@@ -102,12 +98,6 @@ class FileReader:
             sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), itemgetter(0, 1)
         )
         self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in by_partition}
-
-    def __enter__(self) -> FileReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: each file is closed after its last record."""
 
     def __iter__(self) -> Iterator[RecordChunk]:
         for file in self._files:
@@ -153,8 +143,6 @@ def _build_chunk(
     if records.dead_letters is not None:
         dead_letters = _unseal_all(records.dead_letters.take(kept).to_pylist(), table, unseal)
         key, value = (BinaryColumn.of([dead_letter[name] for dead_letter in dead_letters]) for name in ("key", "value"))
-        from frazil.ingest.headers import pack_headers  # loads Numba, which only a reader's process has
-
         headers = BinaryColumn.of(
             [
                 pack_headers((header["name"], header["value"]) for header in dead_letter["headers"] or ())

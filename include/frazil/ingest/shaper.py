@@ -21,10 +21,9 @@ from pyiceberg.types import DecimalType, NestedField
 
 from frazil.errors import SpecError
 from frazil.ingest.aliases import MakeDecoder, create_aliased_decoder
-from frazil.ingest.binary_column import NULL
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, OutOfRangeValue, find_out_of_range
 from frazil.ingest.changes import ChangeReader
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import CoordinateColumns, record_schema
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows

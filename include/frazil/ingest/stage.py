@@ -19,25 +19,22 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
-from frazil.ingest.binary_column import NULL
-from frazil.ingest.bisection import bisect_failures, is_environment_error
+from frazil.ingest.arrow_values import default_row
 from frazil.ingest.changes import reject_records_without_rows, reject_unchanging
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
-from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
+from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters, RejectCounter
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures, is_environment_error, join_results
 from frazil.ingest.destinations import UNKNOWN_TARGET, RowDivider
 from frazil.ingest.isolate import CRASHED, IsolatedDecoder
 from frazil.ingest.progress import OnProgress, ProgressCounter, ProgressReporter, compilation
+from frazil.ingest.readers import open_reader
 from frazil.ingest.record_files import RowChunk
-from frazil.ingest.rejects import RejectCounter
-from frazil.ingest.required_fields import default_row
 from frazil.ingest.routed_writers import RoutedWriters, fit_rows
 from frazil.ingest.sensitive import Protector, to_safe_error
 from frazil.ingest.shaper import Shaper
 from frazil.ingest.shuffle import Parcel, Shuffler, unpack_parcel
-from frazil.ingest.stage_components import open_reader, open_writer
-from frazil.ingest.table_writer import file_namer
+from frazil.ingest.table_writer import file_namer, open_writer
 from frazil.ingest.target_decoders import FIRST_PASS, TargetDecoder, context_for_target, find_equal_targets
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, load_file_io
 
-from frazil.ingest.contract import PartitionKey, StagedFile, Target, TargetTable
+from frazil.ingest.contract import PartitionKey, StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.encodings import MAX_SAMPLED_ROWS, Encodings, choose_encodings
 from frazil.ingest.parquet import FileLayout, ParquetFile, encode_partition
 from frazil.ingest.partitioning import sort_rows, split_by_partition
@@ -229,3 +229,8 @@ class TableWriter:
 
 def file_namer(task: int, attempt: int) -> Callable[[], str]:
     return lambda: f"{task:05d}-{attempt}-{uuid.uuid4()}.parquet"
+
+
+def open_writer(context: StageContext, target: Target, file_name: Callable[[], str]) -> TableWriter:
+    table = context.targets[target]
+    return TableWriter(table, target, io=load_file_io(dict(table.io), location=table.folder), file_name=file_name)

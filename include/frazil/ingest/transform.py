@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from frazil.ingest.bisection import bisect_failures
+from frazil.ingest.arrow_values import cast_unchecked, find_missing_required
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Transform
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields, value_schema
 from frazil.ingest.record_files import RowChunk
-from frazil.ingest.required_fields import cast_unchecked, find_missing_required
 from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.transform_sql import (
     KEEP,

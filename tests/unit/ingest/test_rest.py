@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import OMITTED_COLUMNS
+from frazil.ingest.chunk import BinaryColumn
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream

@@ -14,7 +14,6 @@ from pyiceberg.types import StructType
 from frazil.errors import SpecError
 from frazil.ingest.decode import Decoder, RestDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
-from frazil.ingest.formats.csv.lines import LineReader
 from frazil.ingest.formats.fields import WHOLE_KEY, RecordShape, Unit, create_fields_decoder, with_path
 from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.lines import strip_frame
@@ -69,7 +68,7 @@ def _whole_value_decoder(
 
 
 def _csv_decoder(declared: spec.CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.csv.decoder import CsvDecoder
+    from frazil.ingest.formats.csv import CsvDecoder
 
     return CsvDecoder(declared, schema, units)
 
@@ -168,12 +167,11 @@ def create_key_decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, U
     (field,) = schema.fields
     whole = {field.field_id: with_path((WHOLE_KEY,), units.get(field.field_id))}
     if isinstance(declared, spec.AvroFormat):
-        from frazil.ingest.formats.avro.decoder import AvroDecoder
-        from frazil.ingest.formats.whole_keys import as_record_schemas
+        from frazil.ingest.formats.avro.decoder import AvroDecoder, as_record_schemas
 
         schemas = as_record_schemas(_avro_schemas(declared))
         return create_fields_decoder(lambda of, plain: AvroDecoder(of, plain, schemas), schema, whole, RecordShape())
-    from frazil.ingest.formats.whole_keys import WholeKeyDecoder
+    from frazil.ingest.formats.whole_values import WholeKeyDecoder
 
     make = partial(FORMATS[declared.type], declared)
     return _add_framing(declared, WholeKeyDecoder(create_fields_decoder(make, schema, whole, RecordShape(lists=False))))
@@ -186,6 +184,8 @@ def _unwrap_path(declared: spec.ValueFormat) -> tuple[str, ...]:
 def create_quoter(plain: PlainFormat) -> Quoter:
     declared = _parse(plain)
     if isinstance(declared, spec.CsvFormat):
+        from frazil.ingest.formats.csv import LineReader
+
         return LineReader(declared).quote_field
     if not isinstance(declared, spec.JsonFormat) or declared.lines:
         return lambda _, __: None

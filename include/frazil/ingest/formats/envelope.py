@@ -21,12 +21,11 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import combine_chunks, select_where, to_mask, unwrap_extension
-from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, EventDecoder, Rejection, RestDecoder
+from frazil.ingest.formats.debezium import PlaceholderFinder, is_null_ambiguous
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT
-from frazil.ingest.formats.placeholders import PlaceholderFinder, is_null_ambiguous
 from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, Path
 from frazil.ingest.source_log import POSITIONS, encode_positions
 from frazil.spec.formats import POSITION, Envelope

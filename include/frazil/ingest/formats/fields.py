@@ -23,9 +23,8 @@ from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, Pri
 
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import combine_chunks
-from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import add_change_columns
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDecoder, join_results
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder, WrappingDecoder
 from frazil.ingest.headers import header_column
 

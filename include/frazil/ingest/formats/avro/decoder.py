@@ -6,7 +6,8 @@ import dataclasses
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -17,21 +18,27 @@ from pyiceberg.types import StructType
 
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments, read_only
-from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk, Rejection
 from frazil.ingest.formats.avro import operations as op
-from frazil.ingest.formats.avro.drift import find_drift
 from frazil.ingest.formats.avro.json_text import InvalidAvroValue, json_text
 from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_records
 from frazil.ingest.formats.avro.program import AvroProgram, Fault
-from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, field_names_at, parse_schema
+from frazil.ingest.formats.avro.schema import (
+    AvroType,
+    TooLarge,
+    UnreadableSchema,
+    field_names_at,
+    find_drift,
+    parse_schema,
+)
 from frazil.ingest.formats.columns import ColumnMemory
+from frazil.ingest.formats.debezium import is_other_schema
+from frazil.ingest.formats.fields import WHOLE_KEY
 from frazil.ingest.formats.json.nodes import BASE, ENTRY_SET, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
 from frazil.ingest.formats.json.rest import rest_of
 from frazil.ingest.formats.json.types import check_supported
 from frazil.ingest.formats.json.words import USED
-from frazil.ingest.formats.other_events import is_other_schema
 from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift, select_names
 from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
 
@@ -330,3 +337,28 @@ def not_framed_text(value: bytes, name: str) -> str:
         f"the value {what}, but source.format is {name} with schema ids: write it with the registry's serializer, "
         "or declare another format"
     )
+
+
+@overload
+def as_record_schemas(schemas: SchemaText) -> SchemaText: ...
+@overload
+def as_record_schemas(schemas: SchemaSource) -> SchemaSource: ...
+def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | SchemaText:
+    """Wrap Avro schemas in records with one field. The encoded bytes are the same."""
+    return _as_record(schemas) if isinstance(schemas, SchemaText) else _RecordSchemas(schemas)
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordSchemas:
+    inner: SchemaSource
+
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
+        self.inner.prefetch(schema_ids)
+
+    def get(self, schema_id: int) -> SchemaText:
+        return _as_record(self.inner.get(schema_id))
+
+
+def _as_record(schema: SchemaText) -> SchemaText:
+    fields = f'[{{"name":"{WHOLE_KEY}","type":{schema.text}}}]'
+    return schema._replace(text=f'{{"type":"record","name":"frazil_key","fields":{fields}}}')

@@ -5,7 +5,7 @@ A field fills the column of the same name, or else a column named in its aliases
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.loop import Plan
-from frazil.ingest.formats.avro.schema import AvroType, TooLarge
+from frazil.ingest.formats.avro.schema import AvroType, TooLarge, filled_columns
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED
 from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
@@ -336,18 +336,6 @@ def _decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
     tens = kind.scale - scale
     limit = np.array(divmod(10 ** max(0, kind.precision - tens), 2**64), np.uint64).view(np.int64).tolist()
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
-
-
-def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
-    """Return the name of the column that each field fills, by the field's index."""
-    wanted = set(wanted)
-    found = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
-    for i, names in enumerate(written.fields):
-        if i not in found:
-            alias = next((a for a in names[1:] if a in wanted and a not in found.values()), None)
-            if alias is not None:
-                found[i] = alias
-    return found
 
 
 def as_written(part: Part | None, written: AvroType) -> Part | None:

@@ -17,18 +17,17 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk, Rejection, join_results
 from frazil.ingest.formats.columns import ColumnMemory
-from frazil.ingest.formats.json import new_keys, pieces
+from frazil.ingest.formats.debezium import changes_no_row
+from frazil.ingest.formats.json import unknown_keys
 from frazil.ingest.formats.json.drift import DriftFinder
 from frazil.ingest.formats.json.record import RecordReader, Row, field_names, field_names_at
 from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
 from frazil.ingest.formats.json.text import MAX_DEPTH, RecordError
 from frazil.ingest.formats.json.types import Units, check_supported, max_nesting
-from frazil.ingest.formats.other_events import changes_no_row
 from frazil.ingest.schema_drift import (
     MAX_REPORTED_NAMES,
     WHOLE_RECORD,
@@ -156,10 +155,10 @@ class ChunkReader:
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self._columns = ColumnMemory(schema, arrow_schema, units)
         self._frames = np.zeros((1 + max_nesting(schema), 6), np.int64)
-        self._pieces = np.zeros(pieces.FIRST_PIECE + 3 * pieces.MAX_PIECES, np.int64)
+        self._pieces = np.zeros(unknown_keys.FIRST_PIECE + 3 * unknown_keys.MAX_PIECES, np.int64)
         self._scratch = np.zeros(MAX_DEPTH, np.uint8)
         self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
-        self._new_keys = new_keys.allocate_memory(on=False)
+        self._new_keys = unknown_keys.allocate_memory(on=False)
         self.new, self.samples = 0, np.zeros(0, np.int64)
         """`new`: number of records with unknown keys that the loop read in the last call. `samples`: positions of some
         of them.
@@ -179,7 +178,7 @@ class ChunkReader:
 
         `within` limits the search to the structs at these paths; None keeps the current limit.
         """
-        self._new_keys = new_keys.allocate_memory(on=True)
+        self._new_keys = unknown_keys.allocate_memory(on=True)
         if within is not None:
             self._columns.watch(within)
 
@@ -189,7 +188,7 @@ class ChunkReader:
         self.casts.clear()
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
         rows = pa.concat_tables(tables) if tables else empty_table(self._columns.arrow_schema)
-        if self._new_keys[new_keys.ON]:
+        if self._new_keys[unknown_keys.ON]:
             self.new, self.samples = int(np.count_nonzero(unsure & NEW)), np.flatnonzero(unsure & SAMPLE)
         self.unknown = np.flatnonzero(unsure & UNKNOWN)
         unsure &= 1

@@ -13,8 +13,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
 from frazil.ingest.binary_arrays import as_loop_arguments
-from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.avro.decoder import (
     DECLARED_ID,
