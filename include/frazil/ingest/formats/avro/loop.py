@@ -18,9 +18,8 @@ from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.dates_and_times import INVALID_DATE, parse_date, parse_time, parse_timestamp
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.numbers import times_ten
-from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, set_null
 
 NO_ROOM = 64
 """Result NO_ROOM + d: entry set d needs more room, and the record must be read again. If d is the number of entry sets,
@@ -211,7 +210,7 @@ def has_duplicate_key(b: Octets, base: int, first: int, end: int, words: Numbers
 def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory: Memory, slots: Numbers) -> int:
     """Read a scalar into entry e of its node. Returns the position after it, or a negative error code."""
     ops, places = plan
-    nodes, words, valid, entry_counts = memory
+    nodes, words, valid, _, _ = memory
     kind, node = ops[op, code.OPERATION], ops[op, code.NODE]
     if kind <= code.BLOB:
         if kind == code.BLOB:
@@ -223,7 +222,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         length = ops[op, code.SIZE] if kind == code.FIXED_BYTES else 0
         return p + length if length <= end - p else -code.ENDS_EARLY
     if kind == code.NULL:
-        set_null(node, e, nodes, words, valid, entry_counts)
+        set_null(node, e, memory)
         return p
     valid[nodes[node, tree.FLAG] + e] = 1
     at = nodes[node, tree.BASE] + e
@@ -324,7 +323,7 @@ def read_record(
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code, or NO_ROOM + d; also the operation and position of the error."""
     ops, places = plan
-    nodes, words, valid, entry_counts = memory
+    nodes, words, valid, entry_counts, _ = memory
     frames, slots, seed = scratch
     op, depth, e, empty = root, -1, entry_counts[0, USED], MAX_EMPTY_ELEMENTS
     while True:
@@ -359,7 +358,7 @@ def read_record(
                 continue
             if kind == code.RECORD:
                 for k in range(ops[op, code.FIRST_UNFILLED], ops[op, code.FIRST_UNFILLED] + ops[op, code.UNFILLED]):
-                    set_null(places[k], e, nodes, words, valid, entry_counts)
+                    set_null(places[k], e, memory)
         # Advance to the next value.
         while True:
             if depth < 0:

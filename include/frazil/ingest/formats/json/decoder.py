@@ -25,7 +25,7 @@ from frazil.ingest.formats.json import unknown_keys
 from frazil.ingest.formats.json.drift import DriftFinder
 from frazil.ingest.formats.json.record import RecordReader, Row, field_names, field_names_at
 from frazil.ingest.formats.json.rest import is_rest
-from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
+from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, Work, read_records
 from frazil.ingest.formats.json.text import MAX_DEPTH, RecordError
 from frazil.ingest.formats.json.types import Units, check_supported, max_nesting
 from frazil.ingest.schema_drift import (
@@ -154,11 +154,13 @@ class ChunkReader:
 
     def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
         self._columns = ColumnMemory(schema, arrow_schema, units)
-        self._frames = np.zeros((1 + max_nesting(schema), 6), np.int64)
-        self._pieces = np.zeros(unknown_keys.FIRST_PIECE + 3 * unknown_keys.MAX_PIECES, np.int64)
-        self._scratch = np.zeros(MAX_DEPTH, np.uint8)
-        self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
-        self._new_keys = unknown_keys.allocate_memory(on=False)
+        self._work = Work(
+            frames=np.zeros((1 + max_nesting(schema), 6), np.int64),
+            scratch=np.zeros(MAX_DEPTH, np.uint8),
+            slots=np.zeros(2 * _MAX_MAP_KEYS, np.int64),
+            pieces=np.zeros(unknown_keys.FIRST_PIECE + 3 * unknown_keys.MAX_PIECES, np.int64),
+            new_keys=unknown_keys.allocate_memory(on=False),
+        )
         self.new, self.samples = 0, np.zeros(0, np.int64)
         """`new`: number of records with unknown keys that the loop read in the last call. `samples`: positions of some
         of them.
@@ -178,7 +180,7 @@ class ChunkReader:
 
         `within` limits the search to the structs at these paths; None keeps the current limit.
         """
-        self._new_keys = unknown_keys.allocate_memory(on=True)
+        self._work = self._work._replace(new_keys=unknown_keys.allocate_memory(on=True))
         if within is not None:
             self._columns.watch(within)
 
@@ -188,7 +190,7 @@ class ChunkReader:
         self.casts.clear()
         tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
         rows = pa.concat_tables(tables) if tables else empty_table(self._columns.arrow_schema)
-        if self._new_keys[unknown_keys.ON]:
+        if self._work.new_keys[unknown_keys.ON]:
             self.new, self.samples = int(np.count_nonzero(unsure & NEW)), np.flatnonzero(unsure & SAMPLE)
         self.unknown = np.flatnonzero(unsure & UNKNOWN)
         unsure &= 1
@@ -200,25 +202,7 @@ class ChunkReader:
         data, starts, lengths = as_loop_arguments(values)
         read = 0
         while True:
-            read, missing = read_records(
-                data,
-                starts,
-                lengths,
-                read,
-                columns.nodes,
-                columns.lists,
-                columns.names,
-                columns.words,
-                columns.valid,
-                columns.text,
-                columns.entry_counts,
-                self._frames,
-                self._scratch,
-                self._slots,
-                self._pieces,
-                self._new_keys,
-                unsure,
-            )
+            read, missing = read_records(data, starts, lengths, read, columns.memory, columns.keys, self._work, unsure)
             if read == len(values):
                 self.casts.update(columns.take_casts())
                 return columns.table(data)
