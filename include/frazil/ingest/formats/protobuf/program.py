@@ -103,7 +103,7 @@ class ProtobufProgram(LoopProgram):
                 one.field_type,
                 int(self._columns.lists[first + i]),
                 one.field_id,
-                f"{target.path}.{one.name}" if target.path else one.name,
+                target.path_to(one.name),
             )
             for i, one in enumerate(target.kind.fields)
         }
