@@ -25,7 +25,7 @@ from bench.peer.systems import Job, declared
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.coordinates import COORDINATE_COLUMNS, CoordinateColumns
-from frazil.ingest.encodings import choose_encodings
+from frazil.ingest.parquet import choose_encodings
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 

@@ -112,8 +112,7 @@ def reject_records_without_rows(decoded: DecodedChunk, records: int) -> DecodedC
 
 def reject_unchanging(decoded: DecodedChunk, unchanging: NDArray[np.int64]) -> DecodedChunk:
     text = "the record does not change a row, and the writer skips such records: discard this dead letter"
-    more = [Rejection(index, "NoChange", text) for index in unchanging.tolist()]
-    return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])
+    return decoded.with_rejections(Rejection(index, "NoChange", text) for index in unchanging.tolist())
 
 
 def add_change_columns(rows: pa.Table, decoded: pa.Table) -> pa.Table:

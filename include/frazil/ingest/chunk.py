@@ -76,7 +76,7 @@ class RecordChunk:
     timestamps_ms: NDArray[np.int64]
     """Milliseconds since 1970; -1 if the record has no timestamp."""
     headers: BinaryColumn | None = field(default=None, kw_only=True)
-    """Packed headers (`frazil.ingest.headers`); null for a record without headers. None if no record has headers."""
+    """Headers as `pack_headers` returns them; null for a record without headers. None if no record has headers."""
     target: str = field(default="main", kw_only=True)
 
     @classmethod
@@ -123,7 +123,10 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 
 def pack_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
-    """Return a record's headers as packed bytes; None if the record has no headers."""
+    """Return a record's headers as packed bytes; None if the record has no headers.
+
+    A header has two lengths (little-endian int32; `NULL` for null), the name in UTF-8, the value, and a newline.
+    """
     parts = []
     for name, value in headers or ():
         text = name.encode("utf-8", "surrogateescape")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -42,6 +42,9 @@ class DecodedChunk:
         """Renumber the records as part of a larger chunk: record i becomes record `places[i]`."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
         return DecodedChunk(self.rows, places[self.record_indexes], rejections, self.drift, places[self.dropped])
+
+    def with_rejections(self, more: Iterable[Rejection]) -> DecodedChunk:
+        return dataclasses.replace(self, rejections=[*self.rejections, *more])
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
         """Return a mask of the chunk's `records` records that have no row and are neither rejected nor dropped."""

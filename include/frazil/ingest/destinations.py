@@ -10,12 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from frazil.ingest.binary_arrays import to_arrow_binary
+from frazil.ingest.binary_arrays import header_column, to_arrow_binary
 from frazil.ingest.changes import delete_mask
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import Destinations, OffsetRange, Target
 from frazil.ingest.decode import DecodedChunk, Rejection, number_rows
-from frazil.ingest.headers import header_column
 from frazil.spec.route import find_refusal
 
 NO_TABLE = "NoTable"

@@ -10,14 +10,13 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_by_name
 
-from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
+from frazil.ingest.binary_arrays import find_failures, header_column, to_arrow_binary
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_key_decoder
 from frazil.ingest.formats.fields import Unit, default_of, fill_nulls
-from frazil.ingest.headers import header_column
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 
 

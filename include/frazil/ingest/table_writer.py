@@ -14,8 +14,14 @@ import pyarrow as pa
 from pyiceberg.io import FileIO, load_file_io
 
 from frazil.ingest.contract import PartitionKey, StageContext, StagedFile, Target, TargetTable
-from frazil.ingest.encodings import MAX_SAMPLED_ROWS, Encodings, choose_encodings
-from frazil.ingest.parquet import FileLayout, ParquetFile, encode_partition
+from frazil.ingest.parquet import (
+    MAX_SAMPLED_ROWS,
+    Encodings,
+    FileLayout,
+    ParquetFile,
+    choose_encodings,
+    encode_partition,
+)
 from frazil.ingest.partitioning import sort_rows, split_by_partition
 
 MAX_BUFFER_BYTES = 256 * 2**20

@@ -102,7 +102,7 @@ class CsvDecoder:
             Rejection(int(i), "InvalidUtf8", f"the value is not UTF-8 (byte {byte})")
             for i, byte in zip(valid[at >= 0], at[at >= 0], strict=True)
         ]
-        return until, join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
+        return until, decoded.with_rejections(rejections)
 
 
 def _json_kind(field: iceberg.NestedField | None, units: Mapping[int, str]) -> int:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from frazil.ingest.binary_arrays import header_column
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder, WrappingDecoder
-from frazil.ingest.headers import header_column
 
 VALUE_SCHEMA_ID = "__value_schema_id"
 _ID, _GUID = 0, 1
@@ -49,8 +49,7 @@ class HeaderIdDecoder(WrappingDecoder):
         good = np.setdiff1d(np.arange(len(chunk)), [r.index for r in wrong])
         part = chunk.select(good, chunk.target)
         decoded = self._decode(dataclasses.replace(part, values=BinaryColumn.of([values[i] for i in good.tolist()])))
-        moved = decoded.with_indexes(good)
-        return dataclasses.replace(moved, rejections=[*moved.rejections, *wrong])
+        return decoded.with_indexes(good).with_rejections(wrong)
 
     def _frame(self, header: bytes) -> bytes | None:
         if len(header) >= _ID_END and header[0] == _ID:

@@ -11,7 +11,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, Rejection, WrappingDecoder, join_results
+from frazil.ingest.decode import DecodedChunk, Rejection, WrappingDecoder
 from frazil.ingest.formats.fields import WHOLE_KEY
 
 
@@ -59,4 +59,4 @@ class WholeKeyDecoder(WrappingDecoder):
         decoded = self._decode(RecordChunk.of_column(values)).with_indexes(places)
         text = "the key is not one JSON string, number or boolean"
         others = [Rejection(place, "TypeMismatch", text) for place in np.flatnonzero(~scalar).tolist()]
-        return join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), others)])
+        return decoded.with_rejections(others)

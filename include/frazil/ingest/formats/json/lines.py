@@ -38,12 +38,11 @@ class LinesDecoder(WrappingDecoder):
             breaks[filled] = _count_true(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
         too_many = np.flatnonzero(breaks >= MAX_LINES)
         parts = [self._decode_group(values.take(places)).with_indexes(places) for places in _group_records(breaks)]
-        nothing = self._decode(RecordChunk.of_values([]))
         rejections = [
             Rejection(place, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
             for place in too_many.tolist()
         ]
-        return join_results([DecodedChunk(nothing.rows, nothing.record_indexes, rejections), *parts])
+        return join_results([self._decode(RecordChunk.of_values([])).with_rejections(rejections), *parts])
 
     def _decode_group(self, values: BinaryColumn) -> DecodedChunk:
         lines, record = _split_lines(values)
@@ -151,7 +150,7 @@ class FramedDecoder(WrappingDecoder):
         rest = np.flatnonzero(~has_value | framed)
         decoded = self._decode(RecordChunk.of_column(inside.take(rest))).with_indexes(rest)
         rejections = [Rejection(place, "NotFramed", _not_framed_text(values[place] or b"")) for place in bare.tolist()]
-        return join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
+        return decoded.with_rejections(rejections)
 
 
 def _not_framed_text(value: bytes) -> str:
