@@ -119,8 +119,6 @@ class RecordChunk:
 
 HEADER_LENGTHS = struct.Struct("<ii")
 
-Headers = Sequence[tuple[str, bytes | None]]
-
 
 def pack_headers(headers: Iterable[tuple[str, bytes | None]] | None) -> bytes | None:
     """Return a record's headers as packed bytes; None if the record has no headers.
