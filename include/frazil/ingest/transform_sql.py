@@ -230,6 +230,7 @@ class _Checker:
         self._fields = {name.lower(): name for name in fields}
         stable, macros = _load_functions()
         self._stable, self._macros = set(stable), dict(macros)
+        self._template = self._serialize("SELECT 1")
         self._alias = "records"
         self._unnested: list[str] = []
         self._suspicions: dict[str, None] = {}
@@ -253,9 +254,13 @@ class _Checker:
             records_json, self._alias, tuple(columns), tuple(where), used, tuple(self._unnested), (*self._suspicions,)
         )
 
-    def _parse_statement(self, sql: str) -> _Node:
+    def _serialize(self, sql: str) -> _Node:
         rows = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
-        parsed = json.loads(rows[0][0])
+        found: _Node = json.loads(rows[0][0])
+        return found
+
+    def _parse_statement(self, sql: str) -> _Node:
+        parsed = self._serialize(sql)
         if parsed["error"]:
             if parsed["error_type"] != "parser":
                 raise SpecError("transform: write one SELECT statement")
@@ -344,27 +349,8 @@ class _Checker:
         return self._to_sql(expression)
 
     def _to_sql(self, expression: _Node) -> str:
-        statement = {
-            "error": False,
-            "statements": [
-                {
-                    "node": {
-                        "type": "SELECT_NODE",
-                        "modifiers": [],
-                        "cte_map": {"map": []},
-                        "select_list": [expression],
-                        "from_table": {"type": "EMPTY", "alias": "", "sample": None},
-                        "where_clause": None,
-                        "group_expressions": [],
-                        "group_sets": [],
-                        "aggregate_handling": "STANDARD_HANDLING",
-                        "having": None,
-                        "sample": None,
-                        "qualify": None,
-                    }
-                }
-            ],
-        }
+        statement = self._template
+        statement["statements"][0]["node"]["select_list"] = [expression]
         rows = self._connection.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(statement)]).fetchall()
         return str(rows[0][0]).removeprefix("SELECT ").strip()
 
