@@ -13,6 +13,7 @@ from frazil.errors import SpecError
 from frazil.infer.columns import ProposedColumn, find_column_problem
 from frazil.infer.observed import Sample
 from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, column_type_of, has_few_parts, parse_schema
+from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.schema_drift import (
     MAX_NESTING,
     MIXED,
@@ -26,8 +27,6 @@ from frazil.ingest.schema_drift import (
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 
-FRAME_BYTES = 5
-"""Bytes in front of a value: a zero byte, and the schema id."""
 MAX_SCHEMA_IDS = 50
 """Maximum number of ids to request, most frequent first: values without ids look like many different ids."""
 _MAX_PARTS = 10_000

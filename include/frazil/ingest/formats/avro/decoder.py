@@ -35,6 +35,7 @@ from frazil.ingest.formats.avro.schema import (
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.debezium import is_other_schema
 from frazil.ingest.formats.fields import WHOLE_KEY
+from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import BASE, ENTRY_SET, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
 from frazil.ingest.formats.json.rest import rest_of
 from frazil.ingest.formats.json.types import check_supported
@@ -43,8 +44,6 @@ from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDri
 from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
-FRAME_BYTES = 5
-"""Bytes of the frame before a record: a zero byte and the schema's id, big-endian."""
 DECLARED_ID = 0
 """The id of the declared schema, for records without a frame."""
 _MIN_SLOTS = 1024

@@ -117,6 +117,7 @@ def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]
 
 
 FRAME_BYTES = 5
+"""Bytes of the frame before a record: a zero byte and the schema's id, big-endian."""
 
 
 def strip_frame(record: bytes) -> bytes:

@@ -18,12 +18,12 @@ from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.avro.decoder import (
     DECLARED_ID,
     EMPTY_FAULT,
-    FRAME_BYTES,
     AvroDecoder,
     not_framed_text,
     read_schema_ids,
 )
 from frazil.ingest.formats.avro.program import Fault
+from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
 from frazil.ingest.formats.protobuf.json_text import JsonTexts
