@@ -14,13 +14,13 @@ from pyiceberg.types import NestedField
 
 from frazil.ingest.changes import OMITTED_COLUMNS, add_change_columns
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder
+from frazil.ingest.decode import DecodedChunk, Decoder, FormatDecoder
 from frazil.ingest.formats.fields import Unit, default_of, drop_default, fill_nulls
 
 FIRST_ALIAS_ID = 200_000_000
 """First field id of alias columns, between the ids of table columns and those of envelope fields."""
 
-MakeDecoder = Callable[[Schema, Mapping[int, Unit]], Decoder]
+MakeDecoder = Callable[[Schema, Mapping[int, Unit]], FormatDecoder]
 """Creates a decoder for a schema. The mapping gives each column's encoding in records, by field id."""
 
 
@@ -61,8 +61,7 @@ class AliasedDecoder:
         self._columns = {name: column.name for name, column in aliases.items()}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
         self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
-        if isinstance(self._decode, RenamingDecoder):
-            self._decode.rename(self._columns, self._required)
+        self._decode.rename(self._columns, self._required)
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)

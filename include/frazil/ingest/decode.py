@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from frazil.errors import FrazilError
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.schema_drift import NO_DRIFT, WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
+from frazil.ingest.schema_drift import NO_DRIFT, WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift
 from frazil.spec.addresses import is_object_store_error
 
 
@@ -86,43 +86,51 @@ class Decoder(Protocol):
         """
 
 
-@runtime_checkable
-class EventDecoder(Protocol):
-    def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        """Return the names of all fields, even null ones, of the object at `path` in an accepted record."""
+class FormatDecoder:
+    """A decoder of one format. Methods that its format does not need do nothing."""
 
-    def changes_no_row(self, record: bytes) -> bool:
-        """Return whether the event changes no table row, such as a heartbeat. The decoder must have accepted it."""
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
+        raise NotImplementedError
 
-
-@runtime_checkable
-class RestDecoder(Protocol):
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         """Omit the fields at these lower-case paths from `rest`. Call this before `enable_drift_reporting`."""
 
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+        """Report new fields and, if `widening`, columns that must become wider or optional, in `DecodedChunk.drift`.
 
-@runtime_checkable
-class RenamingDecoder(Protocol):
+        All structs in `within` must have the same fields. Decoders that compare writer schemas ignore
+        `DriftScope.selector`.
+        """
+
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         """Fill null columns from their aliases. `aliases` gives the column of each alias.
 
         Each `required` column needs a value under one of its names.
         """
 
+    def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+        """Return the names of all fields, even null ones, of the object at `path` in an accepted record."""
+        raise NotImplementedError("only formats with envelopes name their fields")
 
-class WrappingDecoder:
+    def changes_no_row(self, record: bytes) -> bool:
+        """Return whether the event changes no table row, such as a heartbeat. The decoder must have accepted it."""
+        raise NotImplementedError("only formats with envelopes have events")
+
+
+class WrappingDecoder(FormatDecoder):
     """Base class of decoders that change the records before another decoder reads them."""
 
-    def __init__(self, decode: Decoder) -> None:
+    def __init__(self, decode: FormatDecoder) -> None:
         self._decode = decode
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        if isinstance(self._decode, RestDecoder):
-            self._decode.hide_from_rest(hidden)
+        self._decode.hide_from_rest(hidden)
 
     def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        if isinstance(self._decode, DriftDecoder):
-            self._decode.enable_drift_reporting(widening=widening, within=within)
+        self._decode.enable_drift_reporting(widening=widening, within=within)
+
+    def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
+        self._decode.rename(aliases, required)
 
 
 def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:

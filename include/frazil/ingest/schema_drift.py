@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import count
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from pyiceberg import types as iceberg
 
@@ -66,18 +66,6 @@ class DriftScope(NamedTuple):
 
 
 WHOLE_RECORD = (DriftScope(),)
-
-
-@runtime_checkable
-class DriftDecoder(Protocol):
-    """A decoder that can report new fields and types of records, in `DecodedChunk.drift`."""
-
-    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        """Start reporting new fields and, if `widening`, columns that must become wider or optional.
-
-        All structs in `within` must have the same fields. Decoders that compare writer schemas ignore
-        `DriftScope.selector`.
-        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ have the same format as values.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, localcontext
 from functools import partial
 
@@ -20,7 +20,7 @@ from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import DecimalType, NestedField
 
 from frazil.errors import SpecError
-from frazil.ingest.aliases import MakeDecoder, create_aliased_decoder
+from frazil.ingest.aliases import create_aliased_decoder
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, OutOfRangeValue, find_out_of_range
 from frazil.ingest.changes import ChangeReader
 from frazil.ingest.chunk import NULL, RecordChunk
@@ -203,7 +203,9 @@ def create_tombstone_decoder(context: StageContext, schema: Schema) -> Decoder |
 class TombstoneDecoder:
     """Decodes record keys, passed as values of a chunk, to rows of the key columns."""
 
-    def __init__(self, make: MakeDecoder, key: Schema, units: Mapping[int, Unit]) -> None:
+    def __init__(
+        self, make: Callable[[Schema, Mapping[int, Unit]], Decoder], key: Schema, units: Mapping[int, Unit]
+    ) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]
         # With a column of this name, keys with and without a schema look the same.
         self._wrapped = PAYLOAD not in key.column_names

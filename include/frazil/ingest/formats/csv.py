@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.binary_arrays import as_loop_arguments, locate_invalid_utf8
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, Rejection, join_results
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection, join_results
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.scan import Octets, loop, number_end
@@ -45,7 +45,7 @@ class LineFormat(NamedTuple):
     """Code of the quotation mark; -1 if fields cannot be quoted."""
 
 
-class CsvDecoder:
+class CsvDecoder(FormatDecoder):
     """Decodes chunks to tables with one schema. Columns that no field fills are null."""
 
     def __init__(self, declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> None:

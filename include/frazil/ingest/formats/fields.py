@@ -25,7 +25,7 @@ from frazil.errors import SpecError
 from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDecoder, join_results
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, join_results
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (
     convert_debezium_times,
@@ -35,7 +35,7 @@ from frazil.ingest.formats.text_rewrites import (
     round_numbers,
     rules_of,
 )
-from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
+from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift
 from frazil.spec.values import FieldPath
 
 WHOLE_KEY = "key"
@@ -43,7 +43,7 @@ WHOLE_KEY = "key"
 FIRST_CONTAINER_ID = 400_000_000
 Unit = str | Mapping[str, Any]
 """How a column's values arrive in records: as a unit (`json.types.Units`), or with settings (`ColumnSource`)."""
-MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
+MakeDecoder = Callable[[Schema, Mapping[int, str]], FormatDecoder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class RecordShape:
 
 def create_fields_decoder(
     make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape
-) -> Decoder:
+) -> FormatDecoder:
     is_plain = all(isinstance(unit, str) for unit in units.values())
     if records.within or not is_plain or any(field.write_default is not None for field in schema.fields):
         casting = FieldsDecoder(make, schema, units, records)
@@ -127,7 +127,7 @@ def create_fields_decoder(
     return make(schema, cast("Mapping[int, str]", units))
 
 
-class FieldsDecoder:
+class FieldsDecoder(FormatDecoder):
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape) -> None:
         within, lists = records.within, records.lists
         readings = {field_id: ColumnSource.of(unit) for field_id, unit in units.items()}
@@ -204,10 +204,9 @@ class FieldsDecoder:
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         """Omit fields from the `rest` column, at these lower-case column paths and at their paths in records."""
-        if isinstance(self._decode, RestDecoder):
-            columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
-            moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
-            self._decode.hide_from_rest([*hidden, *moved])
+        columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
+        moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
+        self._decode.hide_from_rest([*hidden, *moved])
 
     @property
     def has_compiled_loop(self) -> bool:
@@ -230,17 +229,15 @@ class FieldsDecoder:
             inside.cast([name for name in names if name not in self._own])
 
     def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        if isinstance(self._decode, DriftDecoder):
-            inside = tuple(part._replace(path=self._within + part.path) for part in within)
-            self._decode.enable_drift_reporting(widening=widening, within=inside)
+        inside = tuple(part._replace(path=self._within + part.path) for part in within)
+        self._decode.enable_drift_reporting(widening=widening, within=inside)
         if self._texts and widening:
             self._texts.decode.enable_drift_reporting(widening=True)
         for decode in self._inside.values() if widening else ():
             decode.enable_drift_reporting(widening=True)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
-        if isinstance(self._decode, RenamingDecoder):
-            self._decode.rename(aliases, required)
+        self._decode.rename(aliases, required)
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
@@ -299,7 +296,7 @@ class FieldsDecoder:
         return dataclasses.replace(drift, new=new, wider=wider, optional=optional, records=records)
 
 
-class CastingDecoder:
+class CastingDecoder(FormatDecoder):
     """Casts values in the compiled loop. If the loop cannot decode a record, casts its values' JSON texts instead."""
 
     def __init__(self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str]) -> None:

@@ -5,13 +5,13 @@ header has a byte, the schema's id or GUID, and Protobuf's message indexes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import numpy as np
 
 from frazil.ingest.binary_arrays import header_column
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder, WrappingDecoder
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection, WrappingDecoder
 
 VALUE_SCHEMA_ID = "__value_schema_id"
 _ID, _GUID = 0, 1
@@ -20,14 +20,10 @@ _ID_END, _GUID_END = 5, 17
 
 
 class HeaderIdDecoder(WrappingDecoder):
-    def __init__(self, decode: Decoder, id_of: Callable[[bytes], int]) -> None:
+    def __init__(self, decode: FormatDecoder, id_of: Callable[[bytes], int]) -> None:
         """`id_of` returns a schema id for a GUID."""
         super().__init__(decode)
         self._id_of = id_of
-
-    def rename(self, aliases: dict[str, str], required: Collection[str]) -> None:
-        if isinstance(self._decode, RenamingDecoder):
-            self._decode.rename(aliases, required)
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         if chunk.headers is None:

@@ -11,11 +11,11 @@ from pyiceberg.schema import Schema
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, Rejection, WrappingDecoder
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection, WrappingDecoder
 from frazil.ingest.formats.fields import WHOLE_KEY
 
 
-class WholeValueDecoder:
+class WholeValueDecoder(FormatDecoder):
     """Fills one column with the record value, the others with null. Rejects all records if one of these is required."""
 
     def __init__(self, schema: Schema, column: str) -> None:

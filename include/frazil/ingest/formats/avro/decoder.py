@@ -19,7 +19,7 @@ from pyiceberg.types import StructType
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments, read_only
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, Rejection
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.json_text import InvalidAvroValue, json_text
 from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_records
@@ -50,7 +50,7 @@ _MIN_SLOTS = 1024
 MAX_IDS_PER_REQUEST = 1000
 
 
-class AvroDecoder:
+class AvroDecoder(FormatDecoder):
     _read_records = staticmethod(read_records)
     _frame_words = 3
     _name, _invalid = "avro", "is not a valid Avro schema"

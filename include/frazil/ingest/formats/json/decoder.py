@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, Rejection, join_results
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection, join_results
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.debezium import changes_no_row
 from frazil.ingest.formats.json import unknown_keys
@@ -40,7 +40,7 @@ from frazil.ingest.schema_drift import (
 )
 
 
-class JsonDecoder:
+class JsonDecoder(FormatDecoder):
     def __init__(self, schema: Schema, units: Mapping[int, str]) -> None:
         """Raises SpecError for a column type that JSON does not support."""
         struct = schema.as_struct()

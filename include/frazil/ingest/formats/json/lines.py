@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.decode import (
     DecodedChunk,
-    EventDecoder,
     Rejection,
     WrappingDecoder,
     drop_incomplete_records,
@@ -128,11 +127,9 @@ class FramedDecoder(WrappingDecoder):
     """Removes the frame of Confluent's serializers from each value. Rejects values without a frame."""
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        assert isinstance(self._decode, EventDecoder)
         return self._decode.field_names(strip_frame(record), path)
 
     def changes_no_row(self, record: bytes) -> bool:
-        assert isinstance(self._decode, EventDecoder)
         return self._decode.changes_no_row(strip_frame(record))
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
