@@ -15,7 +15,7 @@ from pyiceberg.types import NestedField
 from frazil.ingest.changes import OMITTED_COLUMNS, add_change_columns
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder, FormatDecoder
-from frazil.ingest.formats.fields import Unit, default_of, drop_default, fill_nulls
+from frazil.ingest.formats.fields import Unit, default_of, fill_nulls, without_settings
 
 FIRST_ALIAS_ID = 200_000_000
 """First field id of alias columns, between the ids of table columns and those of envelope fields."""
@@ -49,7 +49,7 @@ class AliasedDecoder:
             for column in aliases.values()
             if (default := default_of(column, units.get(column.field_id))) is not None
         }
-        of_own = {i: drop_default(unit) if i in filled else unit for i, unit in units.items()}
+        of_own = {i: without_settings(unit, "default") if i in filled else unit for i, unit in units.items()}
         of_extra = {
             one.field_id: of_own[column.field_id]
             for one, column in zip(extra, aliases.values(), strict=True)

@@ -54,9 +54,6 @@ class ExistingDeadLetters:
         found = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
 
-    def offsets(self, index: int) -> BitMap64:
-        return self._held.get(index, BitMap64())
-
     def __call__(self, chunk: RecordChunk) -> NDArray[np.bool_]:
         there = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():

@@ -76,25 +76,22 @@ def _csv_decoder(declared: spec.CsvFormat, schema: Schema, units: Mapping[int, s
 def _avro_decoder(declared: spec.AvroFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
     from frazil.ingest.formats.avro.decoder import AvroDecoder
 
-    return AvroDecoder(schema, units, _avro_schemas(declared))
+    return AvroDecoder(schema, units, _schemas_of(declared))
 
 
-def _avro_schemas(declared: spec.AvroFormat) -> SchemaSource | SchemaText:
+def _schemas_of(declared: spec.AvroFormat | spec.ProtobufFormat) -> SchemaSource | SchemaText:
     from frazil.registry.client import SchemaText, shared_registry
 
     if declared.registry is None:
-        return SchemaText("AVRO", spec.read_schema_text(declared))
+        return SchemaText(declared.type.upper(), spec.read_schema_text(declared))
     return shared_registry(declared.registry, os.environ)
 
 
 def _protobuf_decoder(declared: spec.ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
     from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
-    from frazil.registry.client import SchemaText, shared_registry
 
-    if declared.registry is not None:
-        return ProtobufDecoder(schema, units, shared_registry(declared.registry, os.environ))
-    written = SchemaText("PROTOBUF", spec.read_schema_text(declared))
-    return ProtobufDecoder(schema, units, written, declared.message, framed=declared.framing == "confluent")
+    framed = declared.framing == "confluent"
+    return ProtobufDecoder(schema, units, _schemas_of(declared), declared.message, framed=framed)
 
 
 FORMATS: Mapping[str, DecoderMaker] = {
@@ -171,7 +168,7 @@ def create_key_decoder(
     if isinstance(declared, spec.AvroFormat):
         from frazil.ingest.formats.avro.decoder import AvroDecoder, as_record_schemas
 
-        schemas = as_record_schemas(_avro_schemas(declared))
+        schemas = as_record_schemas(_schemas_of(declared))
         return create_fields_decoder(lambda of, plain: AvroDecoder(of, plain, schemas), schema, whole, RecordShape())
     from frazil.ingest.formats.whole_values import WholeKeyDecoder
 

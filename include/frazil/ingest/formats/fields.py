@@ -80,12 +80,8 @@ def unit_of(unit: Unit | None) -> str | None:
     return ColumnSource.of(unit).unit
 
 
-def drop_default(unit: Unit) -> Unit:
-    return unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "default"}
-
-
-def drop_casts(unit: Unit) -> Unit:
-    return unit if isinstance(unit, str) else {k: v for k, v in unit.items() if k not in {"cast", "rounding"}}
+def without_settings(unit: Unit, *names: str) -> Unit:
+    return unit if isinstance(unit, str) else {name: value for name, value in unit.items() if name not in names}
 
 
 def with_path(path: FieldPath, unit: Unit | None) -> Unit:
@@ -119,7 +115,7 @@ def create_fields_decoder(
     is_plain = all(isinstance(unit, str) for unit in units.values())
     if records.within or not is_plain or any(field.write_default is not None for field in schema.fields):
         casting = FieldsDecoder(make, schema, units, records)
-        strict = {field_id: drop_casts(unit) for field_id, unit in units.items()}
+        strict = {field_id: without_settings(unit, "cast", "rounding") for field_id, unit in units.items()}
         if strict == units or not casting.has_compiled_loop:
             return casting
         lenient = [f.name for f in schema.fields if ColumnSource.of(units.get(f.field_id)).is_lenient]

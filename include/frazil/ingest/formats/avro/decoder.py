@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, overload
@@ -38,7 +38,7 @@ from frazil.ingest.formats.fields import WHOLE_KEY
 from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import BASE, ENTRY_SET, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
 from frazil.ingest.formats.json.rest import rest_of
-from frazil.ingest.formats.json.types import check_supported
+from frazil.ingest.formats.json.types import Units, check_supported
 from frazil.ingest.formats.json.words import USED
 from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift, select_names
 from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
@@ -52,6 +52,7 @@ MAX_IDS_PER_REQUEST = 1000
 
 class AvroDecoder(FormatDecoder):
     _read_records = staticmethod(read_records)
+    _make_program: Callable[[StructType, ColumnMemory, Units], Any] = AvroProgram
     _frame_words = 3
     _name, _invalid = "avro", "is not a valid Avro schema"
     _index_bits = 0
@@ -65,7 +66,7 @@ class AvroDecoder(FormatDecoder):
         struct = schema.as_struct()
         check_supported(struct, self._name)
         self._columns = ColumnMemory(struct, schema_to_pyarrow(schema, include_field_ids=True), units)
-        self._program: Any = self._make_program(struct, units)
+        self._program: Any = self._make_program(struct, self._columns, units)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}
         self._written: dict[int, AvroType] = {}
@@ -80,9 +81,6 @@ class AvroDecoder(FormatDecoder):
         self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
         self._slots = np.zeros(_MIN_SLOTS, np.int64)
         self._seed = secrets.randbits(62) | 1  # unpredictable, so that no writer can choose keys that compare slowly
-
-    def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
-        return AvroProgram(struct, self._columns, units)
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._program.hide_from_rest(hidden)
@@ -304,11 +302,13 @@ class AvroDecoder(FormatDecoder):
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
         if wrong == self._op.UNFIT:
-            type_mismatch: Fault = self._program.type_mismatch(place)
-            return type_mismatch
+            unfit: Fault = self._program.unfit[place]
+            return unfit
         error_class, text = self._op.ERRORS[wrong]
-        path = self._program.path(place)
-        return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
+        return (
+            error_class,
+            f"{self._program.paths[place] or 'the record'}: {text} (byte {byte} of the record's content)",
+        )
 
 
 def _find_json_fault(value: object) -> str | None:

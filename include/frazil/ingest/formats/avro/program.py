@@ -68,19 +68,13 @@ class LoopProgram:
         self._rows: list[list[int]] = []
         self._max_rows = 0
         self._places: list[int] = []
-        self._paths: list[str] = []
+        self.paths: list[str] = []
+        """The path of the column that each operation fills, or of the field that it skips."""
         self._symbols: dict[str, int] = {}
-        self._unfit: dict[int, Fault] = {}
+        self.unfit: dict[int, Fault] = {}
         self.text = b""
         """The symbols of all enums, concatenated."""
         self.plan = Plan(np.zeros((0, self._width), np.int64), np.zeros(1, np.int64))
-
-    def path(self, place: int) -> str:
-        """Return the path of the column that an operation fills, or of the field that it skips."""
-        return self._paths[place]
-
-    def type_mismatch(self, place: int) -> Fault:
-        return self._unfit[place]
 
     def _complete_plan(self) -> None:
         self.plan = Plan(np.array(self._rows, np.int64), np.array(self._places or [0], np.int64))
@@ -90,7 +84,7 @@ class LoopProgram:
             raise TooLarge(f"reading its types into the columns takes more than {MAX_OPERATIONS:,} operations")
         self._rows.append([0] * self._width)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node  # the same columns in Protobuf
-        self._paths.append(target.path)
+        self.paths.append(target.path)
         return len(self._rows) - 1
 
     def _set_field(self, row: int, column: int, value: int) -> None:
@@ -130,8 +124,8 @@ class AvroProgram(LoopProgram):
         try:
             root = self._add_operation(written, self._record)
         except TooLarge:
-            del self._rows[rows:], self._paths[rows:], self._places[places:]
-            self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
+            del self._rows[rows:], self.paths[rows:], self._places[places:]
+            self.unfit = {row: fault for row, fault in self.unfit.items() if row < rows}
             self.spans = {row: kind for row, kind in self.spans.items() if row < rows}
             self.numbers = {row for row in self.numbers if row < rows}
             self._skips = skips
@@ -243,7 +237,7 @@ class AvroProgram(LoopProgram):
 
     def _add_rejection(self, target: TargetColumn, error_class: str, text: str) -> int:
         row = self._add_row(op.REFUSED, target)
-        self._unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
+        self.unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
         return row
 
     def _set_places(self, row: int, places: list[int]) -> int:

@@ -36,7 +36,7 @@ POWERS_OF_TEN = np.array([10.0**q for q in range(23)])
 """Powers of ten that doubles represent exactly."""
 _LOW = np.uint64(2**32 - 1)
 _32 = np.uint64(32)
-_0, _1, _3, _9, _10 = map(np.uint64, (0, 1, 3, 9, 10))
+_0, _1, _3, _10 = map(np.uint64, (0, 1, 3, 10))
 _TOP, _ALL = np.uint64(63), np.uint64(2**64 - 1)
 _ROUNDED = np.uint64((2**64 - 1) >> 55)
 _HIDDEN = np.uint64(1 << 52)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
-from pyiceberg.types import StructType
 
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
@@ -39,6 +37,7 @@ _INDEX_BITS = 32
 
 class ProtobufDecoder(AvroDecoder):
     _read_records = staticmethod(read_records)
+    _make_program = ProtobufProgram
     _frame_words = 5
     _max_depth = 100
     """Maximum nesting of messages, as in other Protobuf readers."""
@@ -68,9 +67,6 @@ class ProtobufDecoder(AvroDecoder):
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._texts_of_json = JsonTexts(self._struct, self._units, hidden)
-
-    def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
-        return ProtobufProgram(struct, self._columns, units)
 
     def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
         roots = np.full(len(values), -1, np.int64)

@@ -80,9 +80,9 @@ class ProtobufProgram(LoopProgram):
         try:
             root = self._add_fields(written, self._record)
         except (TooLarge, _FieldMismatch) as error:
-            del self._rows[rows:], self._paths[rows:], self._places[places:]
+            del self._rows[rows:], self.paths[rows:], self._places[places:]
             self._absent = {row: absent for row, absent in self._absent.items() if row < rows}
-            self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
+            self.unfit = {row: fault for row, fault in self.unfit.items() if row < rows}
             if isinstance(error, TooLarge):
                 raise
             return error.args[0], ": ".join(part for part in (error.args[2], error.args[1]) if part)
@@ -164,7 +164,7 @@ class ProtobufProgram(LoopProgram):
             self._set_field(row, op.WIRE, wire_type(written))
             if written.is_repeated and written.type not in (_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE):
                 self._set_field(row, op.SHAPE, op.LIST_ENTRY)
-            self._unfit[row] = (error.args[0], f"{error.args[2] or target.path}: {error.args[1]}")
+            self.unfit[row] = (error.args[0], f"{error.args[2] or target.path}: {error.args[1]}")
             default = None
         if written.has_presence or default is None:
             absent.begin += [target.node, 0, 0, 0]
