@@ -46,8 +46,7 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
     if not events or len(events) < MIN_FORMAT_SHARE * len(encoding.records):
         return None
     rows = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
-    stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
-    columns = propose_columns(collect_statistics(rows), timestamps_ms=stamps)
+    columns = propose_columns(collect_statistics(rows), timestamps_ms=sample.timestamps_ms)
     able = [
         column.name
         for column in columns

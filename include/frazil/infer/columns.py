@@ -23,6 +23,7 @@ MIN_MAP_FIELDS = 20
 MAX_ODD_CHARACTERS = 40
 """Maximum length of an odd string in a remark: one that does not fit the type of most strings."""
 MAX_REMARKS = 3
+TIME_TYPES = ("timestamp", "timestamptz")
 MIN_VALUES_PER_MISFIT = 10
 """Minimum number of values per value of another type, for a column to get a type. A list counts as one value."""
 SEVERAL_TYPES_REMARK = "values of several types, stored as JSON text"
@@ -60,9 +61,12 @@ class ProposedColumn:
     remark: str = ""
     distinct: int | None = None
     """Distinct values in the sample; None if they are too many, unknown or irrelevant."""
-    is_time: bool = False
     distance_s: float = float("inf")
     """Seconds between the middle of the column's times and the median of Kafka's timestamps; infinite if unknown."""
+
+    @property
+    def is_time(self) -> bool:
+        return self.type in TIME_TYPES
 
 
 def propose_columns(
@@ -140,7 +144,7 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
     unit = _guess_unit(name, observed, middle_s) if plain and observed.kind == "int" else None
     of_one_type, unit = cast or ("timestamptz" if unit else plain, unit)
     kind = of_one_type or "string"
-    is_time = kind in {"timestamptz", "timestamp"}
+    is_time = kind in TIME_TYPES
     is_of_interest = 0 < len(observed.distinct) < MAX_DISTINCT and not is_time and not observed.others
     remarks = []
     absent = sampled - observed.present
@@ -171,7 +175,6 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
         is_cast=cast is not None,
         remark="; ".join(remarks),
         distinct=len(observed.distinct) if is_of_interest and of_one_type else None,
-        is_time=is_time,
         distance_s=_distance_from_kafka_s(relaxed if cast else observed, unit, middle_s) if is_time else float("inf"),
     )
 

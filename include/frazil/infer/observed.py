@@ -37,9 +37,13 @@ class Sample:
     """Number of records in the topic, estimated from its offsets."""
 
     @property
+    def timestamps_ms(self) -> list[int]:
+        return [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
+
+    @property
     def records_per_day(self) -> float | None:
         """Records per day, estimated from Kafka's timestamps; None if the timestamps span less than a minute."""
-        stamps = [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
+        stamps = self.timestamps_ms
         span_ms = max(stamps) - min(stamps) if stamps else 0
         return self.records_in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None
 

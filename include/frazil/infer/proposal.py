@@ -141,15 +141,14 @@ def _propose_columns(
         return _add_units(derive_avro_columns(written.schemas), sample, encoding)
     if isinstance(encoding.format, BytesFormat):
         return (ProposedColumn("value", "binary"),)
-    stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
     whole = collect_statistics(encoding.records)
     has_json = not isinstance(encoding.format, CsvFormat)
-    columns = propose_columns(whole, timestamps_ms=stamps, dots=True, has_json=has_json)
+    columns = propose_columns(whole, timestamps_ms=sample.timestamps_ms, dots=True, has_json=has_json)
     if written is not None and written.type == "JSON":
         columns = derive_json_columns(written.schemas, columns)
     elif isinstance(encoding.format, JsonFormat):
         relaxed = collect_statistics({name: parse_text(v) for name, v in one.items()} for one in encoding.records)
-        cast = propose_columns(whole, timestamps_ms=stamps, relaxed=relaxed, dots=True)
+        cast = propose_columns(whole, timestamps_ms=sample.timestamps_ms, relaxed=relaxed, dots=True)
         columns = tuple(
             other if other.is_cast and _accepts_sample(other, sample, encoding) else column
             for column, other in zip(columns, cast, strict=True)
@@ -183,8 +182,7 @@ def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: En
         return columns
     declared = _declare_sample({name: c.type for name, c in open_to.items()}, sample, encoding)
     rows = decode_sample(declared, sample).rows.select(list(open_to)).to_pylist()
-    stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
-    seen = {c.name: c for c in propose_columns(collect_statistics(rows), timestamps_ms=stamps)}
+    seen = {c.name: c for c in propose_columns(collect_statistics(rows), timestamps_ms=sample.timestamps_ms)}
     return tuple(_add_unit(c, seen.get(c.name)) if c.name in open_to else c for c in columns)
 
 
@@ -193,7 +191,7 @@ def _add_unit(column: ProposedColumn, seen: ProposedColumn | None) -> ProposedCo
         return column
     if seen.unit is None:
         return replace(column, distinct=seen.distinct)
-    return replace(column, type=seen.type, unit=seen.unit, is_time=True, distance_s=seen.distance_s)
+    return replace(column, type=seen.type, unit=seen.unit, distance_s=seen.distance_s)
 
 
 def _describe_registry(

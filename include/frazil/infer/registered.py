@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frazil.errors import SpecError
-from frazil.infer.columns import ProposedColumn, find_column_problem
+from frazil.infer.columns import TIME_TYPES, ProposedColumn, find_column_problem
 from frazil.infer.observed import Sample
 from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, column_type_of, has_few_parts, parse_schema
 from frazil.ingest.formats.json.lines import FRAME_BYTES
@@ -31,7 +31,6 @@ MAX_SCHEMA_IDS = 50
 """Maximum number of ids to request, most frequent first: values without ids look like many different ids."""
 _MAX_PARTS = 10_000
 """Maximum number of parts that are read from a JSON Schema: nested references can multiply parts exponentially."""
-_TIMES = ("timestamp", "timestamptz")
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
 
 
@@ -88,7 +87,7 @@ def derive_json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Propose
     Only the sample shows which numbers and strings are times, and in which unit.
     """
     by_name = {column.name: column for column in sampled}
-    written = _merge_columns([_read_json_fields(schema) for schema in schemas])
+    written = _merge_columns([dict(_JsonSchema(schema).fields()) for schema in schemas])
     known = {column.name for column in written}
     beyond = [
         replace(c, required=False, remark=_join_remarks(c.remark, "not in the schema"))
@@ -108,10 +107,10 @@ def _add_sampled_facts(column: ProposedColumn, sampled: ProposedColumn | None) -
             sampled, required=column.required, remark=_join_remarks(sampled.remark, "the schema gives no type")
         )
     if column.type == "long" and sampled.unit:
-        return replace(typed, type=sampled.type, unit=sampled.unit, is_time=True)
+        return replace(typed, type=sampled.type, unit=sampled.unit)
     if column.type == "string" and sampled.type not in {"string", "binary"} and not sampled.remark:
         remark = f"string in the schema, but each sampled value is a {sampled.type}"
-        return replace(typed, type=sampled.type, is_time=sampled.is_time, remark=_join_remarks(column.remark, remark))
+        return replace(typed, type=sampled.type, remark=_join_remarks(column.remark, remark))
     return typed
 
 
@@ -149,11 +148,8 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
         elif len(having) < len(schemas):
             remark = _join_remarks(remark, f"in {len(having)} of {len(schemas)} schemas")
         required = len(having) == len(schemas) and all(field.required for field in having)
-        is_time = kind in _TIMES
-        near_s = 0.0 if is_time else float("inf")
-        made.append(
-            ProposedColumn(name, kind, required and kind is not None, remark=remark, is_time=is_time, distance_s=near_s)
-        )
+        near_s = 0.0 if kind in TIME_TYPES else float("inf")
+        made.append(ProposedColumn(name, kind, required and kind is not None, remark=remark, distance_s=near_s))
     return tuple(made)
 
 
@@ -192,11 +188,6 @@ def _read_avro_fields(schema: SchemaText) -> dict[str, _Field]:
 
 def _is_nullable(written: AvroType) -> bool:
     return written.kind == "null" or (written.kind == "union" and any(part.kind == "null" for part in written.parts))
-
-
-def _read_json_fields(schema: SchemaText) -> dict[str, _Field]:
-    reading = _JsonSchema(schema)
-    return dict(reading.fields())
 
 
 class _JsonSchema:
