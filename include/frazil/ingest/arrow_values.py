@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,31 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 
 
+def child_arrays(array: pa.Array) -> list[pa.Array]:
+    """Return a struct's fields, a map's keys and items, or a list's elements."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return [array.field(i) for i in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [array.keys, array.items]
+    return [array.values] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+
+
+def with_children(array: pa.Array, children: Iterable[pa.Array], kind: pa.DataType, *, valid: bool = False) -> pa.Array:
+    """Return a nested array with other `child_arrays`, as type `kind`. If `valid`, former nulls have arbitrary values.
+
+    Lists and maps must not be slices.
+    """
+    mask = array.is_null() if array.null_count and not valid else None
+    if pa.types.is_struct(kind):
+        return pa.StructArray.from_arrays([*children], fields=list(kind), mask=mask)
+    if pa.types.is_map(kind):
+        return pa.MapArray.from_arrays(array.offsets, *children, type=kind, mask=mask)
+    if pa.types.is_large_list(kind):
+        return pa.LargeListArray.from_arrays(array.offsets.cast(pa.int64()), *children, type=kind, mask=mask)
+    return pa.ListArray.from_arrays(array.offsets.cast(pa.int32()), *children, type=kind, mask=mask)
+
+
 def empty_table(schema: pa.Schema) -> pa.Table:
     """Return an Arrow table without rows. Arrow's own `empty_table` raises for UUIDs in lists, maps and structs."""
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
@@ -61,18 +87,13 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return array.cast(kind)
     if array.offset:
         array = pa.concat_arrays([array, array.slice(0, 0)])
-    missing = array.is_null() if array.null_count else None
     if pa.types.is_struct(kind):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
-        parts = [cast_unchecked(array.field(field.name), field.type) for field in fields]
-        return pa.StructArray.from_arrays(parts, fields=fields, mask=missing)
-    if pa.types.is_map(kind):
-        keys, items = array.keys.cast(kind.key_type), cast_unchecked(array.items, kind.item_type)
-        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=missing)
-    large = pa.types.is_large_list(kind)
-    offsets = array.offsets.cast(pa.int64() if large else pa.int32())
-    made = pa.LargeListArray if large else pa.ListArray
-    return made.from_arrays(offsets, cast_unchecked(array.values, kind.value_type), type=kind, mask=missing)
+        parts = [cast_unchecked(array.field(field.name), field.type) for field in kind]
+    elif pa.types.is_map(kind):
+        parts = [array.keys.cast(kind.key_type), cast_unchecked(array.items, kind.item_type)]
+    else:
+        parts = [cast_unchecked(array.values, kind.value_type)]
+    return with_children(array, parts, kind)
 
 
 def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
@@ -122,16 +143,14 @@ def _fill_array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
         return array
     if array.offset:
         array = pa.concat_arrays([array, array.slice(0, 0)])
-    missing = array.is_null() if array.null_count else None
     seen = seen.filter(seen.is_valid()) if seen.null_count else seen
     if pa.types.is_struct(kind):
         parts = [_fill_part(array.field(i), seen.field(i), kind.field(i)) for i in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
-    if pa.types.is_map(kind):
-        items = _fill_part(array.items, seen.items, kind.item_field)
-        return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=kind, mask=missing)
-    elements = _fill_part(array.values, seen.flatten(), kind.value_field)
-    return type(array).from_arrays(array.offsets, elements, type=kind, mask=missing)
+    elif pa.types.is_map(kind):
+        parts = [array.keys, _fill_part(array.items, seen.items, kind.item_field)]
+    else:
+        parts = [_fill_part(array.values, seen.flatten(), kind.value_field)]
+    return with_children(array, parts, kind)
 
 
 def _fill_part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
@@ -148,10 +167,6 @@ def _mark_all_valid(array: pa.Array) -> pa.Array:
     if isinstance(array, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(array.type, _mark_all_valid(array.storage))
     kind: Any = array.type
-    if pa.types.is_struct(kind):
-        return pa.StructArray.from_arrays([array.field(i) for i in range(kind.num_fields)], fields=list(kind))
-    if pa.types.is_map(kind):
-        return pa.MapArray.from_arrays(array.offsets, array.keys, array.items, type=kind)
-    if pa.types.is_large_list(kind) or pa.types.is_list(kind):
-        return type(array).from_arrays(array.offsets, array.values, type=kind)
+    if pa.types.is_nested(kind):
+        return with_children(array, child_arrays(array), kind, valid=True)
     return pa.Array.from_buffers(kind, len(array), [None, *array.buffers()[1:]], 0, array.offset)
