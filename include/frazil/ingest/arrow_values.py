@@ -46,10 +46,7 @@ def child_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def with_children(array: pa.Array, children: Iterable[pa.Array], kind: pa.DataType, *, valid: bool = False) -> pa.Array:
-    """Return a nested array with other `child_arrays`, as type `kind`. If `valid`, former nulls have arbitrary values.
-
-    Lists and maps must not be slices.
-    """
+    """Return a nested array (no slice) with other `child_arrays`. If `valid`, former nulls have arbitrary values."""
     mask = array.is_null() if array.null_count and not valid else None
     if pa.types.is_struct(kind):
         return pa.StructArray.from_arrays([*children], fields=list(kind), mask=mask)

@@ -103,10 +103,7 @@ class FormatDecoder:
         """
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
-        """Fill null columns from their aliases. `aliases` gives the column of each alias.
-
-        Each `required` column needs a value under one of its names.
-        """
+        """Fill null columns from their `aliases` (alias to column). A `required` column needs a value by any name."""
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         """Return the names of all fields, even null ones, of the object at `path` in an accepted record."""

@@ -79,10 +79,7 @@ def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Return a lookup array, and each topic's slice (start, size) of it.
-
-    For each partition of the topic, the slice has the index of its range, or -1 without a range.
-    """
+    """Return each topic's slice (start, size) of a lookup array, which has each partition's range index, or -1."""
     sizes: dict[str, int] = {}
     for r in ranges:
         sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)

@@ -76,10 +76,7 @@ class CsvDecoder(FormatDecoder):
         return join_results(parts) if parts else self._decode(chunk)
 
     def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, DecodedChunk]:
-        """Decode as many records, from index `first` on, as fit into the JSON buffer.
-
-        Returns the index after the last of them, and the result.
-        """
+        """Decode as many records from index `first` as fit into the buffer. Returns the next index and the result."""
         places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
         until, needed = write_objects(*as_loop_arguments(values), first, self._format, self._room, places, outcomes)
         if needed:

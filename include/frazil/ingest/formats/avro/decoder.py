@@ -194,10 +194,7 @@ class AvroDecoder(FormatDecoder):
         columns.text = kept
 
     def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
-        """Return a value as JSON text; None if other columns hold all its fields.
-
-        Returns `_FAULT_PREFIX` and an error text for an invalid value.
-        """
+        """Return a value as JSON text; None if other columns hold it all; `_FAULT_PREFIX` and an error if invalid."""
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
@@ -212,10 +209,7 @@ class AvroDecoder(FormatDecoder):
             return _FAULT_PREFIX + str(error).encode()
 
     def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
-        """Return the first operation of each record (-1 if rejected), and its content without the frame.
-
-        Fills `rejections`.
-        """
+        """Return each record's first operation (-1 if rejected) and content without the frame. Fills `rejections`."""
         roots = np.full(len(values), -1, np.int64)
         has_value = values.lengths > 0
         for i in np.flatnonzero(~has_value).tolist():

@@ -37,10 +37,7 @@ def parse_date(b: Octets, p: int) -> int:
 
 @loop
 def parse_time(b: Octets, p: int) -> tuple[int, int]:
-    """Read a time: `HH`, `HH:MM` or `HHMM`, optionally with `:SS` or `SS`, and a fraction.
-
-    Returns the position after it (NO if invalid), and the microseconds since midnight.
-    """
+    """Read `HH[:MM[:SS[.f]]]`, also without colons. Returns the position after it (or NO), and its microseconds."""
     hour, minute, second, fraction = _two_digits(b, p), 0, 0, 0
     if hour < 0:
         return NO, 0

@@ -141,10 +141,7 @@ def multiply(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @loop
 def nearest_double(whole: np.uint64, power: int) -> np.uint64:
-    """Return the bits of the double nearest to `whole` * 10^`power`; all ones if uncertain or infinite.
-
-    `whole` has at most 18 digits, or is 10^18.
-    """
+    """Return the bits of the double nearest to `whole` (at most 10^18) * 10^`power`; all ones if uncertain."""
     if power < _MIN_POWER:
         return _0  # at most 10^-325, less than half the smallest double
     if power > _MAX_POWER:
