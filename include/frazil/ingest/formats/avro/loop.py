@@ -15,9 +15,8 @@ import numpy as np
 from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro import operations as code
 from frazil.ingest.formats.json import nodes as tree
-from frazil.ingest.formats.json.dates_and_times import INVALID_DATE, parse_date, parse_time, parse_timestamp
 from frazil.ingest.formats.json.nodes import Numbers
-from frazil.ingest.formats.json.numbers import times_ten
+from frazil.ingest.formats.json.scalars import INVALID_DATE, parse_date, parse_time, parse_timestamp, times_ten
 from frazil.ingest.formats.json.scan import Octets, loop, utf8_length
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, set_null, write_uuid
 

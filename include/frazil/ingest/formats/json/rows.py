@@ -14,7 +14,7 @@ from frazil.ingest.compiled import load64
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json import unknown_keys as parts
 from frazil.ingest.formats.json.nodes import Keys, Numbers
-from frazil.ingest.formats.json.numbers import parse_double, parse_integer
+from frazil.ingest.formats.json.scalars import parse_double, parse_integer
 from frazil.ingest.formats.json.scan import (
     NO,
     Octets,

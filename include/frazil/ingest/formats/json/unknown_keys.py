@@ -2,7 +2,6 @@
 (`json.rest`), and samples records with keys outside the schema.
 """
 
-# ruff: noqa: PLR0913, PLR0917 - compiled code: each container costs
 # ruff: noqa: PLR0913, PLR0917, PLR1714 - compiled code: each container costs
 
 from __future__ import annotations

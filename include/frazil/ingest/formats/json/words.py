@@ -19,9 +19,16 @@ import numpy as np
 
 from frazil.ingest.compiled import memcpy
 from frazil.ingest.formats.json import nodes as tree
-from frazil.ingest.formats.json.dates_and_times import INVALID_DATE, parse_date, parse_time, parse_timestamp
 from frazil.ingest.formats.json.nodes import Numbers
-from frazil.ingest.formats.json.numbers import parse_decimal, parse_integer, parse_seconds
+from frazil.ingest.formats.json.scalars import (
+    INVALID_DATE,
+    parse_date,
+    parse_decimal,
+    parse_integer,
+    parse_seconds,
+    parse_time,
+    parse_timestamp,
+)
 from frazil.ingest.formats.json.scan import HEX, NO, Octets, literal_end, loop, unescape
 
 _base64 = np.full(256, -1, np.int64)
