@@ -12,7 +12,6 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
@@ -65,7 +64,7 @@ class AvroDecoder(FormatDecoder):
         """
         struct = schema.as_struct()
         check_supported(struct, self._name)
-        self._columns = ColumnMemory(struct, schema_to_pyarrow(schema, include_field_ids=True), units)
+        self._columns = ColumnMemory(schema, units)
         self._program: Any = self._make_program(struct, self._columns, units)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}

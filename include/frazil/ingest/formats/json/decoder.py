@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import empty_table
@@ -48,7 +47,7 @@ class JsonDecoder(FormatDecoder):
         check_supported(struct)
         self._struct, self._units = struct, units
         self._record = RecordReader(struct, units)
-        self._columns = ColumnMemory(struct, schema_to_pyarrow(schema, include_field_ids=True), units)
+        self._columns = ColumnMemory(schema, units)
         self._work = Work(
             frames=np.zeros((1 + max_nesting(struct), 6), np.int64),
             scratch=np.zeros(MAX_DEPTH, np.uint8),

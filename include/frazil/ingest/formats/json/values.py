@@ -44,8 +44,8 @@ class InvalidValue(Exception):
 
     error_class = TYPE_MISMATCH
 
-    def __init__(self, text: str, path: str = "") -> None:
-        self.text, self.path = text, path
+    def __init__(self, text: str) -> None:
+        self.text, self.path = text, ""
         if text == MISSING:
             self.error_class = "MissingRequired"
 
