@@ -21,7 +21,6 @@ MIN_LONG_MAGNITUDE = 2**30
 MIN_MAP_FIELDS = 20
 """An object with at least this many distinct field names, but few in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
-"""Maximum length of an odd string in a remark: one that does not fit the type of most strings."""
 MAX_REMARKS = 3
 TIME_TYPES = ("timestamp", "timestamptz")
 MIN_VALUES_PER_MISFIT = 10

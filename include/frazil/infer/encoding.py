@@ -15,7 +15,6 @@ from frazil.infer.registered import RegisteredSchemas
 from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, parse_format
 
 MIN_FORMAT_SHARE = 0.5
-"""Minimum share of the values that must fit a format."""
 
 
 @dataclass(frozen=True, slots=True)

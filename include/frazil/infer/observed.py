@@ -24,7 +24,6 @@ class SampledRecord:
     timestamp_ms: int = -1
     """Kafka's timestamp, in milliseconds since 1970; negative if unknown."""
     headers: tuple[str, ...] = ()
-    """Names of the record's headers."""
 
 
 @dataclass(frozen=True, slots=True)

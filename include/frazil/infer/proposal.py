@@ -34,7 +34,6 @@ MIN_HOURLY_BYTES = 24 * 128 * 2**20
 MIN_DAILY_BYTES = 2**20
 """Minimum Parquet bytes per day for daily partitions. With fewer bytes, monthly partitions are proposed."""
 MAX_SORT_COLUMN_VALUES = 1_000
-"""Maximum number of distinct values in a column that is proposed for sorting."""
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIMESTAMP_COLUMN = "kafka_timestamp"
 

@@ -20,7 +20,6 @@ from frazil.spec.route import find_refusal
 NO_TABLE = "NoTable"
 MAIN: Target = "main"
 MAX_REPORTED_VALUES = 10_000
-"""Maximum number of route values without a table that one task reports."""
 MAX_CACHED_VALUES = 100_000
 MAX_QUOTED_CHARACTERS = 100
 UNKNOWN_TARGET: Target = ""

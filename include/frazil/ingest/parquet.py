@@ -162,7 +162,6 @@ class FileLayout:
     statistics: Mapping[int, Any]
     """The statistics to collect, as PyIceberg plans them, by field id."""
     column_ids: Mapping[str, int]
-    """Field ids by path in the file."""
     partition_types: tuple[IcebergType, ...]
     content: Content
 

@@ -58,7 +58,6 @@ class FileRecords:
     lines: list[bytes] | None = None
     rows: pa.Table | None = None
     dead_letters: pa.Table | None = None
-    """The columns `key`, `value` and `headers` of dead letters, as stored."""
 
 
 def is_record_file(path: str) -> bool:

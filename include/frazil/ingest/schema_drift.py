@@ -27,7 +27,6 @@ MAX_OBJECT_FIELDS = 1_000
 TOO_MANY_FIELDS = "\0"
 """Replaces the names of an object's new fields if there are too many. It is never a column's name."""
 MAX_NEW_FIELDS = 10_000
-"""Maximum number of new fields to report, in path order."""
 MAX_REPORTED_NAMES = 8
 """Maximum number of field names to report for records that fill no column."""
 MAX_NAME_CHARACTERS = 64

@@ -31,9 +31,7 @@ MAX_OPEN_BYTES = 512 * 2**20
 INITIAL_EXPANSION = 3.0
 """Estimated Arrow bytes per Parquet byte, until the first write measures this ratio."""
 MAX_MERGED_BYTES = 2**20
-"""Maximum bytes of a buffered table that is merged with others."""
 MAX_UNSPLIT_BYTES = 64 * 2**20
-"""Maximum bytes of rows that are buffered before they are split by partition."""
 MIN_PART_ROWS = 512
 """Average number of rows per partition from which an added table is split at once."""
 
@@ -104,7 +102,6 @@ class TableWriter:
         self._open_bytes = open_bytes
         self._expansion = INITIAL_EXPANSION
         self._parts = 0
-        """Number of partitions that the last split found."""
         self._encodings = Encodings([], {})
         self._sampled = 0
         self._reset()

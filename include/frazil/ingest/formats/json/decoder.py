@@ -58,7 +58,6 @@ class JsonDecoder(FormatDecoder):
         self._beyond: DriftFinder | None = None
         self._has_casts = False
         self._casts: Counter[str] = Counter()
-        """Number of cast values in the last chunk, by column."""
 
     def cast(self, columns: Mapping[str, Path]) -> None:
         """Accept other forms of values in these columns. Omits records that the loop cannot decode with certainty."""

@@ -30,7 +30,6 @@ from frazil.spec.iceberg import iceberg_type
 
 _decode_untyped = msgspec.json.Decoder().decode
 _MAX_EXAMINED_REJECTS = 1000
-"""Maximum number of rejected records that are examined per chunk."""
 
 
 class DriftFinder:

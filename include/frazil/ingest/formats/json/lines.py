@@ -20,7 +20,6 @@ from frazil.ingest.decode import (
 MAX_LINES = 100_000
 """Maximum number of lines per record. Many empty lines would need much memory."""
 TARGET_LINES = 500_000
-"""Approximate number of lines that are decoded together."""
 _NEWLINE = 10
 _IS_WHITE = np.zeros(256, np.bool_)
 _IS_WHITE[[*b" \t\r"]] = True

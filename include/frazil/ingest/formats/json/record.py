@@ -50,7 +50,6 @@ _EXPECTED_VALUES: dict[type[iceberg.IcebergType], str] = {
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, *_FLOATS, iceberg.TimestampType, iceberg.TimestamptzType)
 _RAW_UNITS = ("s", AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)
-"""Units whose values the parser leaves as raw JSON."""
 _NO_KEY = secrets.token_hex()
 """Field name of `rest` columns in the parser's types; random, so no record contains it."""
 _INDEX = re.compile(r"\[[0-9]")

@@ -138,7 +138,6 @@ number of distinct keys. A hash table follows: each key's hash (not 0), and its 
 FIRST_KEY = 4
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
-"""Maximum number of keys that are sampled at a time."""
 MAX_SAMPLES = 256
 """Maximum number of samples per key; `MAX_NESTED_SAMPLES` for objects and arrays."""
 MAX_NESTED_SAMPLES = 4096

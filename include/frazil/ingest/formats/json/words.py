@@ -36,7 +36,6 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
     _base64[_letter] = _value
 BASE64 = _base64
 MIN_MEMCPY_BYTES = 32
-"""Minimum length of strings that are copied by `memcpy`, not by a loop."""
 _MAX_PAIRED_KEYS = 16
 """Maximum number of a map's keys that are compared in pairs to find duplicates. Larger maps use a hash table."""
 
