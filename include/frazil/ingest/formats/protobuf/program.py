@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from google.protobuf import wrappers_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
@@ -43,10 +44,7 @@ _INTEGERS = {
 }
 TYPE_NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
 _DATE_TIME_TYPES = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
-WRAPPERS = frozenset(
-    f"google.protobuf.{name}Value"
-    for name in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
-)
+WRAPPERS = frozenset(one.full_name for one in wrappers_pb2.DESCRIPTOR.message_types_by_name.values())
 TIMESTAMP = "google.protobuf.Timestamp"
 
 
