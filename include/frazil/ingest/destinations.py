@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -60,7 +61,7 @@ class RowDivider:
         self._quote = quote
         self._to = destinations
         self._ranges = ranges
-        self._destinations: dict[str | bytes | None, _Destination] = {}
+        self._cached_destination = lru_cache(MAX_CACHED_VALUES)(self._find_destination)
         self.values: set[str] = set()
 
     def __call__(self, chunk: RecordChunk, decoded: DecodedChunk) -> DividedRows:
@@ -125,13 +126,6 @@ class RowDivider:
             values = to_arrow_binary(headers, pa.large_binary())
         encoded = values.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
-
-    def _cached_destination(self, value: str | bytes | None) -> _Destination:
-        if value not in self._destinations:
-            if len(self._destinations) >= MAX_CACHED_VALUES:
-                self._destinations.clear()
-            self._destinations[value] = self._find_destination(value)
-        return self._destinations[value]
 
     def _find_destination(self, value: str | bytes | None) -> _Destination:
         if value is None:
