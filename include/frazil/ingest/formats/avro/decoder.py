@@ -217,21 +217,24 @@ class AvroDecoder(FormatDecoder):
         if isinstance(self._schemas, SchemaText):
             self._assign(roots, np.flatnonzero(has_value), DECLARED_ID, rejections)
             return roots, values
-        framed = values.lengths >= FRAME_BYTES
-        framed[framed] = values.data[values.starts[framed]] == 0
-        for i in np.flatnonzero(has_value & ~framed).tolist():
-            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
-        places = np.flatnonzero(framed)
-        ids = read_schema_ids(values.data, values.starts[places])
-        if len(ids) and (ids == ids[0]).all():
-            self._assign(roots, places, int(ids[0]), rejections)
-        else:
-            self._assign_each(roots, places, ids, rejections)
+        places = self._find_framed(values, FRAME_BYTES, rejections)
+        self._assign_each(roots, places, read_schema_ids(values.data, values.starts[places]), rejections)
         content = BinaryColumn(values.data, values.starts + FRAME_BYTES, values.lengths - FRAME_BYTES)
         return roots, content
 
+    def _find_framed(self, values: BinaryColumn, min_bytes: int, rejections: dict[int, Fault]) -> Numbers:
+        """Return the places of the values with a frame, and reject other values that are not empty."""
+        framed = values.lengths >= min_bytes
+        framed[framed] = values.data[values.starts[framed]] == 0
+        for i in np.flatnonzero((values.lengths > 0) & ~framed).tolist():
+            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
+        return np.flatnonzero(framed)
+
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
         """Call `_assign` for each schema id. Requests schemas in groups: unframed values may look like many ids."""
+        if len(ids) and (ids == ids[0]).all():
+            self._assign(roots, places, int(ids[0]), rejections)
+            return
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])

@@ -13,13 +13,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk
-from frazil.ingest.formats.avro.decoder import (
-    DECLARED_ID,
-    EMPTY_FAULT,
-    AvroDecoder,
-    not_framed_text,
-    read_schema_ids,
-)
+from frazil.ingest.formats.avro.decoder import DECLARED_ID, EMPTY_FAULT, AvroDecoder, read_schema_ids
 from frazil.ingest.formats.avro.program import Fault
 from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import Numbers
@@ -77,11 +71,7 @@ class ProtobufDecoder(AvroDecoder):
             return roots, values
         for i in np.flatnonzero(values.lengths == 0).tolist():
             rejections[i] = EMPTY_FAULT
-        framed = values.lengths > FRAME_BYTES
-        framed[framed] = values.data[values.starts[framed]] == 0
-        for i in np.flatnonzero((values.lengths > 0) & ~framed).tolist():
-            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
-        places = np.flatnonzero(framed)
+        places = self._find_framed(values, FRAME_BYTES + 1, rejections)
         indexes, sizes = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
         read_message_indexes(*as_loop_arguments(values.take(places)), indexes, sizes)
         for i in places[sizes < 0].tolist():
@@ -91,10 +81,7 @@ class ProtobufDecoder(AvroDecoder):
             self._assign(roots, places, DECLARED_ID, rejections)
         else:
             keys = read_schema_ids(values.data, values.starts[places]) << _INDEX_BITS | indexes
-            if len(keys) and (keys == keys[0]).all():
-                self._assign(roots, places, int(keys[0]), rejections)
-            else:
-                self._assign_each(roots, places, keys, rejections)
+            self._assign_each(roots, places, keys, rejections)
         starts, lengths = values.starts.copy(), values.lengths.copy()
         starts[places] += FRAME_BYTES + sizes
         lengths[places] -= FRAME_BYTES + sizes
