@@ -16,7 +16,7 @@ from frazil.ingest.decode import FormatDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
 from frazil.ingest.formats.fields import WHOLE_KEY, RecordShape, Unit, create_fields_decoder, with_path
 from frazil.ingest.formats.json import types as json_types
-from frazil.ingest.formats.json.lines import strip_frame
+from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.record import quote_value
 from frazil.ingest.schema_drift import Path
 from frazil.spec import formats as spec
@@ -190,7 +190,7 @@ def create_quoter(plain: PlainFormat) -> Quoter:
         return lambda _, __: None
     around = _unwrap_path(declared)
     if declared.framing == "confluent":
-        return lambda record, path: quote_value(strip_frame(record), [*around, *path])
+        return lambda record, path: quote_value(record[FRAME_BYTES:], [*around, *path])
     return lambda record, path: quote_value(record, [*around, *path])
 
 

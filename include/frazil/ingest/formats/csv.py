@@ -54,7 +54,9 @@ class CsvDecoder(FormatDecoder):
         self._line = LineReader(declared)
         fields = {field.name: field for field in schema.fields}
         wanted = [fields.get(name) for name in declared.columns]
-        names = [b"" if field is None else b",%s:" % _quote_name(field.name) for field in wanted]
+        names = [
+            b"" if field is None else b",%s:" % json.dumps(field.name, ensure_ascii=False).encode() for field in wanted
+        ]
         self._format = LineFormat(
             np.frombuffer(b"".join(names), np.uint8),
             np.cumsum([0, *map(len, names)]),
@@ -110,11 +112,6 @@ def _json_kind(field: iceberg.NestedField | None, units: Mapping[int, str]) -> i
     if isinstance(field.field_type, iceberg.BooleanType):
         return BOOLEAN
     return NUMBER if isinstance(field.field_type, _NUMBERS) or field.field_id in units else TRIMMED
-
-
-def _quote_name(name: str) -> bytes:
-    text: str = json.dumps(name, ensure_ascii=False)
-    return text.encode()
 
 
 class LineReader:

@@ -118,18 +118,14 @@ FRAME_BYTES = 5
 """Bytes of the frame before a record: a zero byte and the schema's id, big-endian."""
 
 
-def strip_frame(record: bytes) -> bytes:
-    return record[FRAME_BYTES:]
-
-
 class FramedDecoder(WrappingDecoder):
     """Removes the frame of Confluent's serializers from each value. Rejects values without a frame."""
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        return self._decode.field_names(strip_frame(record), path)
+        return self._decode.field_names(record[FRAME_BYTES:], path)
 
     def changes_no_row(self, record: bytes) -> bool:
-        return self._decode.changes_no_row(strip_frame(record))
+        return self._decode.changes_no_row(record[FRAME_BYTES:])
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         values = chunk.values
