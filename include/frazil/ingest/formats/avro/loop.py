@@ -17,8 +17,8 @@ from frazil.ingest.formats.avro import operations as code
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.scalars import INVALID_DATE, parse_date, parse_time, parse_timestamp, times_ten
-from frazil.ingest.formats.json.scan import Octets, loop, utf8_length
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, set_null, write_uuid
+from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, set_null
 
 NO_ROOM = 64
 """Result NO_ROOM + d: entry set d needs more room, and the record must be read again. If d is the number of entry sets,
@@ -53,12 +53,12 @@ class Scratch(NamedTuple):
 
 @loop
 def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Read a varint. Returns the position after it (or a negative error code), and its bits."""
+    """Read a zigzag varint. Returns the position after it (or a negative error code), and its value."""
     if p >= end:
         return -code.ENDS_EARLY, 0
     c = np.int64(b[p])
     if c < 128:
-        return p + 1, c
+        return p + 1, (c >> 1) ^ -(c & 1)
     value = np.uint64(c & 127)
     for k in range(1, 10):
         if p + k >= end:
@@ -68,21 +68,14 @@ def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
         if c < 128:
             if k == 9 and c > 1:
                 return -code.LONG_VARINT, 0
-            return p + k + 1, np.int64(value)
+            return p + k + 1, np.int64(value >> _1) ^ -np.int64(value & _1)
     return -code.LONG_VARINT, 0
-
-
-@loop
-def read_zigzag(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Read a zigzag varint. Returns the position after it (or a negative error code), and its value."""
-    p, bits = read_varint(b, p, end)
-    return p, np.int64(np.uint64(bits) >> _1) ^ -(bits & 1)
 
 
 @loop
 def read_span(b: Octets, p: int, end: int) -> tuple[int, int]:
     """Read a length prefix. Returns the value's start (or a negative error code), and its length."""
-    p, length = read_zigzag(b, p, end)
+    p, length = read_varint(b, p, end)
     if p < 0:
         return p, 0
     if length < 0:
@@ -110,6 +103,22 @@ def is_utf8(b: Octets, p: int, end: int) -> bool:
 
 
 @loop
+def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
+    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID as two words. Returns False if invalid."""
+    digits = 0
+    words[at] = 0
+    words[at + 1] = 0
+    for q in range(p, end):
+        if b[q] != 45:
+            digit = HEX[b[q]]
+            if digit < 0 or digits == 32:
+                return False
+            words[at + digits // 16] |= digit << (digits % 16 // 2 * 8 + (4 if digits % 2 == 0 else 0))
+            digits += 1
+    return digits == 32
+
+
+@loop
 def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
     """Parse an ISO 8601 date, time or timestamp, and write it as one word. Returns False if invalid."""
     length = end - p
@@ -133,19 +142,19 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers
 
 @loop
 def write_decimal(
-    negative: bool, high: np.uint64, low: np.uint64, limit: tuple[int, int], tens: int, at: int, words: Numbers
-) -> bool:
-    """Write a decimal, whose absolute value is `high` and `low`, in the column's scale; False if it is too large."""
-    highest = np.uint64(limit[0])
-    if high > highest or (high == highest and low >= np.uint64(limit[1])):
-        return False
-    for _ in range(tens):
+    negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
+) -> int:
+    """Write a decimal in the column's scale. `high` and `low` are the absolute value. Returns VALID or an error."""
+    limit = np.uint64(ops[op, code.LIMIT_HIGH])
+    if high > limit or (high == limit and low >= np.uint64(ops[op, code.LIMIT_LOW])):
+        return code.NOT_HELD
+    for _ in range(ops[op, code.TENS]):
         high, low = times_ten(high, low, _0)
     if negative:
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
     words[at] = np.int64(low)
     words[at + 1] = np.int64(high)
-    return True
+    return code.VALID
 
 
 @loop
@@ -166,8 +175,7 @@ def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: 
         low = (low << np.uint64(8)) | np.uint64(b[q])
     if negative:
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
-    limit = ops[op, code.LIMIT_HIGH], ops[op, code.LIMIT_LOW]
-    return code.VALID if write_decimal(negative, high, low, limit, ops[op, code.TENS], at, words) else code.NOT_HELD
+    return write_decimal(negative, high, low, op, ops, at, words)
 
 
 @loop
@@ -208,7 +216,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
             p, length = read_span(b, p, end)
             return p + length if p >= 0 else p
         if kind == code.VARINT:
-            p, _ = read_zigzag(b, p, end)
+            p, _ = read_varint(b, p, end)
             return p
         length = ops[op, code.SIZE] if kind == code.FIXED_BYTES else 0
         return p + length if length <= end - p else -code.ENDS_EARLY
@@ -218,7 +226,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
     valid[nodes[node, tree.FLAG] + e] = 1
     at = nodes[node, tree.BASE] + e
     if kind == code.INTEGER or kind == code.INTEGER_AS_FLOAT or kind == code.INTEGER_AS_DECIMAL:
-        p, value = read_zigzag(b, p, end)
+        p, value = read_varint(b, p, end)
         if p < 0:
             return p
         if ops[op, code.BITS] == 32 and not -(2**31) <= value < 2**31:
@@ -228,8 +236,8 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
             return p
         if kind == code.INTEGER_AS_DECIMAL:
             amount = np.uint64(value) if value >= 0 else _0 - np.uint64(value)
-            limit, tens = (ops[op, code.LIMIT_HIGH], ops[op, code.LIMIT_LOW]), ops[op, code.TENS]
-            return p if write_decimal(value < 0, _0, amount, limit, tens, at + e, words) else -code.NOT_HELD
+            wrong = write_decimal(value < 0, _0, amount, op, ops, at + e, words)
+            return p if wrong == code.VALID else -wrong
         if not ops[op, code.MIN_VALUE] <= value <= ops[op, code.MAX_VALUE]:
             return -code.NOT_HELD
         factor = ops[op, code.FACTOR]
@@ -270,7 +278,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         words[at] = b[p]
         return p + 1
     if kind == code.ENUM:
-        p, symbol = read_zigzag(b, p, end)
+        p, symbol = read_varint(b, p, end)
         if p < 0:
             return p
         if not 0 <= symbol < ops[op, code.COUNT]:
@@ -293,7 +301,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         words[at + e] = load64(np.int64(b.ctypes.data) + p)
         words[at + e + 1] = load64(np.int64(b.ctypes.data) + p + 8)
     elif kind == code.TEXT_AS_UUID:
-        if write_uuid(b, p, p + length, at + e, words) != p + length:
+        if not parse_uuid(b, p, p + length, at + e, words):
             return -code.NO_UUID
     elif kind == code.TEXT_AS_MOMENT:
         if not parse_moment(b, p, p + length, nodes[node, tree.KIND], at, words, slots):
@@ -325,7 +333,7 @@ def read_record(
                 return -after, op, p
             p = after
         elif kind == code.UNION:
-            after, branch = read_zigzag(b, p, end)
+            after, branch = read_varint(b, p, end)
             if after < 0:
                 return -after, op, p
             if not 0 <= branch < ops[op, code.COUNT]:
@@ -370,7 +378,7 @@ def read_record(
                 continue
             is_map = ops[outer, code.OPERATION] == code.MAP
             if frames[depth, 1] == 0:
-                after, count = read_zigzag(b, p, end)
+                after, count = read_varint(b, p, end)
                 if after < 0:
                     return -after, outer, p
                 octets = -1

@@ -52,9 +52,6 @@ class TargetColumn(NamedTuple):
     field_id: int
     path: str
 
-    def path_to(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
-
 
 class LoopProgram:
     """The operations of all schemas added so far. Adding a schema replaces `plan`."""
@@ -191,7 +188,7 @@ class AvroProgram(LoopProgram):
         first = self._columns.nodes[target.node, CHILDREN]
         wanted = {
             field.name: TargetColumn(
-                field.field_type, int(self._columns.lists[first + i]), field.field_id, target.path_to(field.name)
+                field.field_type, int(self._columns.lists[first + i]), field.field_id, _nested_path(target, field.name)
             )
             for i, field in enumerate(kind.fields)
             if not is_rest(field, self._units)
@@ -208,7 +205,7 @@ class AvroProgram(LoopProgram):
         places = [
             self._add_operation(part, wanted[filled[i]])
             if i in filled
-            else self._add_skip(part, target.path_to(names[0]))
+            else self._add_skip(part, _nested_path(target, names[0]))
             for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
         ]
         self._set_places(row, places)
@@ -366,3 +363,7 @@ def may_be_empty(written: AvroType) -> bool:
         elif one.kind != "null" and not (one.kind == "fixed" and one.size == 0):
             return False
     return True
+
+
+def _nested_path(target: TargetColumn, name: str) -> str:
+    return f"{target.path}.{name}" if target.path else name

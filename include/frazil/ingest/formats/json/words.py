@@ -111,20 +111,21 @@ def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at
         if p < 0 or not text:
             return p
         return p + 1 if b[p] == 34 else NO
-    p = write_uuid(b, p + 1, len(b), at, words) if text else NO
-    return p + 1 if p >= 0 else NO
+    return _write_uuid(b, p + 1, at, words) if text else NO
 
 
 @loop
-def write_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> int:
-    """Write 32 hexadecimal digits, with hyphens anywhere, as two words, the UUID's first byte as their lowest.
+def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
+    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID.
 
-    Returns the position of the quotation mark after it, or `end`; NO if invalid.
+    Returns the position after it, or NO.
+
+    The UUID's first byte is the lowest byte of the first word.
     """
     digits = 0
     words[at] = 0
     words[at + 1] = 0
-    while p < end and b[p] != 34:
+    while b[p] != 34:
         if b[p] != 45:
             digit = HEX[b[p]]
             if digit < 0 or digits == 32:
@@ -132,7 +133,7 @@ def write_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> int:
             words[at + digits // 16] |= digit << (digits % 16 // 2 * 8 + (4 if digits % 2 == 0 else 0))
             digits += 1
         p += 1
-    return p if digits == 32 else NO
+    return p + 1 if digits == 32 else NO
 
 
 @loop

@@ -15,8 +15,9 @@ from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro import loop as avro
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.scalars import times_ten
 from frazil.ingest.formats.json.scan import Octets, loop
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, set_null, write_uuid
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, set_null
 from frazil.ingest.formats.protobuf import operations as code
 
 FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
@@ -27,9 +28,30 @@ _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
 
 
 @loop
+def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
+    """Read a varint. Returns the position after it (or a negative error code), and its bits."""
+    if p >= end:
+        return -code.ENDS_EARLY, 0
+    c = np.int64(b[p])
+    if c < 128:
+        return p + 1, c
+    value = np.uint64(c & 127)
+    for k in range(1, 10):
+        if p + k >= end:
+            return -code.ENDS_EARLY, 0
+        c = np.int64(b[p + k])
+        value |= np.uint64(c & 127) << np.uint64(7 * k)
+        if c < 128:
+            if k == 9 and c > 1:
+                return -code.LONG_VARINT, 0
+            return p + k + 1, np.int64(value)
+    return -code.LONG_VARINT, 0
+
+
+@loop
 def read_span(b: Octets, p: int, end: int) -> tuple[int, int]:
     """Read a length prefix. Returns the value's start (or a negative error code), and its length."""
-    p, length = avro.read_varint(b, p, end)
+    p, length = read_varint(b, p, end)
     if p < 0:
         return p, 0
     if length < 0 or length > end - p:
@@ -40,7 +62,7 @@ def read_span(b: Octets, p: int, end: int) -> tuple[int, int]:
 @loop
 def read_tag(b: Octets, p: int, end: int) -> tuple[int, int]:
     """Read a tag. Returns the position after it (or a negative error code), and the tag."""
-    p, tag = avro.read_varint(b, p, end)
+    p, tag = read_varint(b, p, end)
     if p >= 0 and (tag < 8 or tag >= 2**32):
         return -code.NO_FIELD, 0
     return p, tag
@@ -52,7 +74,7 @@ def skip_value(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: in
     wire, outer = tag & 7, depth
     while True:
         if wire == code.VARINT:
-            p, _ = avro.read_varint(b, p, end)
+            p, _ = read_varint(b, p, end)
         elif wire == code.BLOB:
             p, length = read_span(b, p, end)
             if p >= 0:
@@ -132,6 +154,21 @@ def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
 
 
 @loop
+def write_decimal(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
+    """Write an integer, whose absolute value is `low`, in the column's scale. Returns VALID or an error code."""
+    limit, high = np.uint64(ops[op, code.LIMIT_HIGH]), _0
+    if limit == _0 and low >= np.uint64(ops[op, code.LIMIT_LOW]):
+        return code.NOT_HELD
+    for _ in range(ops[op, code.TENS]):
+        high, low = times_ten(high, low, _0)
+    if negative:
+        high, low = ~high + (_1 if low == _0 else _0), ~low + _1
+    words[at] = np.int64(low)
+    words[at + 1] = np.int64(high)
+    return code.VALID
+
+
+@loop
 def read_timestamp(b: Octets, p: int, end: int, node: int, e: int, memory: Memory, frames: Numbers) -> int:
     """Read a Timestamp message into entry e of a node, as microseconds. Returns VALID or an error code."""
     nodes, words, valid, _, _ = memory
@@ -145,7 +182,7 @@ def read_timestamp(b: Octets, p: int, end: int, node: int, e: int, memory: Memor
         if p < 0:
             return -p
         if tag == 8 or tag == 16:
-            p, value = avro.read_varint(b, p, end)
+            p, value = read_varint(b, p, end)
             if p < 0:
                 return -p
             if tag == 8:
@@ -196,7 +233,7 @@ def read_value(
             return p + length if wrong == code.VALID else -wrong
         valid[flag] = 1
         if kind == code.TEXT_AS_UUID:
-            return p + length if write_uuid(b, p, p + length, at + e, words) == p + length else -code.NO_UUID
+            return p + length if avro.parse_uuid(b, p, p + length, at + e, words) else -code.NO_UUID
         if kind == code.TEXT_AS_MOMENT:
             return (
                 p + length
@@ -211,7 +248,7 @@ def read_value(
         words[at + e + 1] = length
         return p + length
     if wire == code.VARINT:
-        p, value = avro.read_varint(b, p, end)
+        p, value = read_varint(b, p, end)
         if p < 0:
             return p
     elif wire == code.EIGHT_BYTES:
@@ -258,8 +295,8 @@ def read_value(
     if kind == code.INTEGER_AS_DECIMAL:
         negative = bits != code.UINT64 and value < 0
         amount = _0 - np.uint64(value) if negative else np.uint64(value)
-        limit, tens = (ops[op, code.LIMIT_HIGH], ops[op, code.LIMIT_LOW]), ops[op, code.TENS]
-        return p if avro.write_decimal(negative, _0, amount, limit, tens, at + e, words) else -code.NOT_HELD
+        wrong = write_decimal(negative, amount, op, ops, at + e, words)
+        return p if wrong == code.VALID else -wrong
     # SYMBOL
     found = find_row(places, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, value)
     if found < 0:
@@ -273,7 +310,7 @@ def read_value(
 def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: avro.Plan) -> bool:
     """Return whether the number at `p` is readable, but not defined by the enum."""
     ops, places = plan
-    after, value = avro.read_varint(b, p, end)
+    after, value = read_varint(b, p, end)
     return after >= 0 and find_row(places, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, np.int64(np.int32(value))) < 0
 
 
@@ -369,7 +406,7 @@ def read_record(
             entry = e
             if shape != code.SINGLE:
                 if packed and ops[op, code.CLOSED] and is_unknown_symbol(b, p, stop, op, plan):
-                    p, _ = avro.read_varint(b, p, stop)
+                    p, _ = read_varint(b, p, stop)
                     continue
                 inner = nodes[outer, tree.INNER]
                 entry = entry_counts[inner, USED]
@@ -451,10 +488,10 @@ def read_message_indexes(b: Octets, starts: Numbers, lengths: Numbers, found: Nu
     for i in range(len(starts)):
         p, end = starts[i] + 5, starts[i] + lengths[i]
         first = p
-        p, count = avro.read_varint(b, p, end)
+        p, count = read_varint(b, p, end)
         count = (count >> 1) if p >= 0 and count & 1 == 0 else 8
         while p >= 0 and 0 < count < 8:
-            p, _ = avro.read_varint(b, p, end)
+            p, _ = read_varint(b, p, end)
             count -= 1
         sizes[i] = -1
         found[i] = 0

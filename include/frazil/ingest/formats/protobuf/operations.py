@@ -28,7 +28,7 @@ CELLS is the number of values of an empty message. CLOSED is 1 for a closed enum
 (OTHERS, OTHER, WIDTH) = range(25, 28)
 """`places[OTHERS:][:OTHER]` are the nodes of the other fields in the same oneof."""
 
-# Errors of a record. The first three are those of Avro, whose loop reads varints.
+# Errors of a record.
 (VALID, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)
 (INVALID_UTF8, NOT_HELD, NO_UUID, OTHER_LENGTH, NO_SYMBOL, REPEATED_KEY, NO_TIMESTAMP, MISSING, UNFIT) = range(8, 17)
 NO_MOMENT = 17

@@ -101,7 +101,7 @@ class ProtobufProgram(LoopProgram):
                 one.field_type,
                 int(self._columns.lists[first + i]),
                 one.field_id,
-                target.path_to(one.name),
+                f"{target.path}.{one.name}" if target.path else one.name,
             )
             for i, one in enumerate(target.kind.fields)
         }
