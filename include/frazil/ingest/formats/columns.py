@@ -40,11 +40,7 @@ class ColumnMemory:
     @property
     def memory(self) -> Memory:
         """The current arrays; `begin` and `grow` may replace them."""
-        return Memory(self.nodes, self.words, self.valid, self.entry_counts, self.text)
-
-    @property
-    def keys(self) -> tree.Keys:
-        return tree.Keys(self.lists, self.names)
+        return Memory(self.nodes, self.words, self.valid, self.entry_counts)
 
     @property
     def field_names(self) -> frozenset[str]:

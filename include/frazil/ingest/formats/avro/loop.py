@@ -16,9 +16,10 @@ from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro import operations as code
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scalars import INVALID_DATE, parse_date, parse_time, parse_timestamp, times_ten
 from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, set_null
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 
 NO_ROOM = 64
 """Result NO_ROOM + d: entry set d needs more room, and the record must be read again. If d is the number of entry sets,
@@ -209,7 +210,7 @@ def has_duplicate_key(b: Octets, base: int, first: int, end: int, words: Numbers
 def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory: Memory, slots: Numbers) -> int:
     """Read a scalar into entry e of its node. Returns the position after it, or a negative error code."""
     ops, places = plan
-    nodes, words, valid, _, _ = memory
+    nodes, words, valid, entry_counts = memory
     kind, node = ops[op, code.OPERATION], ops[op, code.NODE]
     if kind <= code.BLOB:
         if kind == code.BLOB:
@@ -221,7 +222,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         length = ops[op, code.SIZE] if kind == code.FIXED_BYTES else 0
         return p + length if length <= end - p else -code.ENDS_EARLY
     if kind == code.NULL:
-        set_null(node, e, memory)
+        set_null(node, e, nodes, words, valid, entry_counts)
         return p
     valid[nodes[node, tree.FLAG] + e] = 1
     at = nodes[node, tree.BASE] + e
@@ -322,7 +323,7 @@ def read_record(
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code, or NO_ROOM + d; also the operation and position of the error."""
     ops, places = plan
-    nodes, words, valid, entry_counts, _ = memory
+    nodes, words, valid, entry_counts = memory
     frames, slots, seed = scratch
     op, depth, e, empty = root, -1, entry_counts[0, USED], MAX_EMPTY_ELEMENTS
     while True:
@@ -357,7 +358,7 @@ def read_record(
                 continue
             if kind == code.RECORD:
                 for k in range(ops[op, code.FIRST_UNFILLED], ops[op, code.FIRST_UNFILLED] + ops[op, code.UNFILLED]):
-                    set_null(places[k], e, memory)
+                    set_null(places[k], e, nodes, words, valid, entry_counts)
         # Advance to the next value.
         while True:
             if depth < 0:

@@ -22,7 +22,7 @@ from frazil.ingest.formats.debezium import changes_no_row
 from frazil.ingest.formats.json import unknown_keys
 from frazil.ingest.formats.json.drift import DriftFinder
 from frazil.ingest.formats.json.record import RecordReader, Row, field_names, field_names_at
-from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, Work, read_records
+from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
 from frazil.ingest.formats.json.text import MAX_DEPTH, RecordError
 from frazil.ingest.formats.json.types import check_supported, max_nesting
 from frazil.ingest.schema_drift import (
@@ -48,13 +48,11 @@ class JsonDecoder(FormatDecoder):
         self._struct, self._units = struct, units
         self._record = RecordReader(struct, units)
         self._columns = ColumnMemory(schema, units)
-        self._work = Work(
-            frames=np.zeros((1 + max_nesting(struct), 6), np.int64),
-            scratch=np.zeros(MAX_DEPTH, np.uint8),
-            slots=np.zeros(2 * _MAX_MAP_KEYS, np.int64),
-            pieces=np.zeros(unknown_keys.FIRST_PIECE + 3 * unknown_keys.MAX_PIECES, np.int64),
-            new_keys=unknown_keys.allocate_memory(on=False),
-        )
+        self._frames = np.zeros((1 + max_nesting(struct), 6), np.int64)
+        self._pieces = np.zeros(unknown_keys.FIRST_PIECE + 3 * unknown_keys.MAX_PIECES, np.int64)
+        self._scratch = np.zeros(MAX_DEPTH, np.uint8)
+        self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
+        self._new_keys = unknown_keys.allocate_memory(on=False)
         self._beyond: DriftFinder | None = None
         self._has_casts = False
         self._casts: Counter[str] = Counter()
@@ -71,7 +69,7 @@ class JsonDecoder(FormatDecoder):
 
     def _find_new_keys(self) -> None:
         """Start to search for unknown keys, and forget the keys found so far."""
-        self._work = self._work._replace(new_keys=unknown_keys.allocate_memory(on=True))
+        self._new_keys = unknown_keys.allocate_memory(on=True)
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._record = RecordReader(self._struct, self._units, hidden)
@@ -108,7 +106,25 @@ class JsonDecoder(FormatDecoder):
         data, starts, lengths = as_loop_arguments(values)
         read = 0
         while True:
-            read, missing = read_records(data, starts, lengths, read, columns.memory, columns.keys, self._work, flags)
+            read, missing = read_records(
+                data,
+                starts,
+                lengths,
+                read,
+                columns.nodes,
+                columns.lists,
+                columns.names,
+                columns.words,
+                columns.valid,
+                columns.text,
+                columns.entry_counts,
+                self._frames,
+                self._scratch,
+                self._slots,
+                self._pieces,
+                self._new_keys,
+                flags,
+            )
             if read == len(values):
                 self._casts.update(columns.take_casts())
                 return columns.table(data)

@@ -76,13 +76,6 @@ first field, FOLLOWING the next field in that object, and SEEN the number of the
 """
 
 
-class Keys(NamedTuple):
-    """Lists of numbers for the nodes (see the columns of their table), and the names of all fields."""
-
-    lists: Numbers
-    names: NDArray[np.uint8]
-
-
 class Nodes(NamedTuple):
     """The nodes of a schema; node 0 is the record. An entry set is all rows, or the elements of one list or map."""
 

@@ -6,14 +6,12 @@ leaves no values. Records of uncertain validity are read by module `record`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from frazil.ingest.compiled import load64
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json import unknown_keys as parts
-from frazil.ingest.formats.json.nodes import Keys, Numbers
+from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.scalars import parse_double, parse_integer
 from frazil.ingest.formats.json.scan import (
     NO,
@@ -30,9 +28,7 @@ from frazil.ingest.formats.json.words import (
     BEFORE,
     ROOM,
     USED,
-    Memory,
     has_duplicate_key,
-    set_null,
     write_decoded_base64,
     write_string,
     write_value,
@@ -42,17 +38,6 @@ SURE, UNSURE, FULL = 0, 1, 2
 """Result of a record. FULL + d: entry set d needs more room, and the record must be read again."""
 NEW, SAMPLE, UNKNOWN = 2, 4, 8
 """Flags of a record with the result SURE: it has unknown keys; it is one of their samples; it has only unknown keys."""
-
-
-class Work(NamedTuple):
-    """Working memory: a frame per nesting level, unescaped bytes, a hash table of map keys, and `unknown_keys`."""
-
-    frames: Numbers
-    scratch: Octets
-    slots: Numbers
-    pieces: Numbers
-    new_keys: Numbers
-
 
 FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)])
 """Mask n selects the first n bytes of a word."""
@@ -64,9 +49,18 @@ def read_records(
     starts: Numbers,
     lengths: Numbers,
     first: int,
-    memory: Memory,
-    keys: Keys,
-    work: Work,
+    nodes: Numbers,
+    lists: Numbers,
+    names: Octets,
+    words: Numbers,
+    valid: Octets,
+    text: Octets,
+    entry_counts: Numbers,
+    frames: Numbers,
+    scratch: Octets,
+    slots: Numbers,
+    pieces: Numbers,
+    new_keys: Numbers,
     unsure: Octets,
 ) -> tuple[int, int]:
     """Read records, from index `first` on, until a record needs more room.
@@ -75,7 +69,6 @@ def read_records(
     more room. If all records were read, returns their number and 0. `unsure` receives 1 for each record that must be
     read one by one, and flags for other records: UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
     """
-    entry_counts, pieces, new_keys = memory.entry_counts, work.pieces, work.new_keys
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
         unsure[i] = 1
@@ -85,7 +78,23 @@ def read_records(
         for d in range(len(entry_counts)):
             entry_counts[d, BEFORE] = entry_counts[d, USED]
         new_keys[FLAGGED] = new_keys[SAMPLED] = 0
-        found = _read_record(b, start, end, memory, keys, work)
+        found = _read_record(
+            b,
+            start,
+            end,
+            nodes,
+            lists,
+            names,
+            words,
+            valid,
+            text,
+            entry_counts,
+            frames,
+            scratch,
+            slots,
+            pieces,
+            new_keys,
+        )
         if found == SURE:
             unsure[i] = (
                 NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED] + (0 if pieces[parts.FILLED_COLUMNS] else UNKNOWN)
@@ -100,10 +109,24 @@ def read_records(
 
 
 @loop
-def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: Work) -> int:
+def _read_record(
+    b: Octets,
+    p: int,
+    end: int,
+    nodes: Numbers,
+    lists: Numbers,
+    names: Octets,
+    words: Numbers,
+    valid: Octets,
+    text: Octets,
+    entry_counts: Numbers,
+    frames: Numbers,
+    scratch: Octets,
+    slots: Numbers,
+    pieces: Numbers,
+    new_keys: Numbers,
+) -> int:
     """Read one record. Returns SURE, UNSURE, or FULL + d if entry set d needs more room."""
-    nodes, words, valid, entry_counts, _ = memory
-    frames, scratch, slots, pieces, new_keys = work
     p = skip_white_space(b, p, end)
     if b[p] != 123:
         return UNSURE
@@ -124,7 +147,7 @@ def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: 
                 if b[p] != 34:
                     return UNSURE
                 key = p + 1
-                p, node = _read_key(b, p + 1, k, last, nodes, keys, scratch)
+                p, node = _read_key(b, p + 1, k, last, nodes, lists, names, scratch)
                 if p < 0:
                     return UNSURE
                 if node >= 0:
@@ -135,7 +158,7 @@ def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: 
                     last = node
             elif kind == tree.LISTED:
                 last += 1
-                node = int(keys.lists[nodes[k, tree.SLOTS] + last]) if last <= nodes[k, tree.MASK] else -1
+                node = int(lists[nodes[k, tree.SLOTS] + last]) if last <= nodes[k, tree.MASK] else -1
                 if node >= 0:
                     nodes[node, tree.SEEN] = stamp
                     found += 1
@@ -153,7 +176,9 @@ def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: 
                     p, escaped = string_end(b, first)
                     if p < 0:
                         return UNSURE
-                    if not write_string(b, first, p, escaped, nodes[node, tree.BASE] + 2 * at, memory):
+                    if not write_string(
+                        b, first, p, escaped, nodes[node, tree.BASE] + 2 * at, words, text, entry_counts
+                    ):
                         return FULL + len(entry_counts) - 1
                     valid[nodes[node, tree.FLAG] + at] = 1
                     node = k + 2
@@ -170,14 +195,16 @@ def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: 
                 if p < 0:
                     return UNSURE
                 if nodes[k, tree.KEEPS]:
-                    hidden = parts.is_hidden_key(b, key, key_end, k, nodes, keys) if nodes[k, tree.HIDING] else 0
+                    hidden = (
+                        parts.is_hidden_key(b, key, key_end, k, nodes, lists, names) if nodes[k, tree.HIDING] else 0
+                    )
                     if hidden < 0 or (hidden == 0 and not parts.add_member(b, key - 1, p, pieces)):
                         return UNSURE
             elif b[p] == 110:
                 if b[p + 1] != 117 or b[p + 2] != 108 or b[p + 3] != 108 or nodes[node, tree.REQUIRED]:
                     return UNSURE
                 p += 4
-                set_null(node, at, memory)
+                set_null(node, at, nodes, words, valid, entry_counts)
                 if kind == tree.LIST and nodes[k, tree.KEEPS] and not parts.add_piece(0, 4, parts.NOTHING, pieces):
                     return UNSURE
             else:
@@ -224,7 +251,7 @@ def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: 
                     if not escaped:
                         words[to] = first
                         words[to + 1] = p - first
-                    elif not write_string(b, first, p, escaped, to, memory):
+                    elif not write_string(b, first, p, escaped, to, words, text, entry_counts):
                         return FULL + len(entry_counts) - 1
                     p += 1
                 elif of <= tree.INT:
@@ -250,7 +277,7 @@ def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: 
                     p, escaped = string_end(b, first)
                     if p < 0:
                         return UNSURE
-                    if not write_decoded_base64(b, first, p, escaped, to + at, memory):
+                    if not write_decoded_base64(b, first, p, escaped, to + at, words, text, entry_counts):
                         return FULL + len(entry_counts) - 1
                     length = words[to + at + 1]
                     if length < 0 or (of == tree.FIXED and length != nodes[node, tree.PRECISION]):
@@ -263,7 +290,7 @@ def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: 
                         p, escaped = string_end(b, first + 1)
                         if p < 0:
                             return UNSURE
-                        if not write_string(b, first + 1, p, escaped, to, memory):
+                        if not write_string(b, first + 1, p, escaped, to, words, text, entry_counts):
                             return FULL + len(entry_counts) - 1
                         p += 1
                     else:
@@ -309,19 +336,26 @@ def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: 
                 if nodes[k, tree.LEFT]:
                     node = nodes[k, tree.LEFT]
                     if pieces[parts.COUNT] == 0:
-                        set_null(node, e, memory)
-                    elif not parts.write_rest(b, node, e, memory, pieces):
+                        set_null(node, e, nodes, words, valid, entry_counts)
+                    elif not parts.write_rest(b, node, e, nodes, words, valid, text, entry_counts, pieces):
                         return FULL + len(entry_counts) - 1
                     pieces[parts.COUNT] = pieces[parts.MEMBERS] = 0
                     nodes[node, tree.SEEN] = stamp
                     found += 1
-                if found < nodes[k, tree.FIELDS] and not _fill_missing(k, e, stamp, keys.lists, memory):
+                if found < nodes[k, tree.FIELDS] and not _fill_missing(
+                    k, e, stamp, nodes, lists, words, valid, entry_counts
+                ):
                     return UNSURE
             else:
                 inner = entry_counts[nodes[k, tree.INNER], USED]
-                first = words[nodes[k, tree.BASE] + e - 1] if e else 0
                 if kind == tree.MAP and has_duplicate_key(
-                    b, memory.text, nodes[k + 1, tree.BASE], first, inner, words, slots
+                    b,
+                    text,
+                    nodes[k + 1, tree.BASE],
+                    words[nodes[k, tree.BASE] + e - 1] if e else 0,
+                    inner,
+                    words,
+                    slots,
                 ):
                     return UNSURE
                 words[nodes[k, tree.BASE] + e] = inner
@@ -340,9 +374,10 @@ def _read_record(b: Octets, p: int, end: int, memory: Memory, keys: Keys, work: 
 
 
 @loop
-def _read_key(b: Octets, p: int, k: int, last: int, nodes: Numbers, keys: Keys, scratch: Octets) -> tuple[int, int]:
+def _read_key(
+    b: Octets, p: int, k: int, last: int, nodes: Numbers, lists: Numbers, names: Octets, scratch: Octets
+) -> tuple[int, int]:
     """Read the key at `p`. Returns its end (NO if invalid), and its node in struct k (-1 if unknown)."""
-    lists = keys.lists
     guess = nodes[k, tree.OPENING] if last < 0 else nodes[last, tree.FOLLOWING]
     if guess >= 0 and nodes[guess, tree.PLAIN]:
         after, key = p + nodes[guess, tree.LENGTH] + 1, nodes[guess, tree.KEY]
@@ -358,9 +393,9 @@ def _read_key(b: Octets, p: int, k: int, last: int, nodes: Numbers, keys: Keys, 
     if q < 0:
         return NO, -1
     if not escaped:
-        node = _find_field(b, p, q - p, k, nodes, keys)
+        node = _find_field(b, p, q - p, k, nodes, lists, names)
     elif q - p <= len(scratch):
-        node = _find_field(scratch, 0, unescape(b, p, q, scratch, 0), k, nodes, keys)
+        node = _find_field(scratch, 0, unescape(b, p, q, scratch, 0), k, nodes, lists, names)
     else:
         return NO, -1
     if node >= 0:
@@ -372,8 +407,7 @@ def _read_key(b: Octets, p: int, k: int, last: int, nodes: Numbers, keys: Keys, 
 
 
 @loop
-def _find_field(b: Octets, p: int, length: int, k: int, nodes: Numbers, keys: Keys) -> int:
-    lists, names = keys
+def _find_field(b: Octets, p: int, length: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
     if length > nodes[k, tree.LONGEST]:
         return -1
     value = length
@@ -394,14 +428,41 @@ def _find_field(b: Octets, p: int, length: int, k: int, nodes: Numbers, keys: Ke
 
 
 @loop
-def _fill_missing(k: int, e: int, stamp: int, lists: Numbers, memory: Memory) -> bool:
+def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, entry_counts: Numbers) -> None:
+    """Write null to entry e of a node, and to the nodes inside it."""
+    k, after = node, nodes[node, tree.AFTER]
+    while k < after:
+        kind, base = nodes[k, tree.KIND], nodes[k, tree.BASE]
+        valid[nodes[k, tree.FLAG] + e] = 0
+        if kind == tree.LIST or kind == tree.MAP:
+            words[base + e] = entry_counts[nodes[k, tree.INNER], USED]
+            k = nodes[k, tree.AFTER]
+            continue
+        if kind == tree.STRING or kind == tree.DECIMAL or (kind >= tree.UUID and kind <= tree.REST):
+            words[base + 2 * e] = 0
+            words[base + 2 * e + 1] = 0
+        elif kind != tree.STRUCT and kind != tree.LISTED:
+            words[base + e] = 0
+        k += 1
+
+
+@loop
+def _fill_missing(
+    k: int,
+    e: int,
+    stamp: int,
+    nodes: Numbers,
+    lists: Numbers,
+    words: Numbers,
+    valid: Octets,
+    entry_counts: Numbers,
+) -> bool:
     """Write null to the fields that an object does not have. Returns False if a required field is missing."""
-    nodes = memory.nodes
     first = nodes[k, tree.CHILDREN]
     for c in range(first, first + nodes[k, tree.FIELDS]):
         node = lists[c]
         if nodes[node, tree.SEEN] != stamp:
             if nodes[node, tree.REQUIRED]:
                 return False
-            set_null(node, e, memory)
+            set_null(node, e, nodes, words, valid, entry_counts)
     return True

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from frazil.ingest.compiled import memcpy
-from frazil.ingest.formats.json.nodes import BASE, FLAG, HIDDEN, HIDING, Keys, Numbers
+from frazil.ingest.formats.json.nodes import BASE, FLAG, HIDDEN, HIDING, Numbers
 from frazil.ingest.formats.json.scan import Octets, loop, skip_white_space
-from frazil.ingest.formats.json.words import MIN_MEMCPY_BYTES, ROOM, USED, Memory
+from frazil.ingest.formats.json.words import MIN_MEMCPY_BYTES, ROOM, USED
 
 COUNT, MEMBERS, FILLED_COLUMNS, FIRST_PIECE = range(4)
 """Positions in the memory: the number of pieces, the number of pieces after the last member was added, and the number
@@ -68,9 +68,8 @@ def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool
 
 
 @loop
-def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, keys: Keys) -> int:
+def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
     """Return 1 if the `rest` column omits the key `[p, end)`, 0 if not, and -1 if uncertain."""
-    lists, names = keys
     for q in range(p, end):
         if b[q] == 92 or b[q] >= 128:
             return -1
@@ -90,9 +89,18 @@ def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, keys: Key
 
 
 @loop
-def write_rest(b: Octets, node: int, e: int, memory: Memory, pieces: Numbers) -> bool:
+def write_rest(
+    b: Octets,
+    node: int,
+    e: int,
+    nodes: Numbers,
+    words: Numbers,
+    valid: Octets,
+    text: Octets,
+    entry_counts: Numbers,
+    pieces: Numbers,
+) -> bool:
     """Write the pieces as the JSON text of entry e of the node. Returns False if `text` is full."""
-    nodes, words, valid, entry_counts, text = memory
     size = 2
     for i in range(pieces[COUNT]):
         size += 1 + pieces[FIRST_PIECE + 3 * i + 1]

@@ -45,13 +45,12 @@ USED, ROOM, BEFORE = range(3)
 
 
 class Memory(NamedTuple):
-    """The arrays of columns that the loops fill."""
+    """The arrays of columns that the loops of Avro and Protobuf fill."""
 
     nodes: Numbers
     words: Numbers
     valid: Octets
     entry_counts: Numbers
-    text: Octets
 
 
 @loop
@@ -137,12 +136,13 @@ def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
 
 
 @loop
-def write_string(b: Octets, p: int, end: int, escaped: bool, at: int, memory: Memory) -> bool:
+def write_string(
+    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
+) -> bool:
     """Write the start and length of a string to `words`. Returns False if `text` is full.
 
     An escaped string is first unescaped into `text`.
     """
-    _, words, _, entry_counts, text = memory
     if not escaped:
         words[at] = p
         words[at + 1] = end - p
@@ -159,9 +159,10 @@ def write_string(b: Octets, p: int, end: int, escaped: bool, at: int, memory: Me
 
 
 @loop
-def write_decoded_base64(b: Octets, p: int, end: int, escaped: bool, at: int, memory: Memory) -> bool:
+def write_decoded_base64(
+    b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
+) -> bool:
     """Decode base64, which may have escapes, into `text`; length -1 if invalid. Returns False if `text` is full."""
-    _, words, _, entry_counts, text = memory
     last = len(entry_counts) - 1
     used = entry_counts[last, USED]
     if used + end - p > entry_counts[last, ROOM]:
@@ -264,23 +265,3 @@ def copy_strings(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: 
                 to[at + q] = text[start + q]
         at += length
         offsets[i + 1] = at
-
-
-@loop
-def set_null(node: int, e: int, memory: Memory) -> None:
-    """Write null to entry e of a node, and to the nodes inside it."""
-    nodes, words, valid, entry_counts, _ = memory
-    k, after = node, nodes[node, tree.AFTER]
-    while k < after:
-        kind, base = nodes[k, tree.KIND], nodes[k, tree.BASE]
-        valid[nodes[k, tree.FLAG] + e] = 0
-        if kind == tree.LIST or kind == tree.MAP:
-            words[base + e] = entry_counts[nodes[k, tree.INNER], USED]
-            k = nodes[k, tree.AFTER]
-            continue
-        if kind == tree.STRING or kind == tree.DECIMAL or (kind >= tree.UUID and kind <= tree.REST):
-            words[base + 2 * e] = 0
-            words[base + 2 * e + 1] = 0
-        elif kind != tree.STRUCT and kind != tree.LISTED:
-            words[base + e] = 0
-        k += 1

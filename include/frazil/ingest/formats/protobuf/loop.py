@@ -15,9 +15,10 @@ from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro import loop as avro
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scalars import times_ten
 from frazil.ingest.formats.json.scan import Octets, loop
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, set_null
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 from frazil.ingest.formats.protobuf import operations as code
 
 FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
@@ -116,9 +117,8 @@ def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -
 
 
 @loop
-def clear_entry(node: int, e: int, memory: Memory) -> None:
+def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, entry_counts: Numbers) -> None:
     """Write null to the last entry e of a node, and remove the elements of its lists and maps."""
-    nodes, words, _, entry_counts, _ = memory
     for k in range(node, nodes[node, tree.AFTER]):
         if nodes[k, tree.KIND] == tree.LIST or nodes[k, tree.KIND] == tree.MAP:
             at = (
@@ -127,19 +127,19 @@ def clear_entry(node: int, e: int, memory: Memory) -> None:
                 else entry_counts[nodes[k, tree.ENTRY_SET], USED]
             )
             entry_counts[nodes[k, tree.INNER], USED] = words[nodes[k, tree.BASE] + at - 1] if at else 0
-    set_null(node, e, memory)
+    set_null(node, e, nodes, words, valid, entry_counts)
 
 
 @loop
 def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
     """Write the values of an empty message to entry e, before the message's fields are read."""
     ops, places = plan
-    nodes, words, valid, entry_counts, _ = memory
+    nodes, words, valid, entry_counts = memory
     at = ops[op, code.BEGIN]
     for _ in range(ops[op, code.BEGUN]):
         node = places[at]
         if places[at + 1] == 0:
-            set_null(node, e, memory)
+            set_null(node, e, nodes, words, valid, entry_counts)
         else:
             kind, base = nodes[node, tree.KIND], nodes[node, tree.BASE]
             valid[nodes[node, tree.FLAG] + e] = 1
@@ -171,7 +171,7 @@ def write_decimal(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int
 @loop
 def read_timestamp(b: Octets, p: int, end: int, node: int, e: int, memory: Memory, frames: Numbers) -> int:
     """Read a Timestamp message into entry e of a node, as microseconds. Returns VALID or an error code."""
-    nodes, words, valid, _, _ = memory
+    nodes, words, valid, _ = memory
     seconds, nanos = np.int64(0), np.int64(0)
     at = nodes[node, tree.BASE] + e
     if valid[nodes[node, tree.FLAG] + e]:  # continue the earlier timestamp
@@ -221,7 +221,7 @@ def read_value(
 ) -> int:
     """Read a scalar into entry e of its node. Returns the position after it, or a negative error code."""
     ops, places = plan
-    nodes, words, valid, _, _ = memory
+    nodes, words, valid, _ = memory
     kind, node, wire = ops[op, code.OPERATION], ops[op, code.NODE], ops[op, code.WIRE]
     flag, at = nodes[node, tree.FLAG] + e, nodes[node, tree.BASE] + e
     if wire == code.BLOB:
@@ -318,7 +318,7 @@ def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: avro.Plan) -> 
 def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch) -> int:
     """Check a message after its last field. Returns VALID, an error code, or NO_ROOM + d for a full hash table."""
     ops, places = plan
-    nodes, words, valid, entry_counts, _ = memory
+    nodes, words, valid, entry_counts = memory
     _, slots, seed = scratch
     for k in range(ops[op, code.NEEDS], ops[op, code.NEEDS] + ops[op, code.NEEDED]):
         if not valid[nodes[places[k], tree.FLAG] + e]:
@@ -341,7 +341,7 @@ def read_record(
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code, or NO_ROOM + d; also the operation and position of the error."""
     ops, places = plan
-    nodes, words, valid, entry_counts, _ = memory
+    nodes, words, valid, entry_counts = memory
     frames = scratch.frames
     message, depth, e, next_ = root, 0, entry_counts[0, USED], 0
     cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
@@ -386,7 +386,7 @@ def read_record(
         if ops[op, code.OTHER]:
             for k in range(ops[op, code.OTHERS], ops[op, code.OTHERS] + ops[op, code.OTHER]):
                 if valid[nodes[places[k], tree.FLAG] + e]:
-                    clear_entry(places[k], e, memory)
+                    clear_entry(places[k], e, nodes, words, valid, entry_counts)
         if kind == code.SKIP:
             p = skip_value(b, p, end, tag, frames, depth)
             if p < 0:
