@@ -29,10 +29,9 @@ from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.merging import merge_config
 from frazil.commit.stream_tables import StreamTables
+from frazil.ingest import readers
 from frazil.ingest import stage as staging
-from frazil.ingest import stage_components
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageResult, StageTask
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
@@ -196,7 +195,7 @@ class Bench:
             context = build_stage_context(self.spec, self.tables, key, kafka_properties={}, topic_ids=SOURCE.topic_ids)
             context = self.route.add_targets(context, key, self.marker)
         reader: Callable[..., Any] = lambda *_, **__: Reader(self.records)  # noqa: E731 - what is patched in
-        with times.of("stage"), mock.patch.object(stage_components, "create_kafka_reader", reader):
+        with times.of("stage"), mock.patch.object(readers, "create_kafka_reader", reader):
             return staging.stage(context, task, attempt=0, on_progress=lambda _: None)
 
 

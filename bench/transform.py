@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 from pyiceberg.table.sorting import SortOrder
 
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
 from frazil.ingest.range_reader import MAX_CHUNK_RECORDS
 from frazil.ingest.stage import _Stage

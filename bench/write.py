@@ -22,11 +22,10 @@ import pyarrow.parquet as pq
 from bench.decode import decoder_of
 from bench.peer.records import KINDS, PARTITIONS, Records
 from bench.peer.systems import Job, declared
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.coordinates import COORDINATE_COLUMNS, CoordinateColumns
-from frazil.ingest.encodings import choose_encodings
+from frazil.ingest.parquet import choose_encodings
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 

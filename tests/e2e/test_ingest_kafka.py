@@ -24,8 +24,8 @@ from pyroaring import BitMap64
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import KafkaUnavailable, OffsetGap, SpecError
+from frazil.ingest.binary_arrays import header_column
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
-from frazil.ingest.headers import header_column
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.stage import stage

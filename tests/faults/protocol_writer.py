@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from pyiceberg.schema import Schema
+from pyroaring import BitMap64
 
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
@@ -21,7 +22,6 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import delete_fenced_batch, sweep_batch
 from frazil.errors import Fenced
 from frazil.ingest.contract import RangeProgress, StageContext, StagedFile, StageResult, StageTask
-from frazil.ingest.dead_letters import ExistingDeadLetters
 from frazil.kafka.logs import check_no_gap, check_not_truncated, describe_lost_ranges, find_truncations
 from frazil.spec.model import StreamSpec
 from frazil.stream.batch import BatchRunner
@@ -75,7 +75,8 @@ class ModelStage:
         strict = any(f.required for f in Schema.model_validate_json(context.main.schema_json).fields)
         for r in task.ranges:
             read = self.topic.read(r.partition, r.start, r.end) if r.topic == self.topic.name else []
-            held = ExistingDeadLetters((r,), context.existing_dead_letters).offsets(0)
+            kept = context.existing_dead_letters.get((r.topic, r.partition))
+            held = BitMap64.deserialize(kept) if kept else BitMap64()
             new = [(record, is_good(kind, strict=strict)) for record, kind in read if record[2] not in held]
             good += [record for record, fine in new if fine]
             bad += [record for record, fine in new if not fine]

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from frazil.errors import EnvironmentUnusable
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.isolate import IsolatedDecoder, _send, harmless_record
 from tests.unit.ingest.test_key_columns import stage_context, stream

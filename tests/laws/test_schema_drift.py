@@ -13,7 +13,7 @@ from pyiceberg.types import LongType, NestedField, StructType
 
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.formats.json.new_keys import MAX_SAMPLES
+from frazil.ingest.formats.json.unknown_keys import MAX_SAMPLES
 from frazil.ingest.schema_drift import (
     MIXED,
     FoundType,

@@ -25,9 +25,8 @@ from frazil.errors import CommitUnavailable
 from frazil.events import Event, EventDispatcher, OutageReported, PhaseBegan
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.ingest import stage_components
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest import readers
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.kafka.admin import KafkaAdmin
 from frazil.stream import outage
@@ -166,7 +165,7 @@ def substrate(
 @pytest.fixture
 def writer(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     found = Writer(made(), tmp_path)
-    monkeypatch.setattr(stage_components, "create_kafka_reader", found.read)
+    monkeypatch.setattr(readers, "create_kafka_reader", found.read)
     return found
 
 

@@ -24,11 +24,11 @@ from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.marker_changes import is_ahead
 from frazil.commit.stream_tables import StreamTables
 from frazil.home import make_folder, run_folder
-from frazil.ingest.bisection import bisect_failures
 from frazil.ingest.contract import Destinations, OffsetRange, StageContext, StageResult, StageTask, Target
-from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.decode import DecodedChunk, bisect_failures
+from frazil.ingest.readers import open_reader
 from frazil.ingest.stage import stage
-from frazil.ingest.stage_components import open_decoder, open_reader
+from frazil.ingest.target_decoders import open_decoder
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import Tallies
 from frazil.spec.model import StreamSpec

@@ -40,8 +40,8 @@ from frazil.dead_letters.selection import (
 )
 from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
+from frazil.ingest.dead_letters import join_rejects
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
-from frazil.ingest.rejects import join_rejects
 from frazil.ingest.sealing import place_of, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer

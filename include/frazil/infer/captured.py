@@ -16,7 +16,6 @@ from frazil.spec.upsert import UNKEYABLE_TYPES
 
 ENVELOPE_KEYS = frozenset({"before", "after", "source", "op"})
 _OPERATIONS = frozenset("crudtm")
-"""Debezium's codes of operations, as in an event's `op`."""
 _POSITION_FIELDS = ({"lsn"}, {"file", "pos"})
 """Fields of `source` with the position in the source's log, for PostgreSQL and for MySQL."""
 _PLACEHOLDER = Envelope().unavailable
@@ -47,8 +46,7 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
     if not events or len(events) < MIN_FORMAT_SHARE * len(encoding.records):
         return None
     rows = [{name: v for name, v in e["after"].items() if v != _PLACEHOLDER} for e in events if e.get("after")]
-    stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
-    columns = propose_columns(collect_statistics(rows), timestamps_ms=stamps)
+    columns = propose_columns(collect_statistics(rows), timestamps_ms=sample.timestamps_ms)
     able = [
         column.name
         for column in columns
@@ -72,7 +70,6 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
 def _add_metadata_columns(
     columns: tuple[ProposedColumn, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> CapturedTable:
-    """Add columns for the log position and the commit time, if all events have them."""
     taken = {column.name.lower() for column in columns}
     place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}

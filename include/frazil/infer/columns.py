@@ -21,25 +21,20 @@ MIN_LONG_MAGNITUDE = 2**30
 MIN_MAP_FIELDS = 20
 """An object with at least this many distinct field names, but few in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
-"""Maximum length of an odd string in a remark: one that does not fit the type of most strings."""
 MAX_REMARKS = 3
+TIME_TYPES = ("timestamp", "timestamptz")
 MIN_VALUES_PER_MISFIT = 10
-"""Minimum number of values per value of another type, for a column to get a type at all.
-
-A list counts as one value.
-"""
+"""Minimum number of values per value of another type, for a column to get a type. A list counts as one value."""
 SEVERAL_TYPES_REMARK = "values of several types, stored as JSON text"
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_S, _LAST_S = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2000, 2100))
-"""First and last plausible time (s since 1970)."""
 _TIME_NAMES = re.compile(
     r"(^|[_-])(ts|at|time|timestamp|date|datetime|epoch|when|created|updated|occurred|departure|arrival)($|[_-]|(?=ms|us|ns))"
     r"|(Time|Timestamp|Date|At)$|timestamp$|_?(ms|us|ns)$"
 )
-"""Names of fields that are probably times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +58,14 @@ class ProposedColumn:
     is_rest: bool = False
     """Whether the column keeps the fields that no other column takes."""
     remark: str = ""
-    """Comment about the column in the declaration."""
     distinct: int | None = None
     """Distinct values in the sample; None if they are too many, unknown or irrelevant."""
-    is_time: bool = False
     distance_s: float = float("inf")
     """Seconds between the middle of the column's times and the median of Kafka's timestamps; infinite if unknown."""
+
+    @property
+    def is_time(self) -> bool:
+        return self.type in TIME_TYPES
 
 
 def propose_columns(
@@ -146,7 +143,7 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
     unit = _guess_unit(name, observed, middle_s) if plain and observed.kind == "int" else None
     of_one_type, unit = cast or ("timestamptz" if unit else plain, unit)
     kind = of_one_type or "string"
-    is_time = kind in {"timestamptz", "timestamp"}
+    is_time = kind in TIME_TYPES
     is_of_interest = 0 < len(observed.distinct) < MAX_DISTINCT and not is_time and not observed.others
     remarks = []
     absent = sampled - observed.present
@@ -177,7 +174,6 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
         is_cast=cast is not None,
         remark="; ".join(remarks),
         distinct=len(observed.distinct) if is_of_interest and of_one_type else None,
-        is_time=is_time,
         distance_s=_distance_from_kafka_s(relaxed if cast else observed, unit, middle_s) if is_time else float("inf"),
     )
 
@@ -218,7 +214,6 @@ def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = 
 
 
 def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator[str]:
-    """Yield the paths of the fields that the type does not contain."""
     match kind:
         case List(element) if observed.elements is not None:
             yield from _find_left_out(observed.elements, element, f"{path}[]")
@@ -291,10 +286,7 @@ def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s
 
 
 def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | None:
-    """Return the type of most values; None if too many values have another type.
-
-    `lists` is the number of lists that contain the values.
-    """
+    """Return the type of most values; None if too many have another one. `lists` counts the lists around the values."""
     values = observed.present if lists is None else min(lists, observed.present)
     if observed.others and observed.others * MIN_VALUES_PER_MISFIT >= values:
         return None

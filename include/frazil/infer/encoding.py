@@ -15,13 +15,10 @@ from frazil.infer.registered import RegisteredSchemas
 from frazil.spec.formats import AvroFormat, CsvFormat, JsonFormat, ValueFormat, parse_format
 
 MIN_FORMAT_SHARE = 0.5
-"""Minimum share of the values that must fit a format."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A format, and the sampled records that were decoded with it."""
-
     format: ValueFormat
     records: tuple[dict[str, Any], ...]
     """The decoded values of the records; empty for a format whose values are not decoded here."""
@@ -33,7 +30,12 @@ def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> E
     Raises SpecError if no record has a value, or the format is not supported or needs a registry that was not given.
     """
     if written is not None and written.is_framed and written.type != "JSON":
-        return _find_registered_encoding(sample, written)
+        if written.type != "AVRO":
+            raise SpecError(
+                f"the schemas of {sample.topic} are of type {written.type}, which infer does not support; write the "
+                "file by hand"
+            )
+        return Encoding(AvroFormat(registry=written.registry), ())
     values = [record.value for record in sample.records if record.value]
     if not values and written is not None:
         return Encoding(JsonFormat(framing="confluent", registry=written.registry), ())
@@ -67,15 +69,6 @@ def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> E
     if len(texts) >= needed:
         return _parse_lines(texts) or Encoding(parse_format("string"), tuple({"value": text} for text in texts))
     return Encoding(parse_format("bytes"), ())
-
-
-def _find_registered_encoding(sample: Sample, written: RegisteredSchemas) -> Encoding:
-    if written.type != "AVRO":
-        raise SpecError(
-            f"the schemas of {sample.topic} are of type {written.type}, which infer does not support; write the file "
-            "by hand"
-        )
-    return Encoding(AvroFormat(registry=written.registry), ())
 
 
 def _parse_object(value: bytes) -> dict[str, Any] | None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from frazil.ingest.chunk import unpack_headers
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.headers import unpack_headers
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaAdmin
 from frazil.timetext import parse_moment
@@ -24,7 +24,6 @@ class SampledRecord:
     timestamp_ms: int = -1
     """Kafka's timestamp, in milliseconds since 1970; negative if unknown."""
     headers: tuple[str, ...] = ()
-    """Names of the record's headers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,13 @@ class Sample:
     """Number of records in the topic, estimated from its offsets."""
 
     @property
+    def timestamps_ms(self) -> list[int]:
+        return [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
+
+    @property
     def records_per_day(self) -> float | None:
         """Records per day, estimated from Kafka's timestamps; None if the timestamps span less than a minute."""
-        stamps = [record.timestamp_ms for record in self.records if record.timestamp_ms >= 0]
+        stamps = self.timestamps_ms
         span_ms = max(stamps) - min(stamps) if stamps else 0
         return self.records_in_topic * 86_400_000 / span_ms if span_ms >= 60_000 else None
 
@@ -70,7 +73,6 @@ def _read_records(properties: Mapping[str, str], ranges: list[OffsetRange]) -> I
 
 
 MAX_DISTINCT = 5_000
-"""Maximum number of distinct values counted for one field."""
 MIN_STRINGS_PER_MISFIT = 500
 """Minimum number of strings for each string that does not fit a proposed type, such as uuid."""
 MAX_OBSERVED_DEPTH = 32
@@ -88,8 +90,6 @@ _PATTERNS = {
 
 @dataclass(slots=True)
 class FieldStatistics:
-    """Statistics about all values of one field."""
-
     kinds: Counter[str] = field(default_factory=Counter)
     """Number of values by JSON type: `int`, `text`, `object` and so on."""
     lowest: int = 0
@@ -183,10 +183,7 @@ _CANONICAL_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,18})(?P<inexact>(\.[0-9]{1,30
 
 
 def parse_text(value: Any) -> Any:
-    """Return the number or boolean that a string contains; other values are unchanged.
-
-    A number with leading zeros stays a string.
-    """
+    """Return the number (without leading zeros) or boolean in a string; other values unchanged."""
     if not isinstance(value, str):
         return value
     if value.lower() in {"true", "false"}:

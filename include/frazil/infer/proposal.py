@@ -34,7 +34,6 @@ MIN_HOURLY_BYTES = 24 * 128 * 2**20
 MIN_DAILY_BYTES = 2**20
 """Minimum Parquet bytes per day for daily partitions. With fewer bytes, monthly partitions are proposed."""
 MAX_SORT_COLUMN_VALUES = 1_000
-"""Maximum number of distinct values in a column that is proposed for sorting."""
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIMESTAMP_COLUMN = "kafka_timestamp"
 
@@ -44,8 +43,6 @@ _YAML_KEYWORDS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "
 
 @dataclass(frozen=True, slots=True)
 class StreamNames:
-    """The names that the user chose for the stream, and its brokers."""
-
     name: str
     table: str
     bootstrap_servers: str | None = None
@@ -78,7 +75,6 @@ def propose_declaration(sample: Sample, named: StreamNames, written: RegisteredS
 
 
 def _add_rest(columns: tuple[ProposedColumn, ...], encoding: Encoding) -> tuple[ProposedColumn, ...]:
-    """Add a column for the fields that have none, if the sample has such fields."""
     if not isinstance(encoding.format, JsonFormat) or all(c.type and not c.is_partial for c in columns):
         return columns
     used = {column.name.lower() for column in columns}
@@ -113,10 +109,7 @@ def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> 
 
 
 def _render_upsert(sample: Sample, encoding: Encoding, named: StreamNames, rows: CapturedTable) -> Iterator[str]:
-    """Yield the lines of a declaration with `mode: upsert`.
-
-    Partitioning is not proposed: an update of a time could move a row to another partition.
-    """
+    """Yield a declaration with `mode: upsert`, unpartitioned: an update of a time could move a row elsewhere."""
     columns = _add_rest(rows.columns, encoding)
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"
@@ -143,20 +136,18 @@ def _describe_events(rows: CapturedTable) -> Iterator[str]:
 def _propose_columns(
     sample: Sample, encoding: Encoding, written: RegisteredSchemas | None
 ) -> tuple[ProposedColumn, ...]:
-    """Return the columns that the registry's schemas, if any, and the sampled values suggest."""
     if isinstance(encoding.format, AvroFormat) and written is not None:
         return _add_units(derive_avro_columns(written.schemas), sample, encoding)
     if isinstance(encoding.format, BytesFormat):
         return (ProposedColumn("value", "binary"),)
-    stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
     whole = collect_statistics(encoding.records)
     has_json = not isinstance(encoding.format, CsvFormat)
-    columns = propose_columns(whole, timestamps_ms=stamps, dots=True, has_json=has_json)
+    columns = propose_columns(whole, timestamps_ms=sample.timestamps_ms, dots=True, has_json=has_json)
     if written is not None and written.type == "JSON":
         columns = derive_json_columns(written.schemas, columns)
     elif isinstance(encoding.format, JsonFormat):
         relaxed = collect_statistics({name: parse_text(v) for name, v in one.items()} for one in encoding.records)
-        cast = propose_columns(whole, timestamps_ms=stamps, relaxed=relaxed, dots=True)
+        cast = propose_columns(whole, timestamps_ms=sample.timestamps_ms, relaxed=relaxed, dots=True)
         columns = tuple(
             other if other.is_cast and _accepts_sample(other, sample, encoding) else column
             for column, other in zip(columns, cast, strict=True)
@@ -168,7 +159,6 @@ def _propose_columns(
 
 
 def _accepts_sample(column: ProposedColumn, sample: Sample, encoding: Encoding) -> bool:
-    """Return whether no sampled value fails in the column."""
     (alone,) = rename_dotted([replace(column, remark="")])
     declared = _declare_sample(yaml.safe_load(_render_column(alone)), sample, encoding)
     return not count_dead_letters(declared, sample).keys() & {"TypeMismatch", "OutOfRange", "MissingRequired"}
@@ -191,8 +181,7 @@ def _add_units(columns: tuple[ProposedColumn, ...], sample: Sample, encoding: En
         return columns
     declared = _declare_sample({name: c.type for name, c in open_to.items()}, sample, encoding)
     rows = decode_sample(declared, sample).rows.select(list(open_to)).to_pylist()
-    stamps = [record.timestamp_ms for record in sample.records if record.timestamp_ms >= 0]
-    seen = {c.name: c for c in propose_columns(collect_statistics(rows), timestamps_ms=stamps)}
+    seen = {c.name: c for c in propose_columns(collect_statistics(rows), timestamps_ms=sample.timestamps_ms)}
     return tuple(_add_unit(c, seen.get(c.name)) if c.name in open_to else c for c in columns)
 
 
@@ -201,7 +190,7 @@ def _add_unit(column: ProposedColumn, seen: ProposedColumn | None) -> ProposedCo
         return column
     if seen.unit is None:
         return replace(column, distinct=seen.distinct)
-    return replace(column, type=seen.type, unit=seen.unit, is_time=True, distance_s=seen.distance_s)
+    return replace(column, type=seen.type, unit=seen.unit, distance_s=seen.distance_s)
 
 
 def _describe_registry(
@@ -298,7 +287,6 @@ def _render_column(column: ProposedColumn) -> str:
 
 
 def _render_event_time(times: Sequence[ProposedColumn]) -> Iterator[str]:
-    """Yield the line for the event time, with a comment that names other candidates."""
     if not times:
         yield f"event-time: {KAFKA_TIMESTAMP_COLUMN}    # no field is a time"
         return

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frazil.errors import SpecError
-from frazil.infer.columns import ProposedColumn, find_column_problem
+from frazil.infer.columns import TIME_TYPES, ProposedColumn, find_column_problem
 from frazil.infer.observed import Sample
-from frazil.ingest.formats.avro.drift import column_type_of, has_few_parts
-from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, parse_schema
+from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, column_type_of, has_few_parts, parse_schema
+from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.schema_drift import (
     MAX_NESTING,
     MIXED,
@@ -27,30 +27,21 @@ from frazil.ingest.schema_drift import (
 from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 
-FRAME_BYTES = 5
-"""Bytes in front of a value: a zero byte, and the schema id."""
 MAX_SCHEMA_IDS = 50
-"""Maximum number of schema ids to request, most frequent first.
-
-If records have no schema ids, their first bytes look like many different ids.
-"""
+"""Maximum number of ids to request, most frequent first: values without ids look like many different ids."""
 _MAX_PARTS = 10_000
 """Maximum number of parts that are read from a JSON Schema: nested references can multiply parts exponentially."""
-_TIMES = ("timestamp", "timestamptz")
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredSchemas:
-    """The schemas that a registry has for a topic's values."""
-
     registry: Registry
     schemas: tuple[SchemaText, ...]
     """Schemas of one type: first the newest version of `<topic>-value`, if it exists."""
     is_framed: bool
     """Whether most sampled values, if any, begin with a schema id."""
     unknown: tuple[int, ...] = ()
-    """Schema ids in the sample that the registry does not have."""
 
     @property
     def type(self) -> str:
@@ -96,7 +87,7 @@ def derive_json_columns(schemas: Sequence[SchemaText], sampled: Sequence[Propose
     Only the sample shows which numbers and strings are times, and in which unit.
     """
     by_name = {column.name: column for column in sampled}
-    written = _merge_columns([_read_json_fields(schema) for schema in schemas])
+    written = _merge_columns([dict(_JsonSchema(schema).fields()) for schema in schemas])
     known = {column.name for column in written}
     beyond = [
         replace(c, required=False, remark=_join_remarks(c.remark, "not in the schema"))
@@ -116,10 +107,10 @@ def _add_sampled_facts(column: ProposedColumn, sampled: ProposedColumn | None) -
             sampled, required=column.required, remark=_join_remarks(sampled.remark, "the schema gives no type")
         )
     if column.type == "long" and sampled.unit:
-        return replace(typed, type=sampled.type, unit=sampled.unit, is_time=True)
+        return replace(typed, type=sampled.type, unit=sampled.unit)
     if column.type == "string" and sampled.type not in {"string", "binary"} and not sampled.remark:
         remark = f"string in the schema, but each sampled value is a {sampled.type}"
-        return replace(typed, type=sampled.type, is_time=sampled.is_time, remark=_join_remarks(column.remark, remark))
+        return replace(typed, type=sampled.type, remark=_join_remarks(column.remark, remark))
     return typed
 
 
@@ -157,19 +148,13 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
         elif len(having) < len(schemas):
             remark = _join_remarks(remark, f"in {len(having)} of {len(schemas)} schemas")
         required = len(having) == len(schemas) and all(field.required for field in having)
-        is_time = kind in _TIMES
-        near_s = 0.0 if is_time else float("inf")
-        made.append(
-            ProposedColumn(name, kind, required and kind is not None, remark=remark, is_time=is_time, distance_s=near_s)
-        )
+        near_s = 0.0 if kind in TIME_TYPES else float("inf")
+        made.append(ProposedColumn(name, kind, required and kind is not None, remark=remark, distance_s=near_s))
     return tuple(made)
 
 
 def _format_type(found_type: FoundType) -> str | None:
-    """Return the declared form of a type; None if no column type fits.
-
-    Omits fields of structs that no column type fits.
-    """
+    """Return the declared form of a type; None if no column type fits. Omits such fields of structs."""
     match found_type:
         case None:
             return "string"
@@ -203,11 +188,6 @@ def _read_avro_fields(schema: SchemaText) -> dict[str, _Field]:
 
 def _is_nullable(written: AvroType) -> bool:
     return written.kind == "null" or (written.kind == "union" and any(part.kind == "null" for part in written.parts))
-
-
-def _read_json_fields(schema: SchemaText) -> dict[str, _Field]:
-    reading = _JsonSchema(schema)
-    return dict(reading.fields())
 
 
 class _JsonSchema:

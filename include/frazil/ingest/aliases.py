@@ -14,13 +14,13 @@ from pyiceberg.types import NestedField
 
 from frazil.ingest.changes import OMITTED_COLUMNS, add_change_columns
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder
-from frazil.ingest.formats.fields import Unit, default_of, drop_default, fill_nulls
+from frazil.ingest.decode import DecodedChunk, Decoder, FormatDecoder
+from frazil.ingest.formats.fields import Unit, default_of, fill_nulls, without_settings
 
 FIRST_ALIAS_ID = 200_000_000
 """First field id of alias columns, between the ids of table columns and those of envelope fields."""
 
-MakeDecoder = Callable[[Schema, Mapping[int, Unit]], Decoder]
+MakeDecoder = Callable[[Schema, Mapping[int, Unit]], FormatDecoder]
 """Creates a decoder for a schema. The mapping gives each column's encoding in records, by field id."""
 
 
@@ -49,7 +49,7 @@ class AliasedDecoder:
             for column in aliases.values()
             if (default := default_of(column, units.get(column.field_id))) is not None
         }
-        of_own = {i: drop_default(unit) if i in filled else unit for i, unit in units.items()}
+        of_own = {i: without_settings(unit, "default") if i in filled else unit for i, unit in units.items()}
         of_extra = {
             one.field_id: of_own[column.field_id]
             for one, column in zip(extra, aliases.values(), strict=True)
@@ -61,8 +61,7 @@ class AliasedDecoder:
         self._columns = {name: column.name for name, column in aliases.items()}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
         self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
-        if isinstance(self._decode, RenamingDecoder):
-            self._decode.rename(self._columns, self._required)
+        self._decode.rename(self._columns, self._required)
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
@@ -85,10 +84,7 @@ class AliasedDecoder:
         return dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows)).reject_rows(wrong)
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """Replace an alias column's id in `_frazil_kept` by the aliased column's id.
-
-        If the aliased column has a value, only remove the alias column's id.
-        """
+        """Replace an alias column's id in `_frazil_kept` by the aliased column's id; drop it if that has a value."""
         at = decoded.schema.get_field_index(OMITTED_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded

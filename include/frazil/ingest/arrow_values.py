@@ -1,11 +1,16 @@
-"""Functions for Arrow arrays of every type. Arrow's own functions reject some types."""
+"""Functions for Arrow arrays of every type: Arrow rejects some types, and required fields inside null structs."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from frazil.ingest.decode import bisect_failures
 
 
 def to_mask(array: pa.Array) -> NDArray[np.bool_]:
@@ -15,7 +20,6 @@ def to_mask(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def select_where(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
-    """Return the value of `first` where the mask is true, otherwise that of `second`."""
     places = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
     return pa.concat_arrays([first, second.cast(first.type)]).take(pa.array(places))
 
@@ -31,6 +35,135 @@ def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 
 
+def child_arrays(array: pa.Array) -> list[pa.Array]:
+    """Return a struct's fields, a map's keys and items, or a list's elements."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return [array.field(i) for i in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [array.keys, array.items]
+    return [array.values] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+
+
+def with_children(array: pa.Array, children: Iterable[pa.Array], kind: pa.DataType, *, valid: bool = False) -> pa.Array:
+    """Return a nested array (no slice) with other `child_arrays`. If `valid`, former nulls have arbitrary values."""
+    mask = array.is_null() if array.null_count and not valid else None
+    if pa.types.is_struct(kind):
+        return pa.StructArray.from_arrays([*children], fields=list(kind), mask=mask)
+    if pa.types.is_map(kind):
+        return pa.MapArray.from_arrays(array.offsets, *children, type=kind, mask=mask)
+    if pa.types.is_large_list(kind):
+        return pa.LargeListArray.from_arrays(array.offsets.cast(pa.int64()), *children, type=kind, mask=mask)
+    return pa.ListArray.from_arrays(array.offsets.cast(pa.int32()), *children, type=kind, mask=mask)
+
+
 def empty_table(schema: pa.Schema) -> pa.Table:
     """Return an Arrow table without rows. Arrow's own `empty_table` raises for UUIDs in lists, maps and structs."""
     return pa.table([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def fill_hidden_nulls(rows: pa.Table) -> pa.Table:
+    """Replace nulls of required fields inside null structs by arbitrary values. Readers never see these.
+
+    Raises ArrowInvalid if a required field is null although all enclosing values are present.
+    """
+    if not any(_has_required(field.type) for field in rows.schema):
+        return rows
+    columns = [
+        pa.chunked_array([_fill_array(chunk, chunk, field.type) for chunk in column.chunks], field.type)
+        if _has_required(field.type)
+        else column
+        for field, column in zip(rows.schema, rows.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast an array. Unlike Arrow's `cast`, this accepts nulls in required fields."""
+    if not _has_required(kind):
+        return array.cast(kind)
+    if array.offset:
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    if pa.types.is_struct(kind):
+        parts = [cast_unchecked(array.field(field.name), field.type) for field in kind]
+    elif pa.types.is_map(kind):
+        parts = [array.keys.cast(kind.key_type), cast_unchecked(array.items, kind.item_type)]
+    else:
+        parts = [cast_unchecked(array.values, kind.value_type)]
+    return with_children(array, parts, kind)
+
+
+def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
+    """Return an error text for each value with a null in a required field that is not inside a null, by index."""
+    found: dict[int, str] = {}
+    if not _has_required(field.type):
+        return found
+    for start, end, tried in bisect_failures(len(array), lambda start, end: _check_array(array[start:end], field)):
+        if isinstance(tried, Exception):
+            found |= dict.fromkeys(range(start, end), f"{field.name}: {tried}")
+    return found
+
+
+def _check_array(array: pa.Array, field: pa.Field) -> None:
+    fill_hidden_nulls(pa.Table.from_arrays([array], schema=pa.schema([field])))
+
+
+def default_row(schema: pa.Schema) -> pa.Table:
+    """Return one row in which optional columns are null, and required columns are zero or empty."""
+    return pa.Table.from_arrays([_default_array(field) for field in schema], schema=schema)
+
+
+def _default_array(field: pa.Field) -> pa.Array:
+    kind: Any = field.type
+    if field.nullable:
+        return pa.nulls(1, kind)
+    if pa.types.is_struct(kind):
+        parts = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.StructArray.from_arrays([_default_array(part) for part in parts], fields=parts)
+    if isinstance(kind, pa.ExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _mark_all_valid(pa.nulls(1, kind.storage_type)))
+    return _mark_all_valid(pa.nulls(1, kind))
+
+
+def _has_required(kind: pa.DataType) -> bool:
+    """Return whether a null of this type may contain a required field, other than a map's key."""
+    if pa.types.is_map(kind):
+        return not kind.item_field.nullable or _has_required(kind.item_type)
+    if not pa.types.is_nested(kind):
+        return False
+    return any(not kind.field(i).nullable or _has_required(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _fill_array(array: pa.Array, seen: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Fill the hidden nulls of an array. `seen` selects the entries that are not inside a null value."""
+    if not _has_required(kind):
+        return array
+    if array.offset:
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    seen = seen.filter(seen.is_valid()) if seen.null_count else seen
+    if pa.types.is_struct(kind):
+        parts = [_fill_part(array.field(i), seen.field(i), kind.field(i)) for i in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        parts = [array.keys, _fill_part(array.items, seen.items, kind.item_field)]
+    else:
+        parts = [_fill_part(array.values, seen.flatten(), kind.value_field)]
+    return with_children(array, parts, kind)
+
+
+def _fill_part(array: pa.Array, seen: pa.Array, field: pa.Field) -> pa.Array:
+    array = _fill_array(array, seen, field.type)
+    if field.nullable or array.null_count == 0:
+        return array
+    if seen.null_count:
+        raise pa.ArrowInvalid(f"{field.name}: required, and missing or null")
+    return _mark_all_valid(array)
+
+
+def _mark_all_valid(array: pa.Array) -> pa.Array:
+    """Mark all values as valid. Former nulls have arbitrary values."""
+    if isinstance(array, pa.ExtensionArray):
+        return pa.ExtensionArray.from_storage(array.type, _mark_all_valid(array.storage))
+    kind: Any = array.type
+    if pa.types.is_nested(kind):
+        return with_children(array, child_arrays(array), kind, valid=True)
+    return pa.Array.from_buffers(kind, len(array), [None, *array.buffers()[1:]], 0, array.offset)

@@ -1,4 +1,4 @@
-"""Converts the byte strings of records to Arrow columns without creating a Python object for each."""
+"""Reads the byte strings and packed headers of records into columns in compiled code, without Python objects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyiceberg.types import NestedField, StringType
 
-from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.compiled import compiled, load64, memcpy
+from frazil.ingest.chunk import NULL, BinaryColumn
+from frazil.ingest.compiled import compiled, load32, load64, memcpy
 from frazil.ingest.formats.json.scan import utf8_length
 
 Kind = TypeVar("Kind", bound=np.generic)
@@ -57,7 +57,6 @@ def find_invalid_utf8(
 
 
 def locate_invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
-    """Return the position of the first invalid UTF-8 byte in each value; -1 for a valid value."""
     found = np.empty(len(values), np.int64)
     find_invalid_utf8(*as_loop_arguments(values), found)
     return found
@@ -98,7 +97,40 @@ def as_loop_arguments(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[
 
 
 def read_only(array: NDArray[Kind]) -> NDArray[Kind]:
-    """Return a contiguous, read-only array with the same content. Copies the array only if necessary."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view
+
+
+def header_column(headers: BinaryColumn | None, name: str, count: int) -> BinaryColumn:
+    """Return the value of each record's last header with this name, or null. Shares the buffer of `headers`."""
+    if headers is None:
+        return BinaryColumn.nulls(count)
+    places = np.empty((2, count), np.int64)
+    find_last_header(*as_loop_arguments(headers), read_only(np.frombuffer(name.encode(), np.uint8)), places)
+    return BinaryColumn(headers.data, *places)
+
+
+@compiled
+def find_last_header(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    name: NDArray[np.uint8],
+    places: NDArray[np.int64],
+) -> None:
+    address = np.int64(data.ctypes.data)
+    for i in range(len(starts)):
+        places[0, i], places[1, i] = 0, NULL
+        at = starts[i]
+        end = at + max(lengths[i], 0)
+        while at < end:
+            name_bytes, value_bytes = load32(address + at), load32(address + at + 4)
+            at += 8
+            same = name_bytes == len(name)
+            for j in range(len(name) if same else 0):
+                same = same and data[at + j] == name[j]
+            at += name_bytes
+            if same:
+                places[0, i], places[1, i] = at, value_bytes
+            at += max(value_bytes, 0) + 1

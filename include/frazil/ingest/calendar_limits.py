@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frazil.ingest.arrow_values import child_arrays
 from frazil.spec.iceberg import DATE_LIMITS_DAYS, TIMESTAMP_LIMITS_US
 
 MILLISECONDS = (TIMESTAMP_LIMITS_US[0] // 1000, TIMESTAMP_LIMITS_US[1] // 1000)
@@ -24,7 +25,6 @@ class OutOfRangeValue(NamedTuple):
     unit: str
 
     def text(self, sent: str | None) -> str:
-        """Return the error text. `sent` is the record's original text for the value, if known."""
         name = ".".join(self.path)
         return range_error(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 
@@ -60,16 +60,7 @@ def _may_be_out_of_range(array: pa.Array) -> bool:
     if limits := _limits_of(array.type):
         ends = pc.min_max(_as_integers(array)).as_py()
         return bool(ends["min"] is not None and (ends["min"] < limits[0] or ends["max"] > limits[1]))
-    return any(_may_be_out_of_range(part) for part in _child_arrays(array))
-
-
-def _child_arrays(array: pa.Array) -> list[pa.Array]:
-    kind = array.type
-    if pa.types.is_struct(kind):
-        return [array.field(i) for i in range(kind.num_fields)]
-    if pa.types.is_map(kind):
-        return [array.keys, array.items]
-    return [array.values] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+    return any(_may_be_out_of_range(part) for part in child_arrays(array))
 
 
 def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRangeValue]:
@@ -88,12 +79,12 @@ def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRange
             for place, beyond in _find_values(part, (*path, kind.field(i).name)).items():
                 found.setdefault(place, beyond)
         return found
-    places = np.full(len(_child_arrays(array)[0]), -1, np.int64)
+    places = np.full(len(child_arrays(array)[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
         places[offsets[entry] : offsets[entry + 1]] = entry
     names = ("key", "value") if pa.types.is_map(kind) else ("element",)
-    for part, called in zip(_child_arrays(array), names, strict=True):
+    for part, called in zip(child_arrays(array), names, strict=True):
         for place, beyond in _find_values(part, (*path, called)).items():
             if (row := int(places[place])) >= 0:
                 found.setdefault(row, beyond)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, LongType, NestedField, StringType, TimestamptzType
 
-from frazil.ingest.binary_column import NULL
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import ChangeRules
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
 
@@ -78,7 +77,6 @@ class ChangeReader:
         return DecodedChunk(rows, record_indexes, [*rest, *tombstones.rejections], decoded.drift)
 
     def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
-        """Add the columns in `CHANGE_COLUMNS` to the rows. Rejects upserts without a required value."""
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
         deletes = delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
         if self._rules.tombstones:
@@ -109,14 +107,12 @@ def delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
 
 
 def reject_records_without_rows(decoded: DecodedChunk, records: int) -> DecodedChunk:
-    """Reject replayed records that change no row. They stay dead letters."""
     return reject_unchanging(decoded, np.flatnonzero(decoded.no_result_mask(records)))
 
 
 def reject_unchanging(decoded: DecodedChunk, unchanging: NDArray[np.int64]) -> DecodedChunk:
     text = "the record does not change a row, and the writer skips such records: discard this dead letter"
-    more = [Rejection(index, "NoChange", text) for index in unchanging.tolist()]
-    return dataclasses.replace(decoded, rejections=[*decoded.rejections, *more])
+    return decoded.with_rejections(Rejection(index, "NoChange", text) for index in unchanging.tolist())
 
 
 def add_change_columns(rows: pa.Table, decoded: pa.Table) -> pa.Table:

@@ -57,8 +57,6 @@ _compiled: str | None = None
 
 
 class _CompilationListener(Listener):  # type: ignore[misc]
-    """Counts the functions that Numba is compiling."""
-
     def on_start(self, event: Event) -> None:
         compilation.begin()
 
@@ -90,7 +88,6 @@ def compiler_notices() -> tuple[str, ...]:
 
 
 def start_compiler() -> None:
-    """Load Numba's compiler, so that forked processes share it. Compiles nothing."""
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
 
@@ -203,7 +200,6 @@ def _remove_old(base: Path) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """Raise PermissionError if another user could change the code in the folder."""
     status = folder.stat()
     by_group = status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid)
     if status.st_uid != os.getuid() or status.st_mode & stat.S_IWOTH or by_group:
@@ -241,7 +237,6 @@ _DIGEST = _digest()
 
 @contextmanager
 def _save_lock(folder: Path) -> Iterator[None]:
-    """Lock the folder, so that two processes do not choose the same file number."""
     with _saving, (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

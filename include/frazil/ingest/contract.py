@@ -93,10 +93,7 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How a batch's rows are distributed over shuffle writers.
-
-    There are as many writers as tasks; see `frazil.ingest.shuffle`.
-    """
+    """How a batch's rows are distributed over as many shuffle writers as tasks; see `frazil.ingest.shuffle`."""
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
@@ -119,11 +116,8 @@ class ChangeRules:
 
 @dataclass(frozen=True, slots=True)
 class KeyColumns:
-    """The columns that decoded record keys fill."""
-
     columns: tuple[str, ...]
     format: str | Mapping[str, Any]
-    """The format of keys, as returned by `frazil.spec.formats.dump_format`."""
     is_whole: bool
     """Whether the whole key is one primitive value, which fills the only column."""
 
@@ -174,7 +168,6 @@ class Transform:
     records_json: str
     """The fields of a record: an Iceberg schema in JSON."""
     alias: str
-    """The name by which the expressions refer to a record."""
     columns: tuple[TransformedColumn, ...]
     where: tuple[str, ...] = ()
     where_reads: tuple[str, ...] = ()
@@ -191,15 +184,12 @@ class Transform:
 
 @dataclass(frozen=True, slots=True)
 class StageContext:
-    """Settings that all tasks of one batch share."""
-
     stream: str
     epoch: int
     batch: int
     kafka: Mapping[str, str]
     """librdkafka properties. Executors resolve references to secrets. The brokers' addresses are already resolved."""
     format: str | Mapping[str, Any]
-    """The record format, as returned by `frazil.spec.formats.dump_format`."""
     event_time_column: str
     coordinates: bool
     targets: Mapping[Target, TargetTable]
@@ -290,7 +280,6 @@ class StageContext:
 
     @property
     def replays(self) -> bool:
-        """Whether the records are dead letters."""
         return bool(self.files) and self.is_in_topic_format
 
     @property
@@ -304,10 +293,7 @@ class StageContext:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A Parquet file that is not yet part of a table, with the data for its manifest entry.
-
-    Bounds and `partition` are Iceberg single-value serialisations in base64.
-    """
+    """A Parquet file, and the data for its manifest entry. Bounds and `partition` are Iceberg's values in base64."""
 
     target: Target
     path: str
@@ -316,7 +302,6 @@ class StagedFile:
     schema_id: int
     spec_id: int
     sort_order_id: int | None
-    """Id of the file's sort order; None if the file is not sorted."""
     partition: PartitionKey
     column_sizes: Mapping[int, int]
     value_counts: Mapping[int, int]
@@ -364,7 +349,6 @@ class RangeProgress:
     dropped: int = 0
     """Number of records that the transform's WHERE dropped. They become neither rows nor dead letters."""
     newest_future_us: int | None = None
-    """Newest event time of the rows in `future`, if any."""
 
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON. Omits newer fields that are 0 or None, so that earlier versions can read the result."""
@@ -393,9 +377,7 @@ class Rejects:
     """Summary of a task's or batch's new dead letters, except those that an operator accepted."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """The number of records by error class."""
     first: tuple[Reject, ...] = ()
-    """The first rejected record of each topic-partition."""
     samples: tuple[Reject, ...] = ()
 
     @property

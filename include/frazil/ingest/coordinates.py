@@ -22,10 +22,7 @@ COORDINATE_COLUMNS = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_t
 
 
 def record_schema(schema: Schema, coordinates: bool) -> Schema:
-    """Return the schema without the coordinates, `kafka_line` and the columns that describe a change.
-
-    If `coordinates` is false, return the schema unchanged.
-    """
+    """Return the schema without coordinates, `kafka_line` and change columns; unchanged if `coordinates` is false."""
     if not coordinates:
         return schema
     added = {*COORDINATE_COLUMNS, LINE_COLUMN, *CHANGE_COLUMNS}

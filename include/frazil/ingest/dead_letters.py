@@ -1,8 +1,12 @@
-"""Turns rejected records into rows of the dead-letter table: coordinates, raw bytes and error."""
+"""Turns rejected records into rows of the dead-letter table (coordinates, raw bytes and error), and summarises them, so
+that the driver can decide whether to commit the batch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -14,12 +18,12 @@ from pyroaring import BitMap64
 
 from frazil.errors import SpecError
 from frazil.ingest.calendar_limits import MILLISECONDS, range_error
-from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.contract import OffsetRange
+from frazil.ingest.chunk import RecordChunk, unpack_headers
+from frazil.ingest.contract import OffsetRange, Reject, Rejects
 from frazil.ingest.decode import Rejection
-from frazil.ingest.headers import unpack_headers
 from frazil.ingest.sealing import header_part, place_of
 from frazil.offsets.spans import TopicPartition
+from frazil.safe_text import escape_unsafe
 
 MAX_ERROR_CHARACTERS = 1000
 COLUMNS = (
@@ -49,9 +53,6 @@ class ExistingDeadLetters:
         """`held` has the offsets of dead letters by topic-partition, as serialised `BitMap64`s."""
         found = {i: held.get((r.topic, r.partition)) for i, r in enumerate(ranges)}
         self._held = {i: BitMap64.deserialize(offsets) for i, offsets in found.items() if offsets}
-
-    def offsets(self, index: int) -> BitMap64:
-        return self._held.get(index, BitMap64())
 
     def __call__(self, chunk: RecordChunk) -> NDArray[np.bool_]:
         there = np.zeros(len(chunk), np.bool_)
@@ -139,3 +140,64 @@ def _timestamp_remark(rejection: Rejection, stamp_ms: int) -> str:
 def _storable_text(text: str) -> str:
     """Shorten the text, and escape unpaired surrogates, which a string column cannot store."""
     return text[:MAX_ERROR_CHARACTERS].encode("utf-8", "backslashreplace").decode()
+
+
+MAX_SAMPLES = 3
+"""Maximum number of samples per error class."""
+MAX_SAMPLE_CHARACTERS = 300
+
+
+class RejectCounter:
+    def __init__(self, ranges: Sequence[OffsetRange], accepted: Mapping[TopicPartition, int]) -> None:
+        """`accepted` has an offset per topic-partition. Rejected records before it are not counted."""
+        self._ranges = ranges
+        self._from = [accepted.get((r.topic, r.partition), 0) for r in ranges]
+        self._counts: Counter[str] = Counter()
+        self._first: dict[int, Reject] = {}
+        self._samples: dict[str, list[Reject]] = {}
+
+    def add(self, chunk: RecordChunk, rejections: Iterable[Rejection]) -> None:
+        for rejection in rejections:
+            index, offset = int(chunk.range_index[rejection.index]), int(chunk.offsets[rejection.index])
+            if offset < self._from[index]:
+                continue
+            self._counts[rejection.error_class] += 1
+            first = self._first.get(index)
+            samples = self._samples.setdefault(rejection.error_class, [])
+            if (first is None or offset < first.offset) or len(samples) < MAX_SAMPLES:
+                of = self._ranges[index]
+                reject = Reject(
+                    of.topic,
+                    of.partition,
+                    offset,
+                    rejection.error_class,
+                    escape_unsafe(rejection.error[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False),
+                )
+                if first is None or offset < first.offset:
+                    self._first[index] = reject
+                if len(samples) < MAX_SAMPLES:
+                    samples.append(reject)
+
+    def result(self) -> Rejects:
+        samples = tuple(reject for few in self._samples.values() for reject in few)
+        return join_rejects([Rejects(self._counts, tuple(self._first.values()), samples)])
+
+
+def join_rejects(parts: Iterable[Rejects]) -> Rejects:
+    """Join the summaries of several tasks. The samples of an error class are sorted by topic, partition and offset."""
+    counts: Counter[str] = Counter()
+    first: dict[TopicPartition, Reject] = {}
+    samples: dict[str, list[Reject]] = {}
+    for part in parts:
+        counts.update(part.counts)
+        for reject in part.first:
+            at = (reject.topic, reject.partition)
+            first[at] = min(first.get(at, reject), reject, key=attrgetter("offset"))
+        for reject in part.samples:
+            samples.setdefault(reject.error_class, []).append(reject)
+    few = (reject for of_class in samples.values() for reject in sorted(of_class, key=_sort_key)[:MAX_SAMPLES])
+    return Rejects(dict(counts.most_common()), tuple(sorted(first.values(), key=_sort_key)), tuple(few))
+
+
+def _sort_key(reject: Reject) -> tuple[str, int, int]:
+    return (reject.topic, reject.partition, reject.offset)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from frazil.errors import FrazilError
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.schema_drift import NO_DRIFT, WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
+from frazil.ingest.schema_drift import NO_DRIFT, WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift
+from frazil.spec.addresses import is_object_store_error
 
 
 class Rejection(NamedTuple):
@@ -41,11 +43,11 @@ class DecodedChunk:
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
         return DecodedChunk(self.rows, places[self.record_indexes], rejections, self.drift, places[self.dropped])
 
-    def no_result_mask(self, records: int) -> NDArray[np.bool_]:
-        """Return a mask of the records that have no row and are neither rejected nor dropped.
+    def with_rejections(self, more: Iterable[Rejection]) -> DecodedChunk:
+        return dataclasses.replace(self, rejections=[*self.rejections, *more])
 
-        `records` is the number of records in the chunk.
-        """
+    def no_result_mask(self, records: int) -> NDArray[np.bool_]:
+        """Return a mask of the chunk's `records` records that have no row and are neither rejected nor dropped."""
         found = np.ones(records, np.bool_)
         found[self.record_indexes] = False
         found[self.dropped] = False
@@ -84,50 +86,48 @@ class Decoder(Protocol):
         """
 
 
-@runtime_checkable
-class EventDecoder(Protocol):
-    def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        """Return the names of all fields of the object at `path`, even null ones.
+class FormatDecoder:
+    """A decoder of one format. Methods that its format does not need do nothing."""
 
-        The decoder must have accepted the record.
-        """
-
-    def changes_no_row(self, record: bytes) -> bool:
-        """Return whether the event changes no table row, such as a heartbeat. The decoder must have accepted it."""
-
-
-@runtime_checkable
-class RestDecoder(Protocol):
-    """A decoder that can collect fields without a column in a `rest` column."""
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
+        raise NotImplementedError
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         """Omit the fields at these lower-case paths from `rest`. Call this before `enable_drift_reporting`."""
 
+    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
+        """Report new fields and, if `widening`, columns that must become wider or optional, in `DecodedChunk.drift`.
 
-@runtime_checkable
-class RenamingDecoder(Protocol):
-    """A decoder that can fill one column from fields with different names."""
-
-    def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
-        """Fill null columns from their aliases. `aliases` gives the column of each alias.
-
-        Each `required` column needs a value under one of its names.
+        All structs in `within` must have the same fields. Decoders that compare writer schemas ignore
+        `DriftScope.selector`.
         """
 
+    def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
+        """Fill null columns from their `aliases` (alias to column). A `required` column needs a value by any name."""
 
-class WrappingDecoder:
+    def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
+        """Return the names of all fields, even null ones, of the object at `path` in an accepted record."""
+        raise NotImplementedError("only formats with envelopes name their fields")
+
+    def changes_no_row(self, record: bytes) -> bool:
+        """Return whether the event changes no table row, such as a heartbeat. The decoder must have accepted it."""
+        raise NotImplementedError("only formats with envelopes have events")
+
+
+class WrappingDecoder(FormatDecoder):
     """Base class of decoders that change the records before another decoder reads them."""
 
-    def __init__(self, decode: Decoder) -> None:
+    def __init__(self, decode: FormatDecoder) -> None:
         self._decode = decode
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        if isinstance(self._decode, RestDecoder):
-            self._decode.hide_from_rest(hidden)
+        self._decode.hide_from_rest(hidden)
 
     def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        if isinstance(self._decode, DriftDecoder):
-            self._decode.enable_drift_reporting(widening=widening, within=within)
+        self._decode.enable_drift_reporting(widening=widening, within=within)
+
+    def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
+        self._decode.rename(aliases, required)
 
 
 def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:
@@ -165,3 +165,36 @@ def run_starts(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return, for each element, the index at which its run of equal values starts."""
     begins = np.r_[True, grouped[1:] != grouped[:-1]] if len(grouped) else np.zeros(0, np.bool_)
     return np.maximum.accumulate(np.where(begins, np.arange(len(grouped)), 0))
+
+
+T = TypeVar("T")
+
+
+def is_environment_error(error: Exception) -> bool:
+    """Return whether the host or a service certainly caused the error, rather than a record."""
+    if isinstance(error, OSError):
+        return error.errno is not None or is_object_store_error(error)
+    return isinstance(error, FrazilError | MemoryError)
+
+
+def bisect_failures(count: int, attempt: Callable[[int, int], T]) -> Iterator[tuple[int, int, T | Exception]]:
+    """Call `attempt` on pieces of the records `[0, count)`, and yield `(start, end, result)` for each piece, in order.
+
+    A piece for which `attempt` raises is bisected. The result of a single failing record is its exception. Errors of
+    the environment are raised.
+    """
+    if count == 0:
+        return
+    pieces = [(0, count)]
+    while pieces:
+        start, end = pieces.pop()
+        try:
+            yield start, end, attempt(start, end)
+        except Exception as error:
+            if is_environment_error(error):
+                raise
+            if end - start == 1:
+                yield start, end, error
+            else:
+                middle = (start + end) // 2
+                pieces += [(middle, end), (start, middle)]

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from frazil.ingest.binary_arrays import to_arrow_binary
+from frazil.ingest.binary_arrays import header_column, to_arrow_binary
 from frazil.ingest.changes import delete_mask
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import Destinations, OffsetRange, Target
 from frazil.ingest.decode import DecodedChunk, Rejection, number_rows
-from frazil.ingest.headers import header_column
 from frazil.spec.route import find_refusal
 
 NO_TABLE = "NoTable"
 MAIN: Target = "main"
 MAX_REPORTED_VALUES = 10_000
-"""Maximum number of route values without a table that one task reports."""
 MAX_CACHED_VALUES = 100_000
 MAX_QUOTED_CHARACTERS = 100
 UNKNOWN_TARGET: Target = ""
@@ -62,9 +61,8 @@ class RowDivider:
         self._quote = quote
         self._to = destinations
         self._ranges = ranges
-        self._destinations: dict[str | bytes | None, _Destination] = {}
+        self._cached_destination = lru_cache(MAX_CACHED_VALUES)(self._find_destination)
         self.values: set[str] = set()
-        """Route values found so far whose tables may be created."""
 
     def __call__(self, chunk: RecordChunk, decoded: DecodedChunk) -> DividedRows:
         """Assign rows to targets. Omits rows whose table must be created first, and adds their values to `values`."""
@@ -117,7 +115,6 @@ class RowDivider:
             yield chunk.select(np.flatnonzero(of_record == target), targets[target])
 
     def _encode(self, chunk: RecordChunk, decoded: DecodedChunk) -> tuple[NDArray[np.int64], list[str | bytes | None]]:
-        """Return the distinct route values, and each row's index in them."""
         if self._to.by == "topic":
             found, codes = np.unique(chunk.range_index[decoded.record_indexes], return_inverse=True)
             return codes, [self._ranges[index].topic for index in found]
@@ -129,13 +126,6 @@ class RowDivider:
             values = to_arrow_binary(headers, pa.large_binary())
         encoded = values.dictionary_encode(null_encoding="encode")
         return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
-
-    def _cached_destination(self, value: str | bytes | None) -> _Destination:
-        if value not in self._destinations:
-            if len(self._destinations) >= MAX_CACHED_VALUES:
-                self._destinations.clear()
-            self._destinations[value] = self._find_destination(value)
-        return self._destinations[value]
 
     def _find_destination(self, value: str | bytes | None) -> _Destination:
         if value is None:

@@ -85,10 +85,7 @@ class IsolatedDecoder:
         return child
 
     def _check_child(self, child: subprocess.Popen[bytes], *frames: Any) -> None:
-        """Send `frames` to the child, and wait until it has decoded the last one, a harmless record.
-
-        Raises EnvironmentUnusable if the child dies.
-        """
+        """Send `frames`, and wait until the last one, a harmless record, is decoded. Raises EnvironmentUnusable."""
         *before, known = frames
         try:
             for frame in before:

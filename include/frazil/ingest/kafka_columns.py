@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frazil.ingest import kafka_loop as loop
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.range_reader import (
     MAX_CHUNK_BYTES,

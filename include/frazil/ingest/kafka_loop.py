@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from frazil.ingest.binary_column import NULL
+from frazil.ingest.chunk import NULL
 from frazil.ingest.compiled import call, call64, call_with_outputs, compiled, load8, load32, load64, memcpy
-from frazil.ingest.headers import write_int32
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES
 from frazil.kafka.librdkafka import Message
 
@@ -28,6 +27,12 @@ _RKT, _FIRST, _PARTITIONS = range(3)
 _ERR, _TOPIC, _PARTITION = Message.err.offset, Message.rkt.offset, Message.partition.offset
 _PAYLOAD, _LENGTH = Message.payload.offset, Message.len.offset
 _KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message.offset.offset
+
+
+@compiled
+def write_int32(to: Any, at: Any, value: Any) -> None:
+    for i in range(4):
+        to[at + i] = value >> 8 * i & 255
 
 
 @compiled
@@ -68,10 +73,7 @@ def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
 
 @compiled
 def has_no_headers(message: Any, leader_epoch: int) -> bool:
-    """Return whether the byte after the record's value says that there are no headers.
-
-    Returns False for a record without a value or leader epoch: earlier formats have no epoch.
-    """
+    """Return whether the byte after the value says so; False without a value or leader epoch (an earlier format)."""
     payload = load64(message + _PAYLOAD)
     if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
         return False

@@ -12,10 +12,8 @@ from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from numpy.typing import NDArray
 
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.headers import pack_headers
 from frazil.ingest.range_reader import (
     MAX_CHUNK_BYTES,
     MAX_CHUNK_RECORDS,

@@ -10,20 +10,17 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema, index_by_name
 
-from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
-from frazil.ingest.binary_column import NULL, BinaryColumn
+from frazil.ingest.binary_arrays import find_failures, header_column, to_arrow_binary
 from frazil.ingest.changes import add_change_columns
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_key_decoder
 from frazil.ingest.formats.fields import Unit, default_of, fill_nulls
-from frazil.ingest.headers import header_column
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 
 
 def value_schema(schema: Schema, columns: Mapping[str, str | None]) -> Schema:
-    """Return the schema without `columns`, which record keys and headers fill."""
     return Schema(*(f for f in schema.fields if f.name not in columns), schema_id=schema.schema_id)
 
 
@@ -34,8 +31,6 @@ def units_of_fields(schema: Schema, units: Mapping[str, Unit]) -> dict[int, Unit
 
 
 class KeyDecoder:
-    """Decodes the columns that keys fill."""
-
     def __init__(self, context: StageContext, schema: Schema) -> None:
         """`schema` has all columns that a record fills."""
         keys = context.key_columns
@@ -70,8 +65,6 @@ class KeyDecoder:
 
 
 class KeyHeaderReader:
-    """Adds the columns that are filled from record keys and headers to the decoded rows."""
-
     def __init__(self, schema: Schema, columns: Mapping[str, str | None], keys: KeyDecoder | None = None) -> None:
         """`schema` has all columns that a record fills. `columns` gives each column's header, or None for the record's
         key. `keys` fills columns from decoded keys; without it, they get the key's text or bytes.
@@ -82,7 +75,6 @@ class KeyHeaderReader:
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
 
     def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
-        """Add the columns. Rejects records whose key or header does not fit its column."""
         if not self._fields and not self._keys:
             return decoded
         arrays: dict[str, pa.Array | pa.ChunkedArray] = {}

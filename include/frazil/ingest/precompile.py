@@ -7,10 +7,9 @@ from __future__ import annotations
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.binary_arrays import header_column
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.formats import PlainFormat, create_decoder
-from frazil.ingest.headers import header_column
 from frazil.ingest.kafka_columns import compile_loop
 
 COMPILED_FORMATS: tuple[PlainFormat, ...] = (

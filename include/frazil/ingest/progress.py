@@ -35,7 +35,6 @@ class ProgressCounter:
 
     @property
     def records(self) -> int:
-        """Number of records read so far, including rejected and dropped ones."""
         return int(self._records.sum() + self._rejected.sum() + self._dropped.sum())
 
     def count_rows(  # noqa: PLR0913 - the columns to count
@@ -104,7 +103,6 @@ def _none_if_unknown(time_us: np.int64) -> int | None:
 
 
 def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:
-    """Return the number of rows by window start."""
     if len(times) == 0:
         return {}
     numbers = times // window_us

@@ -79,10 +79,7 @@ def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int, int]], NDArray[np.int32]]:
-    """Return a lookup array, and each topic's slice (start, size) of it.
-
-    For each partition of the topic, the slice has the index of its range, or -1 without a range.
-    """
+    """Return each topic's slice (start, size) of a lookup array, which has each partition's range index, or -1."""
     sizes: dict[str, int] = {}
     for r in ranges:
         sizes[r.topic] = max(sizes.get(r.topic, 0), r.partition + 1)
@@ -93,13 +90,29 @@ def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int
     return {topic: (firsts[topic], size) for topic, size in sizes.items()}, lookup
 
 
-class RangeReader(ABC):
+class RecordReader(ABC):
     """Reads the records `[start, end)` of each range once. Iterate to the end, then call `close` (or use `with`)."""
 
     notice: str | None = None
     """A notice for operators, such as why the slower reader is used, if any."""
     on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
     """Called after each fetch with the number of records read but not in a chunk yet, and a quota's delay (s)."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[RecordChunk]: ...
+
+    def close(self) -> None:  # noqa: B027 - the readers of files and passes close what they open
+        """Release what the last iteration left open."""
+
+
+class RangeReader(RecordReader):
+    """Reads at most one range per topic-partition, with one consumer."""
 
     def __init__(
         self,
@@ -128,12 +141,6 @@ class RangeReader(ABC):
         self._throttled_s = 0.0
         self._throttled_until = 0.0
         self._bytes_per_record = 1024.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __iter__(self) -> Iterator[RecordChunk]:
         """Yield chunks of at most about `MAX_CHUNK_RECORDS` records and `MAX_CHUNK_BYTES`.
@@ -187,9 +194,6 @@ class RangeReader(ABC):
 
     def _topics_text(self) -> str:
         return ", ".join(sorted({r.topic for r in self._ranges}))
-
-    @abstractmethod
-    def close(self) -> None: ...
 
     @abstractmethod
     def _assign(self, places: Iterable[tuple[str, int, int]]) -> None:

@@ -1,5 +1,5 @@
-"""Chooses the reader for Kafka's offset ranges: `kafka_columns`, which is fast, or `kafka_messages`, which works in
-every environment.
+"""Chooses the reader of a task: of files, or of Kafka's offset ranges. Of these, `kafka_columns` is fast, and
+`kafka_messages` works in every environment.
 """
 
 from __future__ import annotations
@@ -13,14 +13,20 @@ from functools import cache, partial
 
 import numpy as np
 from confluent_kafka import KafkaException
+from pyiceberg.io import load_file_io
+from pyiceberg.schema import Schema
 
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.contract import OffsetRange
+from frazil.ingest.contract import OffsetRange, StageContext, StageTask
+from frazil.ingest.coordinates import record_schema
 from frazil.ingest.kafka_messages import MessageReader
-from frazil.ingest.range_reader import RangeReader, consumer_properties
+from frazil.ingest.range_reader import RangeReader, RecordReader, consumer_properties
+from frazil.ingest.record_files import FileReader
+from frazil.ingest.sealing import Unsealer
 from frazil.kafka.librdkafka import LibraryUnusable, librdkafka
 from frazil.kafka.tokens import METHOD, is_function, split_properties
 from frazil.offsets.spans import TopicPartition
+from frazil.spec.references import resolve_properties
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +35,20 @@ READER_VARIABLE = "FRAZIL_KAFKA_READER"
 SLOW_READER_TEXT = "Kafka records are read one by one, which costs more CPU"
 
 
+def open_reader(context: StageContext, task: StageTask) -> RecordReader:
+    if not context.files:
+        return create_kafka_reader(resolve_properties(context.kafka, os.environ), task.ranges, stream=context.stream)
+    io = load_file_io(dict(context.main.io), location=context.files[0].path)
+    schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
+    if context.transform:
+        schema = Schema.model_validate_json(context.transform.records_json)
+    unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))
+    return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
+
+
 def create_kafka_reader(
     properties: Mapping[str, str], ranges: Sequence[OffsetRange], *, stream: str | None = None
-) -> RangeReader | MultiPassReader:
+) -> RecordReader:
     """Return a reader of these ranges. A topic-partition may have several ranges. Raises SpecError."""
     reason = explain_slow_reader(properties)
     open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
@@ -42,7 +59,9 @@ def create_kafka_reader(
     else:
         open_ranges = partial(MessageReader, properties, stream=stream)
     partitions = {(r.topic, r.partition) for r in ranges}
-    reader = open_ranges(ranges) if len(partitions) == len(ranges) else MultiPassReader(open_ranges, ranges)
+    reader: RecordReader = (
+        open_ranges(ranges) if len(partitions) == len(ranges) else MultiPassReader(open_ranges, ranges)
+    )
     reader.notice = reason and f"{SLOW_READER_TEXT}: {reason}"
     return reader
 
@@ -85,23 +104,14 @@ def _explain_unusable_process() -> str | None:
     return reason
 
 
-class MultiPassReader:
+class MultiPassReader(RecordReader):
     """Reads the records `[start, end)` of each range once, with one `RangeReader` after another."""
-
-    notice: str | None = None
-    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
 
     def __init__(
         self, open_ranges: Callable[[Sequence[OffsetRange]], RangeReader], ranges: Sequence[OffsetRange]
     ) -> None:
         self._open_ranges = open_ranges
         self._ranges = ranges
-
-    def __enter__(self) -> MultiPassReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: each pass closes its own reader."""
 
     def __iter__(self) -> Iterator[RecordChunk]:
         for turn in group_into_passes(self._ranges):

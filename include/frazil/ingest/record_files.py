@@ -25,12 +25,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from frazil.errors import SpecError
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
 from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS
+from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RecordReader
 from frazil.ingest.sealing import Unsealer, header_part, place_of
 
 PARQUET_SUFFIXES = frozenset({".parquet"})
@@ -59,7 +58,6 @@ class FileRecords:
     lines: list[bytes] | None = None
     rows: pa.Table | None = None
     dead_letters: pa.Table | None = None
-    """The columns `key`, `value` and `headers` of dead letters, as stored."""
 
 
 def is_record_file(path: str) -> bool:
@@ -67,10 +65,7 @@ def is_record_file(path: str) -> bool:
 
 
 def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
-    """Yield the coordinates of a file's records, in pieces. `schema` has the columns that decoding fills.
-
-    Raises SpecError for a file, column or line that cannot be staged.
-    """
+    """Yield the coordinates of a file's records, in pieces. Raises SpecError for what cannot be staged."""
     with _name_file_in_errors(path):
         if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
             pieces = _read_dead_letters(path, io)
@@ -83,11 +78,8 @@ def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table
             yield piece.coordinates
 
 
-class FileReader:
+class FileReader(RecordReader):
     """Reads the records of offset ranges from files, once. A topic-partition may have several ranges."""
-
-    notice: str | None = None
-    on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
 
     def __init__(
         self,
@@ -106,14 +98,7 @@ class FileReader:
         )
         self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in by_partition}
 
-    def __enter__(self) -> FileReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: each file is closed after its last record."""
-
     def __iter__(self) -> Iterator[RecordChunk]:
-        """Yield the records of the ranges. Raises SpecError for a file that cannot be used."""
         for file in self._files:
             if not any(self._may_contain(r) for r in file.ranges):
                 continue
@@ -157,8 +142,6 @@ def _build_chunk(
     if records.dead_letters is not None:
         dead_letters = _unseal_all(records.dead_letters.take(kept).to_pylist(), table, unseal)
         key, value = (BinaryColumn.of([dead_letter[name] for dead_letter in dead_letters]) for name in ("key", "value"))
-        from frazil.ingest.headers import pack_headers  # loads Numba, which only a reader's process has
-
         headers = BinaryColumn.of(
             [
                 pack_headers((header["name"], header["value"]) for header in dead_letter["headers"] or ())
@@ -185,10 +168,7 @@ def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unsea
 def _read_parquet(
     path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
 ) -> Iterator[FileRecords]:
-    """Yield the coordinates and rows of a Parquet file.
-
-    `wanted` are further columns; None for all. `within` filters the rows.
-    """
+    """Yield coordinates and rows of a Parquet file. `wanted` are further columns (None: all); `within` filters rows."""
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]

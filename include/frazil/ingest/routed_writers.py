@@ -26,10 +26,7 @@ FIELD_ID = b"PARQUET:field_id"
 
 
 class RoutedWriters:
-    """Manages one `TableWriter` for each routed table that gets rows.
-
-    Collects rows of several chunks before dividing them, because small writes are expensive.
-    """
+    """Manages a `TableWriter` for each routed table. Divides many rows at once, because small writes are expensive."""
 
     def __init__(
         self,
@@ -137,7 +134,6 @@ class RoutedWriters:
 
 
 def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, pa.Table]]:
-    """Return a copy of the rows for each code."""
     if len(codes) == 0:
         return []
     groups = split_by_code(codes)
@@ -149,10 +145,7 @@ def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, 
 def other_names(
     own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
 ) -> dict[str, set[str]]:
-    """Return the other names that the columns of schema `own` have in rows of schema `main`.
-
-    The schemas are JSON; see `find_names_in_rows`.
-    """
+    """Return the other names of the columns of schema `own` in rows of schema `main`: see `find_names_in_rows`."""
     own_former, main_former = parse_former_columns(own_properties), parse_former_columns(main_properties)
     if not (own_former or main_former):
         return {}

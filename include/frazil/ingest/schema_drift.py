@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import count
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from pyiceberg import types as iceberg
 
@@ -27,7 +27,6 @@ MAX_OBJECT_FIELDS = 1_000
 TOO_MANY_FIELDS = "\0"
 """Replaces the names of an object's new fields if there are too many. It is never a column's name."""
 MAX_NEW_FIELDS = 10_000
-"""Maximum number of new fields to report, in path order."""
 MAX_REPORTED_NAMES = 8
 """Maximum number of field names to report for records that fill no column."""
 MAX_NAME_CHARACTERS = 64
@@ -66,18 +65,6 @@ class DriftScope(NamedTuple):
 
 
 WHOLE_RECORD = (DriftScope(),)
-
-
-@runtime_checkable
-class DriftDecoder(Protocol):
-    """A decoder that can report new fields and types of records, in `DecodedChunk.drift`."""
-
-    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        """Start reporting new fields and, if `widening`, columns that must become wider or optional.
-
-        All structs in `within` must have the same fields. Decoders that compare writer schemas ignore
-        `DriftScope.selector`.
-        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ class Sealer:
 
     @classmethod
     def of(cls, reference: str, environment: Mapping[str, str]) -> Sealer:
-        """Create a sealer from a secret's reference. Raises SpecError if the reference cannot be resolved."""
         try:
             return cls(resolve(reference, environment))
         except SpecError as error:
@@ -65,7 +64,6 @@ class Sealer:
         return AESGCM(self._derive_key("dead letters", 32))
 
     def hash_text(self, text: str) -> str:
-        """Return the HMAC-SHA-256 of the text in UTF-8, as 64 hexadecimal digits."""
         return hmac.digest(self._hash_key, text.encode(), "sha256").hex()
 
     def tokenize(self, text: str) -> str:
@@ -126,7 +124,6 @@ def unsealer_of(spec: StreamSpec) -> Unsealer:
 
 
 def check_secret(spec: StreamSpec) -> None:
-    """Raise SpecError or MissingExtra if the stream needs a secret that this process cannot use."""
     if spec.sensitive and spec.sensitive.needs_secret and spec.sensitive.secret:
         Sealer.of(spec.sensitive.secret, os.environ)
 
@@ -137,5 +134,4 @@ def place_of(topic: str, partition: int, offset: int, part: str) -> str:
 
 
 def header_part(name: str) -> str:
-    """Return the name of a header's part, for `place_of`."""
     return f"header {name}"

@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
 from frazil.errors import FrazilError, SpecError
+from frazil.ingest.arrow_values import child_arrays, with_children
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import Rejection
 from frazil.ingest.schema_drift import Path
@@ -97,7 +97,6 @@ def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:
 
 
 def withheld_paths(context: StageContext, schema: Schema) -> list[Path]:
-    """Return the lower-case paths of fields that a `rest` column omits."""
     hidden = hidden_paths(context, schema)
     if not context.is_in_topic_format:
         hidden += [(name,) for name in COORDINATE_NAMES]  # lines of a file have coordinates as fields
@@ -127,23 +126,12 @@ def _apply_change(array: pa.Array, steps: Sequence[str], change: TextChange) -> 
     if not steps:
         return change(array).cast(array.type)
     first, rest = steps[0], steps[1:]
-    kind = array.type
-    if pa.types.is_struct(kind):
-        mask = array.is_null() if array.null_count else None
-        at = kind.get_field_index(first)
-        children = [array.field(i) for i in range(kind.num_fields)]
-        children[at] = _apply_change(children[at], rest, change)
-        return pa.StructArray.from_arrays(children, fields=[kind.field(i) for i in range(kind.num_fields)], mask=mask)
-    array = pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
-    mask = array.is_null() if array.null_count else None
-    if pa.types.is_map(kind):
-        keys, items = array.keys, array.items
-        keys, items = (
-            (_apply_change(keys, rest, change), items) if first == "key" else (keys, _apply_change(items, rest, change))
-        )
-        return pa.MapArray.from_arrays(array.offsets, keys, items, type=kind, mask=mask)
-    made: Any = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
-    return made.from_arrays(array.offsets, _apply_change(array.values, rest, change), type=kind, mask=mask)
+    if not pa.types.is_struct(array.type):
+        array = pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
+    children = child_arrays(array)
+    at = array.type.get_field_index(first) if pa.types.is_struct(array.type) else 0 if first == "key" else -1
+    children[at] = _apply_change(children[at], rest, change)
+    return with_children(array, children, array.type)
 
 
 def _mask_texts(texts: pa.Array, *, keep_last: int) -> pa.Array:

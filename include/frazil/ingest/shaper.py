@@ -5,7 +5,7 @@ have the same format as values.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal, localcontext
 from functools import partial
 
@@ -20,11 +20,10 @@ from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import DecimalType, NestedField
 
 from frazil.errors import SpecError
-from frazil.ingest.aliases import MakeDecoder, create_aliased_decoder
-from frazil.ingest.binary_column import NULL
+from frazil.ingest.aliases import create_aliased_decoder
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, OutOfRangeValue, find_out_of_range
 from frazil.ingest.changes import ChangeReader
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import CoordinateColumns, record_schema
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows
@@ -67,7 +66,6 @@ class Shaper:
         self._quote: Quoter = (lambda _, __: None) if self._transforms else create_quoter(context.record_format)
         self._units = context.record_units
         self.drift = SchemaDrift()
-        """Schema drift of all records so far."""
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Return rows with the table's schema. Omits records outside a backfill's time range.
@@ -94,10 +92,7 @@ class Shaper:
         return drop_incomplete_records(found) if self._several else found
 
     def first_row_mask(self, record_indexes: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """Return a mask of each record's first row; None if all have one row.
-
-        Row i comes from record `record_indexes[i]`.
-        """
+        """Return a mask of each record's first row; None if all records have one row."""
         return number_rows(record_indexes) == 0 if self._several else None
 
     def decode(self, chunk: RecordChunk) -> DecodedChunk:
@@ -208,7 +203,9 @@ def create_tombstone_decoder(context: StageContext, schema: Schema) -> Decoder |
 class TombstoneDecoder:
     """Decodes record keys, passed as values of a chunk, to rows of the key columns."""
 
-    def __init__(self, make: MakeDecoder, key: Schema, units: Mapping[int, Unit]) -> None:
+    def __init__(
+        self, make: Callable[[Schema, Mapping[int, Unit]], Decoder], key: Schema, units: Mapping[int, Unit]
+    ) -> None:
         plain = [field.model_copy(update={"required": False}) for field in key.fields]
         # With a column of this name, keys with and without a schema look the same.
         self._wrapped = PAYLOAD not in key.column_names

@@ -36,14 +36,12 @@ class Shuffler:
         self._salts = np.array([zlib.crc32(f"{r.topic}\0{r.partition}".encode()) for r in ranges], np.uint64)
         self._found: dict[tuple[object, ...], _WriterShares] = {}
         self.sent = [0] * shuffle.writers
-        """Number of rows sent to each writer so far."""
 
     @property
     def partitions(self) -> int:
         return len(self._found)
 
     def __call__(self, rows: pa.Table, *, range_index: NDArray[np.int32], offsets: NDArray[np.int64]) -> list[Parcel]:
-        """Divide the rows into one parcel for each shuffle writer that gets rows."""
         if rows.num_rows == 0:
             return []
         codes, values = group_by_partition(rows, self._layout.schema, self._layout.spec)

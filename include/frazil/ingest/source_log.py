@@ -58,10 +58,7 @@ def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
 
 
 def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
-    """Return a mask of positions in `new` that are in a newer log than the position at the same index in `old`.
-
-    A newer log has a much later time, or a later time with another server or binlog name.
-    """
+    """Return a mask of positions in a newer log: much later than `old`, or later with another server or binlog name."""
     one, other = parse_logs(new), parse_logs(old)
     moved = _differ_mask(one.name, other.name) | _differ_mask(one.server, other.server)
     found: NDArray[np.bool_] = (other.ms > 0) & (one.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
@@ -82,7 +79,6 @@ def is_after(one: str | None, other: str | None) -> bool:
 
 
 def is_before(one: str | None, other: str | None) -> bool:
-    """Return whether `one` is before `other`; False if either is None."""
     return one is not None and other is not None and one != other and not is_after(one, other)
 
 
@@ -113,9 +109,7 @@ def _to_sortable(file: pa.Array) -> pa.Array:
 
 
 def _to_integers(numbers: pa.Array) -> pa.Array:
-    """Return integers and timestamps (ms) as int64; null for negative values and for other types, which a declared
-    column may have.
-    """
+    """Return integers and timestamps (ms) as int64; null for negative values and other types."""
     if pa.types.is_timestamp(numbers.type):
         numbers = pc.floor_temporal(numbers, unit="millisecond").cast(pa.timestamp("ms", numbers.type.tz))
         numbers = numbers.cast(pa.int64())

@@ -10,7 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,25 +19,22 @@ import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
-from frazil.ingest.binary_column import NULL
-from frazil.ingest.bisection import bisect_failures, is_environment_error
+from frazil.ingest.arrow_values import default_row
 from frazil.ingest.changes import reject_records_without_rows, reject_unchanging
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
-from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, join_results
-from frazil.ingest.destinations import UNKNOWN_TARGET, RowDivider
+from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters, RejectCounter
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures, is_environment_error, join_results
+from frazil.ingest.destinations import UNKNOWN_TARGET, DividedRows, RowDivider
 from frazil.ingest.isolate import CRASHED, IsolatedDecoder
 from frazil.ingest.progress import OnProgress, ProgressCounter, ProgressReporter, compilation
+from frazil.ingest.readers import open_reader
 from frazil.ingest.record_files import RowChunk
-from frazil.ingest.rejects import RejectCounter
-from frazil.ingest.required_fields import default_row
 from frazil.ingest.routed_writers import RoutedWriters, fit_rows
 from frazil.ingest.sensitive import Protector, to_safe_error
 from frazil.ingest.shaper import Shaper
 from frazil.ingest.shuffle import Parcel, Shuffler, unpack_parcel
-from frazil.ingest.stage_components import open_reader, open_writer
-from frazil.ingest.table_writer import file_namer
+from frazil.ingest.table_writer import file_namer, open_writer
 from frazil.ingest.target_decoders import FIRST_PASS, TargetDecoder, context_for_target, find_equal_targets
 
 log = logging.getLogger(__name__)
@@ -77,15 +74,10 @@ def stage(
     """
 
     def run(*, with_trial: bool) -> StageResult:
-        reading = _stage_ranges(
-            _Stage(context, task, attempt=attempt, now_us=now_us), on_progress, with_trial=with_trial
-        )
-        while True:
-            try:
-                next(reading)
-            except StopIteration as end:
-                result: StageResult = end.value
-                return result
+        made = _Stage(context, task, attempt=attempt, now_us=now_us)
+        (result,) = _stage_ranges(made, on_progress, with_trial=with_trial)
+        assert isinstance(result, StageResult)  # without a shuffle, there are no parcels
+        return result
 
     try:
         return run(with_trial=False)
@@ -103,21 +95,23 @@ def stage(
         raise to_safe_error(suspect.error, context) from None
 
 
-def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> Generator[Parcel, None, StageResult]:
-    """Yield parcels for shuffle writers, and return the result. `with_trial` first writes each chunk in memory."""
+def _stage_ranges(
+    run: _Stage, on_progress: OnProgress, *, with_trial: bool
+) -> Generator[Parcel | StageResult, None, None]:
+    """Yield parcels for shuffle writers, then the result. `with_trial` first writes each chunk in memory."""
     take = run.take_after_trial if with_trial else run.take
     report = ProgressReporter(on_progress)
     compilation.on_change = lambda: report(run.progress.records)
     try:
         if with_trial:
             with _wrap_record_errors():
-                run._main.dry_write(default_row(run._main.layout.arrow_schema))
+                run.main.dry_write(default_row(run.main.layout.arrow_schema))
         with _pause_garbage_collection(), run.reader() as reader:
             reader.on_read = lambda records, delay_s: report.report_if_due(run.progress.records + records, delay_s)
             for chunk in reader:
                 with _wrap_record_errors():
                     take(chunk)
-                yield from run.parcels()
+                yield from run.take_parcels()
                 report.report_if_due(run.progress.records)
         with _wrap_record_errors():
             of_reader = () if reader.notice is None else (reader.notice,)
@@ -128,22 +122,18 @@ def _stage_ranges(run: _Stage, on_progress: OnProgress, *, with_trial: bool) -> 
     except BaseException:
         run.abort()
         raise
-    else:
-        return result
     finally:
         compilation.on_change = lambda: None
         run.close()
+    yield result
 
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Result of a task before a shuffle, without the rows that the task sent. `result.files` has only dead-letter
-    files.
-    """
+    """The result of a task before a shuffle. `result.files` has only dead-letter files: the rows were sent."""
 
     result: StageResult
     sent: tuple[int, ...]
-    """Number of rows sent to each shuffle writer."""
     partitions: int
     """Number of table partitions among the sent rows: the number of files without a shuffle."""
 
@@ -152,7 +142,6 @@ class ReadResult:
 class WriteResult:
     files: tuple[StagedFile, ...]
     received: Mapping[int, int]
-    """Number of rows received, by sending task."""
 
 
 def stage_before_shuffle(
@@ -168,9 +157,15 @@ def stage_before_shuffle(
     Also raises PossibleRecordError. The whole batch must then be staged without a shuffle, because sent rows cannot be
     withdrawn.
     """
-    run = _ShuffledStage(context, task, attempt=attempt, now_us=now_us)
-    result = yield from _stage_ranges(run, on_progress, with_trial=False)
-    yield ReadResult(result, tuple(run.shuffler.sent), run.shuffler.partitions)
+    run = _Stage(context, task, attempt=attempt, now_us=now_us)
+    assert context.shuffle is not None
+    shuffler = run.shuffler = Shuffler(context.shuffle, run.main.layout, task.ranges, task=task.index)
+    with closing(_stage_ranges(run, on_progress, with_trial=False)) as parts:
+        for part in parts:
+            if isinstance(part, StageResult):
+                yield ReadResult(part, tuple(shuffler.sent), shuffler.partitions)
+            else:
+                yield part
 
 
 def stage_after_shuffle(
@@ -226,7 +221,7 @@ class _Stage:
         self._protect = Protector(context) if context.sensitive else None
         self._alike = find_equal_targets(context)
         self._shapers: dict[Target, Shaper] = {}
-        self._main = open_writer(context, "main", name)
+        self.main = open_writer(context, "main", name)
         self._dead = open_writer(context, "dead-letters", name)
         quote = (lambda _: "its value") if context.sensitive else repr
         self._divide = RowDivider(context.destinations, task.ranges, quote=quote) if context.destinations else None
@@ -242,10 +237,13 @@ class _Stage:
         self._other_events = 0
         self._rejects = RejectCounter(task.ranges, context.rejects_accepted)
         self.progress = ProgressCounter(task.ranges, max_future_us=context.max_future_us, window_us=context.window_us)
+        self.shuffler: Shuffler | None = None
+        """Sends the main table's rows to shuffle writers; None if they are written here."""
+        self._parcels: list[Parcel] = []
 
-    def parcels(self) -> Iterable[Parcel]:
-        """Return the parcels since the last call; none without a shuffle."""
-        return ()
+    def take_parcels(self) -> list[Parcel]:
+        parcels, self._parcels = self._parcels, []
+        return parcels
 
     def take(self, chunk: RecordChunk) -> None:
         for part in self._parts(chunk, self._shape_chunk):
@@ -296,15 +294,14 @@ class _Stage:
         if chunk.target == FIRST_PASS:
             return shaped
         if self._divide is None:
-            self._main.dry_write(shaped.rows)
+            self.main.dry_write(shaped.rows)
             return shaped
         divided = self._divide(chunk, shaped)
-        self._main.dry_write(fit_rows(divided.main_rows, self._main.layout.arrow_schema))
+        self.main.dry_write(fit_rows(divided.main_rows, self.main.layout.arrow_schema))
         self._routed.dry_write(divided)
         return shaped
 
     def _land(self, chunk: RecordChunk, shaped: DecodedChunk) -> None:
-        """Count the records of a decoded chunk, and pass its rows and dead letters to the writers."""
         shape, drift = self._shaper_for(chunk.target), shaped.drift
         # Their casts are not in `drift`, and the decoder may fail for them again.
         failed = [r.index for r in shaped.rejections if r.error_class in {UNWRITABLE, CRASHED}]
@@ -346,22 +343,25 @@ class _Stage:
             records=shape.first_row_mask(shaped.record_indexes),
             window_mask=divided.main_mask if divided else None,
         )
-        if divided:
-            self._main.add(fit_rows(divided.main_rows, self._main.layout.arrow_schema))
-            self._routed.add(divided)
-        else:
-            self._add(chunk, shaped)
+        self._add(chunk, shaped, divided)
         if shaped.rejections and not self._context.event_times_us:
             rejected = np.array([r.index for r in shaped.rejections])
             self.progress.count_rejected(chunk.range_index[rejected])
             self._dead.add(self._dead_letters.rows(chunk, shaped.rejections, self._now_us()))
             self._rejects.add(chunk, shaped.rejections)
 
-    def _add(self, chunk: RecordChunk, shaped: DecodedChunk) -> None:  # noqa: ARG002 - used by a subclass
-        self._main.add(shaped.rows)
+    def _add(self, chunk: RecordChunk, shaped: DecodedChunk, divided: DividedRows | None) -> None:
+        if divided:
+            self.main.add(fit_rows(divided.main_rows, self.main.layout.arrow_schema))
+            self._routed.add(divided)
+        elif self.shuffler:
+            ranges, offsets = chunk.range_index[shaped.record_indexes], chunk.offsets[shaped.record_indexes]
+            self._parcels += self.shuffler(shaped.rows, range_index=ranges, offsets=offsets)
+        else:
+            self.main.add(shaped.rows)
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
-        files = (*self._main.finish(), *self._dead.finish(), *self._routed.finish())
+        files = (*self.main.finish(), *self._dead.finish(), *self._routed.finish())
         return StageResult(
             files,
             self.progress.result(),
@@ -382,30 +382,9 @@ class _Stage:
             self._decode.close()
 
     def abort(self) -> None:
-        self._main.abort()
+        self.main.abort()
         self._dead.abort()
         self._routed.abort()
-
-
-class _ShuffledStage(_Stage):
-    """Sends the rows of the main table to shuffle writers."""
-
-    def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
-        super().__init__(context, task, attempt=attempt, now_us=now_us)
-        if context.shuffle is None:
-            raise AssertionError("the batch has no shuffle")
-        self.shuffler = Shuffler(context.shuffle, self._main.layout, task.ranges, task=task.index)
-        self._parcels: list[Parcel] = []
-
-    def _add(self, chunk: RecordChunk, shaped: DecodedChunk) -> None:
-        indexes = shaped.record_indexes
-        self._parcels += self.shuffler(
-            shaped.rows, range_index=chunk.range_index[indexes], offsets=chunk.offsets[indexes]
-        )
-
-    def parcels(self) -> list[Parcel]:
-        parcels, self._parcels = self._parcels, []
-        return parcels
 
 
 @contextmanager

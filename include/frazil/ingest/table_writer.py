@@ -11,11 +11,17 @@ from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.io import FileIO
+from pyiceberg.io import FileIO, load_file_io
 
-from frazil.ingest.contract import PartitionKey, StagedFile, Target, TargetTable
-from frazil.ingest.encodings import MAX_SAMPLED_ROWS, Encodings, choose_encodings
-from frazil.ingest.parquet import FileLayout, ParquetFile, encode_partition
+from frazil.ingest.contract import PartitionKey, StageContext, StagedFile, Target, TargetTable
+from frazil.ingest.parquet import (
+    MAX_SAMPLED_ROWS,
+    Encodings,
+    FileLayout,
+    ParquetFile,
+    choose_encodings,
+    encode_partition,
+)
 from frazil.ingest.partitioning import sort_rows, split_by_partition
 
 MAX_BUFFER_BYTES = 256 * 2**20
@@ -25,9 +31,7 @@ MAX_OPEN_BYTES = 512 * 2**20
 INITIAL_EXPANSION = 3.0
 """Estimated Arrow bytes per Parquet byte, until the first write measures this ratio."""
 MAX_MERGED_BYTES = 2**20
-"""Maximum bytes of a buffered table that is merged with others."""
 MAX_UNSPLIT_BYTES = 64 * 2**20
-"""Maximum bytes of rows that are buffered before they are split by partition."""
 MIN_PART_ROWS = 512
 """Average number of rows per partition from which an added table is split at once."""
 
@@ -88,7 +92,7 @@ class TableWriter:
         open_bytes: int = MAX_OPEN_BYTES,
         layout: FileLayout | None = None,
     ) -> None:
-        self._layout = layout or FileLayout.of(table, target)
+        self.layout = layout or FileLayout.of(table, target)
         self._folder = table.folder
         self._target_bytes = table.target_file_bytes
         self._io: FileIO | None = io
@@ -98,7 +102,6 @@ class TableWriter:
         self._open_bytes = open_bytes
         self._expansion = INITIAL_EXPANSION
         self._parts = 0
-        """Number of partitions that the last split found."""
         self._encodings = Encodings([], {})
         self._sampled = 0
         self._reset()
@@ -107,18 +110,10 @@ class TableWriter:
         self._gathered: dict[PartitionKey, _Partition] = {}
         self._unsplit: list[pa.Table] = []
         self._unsplit_held = 0
-        self._held = 0
+        self.held = 0
         self._open: dict[int, _Partition] = {}  # the key is `id(gathered)`; least recently written first
         self._retained = 0
         self._staged: list[StagedFile] = []
-
-    @property
-    def layout(self) -> FileLayout:
-        return self._layout
-
-    @property
-    def held(self) -> int:
-        return self._held
 
     def release(self) -> None:
         """Write the rows of the partition with the largest buffer, and close its file."""
@@ -133,26 +128,26 @@ class TableWriter:
         if rows.num_rows:
             self._unsplit.append(rows)
             self._unsplit_held += (size := buffered_bytes(rows))
-            self._held += size
+            self.held += size
         if rows.num_rows >= MIN_PART_ROWS * self._parts or self._unsplit_held >= self._unsplit_bytes:
             self._split()
-        while self._held > self._buffer_bytes:
+        while self.held > self._buffer_bytes:
             self._flush(max(self._gathered.values(), key=lambda g: g.bytes))
 
     def _split(self) -> None:
         if not self._unsplit:
             return
         rows = pa.concat_tables(self._unsplit).combine_chunks()
-        self._held -= self._unsplit_held
+        self.held -= self._unsplit_held
         self._unsplit, self._unsplit_held = [], 0
         self._parts = 0
-        for part in split_by_partition(rows, self._layout.schema, self._layout.spec):
+        for part in split_by_partition(rows, self.layout.schema, self.layout.spec):
             self._parts += 1
-            key = encode_partition(self._layout, part.values)
+            key = encode_partition(self.layout, part.values)
             gathered = self._gathered.setdefault(key, _Partition(part.values))
-            self._held -= gathered.bytes
+            self.held -= gathered.bytes
             gathered.add(part.rows)
-            self._held += gathered.bytes
+            self.held += gathered.bytes
             if gathered.bytes >= self._min_write_bytes():
                 self._flush(gathered)
 
@@ -186,25 +181,25 @@ class TableWriter:
     def _min_write_bytes(self) -> float:
         """Return the minimum Arrow bytes of a write: a row group or, if sorted, a whole file."""
         file_bytes = self._target_bytes * self._expansion
-        if self._layout.order.is_unsorted:
-            return min(self._layout.row_group_bytes, file_bytes)
+        if self.layout.order.is_unsorted:
+            return min(self.layout.row_group_bytes, file_bytes)
         return file_bytes
 
     def _flush(self, gathered: _Partition) -> None:
         if not gathered.rows:
             return
-        rows = sort_rows(pa.concat_tables(gathered.rows), self._layout.schema, self._layout.order)
+        rows = sort_rows(pa.concat_tables(gathered.rows), self.layout.schema, self.layout.order)
         if gathered.file is None:
             path = f"{self._folder}/{self._file_name()}"
             if self._sampled < MAX_SAMPLED_ROWS and rows.num_rows > 2 * self._sampled:
                 self._sampled = rows.num_rows
-                self._encodings = choose_encodings(rows, modern=self._layout.allows_v2)
-            gathered.file = ParquetFile(self._io, path, self._layout, gathered.values, encodings=self._encodings)
+                self._encodings = choose_encodings(rows, modern=self.layout.allows_v2)
+            gathered.file = ParquetFile(self._io, path, self.layout, gathered.values, encodings=self._encodings)
         before = gathered.file.bytes
         gathered.file.write(rows)
         self._expansion = gathered.bytes / max(1, gathered.file.bytes - before)
-        self._held -= gathered.bytes
-        self._set_retained(gathered, self._layout.retained_bytes(gathered.bytes))
+        self.held -= gathered.bytes
+        self._set_retained(gathered, self.layout.retained_bytes(gathered.bytes))
         gathered.rows, gathered.sizes, gathered.bytes = [], [], 0
         if gathered.file.bytes >= self._target_bytes:
             self._close(gathered, gathered.file)
@@ -228,5 +223,9 @@ class TableWriter:
 
 
 def file_namer(task: int, attempt: int) -> Callable[[], str]:
-    """Return a function that creates file names: `<task>-<attempt>-<uuid>.parquet`."""
     return lambda: f"{task:05d}-{attempt}-{uuid.uuid4()}.parquet"
+
+
+def open_writer(context: StageContext, target: Target, file_name: Callable[[], str]) -> TableWriter:
+    table = context.targets[target]
+    return TableWriter(table, target, io=load_file_io(dict(table.io), location=table.folder), file_name=file_name)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -13,13 +14,17 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
+from frazil.ingest.aliases import create_aliased_decoder
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Target, is_routed
+from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk, Decoder
-from frazil.ingest.formats.fields import may_have_aliases
+from frazil.ingest.formats import create_decoder
+from frazil.ingest.formats.fields import Unit, may_have_aliases
+from frazil.ingest.key_header_columns import units_of_fields, value_schema
 from frazil.ingest.routed_writers import other_names
+from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.shaper import RecordDecoder
-from frazil.ingest.stage_components import open_decoder, select_value_columns
 from frazil.spec.formats import envelope_of, parse_format
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
 
@@ -131,3 +136,26 @@ class TargetDecoder:
 
 def _decode_without_columns(chunk: RecordChunk) -> DecodedChunk:
     return DecodedChunk(pa.table({}), np.arange(len(chunk)))
+
+
+def open_decoder(context: StageContext, schema: Schema) -> Decoder:
+    """Return a decoder that converts the batch's records to the columns of this schema."""
+    if context.transform:
+        from frazil.ingest.transform import create_transformed_decoder  # DuckDB, only where a transform is declared
+
+        return create_transformed_decoder(context, record_schema(schema, context.coordinates))
+    hidden = withheld_paths(context, schema)
+    make = partial(create_decoder, context.record_format, evolution=context.evolution, hidden=hidden)
+    filled = select_value_columns(context, schema)
+    lenient: dict[int, Unit] = {
+        field.field_id: {"cast": "lenient"}
+        for field in filled.fields
+        if context.is_lenient and field.field_type.is_primitive
+    }
+    units = lenient | units_of_fields(filled, context.record_units)
+    return create_aliased_decoder(make, filled, units, context.aliases)
+
+
+def select_value_columns(context: StageContext, schema: Schema) -> Schema:
+    """Return the columns of this schema that the value of a record fills."""
+    return value_schema(record_schema(schema, context.coordinates), context.filled_from_keys_and_headers)

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from frazil.ingest.bisection import bisect_failures
+from frazil.ingest.arrow_values import cast_unchecked, find_missing_required
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Transform
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields, value_schema
 from frazil.ingest.record_files import RowChunk
-from frazil.ingest.required_fields import cast_unchecked, find_missing_required
 from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.transform_sql import (
     KEEP,
@@ -44,7 +43,6 @@ _FAILS_PREFIX = "_frazil_fails_"
 
 
 def create_transformed_decoder(context: StageContext, columns: Schema) -> TransformedDecoder:
-    """Return the decoder of a stream with a transform. `columns` are the table's columns without the coordinates."""
     assert context.transform is not None
     records = Schema.model_validate_json(context.transform.records_json)
     filled = value_schema(records, context.filled_from_keys_and_headers)
@@ -126,10 +124,7 @@ class TransformedDecoder:
             return None  # DuckDB may cut its message within a character
 
     def _transform_valid(self, records: pa.Table) -> tuple[dict[int, str], pa.Table]:
-        """Return the error texts of failing rows, and the other rows, transformed.
-
-        Searches the rows in `_may_fail_mask` first, and the others only if one of these fails.
-        """
+        """Return the error texts of failing rows, and the other rows, transformed. Searches `_may_fail_mask` first."""
         suspect = self._may_fail_mask(records)
         failed = self._find_failures(records.filter(pa.array(suspect)))
         made = (

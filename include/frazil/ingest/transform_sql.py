@@ -52,9 +52,7 @@ _UNSTABLE_FUNCTIONS = frozenset(
     {"age", "array_grade_up", "current_localtime", "current_localtimestamp", "grade_up", "hash", "list_grade_up"}
     | {"version"}
 )
-"""Functions whose result depends on clock, time zone, version or other records, although DuckDB declares them as
-stable.
-"""
+"""Functions that DuckDB declares stable, although they depend on clock, zone, version or other records."""
 _AGGREGATES_BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
 """Functions whose second argument names an aggregate function for a list's elements."""
 _LENGTH_ARGUMENTS = {
@@ -136,7 +134,6 @@ def where_condition(transform: Transform) -> str:
 
 
 def unnest_query(transform: Transform, source: str) -> str:
-    """Return a query for one row per element of the lists in UNNEST."""
     lists = [f"unnest({text}) AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
     return select_query(transform, ["*", *lists], source=source) if lists else source
 
@@ -148,8 +145,6 @@ def full_query(transform: Transform) -> str:
 
 
 class CheckedTransform(NamedTuple):
-    """A checked transform, and the type of each column in Iceberg's notation."""
-
     transform: Transform
     types: Mapping[str, str]
 
@@ -235,12 +230,12 @@ class _Checker:
         self._fields = {name.lower(): name for name in fields}
         stable, macros = _load_functions()
         self._stable, self._macros = set(stable), dict(macros)
+        self._template = self._serialize("SELECT 1")
         self._alias = "records"
         self._unnested: list[str] = []
         self._suspicions: dict[str, None] = {}
 
     def transform(self, sql: str, records_json: str) -> Transform:
-        """Check a SELECT, and return the transform that it declares. Raises SpecError."""
         node = self._parse_statement(sql)
         self._check_clauses(node)
         columns = []
@@ -259,9 +254,13 @@ class _Checker:
             records_json, self._alias, tuple(columns), tuple(where), used, tuple(self._unnested), (*self._suspicions,)
         )
 
-    def _parse_statement(self, sql: str) -> _Node:
+    def _serialize(self, sql: str) -> _Node:
         rows = self._connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
-        parsed = json.loads(rows[0][0])
+        found: _Node = json.loads(rows[0][0])
+        return found
+
+    def _parse_statement(self, sql: str) -> _Node:
+        parsed = self._serialize(sql)
         if parsed["error"]:
             if parsed["error_type"] != "parser":
                 raise SpecError("transform: write one SELECT statement")
@@ -332,7 +331,6 @@ class _Checker:
         return "false" if cast["try_cast"] else f"{child} IS NOT NULL AND {made} IS NULL"
 
     def _collect_may_fail(self, part: Any) -> None:
-        """Collect the conditions under which a cast or division here may fail."""
         if isinstance(part, list):
             for inner in part:
                 self._collect_may_fail(inner)
@@ -351,27 +349,8 @@ class _Checker:
         return self._to_sql(expression)
 
     def _to_sql(self, expression: _Node) -> str:
-        statement = {
-            "error": False,
-            "statements": [
-                {
-                    "node": {
-                        "type": "SELECT_NODE",
-                        "modifiers": [],
-                        "cte_map": {"map": []},
-                        "select_list": [expression],
-                        "from_table": {"type": "EMPTY", "alias": "", "sample": None},
-                        "where_clause": None,
-                        "group_expressions": [],
-                        "group_sets": [],
-                        "aggregate_handling": "STANDARD_HANDLING",
-                        "having": None,
-                        "sample": None,
-                        "qualify": None,
-                    }
-                }
-            ],
-        }
+        statement = self._template
+        statement["statements"][0]["node"]["select_list"] = [expression]
         rows = self._connection.execute("SELECT json_deserialize_sql(?::JSON)", [json.dumps(statement)]).fetchall()
         return str(rows[0][0]).removeprefix("SELECT ").strip()
 
@@ -402,10 +381,7 @@ class _Checker:
         return {key: self._replace_unnest(value) for key, value in expression.items()}
 
     def _check_expression(self, part: Any, names: Collection[str]) -> None:
-        """Raise SpecError if an expression is not allowed.
-
-        `names` are the parameters of enclosing lambdas and macros.
-        """
+        """Raise SpecError if an expression is not allowed. `names` are parameters of enclosing lambdas and macros."""
         if isinstance(part, list):
             for inner in part:
                 self._check_expression(inner, names)
@@ -441,10 +417,7 @@ class _Checker:
         raise SpecError(f"transform: {'.'.join(path)} is not a field of records (fields: {known})")
 
     def _lambda_parameters(self, part: _Node) -> list[str]:
-        """Return a lambda's parameters; none for `a -> '$.b'`, which reads JSON.
-
-        Raises SpecError for lambdas written with `->`.
-        """
+        """Return a lambda's parameters; none for `a -> '$.b'`, which reads JSON. Raises SpecError for other `->`."""
         single = part["syntax_type"] == "SINGLE_ARROW"
         columns = [node["column_names"] for node in _find_nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
         if single and not all(path[0].lower() in {*self._fields, self._alias.lower()} for path in columns):

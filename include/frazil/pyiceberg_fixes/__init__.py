@@ -88,9 +88,7 @@ _keep_manifest = _ManifestCache.get_or_cache
 
 
 def _keep_latest(self: _ManifestCache, manifest_file: ManifestFile) -> ManifestFile:
-    """Return the cached manifest. If it was cached before an upgrade to version 3, it has no row id, and
-    `manifest_file` is returned instead.
-    """
+    """Return the cached manifest, unless it was cached before an upgrade to version 3 and has no row id."""
     kept = _keep_manifest(self, manifest_file)
     return kept if first_row_id(kept) == first_row_id(manifest_file) else manifest_file
 

@@ -25,10 +25,7 @@ MAX_CACHED_SCHEMAS = 4096
 """Maximum number of schemas in the cache. They stay valid, because the schema of an id never changes."""
 MAX_UNKNOWN_IDS = 100_000
 MAX_CACHED_GUIDS = 100_000
-"""Maximum number of GUIDs with an id.
-
-It is larger than the number of records in a chunk, so that no id expires while a chunk is decoded.
-"""
+"""Maximum number of GUIDs with an id: more than a chunk has records, so that none expires while decoding."""
 UNKNOWN_ID_CACHE_S = 60.0
 """Seconds for which an id without a schema is not requested again."""
 MAX_REFERENCES = 1000
@@ -138,10 +135,7 @@ class SchemaRegistry:
             return made
 
     def newest(self, subject: str) -> SchemaText | None:
-        """Fetch the newest version of a subject, bypassing the cache; None if it does not exist.
-
-        Raises the errors of `get`.
-        """
+        """Fetch a subject's newest version, bypassing the cache; None if missing. Raises the errors of `get`."""
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/latest")
         return None if answer is None else self._parse_schema(answer)
 
@@ -228,10 +222,7 @@ class SchemaRegistry:
         return answer
 
     def _fetch(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
-        """Return the registry's response; None if it does not have the object. Raises RegistryUnavailable.
-
-        Retries until the timeout, or until `until_s`.
-        """
+        """Return the response; None if it is missing. Retries until the timeout, or until `until_s`."""
         deadline = min(until_s, time.monotonic() + self._timeout_s)
         tries = 0
         while True:

@@ -41,7 +41,7 @@ from frazil.events import (
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import Shuffle, StageContext, Target
-from frazil.ingest.rejects import join_rejects
+from frazil.ingest.dead_letters import join_rejects
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.identity import SourceIdentity

@@ -11,15 +11,15 @@ from typing import Any, Literal
 from pyiceberg.schema import Schema
 
 from frazil.commit.open_streams import open_kafka
-from frazil.ingest.bisection import bisect_failures
 from frazil.ingest.changes import change_schema, delete_mask
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, TargetTable
+from frazil.ingest.decode import bisect_failures
 from frazil.ingest.readers import create_kafka_reader
 from frazil.ingest.sensitive import Protector, to_safe_error
 from frazil.ingest.shaper import RecordDecoder, Shaper
 from frazil.ingest.stage import UNWRITABLE
-from frazil.ingest.stage_components import open_decoder
+from frazil.ingest.target_decoders import open_decoder
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties

@@ -12,7 +12,7 @@ from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import log_notices
 from frazil.commit.marker import BatchKey
 from frazil.errors import SpecError
-from frazil.ingest import stage_components as opening
+from frazil.ingest import readers
 from frazil.ingest.contract import OffsetRange, StageResult, StageTask
 from frazil.spec.upsert import Delete
 from frazil.table.catalogs import load_catalog
@@ -33,8 +33,8 @@ def test_the_closure_of_a_chunk_holds_references_that_tasks_resolve(
     assert b"hunter2" not in dumps(context)
 
     opened: list[dict[str, str]] = []
-    monkeypatch.setattr(opening, "create_kafka_reader", lambda properties, _, **__: opened.append(properties))
-    opening.open_reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
+    monkeypatch.setattr(readers, "create_kafka_reader", lambda properties, _, **__: opened.append(properties))
+    readers.open_reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
 
 

@@ -13,8 +13,7 @@ from pyiceberg.schema import Schema, assign_fresh_schema_ids
 
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.formats.avro.drift import column_type_of, find_drift
-from frazil.ingest.formats.avro.schema import parse_schema
+from frazil.ingest.formats.avro.schema import column_type_of, find_drift, parse_schema
 from frazil.ingest.schema_drift import MIXED, FoundType, ListOf, MapOf, StructOf, find_new_fields
 from frazil.table.evolution import Addition
 from tests.grown_schema import grown

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType
 
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers, unpack_headers
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.headers import pack_headers, unpack_headers
 from frazil.ingest.key_header_columns import KeyHeaderReader, value_schema
 
 SCHEMA = Schema(

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest.chunk import BinaryColumn
 
 VALUES = st.lists(st.none() | st.binary(max_size=9), max_size=20)
 

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import CHANGE, DELETE, UPSERT
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import Destinations, OffsetRange
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.destinations import DividedRows, RowDivider
-from frazil.ingest.headers import pack_headers
 from frazil.ingest.routed_writers import fit_rows
 
 RANGES = (OffsetRange("t", 0, 0, 100), OffsetRange("u", 0, 0, 100))

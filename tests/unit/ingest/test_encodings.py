@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.ingest.encodings import choose_encodings
+from frazil.ingest.parquet import choose_encodings
 
 RANDOM = np.random.default_rng(7)
 ROWS = 10_000
@@ -138,7 +138,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import NestedField, StringType
 from frazil.ingest.contract import TargetTable
-from frazil.ingest.encodings import choose_encodings
+from frazil.ingest.parquet import choose_encodings
 from frazil.ingest.parquet import FileLayout, ParquetFile
 
 parts = (Schema(NestedField(1, "c", StringType())), PartitionSpec(), SortOrder())

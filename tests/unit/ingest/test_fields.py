@@ -130,17 +130,17 @@ def test_the_loop_and_the_reader_of_single_records_agree(arrays: list[list[Any]]
     separators = (" , ", " : ") if spaced else (",", ":")
     records = [json.dumps({"z": 1, "a": array}, separators=separators).encode() for array in arrays]
     looped = decode(records, declared(columns))
-    reader = json_decoder.ChunkReader.__call__
+    reader = json_decoder.JsonDecoder.read_in_loop
     try:
-        json_decoder.ChunkReader.__call__ = (
+        json_decoder.JsonDecoder.read_in_loop = (
             lambda self, values: (  # type: ignore[method-assign]
                 reader(self, values[:0])[0],
-                json_decoder.np.ones(len(values), bool),
+                json_decoder.np.ones(len(values), json_decoder.np.uint8),
             )
         )
         single = decode(records, declared(columns))
     finally:
-        json_decoder.ChunkReader.__call__ = reader  # type: ignore[method-assign]
+        json_decoder.JsonDecoder.read_in_loop = reader  # type: ignore[method-assign]
     order = looped.record_indexes.argsort(kind="stable")
     assert looped.rows.take(order).equals(single.rows)
     assert sorted(looped.rejections) == sorted(single.rejections)

@@ -9,12 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.headers import pack_headers
 from frazil.spec import iceberg
 from frazil.spec.formats import dump_format
 from frazil.spec.model import StreamSpec

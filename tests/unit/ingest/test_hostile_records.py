@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import RecordChunk, pack_headers, unpack_headers
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.headers import pack_headers, unpack_headers
 from frazil.ingest.schema_drift import MAX_NEW_FIELDS, MAX_OBJECT_FIELDS, SchemaDrift, find_new_fields, join_drift
 from frazil.spec import iceberg
 from frazil.spec.formats import dump_portable_format

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
 from frazil.ingest import kafka_columns, kafka_messages, range_reader, readers
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.binary_arrays import header_column
+from frazil.ingest.chunk import RecordChunk, unpack_headers
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.headers import header_column, unpack_headers
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RangeReader

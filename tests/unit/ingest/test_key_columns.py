@@ -14,13 +14,12 @@ import pytest
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
-from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import change_schema
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.shaper import RecordDecoder, Shaper
-from frazil.ingest.stage_components import open_decoder
+from frazil.ingest.target_decoders import open_decoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec

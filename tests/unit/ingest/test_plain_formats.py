@@ -29,7 +29,6 @@ from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder, create_quoter
-from frazil.ingest.formats.csv import decoder as csv_decoder
 from frazil.spec import iceberg
 from frazil.spec.formats import dump_format
 from frazil.spec.load import validate_stream
@@ -180,7 +179,7 @@ def test_what_is_wrong_with_a_line_is_reported() -> None:
 
 
 def test_a_chunk_is_read_in_pieces_and_a_huge_record_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_decoder, "JSON_BUFFER_BYTES", 400)
+    monkeypatch.setattr("frazil.ingest.formats.csv.JSON_BUFFER_BYTES", 400)
     decode = create_decoder(csv_format(1), schema(StringType()), {})
     values = [b"x" * (i % 70 + 1) if i != 50 else b'"' + b"\x01" * 5000 + b'"' for i in range(200)]
     found = outcomes(decode(RecordChunk.of_values(values)), 200)

@@ -9,11 +9,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange, Rejects, StageResult
+from frazil.ingest.dead_letters import RejectCounter, join_rejects
 from frazil.ingest.decode import Rejection
-from frazil.ingest.rejects import RejectCounter, join_rejects
 
 Found = list[tuple[int, int, str]]
 """Rejected records by partition, offset and class."""

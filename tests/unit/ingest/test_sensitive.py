@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 
 from frazil.errors import SpecError
+from frazil.ingest.chunk import pack_headers
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult
-from frazil.ingest.headers import pack_headers
 from frazil.ingest.sealing import OMITTED, SEALED, Sealer, Unsealer, place_of
 from frazil.ingest.sensitive import Protector
 from frazil.ingest.stage import UNWRITABLE

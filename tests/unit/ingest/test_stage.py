@@ -26,11 +26,10 @@ from pyiceberg.table.sorting import SortOrder
 from pyroaring import BitMap64
 
 from frazil.errors import SpecError
-from frazil.ingest import parquet, stage_components
+from frazil.ingest import parquet, readers
 from frazil.ingest import progress as reporter
 from frazil.ingest import stage as staging
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import (
     OffsetRange,
     RecordFile,
@@ -125,7 +124,7 @@ class World:
             for i in range(0, len(records), self.chunk_records)
         ]
         self.reader = FakeReader(chunks)
-        self.monkeypatch.setattr(stage_components, "create_kafka_reader", self.reader)
+        self.monkeypatch.setattr(readers, "create_kafka_reader", self.reader)
         task = StageTask(0, (of,))
         context = context or self.context()
         if self.writers and not context.files:

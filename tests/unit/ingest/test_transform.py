@@ -19,13 +19,13 @@ from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import LongType, NestedField
 
 from frazil.errors import MissingExtra, SpecError
-from frazil.ingest import stage_components
+from frazil.ingest import readers
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.stage import stage
-from frazil.ingest.stage_components import open_decoder
+from frazil.ingest.target_decoders import open_decoder
 from frazil.ingest.transform_sql import check_transform, open_connection
 from frazil.spec import iceberg
 from frazil.spec.formats import dump_portable_format
@@ -362,7 +362,7 @@ class Reader:
 
 
 def staged(spec: StreamSpec, values: Sequence[bytes], folder: Path, monkeypatch: pytest.MonkeyPatch) -> StageResult:
-    monkeypatch.setattr(stage_components, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
+    monkeypatch.setattr(readers, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
     task = StageTask(0, (OffsetRange("t", 0, 0, len(values)),))
     context = StageContext.from_dict(context_of(spec, str(folder)).to_dict())
     return stage(context, task, attempt=0)
@@ -479,7 +479,7 @@ def test_a_process_that_a_record_may_kill_transforms_in_another_one(
 ) -> None:
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n > 0")
     values = [json.dumps({"n": n, "txt": "x" if n == 2 else "1"}).encode() for n in range(4)]
-    monkeypatch.setattr(stage_components, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
+    monkeypatch.setattr(readers, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
     task = StageTask(0, (OffsetRange("t", 0, 0, 4),))
     (progress,) = stage(context_of(spec, str(tmp_path)), task, attempt=1).progress
     assert (progress.records, progress.rejected, progress.dropped) == (2, 1, 1)

@@ -17,12 +17,10 @@ from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import merge_config
 from frazil.commit.stream_tables import StreamTables
-from frazil.ingest import stage_components
-from frazil.ingest.binary_column import BinaryColumn
+from frazil.ingest import readers
 from frazil.ingest.changes import CHANGE
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask
-from frazil.ingest.headers import pack_headers
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 from frazil.ingest.stage import stage
 from frazil.ingest.target_decoders import find_equal_targets
@@ -115,7 +113,7 @@ class Shop:
         chunk = RecordChunk(
             BinaryColumn.of(texts), BinaryColumn.nulls(count), index, np.arange(count), stamps, headers=headers
         )
-        self.monkeypatch.setattr(stage_components, "create_kafka_reader", Reader(chunk))
+        self.monkeypatch.setattr(readers, "create_kafka_reader", Reader(chunk))
         return stage(self.context(), StageTask(0, RANGES), attempt=attempt)
 
     def evolve(self, result: StageResult) -> dict[str, list[str]]:

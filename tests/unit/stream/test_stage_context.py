@@ -16,8 +16,8 @@ from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.marker import BatchKey
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import SchemaIncompatible
+from frazil.ingest import readers, table_writer
 from frazil.ingest import stage as stage_module
-from frazil.ingest import stage_components as opening
 from frazil.ingest.contract import OffsetRange, StageTask
 from frazil.spec.references import declared_kafka_properties
 from frazil.stream.progress import ProgressFolder
@@ -67,8 +67,8 @@ def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
     assert "s3.session-token" not in context.dead_letters.io
 
     opened: list[dict[str, str]] = []
-    monkeypatch.setattr(opening, "create_kafka_reader", lambda properties, _, **__: opened.append(properties))
-    opening.open_reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
+    monkeypatch.setattr(readers, "create_kafka_reader", lambda properties, _, **__: opened.append(properties))
+    readers.open_reader(context, StageTask(0, (OffsetRange("flights", 0, 0, 1),)))
     assert opened == [{"bootstrap.servers": "127.0.0.1:1", "sasl.password": "hunter2"}]
 
 
@@ -98,7 +98,9 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
 
     context = build_stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
     opened: dict[str, dict[str, str]] = {}
-    monkeypatch.setattr(opening, "load_file_io", lambda properties, location: opened.update({location: properties}))
+    monkeypatch.setattr(
+        table_writer, "load_file_io", lambda properties, location: opened.update({location: properties})
+    )
     stage_module._Stage(context, StageTask(0, ()), attempt=0, now_us=lambda: 0)
     assert opened == {
         context.targets[target].folder: {"s3.session-token": f"{names[target]}, load 1"} for target in own

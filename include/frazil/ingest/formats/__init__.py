@@ -12,14 +12,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
 from frazil.errors import SpecError
-from frazil.ingest.decode import Decoder, RestDecoder
+from frazil.ingest.decode import FormatDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
-from frazil.ingest.formats.csv.lines import LineReader
 from frazil.ingest.formats.fields import WHOLE_KEY, RecordShape, Unit, create_fields_decoder, with_path
 from frazil.ingest.formats.json import types as json_types
-from frazil.ingest.formats.json.lines import strip_frame
+from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.record import quote_value
-from frazil.ingest.schema_drift import DriftDecoder, Path
+from frazil.ingest.schema_drift import Path
 from frazil.spec import formats as spec
 from frazil.spec.values import parse_names
 
@@ -30,18 +29,17 @@ if TYPE_CHECKING:
 PlainFormat = str | Mapping[str, Any]
 """A format's name, or a mapping, as returned by `dump_format`."""
 
-DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], Decoder]
+DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], FormatDecoder]
 """Creates a decoder from a format, a schema and units. Raises SpecError for an unsupported column type."""
 
 
-def _json_decoder(_: spec.JsonFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _json_decoder(_: spec.JsonFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
     from frazil.ingest.formats.json.decoder import JsonDecoder  # a driver that only checks must not load the compiler
 
     return JsonDecoder(schema, units)
 
 
-def _add_framing(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
-    """Return a decoder that removes frames and splits JSON lines, if declared, before `decode` reads the objects."""
+def _add_framing(declared: spec.ValueFormat, decode: FormatDecoder) -> FormatDecoder:
     from frazil.ingest.formats.json.lines import FramedDecoder, LinesDecoder
 
     if not isinstance(declared, spec.JsonFormat):
@@ -51,8 +49,7 @@ def _add_framing(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
     return FramedDecoder(decode) if declared.framing == "confluent" else decode
 
 
-def _add_header_ids(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
-    """Let a decoder of framed values read schema ids from headers too."""
+def _add_header_ids(declared: spec.ValueFormat, decode: FormatDecoder) -> FormatDecoder:
     registry = declared.registry if isinstance(declared, spec.AvroFormat | spec.ProtobufFormat) else None
     if registry is None and not (isinstance(declared, spec.JsonFormat) and declared.framing == "confluent"):
         return decode
@@ -64,40 +61,37 @@ def _add_header_ids(declared: spec.ValueFormat, decode: Decoder) -> Decoder:
 
 def _whole_value_decoder(
     declared: spec.StringFormat | spec.BytesFormat, schema: Schema, _: Mapping[int, str]
-) -> Decoder:
+) -> FormatDecoder:
     from frazil.ingest.formats.whole_values import WholeValueDecoder
 
     return WholeValueDecoder(schema, declared.column)
 
 
-def _csv_decoder(declared: spec.CsvFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
-    from frazil.ingest.formats.csv.decoder import CsvDecoder
+def _csv_decoder(declared: spec.CsvFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
+    from frazil.ingest.formats.csv import CsvDecoder
 
     return CsvDecoder(declared, schema, units)
 
 
-def _avro_decoder(declared: spec.AvroFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _avro_decoder(declared: spec.AvroFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
     from frazil.ingest.formats.avro.decoder import AvroDecoder
 
-    return AvroDecoder(schema, units, _avro_schemas(declared))
+    return AvroDecoder(schema, units, _schemas_of(declared))
 
 
-def _avro_schemas(declared: spec.AvroFormat) -> SchemaSource | SchemaText:
+def _schemas_of(declared: spec.AvroFormat | spec.ProtobufFormat) -> SchemaSource | SchemaText:
     from frazil.registry.client import SchemaText, shared_registry
 
     if declared.registry is None:
-        return SchemaText("AVRO", spec.read_schema_text(declared))
+        return SchemaText(declared.type.upper(), spec.read_schema_text(declared))
     return shared_registry(declared.registry, os.environ)
 
 
-def _protobuf_decoder(declared: spec.ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> Decoder:
+def _protobuf_decoder(declared: spec.ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
     from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
-    from frazil.registry.client import SchemaText, shared_registry
 
-    if declared.registry is not None:
-        return ProtobufDecoder(schema, units, shared_registry(declared.registry, os.environ))
-    written = SchemaText("PROTOBUF", spec.read_schema_text(declared))
-    return ProtobufDecoder(schema, units, written, declared.message, framed=declared.framing == "confluent")
+    framed = declared.framing == "confluent"
+    return ProtobufDecoder(schema, units, _schemas_of(declared), declared.message, framed=framed)
 
 
 FORMATS: Mapping[str, DecoderMaker] = {
@@ -129,7 +123,7 @@ def create_decoder(
     units: Mapping[int, Unit],
     evolution: Literal["off", "additive", "full"] = "off",
     hidden: Collection[Path] = (),
-) -> Decoder:
+) -> FormatDecoder:
     """Return a decoder that converts chunks to Arrow tables with this Iceberg schema and its field ids.
 
     `plain` must name its columns or fields, as `StreamSpec.value_format` does. `units` gives the encoding of values by
@@ -142,7 +136,7 @@ def create_decoder(
     if envelope := spec.envelope_of(declared):
         from frazil.ingest.formats.envelope import EnvelopeDecoder
 
-        def of_events(schema: Schema, units: Mapping[int, str]) -> Decoder:
+        def of_events(schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
             return EnvelopeDecoder(lambda *of: _add_framing(declared, make(*of)), schema, units, envelope)
 
         made = create_fields_decoder(
@@ -153,14 +147,16 @@ def create_decoder(
             declared, create_fields_decoder(make, schema, units, RecordShape(_unwrap_path(declared), lists))
         )
     made = _add_header_ids(declared, made)
-    if hidden and isinstance(made, RestDecoder):
+    if hidden:
         made.hide_from_rest(hidden)
-    if evolution != "off" and isinstance(made, DriftDecoder):
+    if evolution != "off":
         made.enable_drift_reporting(widening=evolution == "full")
     return made
 
 
-def create_key_decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, Unit], *, is_whole: bool) -> Decoder:
+def create_key_decoder(
+    plain: PlainFormat, schema: Schema, units: Mapping[int, Unit], *, is_whole: bool
+) -> FormatDecoder:
     """Return a decoder of record keys, passed as a chunk's values. If `is_whole`, each key is one value that fills the
     only column.
     """
@@ -170,12 +166,11 @@ def create_key_decoder(plain: PlainFormat, schema: Schema, units: Mapping[int, U
     (field,) = schema.fields
     whole = {field.field_id: with_path((WHOLE_KEY,), units.get(field.field_id))}
     if isinstance(declared, spec.AvroFormat):
-        from frazil.ingest.formats.avro.decoder import AvroDecoder
-        from frazil.ingest.formats.whole_keys import as_record_schemas
+        from frazil.ingest.formats.avro.decoder import AvroDecoder, as_record_schemas
 
-        schemas = as_record_schemas(_avro_schemas(declared))
+        schemas = as_record_schemas(_schemas_of(declared))
         return create_fields_decoder(lambda of, plain: AvroDecoder(of, plain, schemas), schema, whole, RecordShape())
-    from frazil.ingest.formats.whole_keys import WholeKeyDecoder
+    from frazil.ingest.formats.whole_values import WholeKeyDecoder
 
     make = partial(FORMATS[declared.type], declared)
     return _add_framing(declared, WholeKeyDecoder(create_fields_decoder(make, schema, whole, RecordShape(lists=False))))
@@ -186,15 +181,16 @@ def _unwrap_path(declared: spec.ValueFormat) -> tuple[str, ...]:
 
 
 def create_quoter(plain: PlainFormat) -> Quoter:
-    """Return a function that quotes values of records in this format. Raises SpecError for an unknown format."""
     declared = _parse(plain)
     if isinstance(declared, spec.CsvFormat):
+        from frazil.ingest.formats.csv import LineReader
+
         return LineReader(declared).quote_field
     if not isinstance(declared, spec.JsonFormat) or declared.lines:
         return lambda _, __: None
     around = _unwrap_path(declared)
     if declared.framing == "confluent":
-        return lambda record, path: quote_value(strip_frame(record), [*around, *path])
+        return lambda record, path: quote_value(record[FRAME_BYTES:], [*around, *path])
     return lambda record, path: quote_value(record, [*around, *path])
 
 
@@ -235,7 +231,6 @@ def check_supported(schema: Schema, declared: spec.ValueFormat) -> None:
 
 
 def check_stream_supported(stream: StreamSpec, schema: Schema) -> None:
-    """Check the formats of a stream's values and keys as `check_supported` does. Raises SpecError."""
     check_supported(schema, stream.source.format)
     if stream.key_columns:
         try:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg import types as iceberg
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.schema import Schema
 
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
@@ -26,10 +27,10 @@ MIN_RECORDS = 1024
 class ColumnMemory:
     """Memory for the columns of one schema, reused for the next records. Arrow tables are copies of it."""
 
-    def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
-        self.arrow_schema = arrow_schema
-        self._schema, self._units = schema, units
-        self.nodes, self.lists, self.names = tree.build_nodes(schema, units)
+    def __init__(self, schema: Schema, units: Units) -> None:
+        self.arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
+        self._schema, self._units = schema.as_struct(), units
+        self.nodes, self.lists, self.names = tree.build_nodes(self._schema, units)
         self._width = tree.WORDS[self.nodes[:, tree.KIND]]
         self.entry_counts = np.zeros((2 + int((self.nodes[:, tree.KIND] >= tree.LIST).sum()), 3), np.int64)
         self.entry_counts[1:, ROOM] = MIN_RECORDS
@@ -52,7 +53,6 @@ class ColumnMemory:
         self._allocate()
 
     def cast(self, columns: Mapping[str, Path]) -> None:
-        """Accept other forms of values (`CAST`) in these columns, given by path."""
         self._casts = columns
         for k in map(self._node, columns.values()):
             self.nodes[k, tree.CAST] = self.nodes[k, tree.KIND] in tree.CASTABLE
@@ -121,7 +121,6 @@ class ColumnMemory:
             self.valid[new[tree.FLAG] :][:count] = valid[old[tree.FLAG] :][:count]
 
     def table(self, data: NDArray[np.uint8]) -> pa.Table:
-        """Return the rows as an Arrow table. `data` has the records' bytes."""
         arrays = [
             self._to_array(int(child), field.type, data)
             for child, field in zip(self._child_nodes(0), self.arrow_schema, strict=True)

@@ -21,17 +21,16 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import combine_chunks, select_where, to_mask, unwrap_extension
-from frazil.ingest.binary_column import NULL
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
-from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder, EventDecoder, Rejection, RestDecoder
+from frazil.ingest.chunk import NULL, RecordChunk
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection
+from frazil.ingest.formats.debezium import PlaceholderFinder, is_null_ambiguous
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT
-from frazil.ingest.formats.placeholders import PlaceholderFinder, is_null_ambiguous
-from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, Path
+from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path
 from frazil.ingest.source_log import POSITIONS, encode_positions
 from frazil.spec.formats import POSITION, Envelope
 
-MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
+MakeDecoder = Callable[[Schema, Mapping[int, str]], FormatDecoder]
 
 BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
 """First field ids of the columns in `before`, of fields in `payload`, and of fields that are not columns."""
@@ -59,11 +58,8 @@ _DRIFT_SCOPE = tuple(
 )
 
 
-class EnvelopeDecoder:
-    """Decodes the change events of one stream.
-
-    Ignores events that change no row, and the tombstones after delete events.
-    """
+class EnvelopeDecoder(FormatDecoder):
+    """Decodes change events. Ignores events that change no row, and the tombstones after delete events."""
 
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
         """`schema` has the columns that an event fills. Only the key's columns are required."""
@@ -81,7 +77,7 @@ class EnvelopeDecoder:
         self._widening: bool | None = None
         self._hidden: Collection[Path] = ()
 
-    def _make(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> Decoder:
+    def _make(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
         layers = self._envelope_fields(schema)
         payload = iceberg.NestedField(
             OWN_IDS, "payload", iceberg.StructType(*_shift_ids(layers, PAYLOAD_IDS)), required=False
@@ -95,13 +91,11 @@ class EnvelopeDecoder:
         """Report new fields of `after`, the row after the change. `within` must be WHOLE_RECORD."""
         assert within == WHOLE_RECORD
         self._widening = widening
-        if isinstance(self._decode, DriftDecoder):
-            self._decode.enable_drift_reporting(widening=widening, within=_DRIFT_SCOPE)
+        self._decode.enable_drift_reporting(widening=widening, within=_DRIFT_SCOPE)
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._hidden = hidden
-        if isinstance(self._decode, RestDecoder):
-            self._decode.hide_from_rest(hidden)
+        self._decode.hide_from_rest(hidden)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
@@ -162,7 +156,6 @@ class EnvelopeDecoder:
         deletes, states = to_mask(pc.equal(op, "d")), to_mask(pc.is_in(op, pa.array(_ROW_OPERATIONS)))
         wrong = self._find_errors(parts, op, deletes, states)
         skipped = to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))
-        assert isinstance(self._decode, EventDecoder)  # true for all formats that have envelopes
         for row in np.flatnonzero(to_mask(op.is_null())).tolist():
             if self._decode.changes_no_row(chunk.values[int(decoded.record_indexes[row])] or b""):
                 skipped[row] = True
@@ -203,7 +196,6 @@ class EnvelopeDecoder:
 
     @staticmethod
     def _explain(rejection: Rejection, chunk: RecordChunk) -> Rejection:
-        """Return the rejection. The text is MONGODB_REMEDY if a document of MongoDB's connector is the cause."""
         layer = _ROW_ERROR_START.match(rejection.error)
         if layer is None or b"mongodb" not in (chunk.values[rejection.index] or b""):
             return rejection
@@ -289,7 +281,6 @@ class EnvelopeDecoder:
         return masks, columns
 
     def _unchanged_lists(self, masks: Mapping[str, NDArray[np.bool_]], count: int) -> pa.Array:
-        """Return, for each row, the field ids of the columns with a placeholder."""
         lists: list[list[int] | None] = [None] * count
         for row in np.flatnonzero(np.any([*masks.values()], axis=0)).tolist() if masks else ():
             lists[row] = [self._ids[name] for name, mask in masks.items() if mask[row]]
@@ -312,9 +303,7 @@ class EnvelopeDecoder:
     def _after_names(
         self, chunk: RecordChunk, decoded: DecodedChunk, parts: _Events
     ) -> Callable[[int], Collection[str]]:
-        decode = self._decode
-        assert isinstance(decode, EventDecoder)
-        names = decode.field_names
+        names = self._decode.field_names
 
         @cache
         def after_names(row: int) -> Collection[str]:

@@ -23,10 +23,9 @@ from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, Pri
 
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import combine_chunks
-from frazil.ingest.binary_column import BinaryColumn
 from frazil.ingest.changes import add_change_columns
-from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder, RenamingDecoder, RestDecoder, join_results
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, join_results
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (
     convert_debezium_times,
@@ -36,16 +35,15 @@ from frazil.ingest.formats.text_rewrites import (
     round_numbers,
     rules_of,
 )
-from frazil.ingest.schema_drift import WHOLE_RECORD, DriftDecoder, DriftScope, Path, SchemaDrift, join_drift
+from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift
 from frazil.spec.values import FieldPath
 
 WHOLE_KEY = "key"
-"""Field name of a whole key."""
 
 FIRST_CONTAINER_ID = 400_000_000
 Unit = str | Mapping[str, Any]
 """How a column's values arrive in records: as a unit (`json.types.Units`), or with settings (`ColumnSource`)."""
-MakeDecoder = Callable[[Schema, Mapping[int, str]], Decoder]
+MakeDecoder = Callable[[Schema, Mapping[int, str]], FormatDecoder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,6 @@ class ColumnSource:
         )
 
     def needs_text(self, field: NestedField) -> bool:
-        """Return whether the column's values are first read as JSON text."""
         return bool(self.nulls or self.rounding or (self.is_lenient and rules_of(field.field_type, self.unit)))
 
 
@@ -83,12 +80,8 @@ def unit_of(unit: Unit | None) -> str | None:
     return ColumnSource.of(unit).unit
 
 
-def drop_default(unit: Unit) -> Unit:
-    return unit if isinstance(unit, str) else {key: value for key, value in unit.items() if key != "default"}
-
-
-def drop_casts(unit: Unit) -> Unit:
-    return unit if isinstance(unit, str) else {k: v for k, v in unit.items() if k not in {"cast", "rounding"}}
+def without_settings(unit: Unit, *names: str) -> Unit:
+    return unit if isinstance(unit, str) else {name: value for name, value in unit.items() if name not in names}
 
 
 def with_path(path: FieldPath, unit: Unit | None) -> Unit:
@@ -118,11 +111,11 @@ class RecordShape:
 
 def create_fields_decoder(
     make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape
-) -> Decoder:
+) -> FormatDecoder:
     is_plain = all(isinstance(unit, str) for unit in units.values())
     if records.within or not is_plain or any(field.write_default is not None for field in schema.fields):
         casting = FieldsDecoder(make, schema, units, records)
-        strict = {field_id: drop_casts(unit) for field_id, unit in units.items()}
+        strict = {field_id: without_settings(unit, "cast", "rounding") for field_id, unit in units.items()}
         if strict == units or not casting.has_compiled_loop:
             return casting
         lenient = [f.name for f in schema.fields if ColumnSource.of(units.get(f.field_id)).is_lenient]
@@ -130,7 +123,7 @@ def create_fields_decoder(
     return make(schema, cast("Mapping[int, str]", units))
 
 
-class FieldsDecoder:
+class FieldsDecoder(FormatDecoder):
     def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape) -> None:
         within, lists = records.within, records.lists
         readings = {field_id: ColumnSource.of(unit) for field_id, unit in units.items()}
@@ -206,14 +199,10 @@ class FieldsDecoder:
         return [*self._arrow_schema.names]
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        """Omit these fields from the `rest` column.
-
-        `hidden` has lower-case column paths. The fields are also omitted under their paths in records.
-        """
-        if isinstance(self._decode, RestDecoder):
-            columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
-            moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
-            self._decode.hide_from_rest([*hidden, *moved])
+        """Omit fields from the `rest` column, at these lower-case column paths and at their paths in records."""
+        columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
+        moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
+        self._decode.hide_from_rest([*hidden, *moved])
 
     @property
     def has_compiled_loop(self) -> bool:
@@ -236,17 +225,15 @@ class FieldsDecoder:
             inside.cast([name for name in names if name not in self._own])
 
     def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        if isinstance(self._decode, DriftDecoder):
-            inside = tuple(part._replace(path=self._within + part.path) for part in within)
-            self._decode.enable_drift_reporting(widening=widening, within=inside)
+        inside = tuple(part._replace(path=self._within + part.path) for part in within)
+        self._decode.enable_drift_reporting(widening=widening, within=inside)
         if self._texts and widening:
             self._texts.decode.enable_drift_reporting(widening=True)
         for decode in self._inside.values() if widening else ():
             decode.enable_drift_reporting(widening=True)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
-        if isinstance(self._decode, RenamingDecoder):
-            self._decode.rename(aliases, required)
+        self._decode.rename(aliases, required)
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
@@ -305,7 +292,7 @@ class FieldsDecoder:
         return dataclasses.replace(drift, new=new, wider=wider, optional=optional, records=records)
 
 
-class CastingDecoder:
+class CastingDecoder(FormatDecoder):
     """Casts values in the compiled loop. If the loop cannot decode a record, casts its values' JSON texts instead."""
 
     def __init__(self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str]) -> None:
@@ -344,9 +331,7 @@ class CastingDecoder:
 
 
 class _TextColumns:
-    """Reads columns whose values arrived as JSON texts: casts the texts, then decodes them by the strict rules for
-    records.
-    """
+    """Casts the JSON texts of columns' values, then decodes the texts by the strict rules for records."""
 
     def __init__(
         self,
@@ -427,9 +412,7 @@ def _as_lines(texts: pa.Array) -> BinaryColumn:
 
 
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
-    """Return a column's declared default, or else its default in the table, as an array of one value. Raises SpecError
-    if the default is invalid.
-    """
+    """Return a column's declared default, or else the table's, as an array of one. Raises SpecError if invalid."""
     from frazil.ingest.formats.json.decoder import JsonDecoder
 
     reading = ColumnSource.of(unit)

@@ -5,14 +5,13 @@ header has a byte, the schema's id or GUID, and Protobuf's message indexes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import numpy as np
 
-from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, RenamingDecoder, WrappingDecoder
-from frazil.ingest.headers import header_column
+from frazil.ingest.binary_arrays import header_column
+from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection, WrappingDecoder
 
 VALUE_SCHEMA_ID = "__value_schema_id"
 _ID, _GUID = 0, 1
@@ -21,14 +20,10 @@ _ID_END, _GUID_END = 5, 17
 
 
 class HeaderIdDecoder(WrappingDecoder):
-    def __init__(self, decode: Decoder, id_of: Callable[[bytes], int]) -> None:
+    def __init__(self, decode: FormatDecoder, id_of: Callable[[bytes], int]) -> None:
         """`id_of` returns a schema id for a GUID."""
         super().__init__(decode)
         self._id_of = id_of
-
-    def rename(self, aliases: dict[str, str], required: Collection[str]) -> None:
-        if isinstance(self._decode, RenamingDecoder):
-            self._decode.rename(aliases, required)
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         if chunk.headers is None:
@@ -50,8 +45,7 @@ class HeaderIdDecoder(WrappingDecoder):
         good = np.setdiff1d(np.arange(len(chunk)), [r.index for r in wrong])
         part = chunk.select(good, chunk.target)
         decoded = self._decode(dataclasses.replace(part, values=BinaryColumn.of([values[i] for i in good.tolist()])))
-        moved = decoded.with_indexes(good)
-        return dataclasses.replace(moved, rejections=[*moved.rejections, *wrong])
+        return decoded.with_indexes(good).with_rejections(wrong)
 
     def _frame(self, header: bytes) -> bytes | None:
         if len(header) >= _ID_END and header[0] == _ID:

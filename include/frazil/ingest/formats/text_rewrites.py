@@ -95,8 +95,6 @@ def convert_debezium_times(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Arr
 
 
 def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
-    """Round numbers to `scale` digits after the point. Other values stay unchanged."""
-
     def one(text: str) -> str:
         number = Decimal(text.strip('"'))
         if number.adjusted() > 60:

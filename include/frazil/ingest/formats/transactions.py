@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 from pyiceberg.types import ListType, LongType, NestedField, StringType, StructType
 
-from frazil.ingest.binary_column import NULL
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.decode import Decoder
 from frazil.ingest.formats import FORMATS
 from frazil.ingest.source_log import encode_positions
@@ -51,7 +50,6 @@ class EventTransaction(NamedTuple):
 class TransactionEnd(NamedTuple):
     transaction: str
     events: dict[str, int]
-    """Number of events by table."""
 
 
 class TransactionDecoder:

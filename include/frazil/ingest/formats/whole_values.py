@@ -1,23 +1,22 @@
-"""The formats `string` and `bytes`: the whole record value fills one column."""
+"""Decodes records that are one value: the formats `string` and `bytes`, and keys such as a JSON string or number."""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
-from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Rejection
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection, WrappingDecoder
+from frazil.ingest.formats.fields import WHOLE_KEY
 
 
-class WholeValueDecoder:
-    """Fills one column with the record value; all other columns are null.
-
-    Rejects a record if a required column is null.
-    """
+class WholeValueDecoder(FormatDecoder):
+    """Fills one column with the record value, the others with null. Rejects all records if one of these is required."""
 
     def __init__(self, schema: Schema, column: str) -> None:
         self._field = schema.find_field(column)
@@ -38,3 +37,26 @@ class WholeValueDecoder:
         ]
         rows = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
         return DecodedChunk(rows, np.arange(len(chunk))).reject_rows(wrong)
+
+
+_JSON_SCALAR = r'^[ \t\r\n]*("([^"\\]|\\.)*"|[-+.0-9A-Za-z]+)[ \t\r\n]*$'
+"""Matches JSON strings, numbers and literals, and some invalid texts, which the decoder rejects."""
+
+
+class WholeKeyDecoder(WrappingDecoder):
+    """Decodes JSON strings, numbers and booleans. Objects and lists are rejected."""
+
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
+        texts = to_arrow_binary(chunk.values, pa.large_binary())
+        scalar = pc.match_substring_regex(texts, _JSON_SCALAR).fill_null(False).to_numpy(zero_copy_only=False)
+        places = np.flatnonzero(scalar)
+        around = (pa.scalar(text, pa.large_binary()) for text in (b'{"%s":' % WHOLE_KEY.encode(), b"}\n", b""))
+        begin, end, between = around
+        records = pc.binary_join_element_wise(begin, texts.take(pa.array(places)), end, between)
+        _, offsets, data = records.buffers()
+        ends = np.frombuffer(offsets, np.int64)[: len(records) + 1]
+        values = BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)
+        decoded = self._decode(RecordChunk.of_column(values)).with_indexes(places)
+        text = "the key is not one JSON string, number or boolean"
+        others = [Rejection(place, "TypeMismatch", text) for place in np.flatnonzero(~scalar).tolist()]
+        return decoded.with_rejections(others)

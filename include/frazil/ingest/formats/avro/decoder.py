@@ -4,48 +4,54 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import StructType
 
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments, read_only
-from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Rejection
+from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection
 from frazil.ingest.formats.avro import operations as op
-from frazil.ingest.formats.avro.drift import find_drift
 from frazil.ingest.formats.avro.json_text import InvalidAvroValue, json_text
 from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_records
 from frazil.ingest.formats.avro.program import AvroProgram, Fault
-from frazil.ingest.formats.avro.schema import AvroType, TooLarge, UnreadableSchema, field_names_at, parse_schema
+from frazil.ingest.formats.avro.schema import (
+    AvroType,
+    TooLarge,
+    UnreadableSchema,
+    field_names_at,
+    find_drift,
+    parse_schema,
+)
 from frazil.ingest.formats.columns import ColumnMemory
+from frazil.ingest.formats.debezium import is_other_schema
+from frazil.ingest.formats.fields import WHOLE_KEY
+from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import BASE, ENTRY_SET, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
 from frazil.ingest.formats.json.rest import rest_of
-from frazil.ingest.formats.json.types import check_supported
+from frazil.ingest.formats.json.types import Units, check_supported
 from frazil.ingest.formats.json.words import USED
-from frazil.ingest.formats.other_events import is_other_schema
 from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift, select_names
 from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
-FRAME_BYTES = 5
-"""Bytes of the frame before a record: a zero byte and the schema's id, big-endian."""
 DECLARED_ID = 0
 """The id of the declared schema, for records without a frame."""
 _MIN_SLOTS = 1024
 MAX_IDS_PER_REQUEST = 1000
 
 
-class AvroDecoder:
+class AvroDecoder(FormatDecoder):
     _read_records = staticmethod(read_records)
+    _make_program: Callable[[StructType, ColumnMemory, Units], Any] = AvroProgram
     _frame_words = 3
     _name, _invalid = "avro", "is not a valid Avro schema"
     _index_bits = 0
@@ -58,8 +64,8 @@ class AvroDecoder:
         """
         struct = schema.as_struct()
         check_supported(struct, self._name)
-        self._columns = ColumnMemory(struct, schema_to_pyarrow(schema, include_field_ids=True), units)
-        self._program: Any = self._make_program(struct, units)
+        self._columns = ColumnMemory(schema, units)
+        self._program: Any = self._make_program(struct, self._columns, units)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}
         self._written: dict[int, AvroType] = {}
@@ -74,9 +80,6 @@ class AvroDecoder:
         self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
         self._slots = np.zeros(_MIN_SLOTS, np.int64)
         self._seed = secrets.randbits(62) | 1  # unpredictable, so that no writer can choose keys that compare slowly
-
-    def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
-        return AvroProgram(struct, self._columns, units)
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._program.hide_from_rest(hidden)
@@ -100,7 +103,6 @@ class AvroDecoder:
         )
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
-        """Decode the values in order. Raises the errors of the registry's client."""
         values = chunk.values
         self._drift = []
         rejections: dict[int, Fault] = {}
@@ -191,10 +193,7 @@ class AvroDecoder:
         columns.text = kept
 
     def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
-        """Return a value as JSON text; None if other columns hold all its fields.
-
-        Returns `_FAULT_PREFIX` and an error text for an invalid value.
-        """
+        """Return a value as JSON text; None if other columns hold it all; `_FAULT_PREFIX` and an error if invalid."""
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
@@ -209,10 +208,7 @@ class AvroDecoder:
             return _FAULT_PREFIX + str(error).encode()
 
     def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
-        """Return the first operation of each record (-1 if rejected), and its content without the frame.
-
-        Fills `rejections`.
-        """
+        """Return each record's first operation (-1 if rejected) and content without the frame. Fills `rejections`."""
         roots = np.full(len(values), -1, np.int64)
         has_value = values.lengths > 0
         for i in np.flatnonzero(~has_value).tolist():
@@ -221,23 +217,24 @@ class AvroDecoder:
         if isinstance(self._schemas, SchemaText):
             self._assign(roots, np.flatnonzero(has_value), DECLARED_ID, rejections)
             return roots, values
-        framed = values.lengths >= FRAME_BYTES
-        framed[framed] = values.data[values.starts[framed]] == 0
-        for i in np.flatnonzero(has_value & ~framed).tolist():
-            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
-        places = np.flatnonzero(framed)
-        ids = read_schema_ids(values.data, values.starts[places])
-        if len(ids) and (ids == ids[0]).all():
-            self._assign(roots, places, int(ids[0]), rejections)
-        else:
-            self._assign_each(roots, places, ids, rejections)
+        places = self._find_framed(values, FRAME_BYTES, rejections)
+        self._assign_each(roots, places, read_schema_ids(values.data, values.starts[places]), rejections)
         content = BinaryColumn(values.data, values.starts + FRAME_BYTES, values.lengths - FRAME_BYTES)
         return roots, content
 
+    def _find_framed(self, values: BinaryColumn, min_bytes: int, rejections: dict[int, Fault]) -> Numbers:
+        """Return the places of the values with a frame, and reject other values that are not empty."""
+        framed = values.lengths >= min_bytes
+        framed[framed] = values.data[values.starts[framed]] == 0
+        for i in np.flatnonzero((values.lengths > 0) & ~framed).tolist():
+            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
+        return np.flatnonzero(framed)
+
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Call `_assign` for each distinct schema id. Requests schemas in groups: unframed values may look like many
-        ids.
-        """
+        """Call `_assign` for each schema id. Requests schemas in groups: unframed values may look like many ids."""
+        if len(ids) and (ids == ids[0]).all():
+            self._assign(roots, places, int(ids[0]), rejections)
+            return
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(places[order], first[1:])
@@ -266,7 +263,6 @@ class AvroDecoder:
             rejections.update(dict.fromkeys(places.tolist(), root))
 
     def _add_schema(self, schema_id: int) -> int | Fault:
-        """Compile a schema. Returns the first operation of its records, or the error."""
         if isinstance(self._schemas, SchemaText):
             found, what = self._schemas, "the declared schema"
         else:
@@ -302,11 +298,13 @@ class AvroDecoder:
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
         if wrong == self._op.UNFIT:
-            type_mismatch: Fault = self._program.type_mismatch(place)
-            return type_mismatch
+            unfit: Fault = self._program.unfit[place]
+            return unfit
         error_class, text = self._op.ERRORS[wrong]
-        path = self._program.path(place)
-        return error_class, f"{path or 'the record'}: {text} (byte {byte} of the record's content)"
+        return (
+            error_class,
+            f"{self._program.paths[place] or 'the record'}: {text} (byte {byte} of the record's content)",
+        )
 
 
 def _find_json_fault(value: object) -> str | None:
@@ -334,3 +332,28 @@ def not_framed_text(value: bytes, name: str) -> str:
         f"the value {what}, but source.format is {name} with schema ids: write it with the registry's serializer, "
         "or declare another format"
     )
+
+
+@overload
+def as_record_schemas(schemas: SchemaText) -> SchemaText: ...
+@overload
+def as_record_schemas(schemas: SchemaSource) -> SchemaSource: ...
+def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | SchemaText:
+    """Wrap Avro schemas in records with one field. The encoded bytes are the same."""
+    return _as_record(schemas) if isinstance(schemas, SchemaText) else _RecordSchemas(schemas)
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordSchemas:
+    inner: SchemaSource
+
+    def prefetch(self, schema_ids: Sequence[int]) -> None:
+        self.inner.prefetch(schema_ids)
+
+    def get(self, schema_id: int) -> SchemaText:
+        return _as_record(self.inner.get(schema_id))
+
+
+def _as_record(schema: SchemaText) -> SchemaText:
+    fields = f'[{{"name":"{WHOLE_KEY}","type":{schema.text}}}]'
+    return schema._replace(text=f'{{"type":"record","name":"frazil_key","fields":{fields}}}')

@@ -22,7 +22,6 @@ MAX_EMPTY_ELEMENTS = 64
 _MICROSECONDS = {"millis": 1000, "micros": 1}
 _EPOCH = date(1970, 1, 1).toordinal()
 _ERA_DAYS = 146_097
-"""Days in 400 years."""
 
 
 class InvalidAvroValue(Exception):

@@ -15,10 +15,9 @@ import numpy as np
 from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro import operations as code
 from frazil.ingest.formats.json import nodes as tree
-from frazil.ingest.formats.json.dates_and_times import INVALID_DATE, parse_date, parse_time, parse_timestamp
 from frazil.ingest.formats.json.nodes import Numbers
-from frazil.ingest.formats.json.numbers import times_ten
 from frazil.ingest.formats.json.rows import set_null
+from frazil.ingest.formats.json.scalars import INVALID_DATE, parse_date, parse_time, parse_timestamp, times_ten
 from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 
@@ -161,10 +160,7 @@ def write_decimal(
 
 @loop
 def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Read a decimal's unscaled number (big-endian two's complement), and write the decimal.
-
-    Returns VALID or an error code.
-    """
+    """Write a decimal whose unscaled number is big-endian two's complement. Returns VALID or an error code."""
     if p == end:
         return code.NO_DECIMAL
     negative = b[p] >= 128
@@ -325,10 +321,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
 def read_record(
     b: Octets, p: int, end: int, root: int, plan: Plan, memory: Memory, scratch: Scratch
 ) -> tuple[int, int, int]:
-    """Read one record. Returns VALID, an error code, or NO_ROOM + d if entry set d is full.
-
-    Also returns the operation and position of the error.
-    """
+    """Read one record. Returns VALID, an error code, or NO_ROOM + d; also the operation and position of the error."""
     ops, places = plan
     nodes, words, valid, entry_counts = memory
     frames, slots, seed = scratch

@@ -5,7 +5,7 @@ A field fills the column of the same name, or else a column named in its aliases
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.loop import Plan
-from frazil.ingest.formats.avro.schema import AvroType, TooLarge
+from frazil.ingest.formats.avro.schema import AvroType, TooLarge, filled_columns
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED
 from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
@@ -57,7 +57,6 @@ class LoopProgram:
     """The operations of all schemas added so far. Adding a schema replaces `plan`."""
 
     _width: int
-    """Columns of the table of operations."""
 
     def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
         self._columns = columns
@@ -66,19 +65,13 @@ class LoopProgram:
         self._rows: list[list[int]] = []
         self._max_rows = 0
         self._places: list[int] = []
-        self._paths: list[str] = []
+        self.paths: list[str] = []
+        """The path of the column that each operation fills, or of the field that it skips."""
         self._symbols: dict[str, int] = {}
-        self._unfit: dict[int, Fault] = {}
+        self.unfit: dict[int, Fault] = {}
         self.text = b""
         """The symbols of all enums, concatenated."""
         self.plan = Plan(np.zeros((0, self._width), np.int64), np.zeros(1, np.int64))
-
-    def path(self, place: int) -> str:
-        """Return the path of the column that an operation fills, or of the field that it skips."""
-        return self._paths[place]
-
-    def type_mismatch(self, place: int) -> Fault:
-        return self._unfit[place]
 
     def _complete_plan(self) -> None:
         self.plan = Plan(np.array(self._rows, np.int64), np.array(self._places or [0], np.int64))
@@ -88,14 +81,13 @@ class LoopProgram:
             raise TooLarge(f"reading its types into the columns takes more than {MAX_OPERATIONS:,} operations")
         self._rows.append([0] * self._width)
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node  # the same columns in Protobuf
-        self._paths.append(target.path)
+        self.paths.append(target.path)
         return len(self._rows) - 1
 
     def _set_field(self, row: int, column: int, value: int) -> None:
         self._rows[row][column] = int(value)
 
     def _intern_symbol(self, symbol: str) -> tuple[int, int]:
-        """Add a symbol to `text` if it is missing. Return its start and length."""
         encoded = symbol.encode("utf-8", "replace")
         if symbol not in self._symbols:
             self._symbols[symbol] = len(self.text)
@@ -129,8 +121,8 @@ class AvroProgram(LoopProgram):
         try:
             root = self._add_operation(written, self._record)
         except TooLarge:
-            del self._rows[rows:], self._paths[rows:], self._places[places:]
-            self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
+            del self._rows[rows:], self.paths[rows:], self._places[places:]
+            self.unfit = {row: fault for row, fault in self.unfit.items() if row < rows}
             self.spans = {row: kind for row, kind in self.spans.items() if row < rows}
             self.numbers = {row for row in self.numbers if row < rows}
             self._skips = skips
@@ -242,7 +234,7 @@ class AvroProgram(LoopProgram):
 
     def _add_rejection(self, target: TargetColumn, error_class: str, text: str) -> int:
         row = self._add_row(op.REFUSED, target)
-        self._unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
+        self.unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
         return row
 
     def _set_places(self, row: int, places: list[int]) -> int:
@@ -255,10 +247,7 @@ class AvroProgram(LoopProgram):
 def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: AvroType, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the operation that reads this Avro type into a column of type `kind`; None if the types do not match.
-
-    The result's keys are columns of the table of operations. `unit` is the declared unit of numeric timestamps.
-    """
+    """Return the operation for this pair of types, by column of the table of operations; None if they do not match."""
     bits = 32 if written.kind == "int" else 64
     match written.kind, kind:
         case "boolean", iceberg.BooleanType():
@@ -343,18 +332,6 @@ def _decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
 
 
-def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
-    """Return the name of the column that each field fills, by the field's index."""
-    wanted = set(wanted)
-    found = {i: names[0] for i, names in enumerate(written.fields) if names[0] in wanted}
-    for i, names in enumerate(written.fields):
-        if i not in found:
-            alias = next((a for a in names[1:] if a in wanted and a not in found.values()), None)
-            if alias is not None:
-                found[i] = alias
-    return found
-
-
 def as_written(part: Part | None, written: AvroType) -> Part | None:
     """Return `part` with the writer schema's field names; None if the whole value fills columns."""
     if part is None:
@@ -375,7 +352,6 @@ def as_written(part: Part | None, written: AvroType) -> Part | None:
 
 
 def may_be_empty(written: AvroType) -> bool:
-    """Return whether a value of this type may take no bytes."""
     known: set[int] = set()
     left = [written]
     while left:

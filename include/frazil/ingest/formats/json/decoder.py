@@ -11,24 +11,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyiceberg import types as iceberg
-from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Rejection, join_results
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection, join_results
 from frazil.ingest.formats.columns import ColumnMemory
-from frazil.ingest.formats.json import new_keys, pieces
+from frazil.ingest.formats.debezium import changes_no_row
+from frazil.ingest.formats.json import unknown_keys
 from frazil.ingest.formats.json.drift import DriftFinder
 from frazil.ingest.formats.json.record import RecordReader, Row, field_names, field_names_at
-from frazil.ingest.formats.json.rest import is_rest
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
 from frazil.ingest.formats.json.text import MAX_DEPTH, RecordError
-from frazil.ingest.formats.json.types import Units, check_supported, max_nesting
-from frazil.ingest.formats.other_events import changes_no_row
+from frazil.ingest.formats.json.types import check_supported, max_nesting
 from frazil.ingest.schema_drift import (
     MAX_REPORTED_NAMES,
     WHOLE_RECORD,
@@ -40,33 +36,40 @@ from frazil.ingest.schema_drift import (
     select_names,
 )
 
+_MAX_MAP_KEYS = 4096
+"""Maximum number of keys per map. Records with a larger map are read one by one."""
 
-class JsonDecoder:
-    """Decodes chunks to tables with one schema. Ignores fields that are not in the schema."""
 
+class JsonDecoder(FormatDecoder):
     def __init__(self, schema: Schema, units: Mapping[int, str]) -> None:
         """Raises SpecError for a column type that JSON does not support."""
         struct = schema.as_struct()
         check_supported(struct)
-        self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._record = RecordReader(struct, units)
-        self._columns = ChunkReader(struct, self._arrow_schema, units)
         self._struct, self._units = struct, units
-        self._names = {field.name for field in struct.fields if not is_rest(field, units)}
+        self._record = RecordReader(struct, units)
+        self._columns = ColumnMemory(schema, units)
+        self._frames = np.zeros((1 + max_nesting(struct), 6), np.int64)
+        self._pieces = np.zeros(unknown_keys.FIRST_PIECE + 3 * unknown_keys.MAX_PIECES, np.int64)
+        self._scratch = np.zeros(MAX_DEPTH, np.uint8)
+        self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
+        self._new_keys = unknown_keys.allocate_memory(on=False)
         self._beyond: DriftFinder | None = None
-        self._casts = False
+        self._has_casts = False
+        self._casts: Counter[str] = Counter()
 
     def cast(self, columns: Mapping[str, Path]) -> None:
-        """Accept other forms of values in these columns, given by path.
-
-        Then leaves out the records that the loop cannot decode with certainty.
-        """
-        self._casts = True
+        """Accept other forms of values in these columns. Omits records that the loop cannot decode with certainty."""
+        self._has_casts = True
         self._columns.cast(columns)
 
     def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
         self._beyond = DriftFinder(self._struct, self._units, widening=widening, within=within)
-        self._columns.find_new_keys([part.path for part in within])
+        self._find_new_keys()
+        self._columns.watch([part.path for part in within])
+
+    def _find_new_keys(self) -> None:
+        """Start to search for unknown keys, and forget the keys found so far."""
+        self._new_keys = unknown_keys.allocate_memory(on=True)
 
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._record = RecordReader(self._struct, self._units, hidden)
@@ -80,128 +83,24 @@ class JsonDecoder:
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the values. Rows of records that were read one by one come last."""
-        rows, unsure = self._columns(chunk.values)
-        sure = DecodedChunk(rows, np.flatnonzero(~unsure), drift=self._find_drift(chunk))
-        if self._casts:
-            cast = {name: count for name, count in self._columns.casts.items() if count}
+        rows, flags = self.read_in_loop(chunk.values)
+        sure = DecodedChunk(rows, np.flatnonzero(flags & 1 == 0), drift=self._find_drift(chunk, flags))
+        if self._has_casts:
+            cast = {name: count for name, count in self._casts.items() if count}
             return dataclasses.replace(sure, drift=dataclasses.replace(sure.drift, cast=cast))
         if len(sure.record_indexes) == len(chunk):
             return sure
-        places = np.flatnonzero(unsure)
+        places = np.flatnonzero(flags & 1)
         return join_results([sure, self._read_one_by_one([*chunk.values.take(places)], places.tolist())])
 
-    def _find_drift(self, chunk: RecordChunk) -> SchemaDrift:
-        """Return the drift in the records that the loop read: new fields, and records without a known field."""
-        unknown = SchemaDrift()
-        if len(places := self._columns.unknown) and self._names:
-            some = chunk.values.take(places[:MAX_REPORTED_NAMES])
-            unknown = SchemaDrift(unknown=len(places), names=select_names(n for one in some for n in field_names(one)))
-        if self._beyond is None or not self._columns.new:
-            return unknown
-        new = self._beyond.find_new_fields(chunk.values.take(self._columns.samples))
-        if any(map(has_unknown_part, new.values())):
-            self._columns.find_new_keys()
-        return join_drift([unknown, SchemaDrift(new, records=self._columns.new)])
+    def read_in_loop(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.uint8]]:
+        """Return the rows of the records that the loop decoded, and the flags of all records (see `read_records`)."""
+        flags = np.ones(len(values), np.uint8)
+        self._casts.clear()
+        tables = [self._read_part(values[part], flags[part]) for part in self._columns.parts(len(values))]
+        return pa.concat_tables(tables) if tables else empty_table(self._columns.arrow_schema), flags
 
-    def _read_one_by_one(self, values: Sequence[bytes | None], places: Iterable[int]) -> DecodedChunk:
-        """Decode each value by itself. `places` are the positions of the values in the chunk."""
-        rows: list[Row] = []
-        kept: list[int] = []
-        rejections: list[Rejection] = []
-        read = self._record.each(values)
-        for place, found in zip(places, read, strict=True):
-            if isinstance(found, RecordError):
-                rejections.append(Rejection(place, found.error_class, found.error))
-            else:
-                rows.append(found)
-                kept.append(place)
-        unknown: list[Collection[str]] = []
-        for one, its in zip(values, read, strict=True):
-            if not self._names or (isinstance(its, RecordError) and its.error_class != "MissingRequired"):
-                continue
-            if self._names.isdisjoint(some := field_names(one)):
-                unknown.append(some)
-        drift = SchemaDrift(
-            unknown=len(unknown), names=select_names(n for some in unknown[:MAX_REPORTED_NAMES] for n in some)
-        )
-        if self._beyond is not None:
-            drift = join_drift([drift, self._beyond(values, read)])
-        columns = zip(*rows, strict=True) if rows else [()] * len(self._arrow_schema)
-        arrays = [_to_array(column, field.type) for column, field in zip(columns, self._arrow_schema, strict=True)]
-        table = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
-        return DecodedChunk(table, np.array(kept, np.int64), rejections, drift)
-
-
-def _to_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
-    storage = _storage_type(kind)
-    array = pa.array(values, storage)
-    return array if storage == kind else array.cast(kind)
-
-
-def _storage_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type without extension types, which Arrow cannot build inside nested values."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return kind.storage_type
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_storage_type(field.type)) for field in kind])
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_storage_type(kind.value_type)))
-    if pa.types.is_map(kind):
-        return pa.map_(kind.key_field, kind.item_field.with_type(_storage_type(kind.item_type)))
-    return kind
-
-
-_MAX_MAP_KEYS = 4096
-"""Maximum number of keys per map. Records with a larger map are read one by one."""
-
-
-class ChunkReader:
-    """Reads chunks with one schema. The memory is reused for the next chunk; results are copies."""
-
-    def __init__(self, schema: iceberg.StructType, arrow_schema: pa.Schema, units: Units) -> None:
-        self._columns = ColumnMemory(schema, arrow_schema, units)
-        self._frames = np.zeros((1 + max_nesting(schema), 6), np.int64)
-        self._pieces = np.zeros(pieces.FIRST_PIECE + 3 * pieces.MAX_PIECES, np.int64)
-        self._scratch = np.zeros(MAX_DEPTH, np.uint8)
-        self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
-        self._new_keys = new_keys.allocate_memory(on=False)
-        self.new, self.samples = 0, np.zeros(0, np.int64)
-        """`new`: number of records with unknown keys that the loop read in the last call. `samples`: positions of some
-        of them.
-        """
-        self.unknown = np.zeros(0, np.int64)
-        """Positions of records without any known key that the loop read in the last call."""
-        self.casts: Counter[str] = Counter()
-        """Number of cast values in the last call, by column."""
-
-    def cast(self, columns: Mapping[str, Path]) -> None:
-        self._columns.cast(columns)
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        self._columns.hide_from_rest(hidden)
-
-    def find_new_keys(self, within: Sequence[Path] | None = None) -> None:
-        """Start to search for unknown keys, and forget the keys found so far.
-
-        `within` limits the search to the structs at these paths; None keeps the current limit.
-        """
-        self._new_keys = new_keys.allocate_memory(on=True)
-        if within is not None:
-            self._columns.watch(within)
-
-    def __call__(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.bool_]]:
-        """Return the rows of the records that the loop decoded, and a mask of the records to read one by one."""
-        unsure = np.ones(len(values), np.uint8)
-        self.casts.clear()
-        tables = [self._read(values[part], unsure[part]) for part in self._columns.parts(len(values))]
-        rows = pa.concat_tables(tables) if tables else empty_table(self._columns.arrow_schema)
-        if self._new_keys[new_keys.ON]:
-            self.new, self.samples = int(np.count_nonzero(unsure & NEW)), np.flatnonzero(unsure & SAMPLE)
-        self.unknown = np.flatnonzero(unsure & UNKNOWN)
-        unsure &= 1
-        return rows, unsure.view(np.bool_)
-
-    def _read(self, values: BinaryColumn, unsure: NDArray[np.uint8]) -> pa.Table:
+    def _read_part(self, values: BinaryColumn, flags: NDArray[np.uint8]) -> pa.Table:
         columns = self._columns
         columns.begin(len(values))
         data, starts, lengths = as_loop_arguments(values)
@@ -224,9 +123,72 @@ class ChunkReader:
                 self._slots,
                 self._pieces,
                 self._new_keys,
-                unsure,
+                flags,
             )
             if read == len(values):
-                self.casts.update(columns.take_casts())
+                self._casts.update(columns.take_casts())
                 return columns.table(data)
             columns.grow(missing)
+
+    def _find_drift(self, chunk: RecordChunk, flags: NDArray[np.uint8]) -> SchemaDrift:
+        """Return the drift in the records that the loop read: new fields, and records without a known field."""
+        unknown = SchemaDrift()
+        if len(places := np.flatnonzero(flags & UNKNOWN)) and self._columns.field_names:
+            some = chunk.values.take(places[:MAX_REPORTED_NAMES])
+            unknown = SchemaDrift(unknown=len(places), names=select_names(n for one in some for n in field_names(one)))
+        records = int(np.count_nonzero(flags & NEW))
+        if self._beyond is None or not records:
+            return unknown
+        new = self._beyond.find_new_fields(chunk.values.take(np.flatnonzero(flags & SAMPLE)))
+        if any(map(has_unknown_part, new.values())):
+            self._find_new_keys()
+        return join_drift([unknown, SchemaDrift(new, records=records)])
+
+    def _read_one_by_one(self, values: Sequence[bytes | None], places: Iterable[int]) -> DecodedChunk:
+        """Decode each value by itself. `places` are the positions of the values in the chunk."""
+        rows: list[Row] = []
+        kept: list[int] = []
+        rejections: list[Rejection] = []
+        read = self._record.each(values)
+        for place, found in zip(places, read, strict=True):
+            if isinstance(found, RecordError):
+                rejections.append(Rejection(place, found.error_class, found.error))
+            else:
+                rows.append(found)
+                kept.append(place)
+        unknown: list[Collection[str]] = []
+        names = self._columns.field_names
+        for one, its in zip(values, read, strict=True):
+            if not names or (isinstance(its, RecordError) and its.error_class != "MissingRequired"):
+                continue
+            if names.isdisjoint(some := field_names(one)):
+                unknown.append(some)
+        drift = SchemaDrift(
+            unknown=len(unknown), names=select_names(n for some in unknown[:MAX_REPORTED_NAMES] for n in some)
+        )
+        if self._beyond is not None:
+            drift = join_drift([drift, self._beyond(values, read)])
+        schema = self._columns.arrow_schema
+        columns = zip(*rows, strict=True) if rows else [()] * len(schema)
+        arrays = [_to_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        table = pa.Table.from_arrays(arrays, schema=schema)
+        return DecodedChunk(table, np.array(kept, np.int64), rejections, drift)
+
+
+def _to_array(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    storage = _storage_type(kind)
+    array = pa.array(values, storage)
+    return array if storage == kind else array.cast(kind)
+
+
+def _storage_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type without extension types, which Arrow cannot build inside nested values."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind.storage_type
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_storage_type(field.type)) for field in kind])
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_storage_type(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(kind.key_field, kind.item_field.with_type(_storage_type(kind.item_type)))
+    return kind

@@ -30,7 +30,6 @@ from frazil.spec.iceberg import iceberg_type
 
 _decode_untyped = msgspec.json.Decoder().decode
 _MAX_EXAMINED_REJECTS = 1000
-"""Maximum number of rejected records that are examined per chunk."""
 
 
 class DriftFinder:
@@ -42,7 +41,6 @@ class DriftFinder:
         self._readers: dict[ColumnChanges, RecordReader] = {}
 
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
-        """Return the schema drift of these records. `read` has each record's decoding result."""
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         valid = [value for value, row in found if not isinstance(row, RecordError)]
         records = 0

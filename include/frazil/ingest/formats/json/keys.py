@@ -53,7 +53,6 @@ class DuplicateKeyFinder:
         return _duplicate_path(self._decode(text.decode()), self._schema)
 
     def find_in_rejected(self, text: bytes) -> str | None:
-        """Return the path of a duplicate key in a rejected record, if it is JSON and has one."""
         if self._quoted and (plain := _unescape_ascii(text)) is not None and self._has_unique_names(plain):
             return None
         try:
@@ -119,7 +118,6 @@ def _first_duplicate(keys: list[str]) -> str | None:
 
 
 def _may_repeat_names(schema: iceberg.StructType) -> bool:
-    """Return whether a field's name may occur repeatedly in a valid record: in lists of structs, or as a map's key."""
     lists = [kind for kind in inner_types(schema) if isinstance(kind, iceberg.ListType)]
     structs_in_lists = any(isinstance(part, iceberg.StructType) for kind in lists for part in inner_types(kind))
     return structs_in_lists or any(isinstance(kind, iceberg.MapType) for kind in inner_types(schema))

@@ -7,11 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from frazil.ingest.binary_column import BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.decode import (
     DecodedChunk,
-    EventDecoder,
     Rejection,
     WrappingDecoder,
     drop_incomplete_records,
@@ -22,7 +20,6 @@ from frazil.ingest.decode import (
 MAX_LINES = 100_000
 """Maximum number of lines per record. Many empty lines would need much memory."""
 TARGET_LINES = 500_000
-"""Approximate number of lines that are decoded together."""
 _NEWLINE = 10
 _IS_WHITE = np.zeros(256, np.bool_)
 _IS_WHITE[[*b" \t\r"]] = True
@@ -39,12 +36,11 @@ class LinesDecoder(WrappingDecoder):
             breaks[filled] = _count_true(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
         too_many = np.flatnonzero(breaks >= MAX_LINES)
         parts = [self._decode_group(values.take(places)).with_indexes(places) for places in _group_records(breaks)]
-        nothing = self._decode(RecordChunk.of_values([]))
         rejections = [
             Rejection(place, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
             for place in too_many.tolist()
         ]
-        return join_results([DecodedChunk(nothing.rows, nothing.record_indexes, rejections), *parts])
+        return join_results([self._decode(RecordChunk.of_values([])).with_rejections(rejections), *parts])
 
     def _decode_group(self, values: BinaryColumn) -> DecodedChunk:
         lines, record = _split_lines(values)
@@ -78,7 +74,6 @@ class LinesDecoder(WrappingDecoder):
 
 
 def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of true values in each slice. Every slice must have values."""
     bounds = np.stack([starts, starts + lengths], axis=1).ravel()
     if bounds.max() == len(marks):
         marks = np.append(marks, False)
@@ -120,22 +115,17 @@ def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]
 
 
 FRAME_BYTES = 5
-
-
-def strip_frame(record: bytes) -> bytes:
-    return record[FRAME_BYTES:]
+"""Bytes of the frame before a record: a zero byte and the schema's id, big-endian."""
 
 
 class FramedDecoder(WrappingDecoder):
     """Removes the frame of Confluent's serializers from each value. Rejects values without a frame."""
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
-        assert isinstance(self._decode, EventDecoder)
-        return self._decode.field_names(strip_frame(record), path)
+        return self._decode.field_names(record[FRAME_BYTES:], path)
 
     def changes_no_row(self, record: bytes) -> bool:
-        assert isinstance(self._decode, EventDecoder)
-        return self._decode.changes_no_row(strip_frame(record))
+        return self._decode.changes_no_row(record[FRAME_BYTES:])
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         values = chunk.values
@@ -153,7 +143,7 @@ class FramedDecoder(WrappingDecoder):
         rest = np.flatnonzero(~has_value | framed)
         decoded = self._decode(RecordChunk.of_column(inside.take(rest))).with_indexes(rest)
         rejections = [Rejection(place, "NotFramed", _not_framed_text(values[place] or b"")) for place in bare.tolist()]
-        return join_results([decoded, DecodedChunk(decoded.rows.slice(0, 0), np.zeros(0, np.int64), rejections)])
+        return decoded.with_rejections(rejections)
 
 
 def _not_framed_text(value: bytes) -> str:

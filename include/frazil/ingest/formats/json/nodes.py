@@ -77,10 +77,7 @@ first field, FOLLOWING the next field in that object, and SEEN the number of the
 
 
 class Nodes(NamedTuple):
-    """The nodes of a schema; node 0 is the record.
-
-    An entry set is: all rows, or the elements of one list or map.
-    """
+    """The nodes of a schema; node 0 is the record. An entry set is all rows, or the elements of one list or map."""
 
     table: Numbers
     lists: Numbers

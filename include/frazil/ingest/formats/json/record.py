@@ -50,7 +50,6 @@ _EXPECTED_VALUES: dict[type[iceberg.IcebergType], str] = {
 _FLOATS = (iceberg.FloatType, iceberg.DoubleType)
 _NUMBERS = (iceberg.IntegerType, iceberg.LongType, *_FLOATS, iceberg.TimestampType, iceberg.TimestamptzType)
 _RAW_UNITS = ("s", AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)
-"""Units whose values the parser leaves as raw JSON."""
 _NO_KEY = secrets.token_hex()
 """Field name of `rest` columns in the parser's types; random, so no record contains it."""
 _INDEX = re.compile(r"\[[0-9]")
@@ -69,7 +68,6 @@ class _Entry(NamedTuple):
     message: str
 
     def find_in(self, raw: bytes) -> bytes:
-        """Return the raw value of the first entry that fails with `message`. Raises LookupError."""
         for part in _decode_members(raw).values():
             for decode in self.decoders:
                 try:
@@ -223,10 +221,7 @@ class RecordReader:
         return _ErrorTemplate(TYPE_MISMATCH, mismatch, keys, _received_kind(what))
 
     def _resolve(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
-        """Return the type, the unit and the steps of a path in msgspec's message, such as `.a.b[3].c`.
-
-        msgspec omits the keys of maps (`[...]`), so they are found later.
-        """
+        """Resolve a path in msgspec's message, such as `.a.b[3].c`. It omits keys of maps, which are found later."""
         kind: Any = self._schema
         unit: str | None = None
         keys: list[Step] = []
@@ -265,7 +260,6 @@ def _received_kind(message: str) -> str:
 
 
 def without_rest(schema: iceberg.StructType, units: Units) -> iceberg.StructType:
-    """Return the schema without `rest` columns, whose names are not field names in records."""
     fields = []
     for field in schema.fields:
         if isinstance(field.field_type, iceberg.StructType):
@@ -293,7 +287,6 @@ def quote_value(text: bytes, keys: Sequence[Step]) -> str | None:
 
 
 def field_names_at(text: bytes, path: Sequence[str]) -> Collection[str]:
-    """Return the field names of the object at this path in a valid record."""
     raw = _read_field(text, path[0])
     for name in path[1:]:
         raw = _decode_members(raw)[name]
@@ -344,11 +337,9 @@ class _Parser:
         ]
 
     def parse(self, text: bytes) -> Parsed:
-        """Parse a record into the values of its fields. Raises msgspec.DecodeError."""
         return msgspec.structs.astuple(self._decode(text))
 
     def row(self, parsed: Parsed) -> Row:
-        """Convert parsed values to a row. Raises InvalidValue."""
         row = [*parsed]
         for i, name, convert in self._converters:
             if (value := row[i]) is not None:
@@ -360,7 +351,6 @@ class _Parser:
 
 
 def _parser_type(field: iceberg.NestedField, units: Units, raw_floats: bool) -> Any:
-    """Return the parser's type for a field."""
     kind = _required_parser_type(field, units, raw_floats)
     return kind if field.required or kind is msgspec.Raw else Optional[kind]  # noqa: UP045 - the type is created at run time
 

@@ -81,10 +81,7 @@ def rest_structs(kind: iceberg.StructType, units: Units) -> Iterator[tuple[Path,
 
 
 def rest_of(text: bytes, part: Part, path: Path = (), *, nulls: bool = True) -> str | None:
-    """Return the `rest` text of the object at `path` in a valid record; None if no field is left.
-
-    If `nulls` is false, fields that are null are omitted.
-    """
+    """Return the `rest` text of the object at `path`; None if no field is left. Unless `nulls`, omits null fields."""
     at = _skip_white_space(text, 0)
     for name in path:
         found = next((value for _, key, value, _ in _members(text, at) if key == name), None)

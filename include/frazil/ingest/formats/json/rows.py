@@ -10,10 +10,9 @@ import numpy as np
 
 from frazil.ingest.compiled import load64
 from frazil.ingest.formats.json import nodes as tree
-from frazil.ingest.formats.json import pieces as parts
-from frazil.ingest.formats.json.new_keys import FLAGGED, ON, SAMPLED, check_key
+from frazil.ingest.formats.json import unknown_keys as parts
 from frazil.ingest.formats.json.nodes import Numbers
-from frazil.ingest.formats.json.numbers import parse_double, parse_integer
+from frazil.ingest.formats.json.scalars import parse_double, parse_integer
 from frazil.ingest.formats.json.scan import (
     NO,
     Octets,
@@ -24,6 +23,7 @@ from frazil.ingest.formats.json.scan import (
     unescape,
     value_end,
 )
+from frazil.ingest.formats.json.unknown_keys import FLAGGED, ON, SAMPLED, check_key
 from frazil.ingest.formats.json.words import (
     BEFORE,
     ROOM,

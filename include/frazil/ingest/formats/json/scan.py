@@ -54,7 +54,6 @@ def is_digit(c: int) -> bool:
 
 @loop
 def literal_end(b: Octets, p: int) -> int:
-    """Return the position after the `true`, `false` or `null` at `p`, or `NO`."""
     c = b[p]
     if c == 116:
         return p + 4 if b[p + 1] == 114 and b[p + 2] == 117 and b[p + 3] == 101 else NO
@@ -67,7 +66,6 @@ def literal_end(b: Octets, p: int) -> int:
 
 @loop
 def special_number_end(b: Octets, p: int) -> int:
-    """Return the position after the `NaN`, `Inf` or `Infinity` at `p`, or `NO`."""
     if b[p] == 78:
         return p + 3 if b[p + 1] == 97 and b[p + 2] == 78 else NO
     if not (b[p] == 73 and b[p + 1] == 110 and b[p + 2] == 102):
@@ -78,7 +76,6 @@ def special_number_end(b: Octets, p: int) -> int:
 
 @loop
 def number_end(b: Octets, p: int) -> int:
-    """Return the position after the number at `p`, or `NO`."""
     if b[p] == 45:
         p += 1
     if b[p] == 78 or b[p] == 73:
@@ -138,7 +135,6 @@ def utf8_length(b: Octets, p: int) -> int:
 
 @loop
 def _all_ordinary(eight: int) -> bool:
-    """Return whether eight bytes are all ordinary."""
     quotes, backslashes = (eight ^ _QUOTES) - _ONES, (eight ^ _BACKSLASHES) - _ONES
     return bool((eight | eight - _SPACES | quotes | backslashes) & _HIGHEST == 0)
 

@@ -98,7 +98,6 @@ def is_too_deep(text: bytes, limit: int = MAX_DEPTH) -> bool:
 
 
 def malformed_text(text: bytes, message: str) -> str:
-    """Return the error text for a value that is not JSON: the parser's message, or a clearer one."""
     if "surrogate" in message or "hex escape" in message or "truncated" in message:
         for escape in _ESCAPES.finditer(text):
             if escape[1] is not None:
@@ -122,7 +121,6 @@ def may_be_special(texts: Sequence[bytes]) -> list[bool]:
 
 
 def encode_specials(text: bytes) -> bytes:
-    """Replace NaN and infinities outside strings by `SPECIALS`."""
     nan, infinity = text.find(b"NaN"), text.find(b"Inf")
     if nan < 0 and infinity < 0:
         return text
@@ -144,7 +142,6 @@ def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Call
 
 
 def decode_specials(text: bytes) -> bytes:
-    """Undo `encode_specials` in the JSON of one value."""
     return _change_outside_strings(text, b"e999000", b"e999000", _restore_specials) if b"e999000" in text else text
 
 

@@ -61,7 +61,6 @@ def _unsupported_errors(kind: iceberg.IcebergType, where: str, name: str) -> Ite
 
 
 def inner_types(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
-    """Yield the types inside a type, at any depth."""
     match kind:
         case iceberg.StructType():
             parts = [field.field_type for field in kind.fields]

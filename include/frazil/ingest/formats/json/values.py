@@ -44,8 +44,8 @@ class InvalidValue(Exception):
 
     error_class = TYPE_MISMATCH
 
-    def __init__(self, text: str, path: str = "") -> None:
-        self.text, self.path = text, path
+    def __init__(self, text: str) -> None:
+        self.text, self.path = text, ""
         if text == MISSING:
             self.error_class = "MissingRequired"
 
@@ -109,7 +109,6 @@ def to_json_text(raw: msgspec.Raw) -> str:
 
 
 def string_or_json_text(raw: msgspec.Raw) -> str:
-    """Return a string's content, or the JSON text of any other value."""
     text = bytes(raw)
     return msgspec.json.decode(text, type=str) if text.startswith(b'"') else to_json_text(raw)
 
@@ -144,10 +143,7 @@ def _require_number(text: bytes) -> None:
 
 
 def _split_number(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
-    """Split a number, or a string that contains one, into sign, digits, power of ten, and text.
-
-    The digits have no leading or trailing zeros. Raises InvalidValue.
-    """
+    """Split a number, or a string with one, into sign, digits without outer zeros, power of ten, and text."""
     text = bytes(raw)
     if text.startswith(b'"'):
         content = msgspec.json.decode(text)
@@ -261,10 +257,7 @@ def parse_time(text: str) -> int:
 
 
 def parse_timestamp(text: str, kind: iceberg.IcebergType) -> int:
-    """Convert an ISO 8601 timestamp to microseconds since the epoch in UTC. Truncates finer fractions.
-
-    A timestamp without `Z` or offset is UTC. A `timestamp` column (without zone) gets the time in UTC, too.
-    """
+    """Convert an ISO 8601 timestamp to microseconds since 1970, truncated. A timestamp without an offset is UTC."""
     if (since := _days_since_epoch(text[:10])) is None:
         raise _invalid_value(text, kind)
     micros = since * 86_400_000_000
@@ -298,10 +291,7 @@ def _parse_plain_time(text: str) -> int | None:
 
 
 def _time_micros(text: str, kind: object, *clock: str | None) -> int:
-    """Return the microseconds since midnight.
-
-    `clock` is hour, minute, second and fraction; all but the hour may be None.
-    """
+    """Return the microseconds since midnight. `clock` is hour, minute, second and fraction."""
     hour, minute, second, fraction = clock
     h, m, s = int(hour or 0), int(minute or 0), int(second or 0)
     if h > 23 or m > 59 or s > 59:
@@ -310,7 +300,6 @@ def _time_micros(text: str, kind: object, *clock: str | None) -> int:
 
 
 def parse_uuid(text: str) -> bytes:
-    """Convert the text of a UUID, with or without hyphens, to its 16 bytes."""
     if _UUID.fullmatch(text) is None:
         raise _invalid_value(text, "uuid")
     return bytes.fromhex(text.replace("-", ""))

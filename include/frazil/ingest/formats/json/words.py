@@ -19,9 +19,16 @@ import numpy as np
 
 from frazil.ingest.compiled import memcpy
 from frazil.ingest.formats.json import nodes as tree
-from frazil.ingest.formats.json.dates_and_times import INVALID_DATE, parse_date, parse_time, parse_timestamp
 from frazil.ingest.formats.json.nodes import Numbers
-from frazil.ingest.formats.json.numbers import parse_decimal, parse_integer, parse_seconds
+from frazil.ingest.formats.json.scalars import (
+    INVALID_DATE,
+    parse_date,
+    parse_decimal,
+    parse_integer,
+    parse_seconds,
+    parse_time,
+    parse_timestamp,
+)
 from frazil.ingest.formats.json.scan import HEX, NO, Octets, literal_end, loop, unescape
 
 _base64 = np.full(256, -1, np.int64)
@@ -29,7 +36,6 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
     _base64[_letter] = _value
 BASE64 = _base64
 MIN_MEMCPY_BYTES = 32
-"""Minimum length of strings that are copied by `memcpy`, not by a loop."""
 _MAX_PAIRED_KEYS = 16
 """Maximum number of a map's keys that are compared in pairs to find duplicates. Larger maps use a hash table."""
 
@@ -156,10 +162,7 @@ def write_string(
 def write_decoded_base64(
     b: Octets, p: int, end: int, escaped: bool, at: int, words: Numbers, text: Octets, entry_counts: Numbers
 ) -> bool:
-    """Decode base64 into `text`, and write start and length (-1 if invalid). Returns False if `text` is full.
-
-    The base64 may contain JSON escapes.
-    """
+    """Decode base64, which may have escapes, into `text`; length -1 if invalid. Returns False if `text` is full."""
     last = len(entry_counts) - 1
     used = entry_counts[last, USED]
     if used + end - p > entry_counts[last, ROOM]:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
-from pyiceberg.types import StructType
 
 from frazil.ingest.binary_arrays import as_loop_arguments
-from frazil.ingest.binary_column import NULL, BinaryColumn
-from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk
-from frazil.ingest.formats.avro.decoder import (
-    DECLARED_ID,
-    EMPTY_FAULT,
-    FRAME_BYTES,
-    AvroDecoder,
-    not_framed_text,
-    read_schema_ids,
-)
+from frazil.ingest.formats.avro.decoder import DECLARED_ID, EMPTY_FAULT, AvroDecoder, read_schema_ids
 from frazil.ingest.formats.avro.program import Fault
+from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
 from frazil.ingest.formats.protobuf.json_text import JsonTexts
@@ -40,6 +31,7 @@ _INDEX_BITS = 32
 
 class ProtobufDecoder(AvroDecoder):
     _read_records = staticmethod(read_records)
+    _make_program = ProtobufProgram
     _frame_words = 5
     _max_depth = 100
     """Maximum nesting of messages, as in other Protobuf readers."""
@@ -70,9 +62,6 @@ class ProtobufDecoder(AvroDecoder):
     def hide_from_rest(self, hidden: Collection[Path]) -> None:
         self._texts_of_json = JsonTexts(self._struct, self._units, hidden)
 
-    def _make_program(self, struct: StructType, units: Mapping[int, str]) -> Any:
-        return ProtobufProgram(struct, self._columns, units)
-
     def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
         roots = np.full(len(values), -1, np.int64)
         for i in np.flatnonzero(values.lengths == NULL).tolist():
@@ -82,11 +71,7 @@ class ProtobufDecoder(AvroDecoder):
             return roots, values
         for i in np.flatnonzero(values.lengths == 0).tolist():
             rejections[i] = EMPTY_FAULT
-        framed = values.lengths > FRAME_BYTES
-        framed[framed] = values.data[values.starts[framed]] == 0
-        for i in np.flatnonzero((values.lengths > 0) & ~framed).tolist():
-            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
-        places = np.flatnonzero(framed)
+        places = self._find_framed(values, FRAME_BYTES + 1, rejections)
         indexes, sizes = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
         read_message_indexes(*as_loop_arguments(values.take(places)), indexes, sizes)
         for i in places[sizes < 0].tolist():
@@ -96,10 +81,7 @@ class ProtobufDecoder(AvroDecoder):
             self._assign(roots, places, DECLARED_ID, rejections)
         else:
             keys = read_schema_ids(values.data, values.starts[places]) << _INDEX_BITS | indexes
-            if len(keys) and (keys == keys[0]).all():
-                self._assign(roots, places, int(keys[0]), rejections)
-            else:
-                self._assign_each(roots, places, keys, rejections)
+            self._assign_each(roots, places, keys, rejections)
         starts, lengths = values.starts.copy(), values.lengths.copy()
         starts[places] += FRAME_BYTES + sizes
         lengths[places] -= FRAME_BYTES + sizes
@@ -166,7 +148,6 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    """Return the changes that the table needs for this message: new fields and, if `widening`, wider types."""
     found = list(_find_changes(written, struct, (), frozenset()))
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
@@ -199,10 +180,7 @@ def _find_changes(
 
 
 def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> FoundType:
-    """Return the column type for a field's values; MIXED if the message is recursive.
-
-    `inside` has the names of the enclosing messages.
-    """
+    """Return the column type for a field's values; MIXED if recursive. `inside` names the enclosing messages."""
     return _ColumnTypeFinder().field(written, inside)
 
 

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from pyiceberg import types as iceberg
 
-from frazil.ingest.arrow_values import combine_chunks
+from frazil.ingest.arrow_values import combine_chunks, with_children
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
 from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
@@ -96,7 +96,6 @@ class JsonTexts:
         path: str,
     ) -> pa.Array:
         """Return the array with JSON texts filled in. Entry i is `parts[i]` of the record `rows[i]`."""
-        mask = array.is_null() if array.null_count else None
         match kind := field.field_type:
             case iceberg.StructType():
                 children = []
@@ -108,8 +107,7 @@ class JsonTexts:
                         there = [row if at is not None else -1 for row, at in zip(rows, parts, strict=True)]
                         child = self._fill_array(child, inner, within, there, f"{path}.{inner.name}")
                     children.append(child)
-                fields = [array.type.field(i) for i in range(array.type.num_fields)]
-                return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
+                return with_children(array, children, array.type)
             case iceberg.ListType():
                 found = [
                     (at._replace(value=value), row)
@@ -119,7 +117,7 @@ class JsonTexts:
                 ]
                 inside, of = [at for at, _ in found], [row for _, row in found]
                 elements = self._fill_array(array.values, kind.element_field, inside, of, f"{path}.element")
-                return pa.LargeListArray.from_arrays(array.offsets, elements, type=array.type, mask=mask)
+                return with_children(array, [elements], array.type)
             case iceberg.MapType():
                 keys, starts = array.keys.to_pylist(), array.offsets.to_pylist()
                 found = [
@@ -130,7 +128,7 @@ class JsonTexts:
                 ]
                 inside, of = [at for at, _ in found], [row for _, row in found]
                 items = self._fill_array(array.items, kind.value_field, inside, of, f"{path}.value")
-                return pa.MapArray.from_arrays(array.offsets, array.keys, items, type=array.type, mask=mask)
+                return with_children(array, [array.keys, items], array.type)
         texts = []
         for at, row in zip(parts, rows, strict=True):
             text = None

@@ -15,8 +15,8 @@ from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro import loop as avro
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
-from frazil.ingest.formats.json.numbers import times_ten
 from frazil.ingest.formats.json.rows import set_null
+from frazil.ingest.formats.json.scalars import times_ten
 from frazil.ingest.formats.json.scan import Octets, loop
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
 from frazil.ingest.formats.protobuf import operations as code
@@ -105,10 +105,7 @@ def skip_value(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: in
 
 @loop
 def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
-    """Return the index of the row of `places` that begins with `number`; -1 if missing.
-
-    The `count` rows begin at `first`, have `width` numbers each, and are sorted by their first number.
-    """
+    """Return the index of the row that begins with `number` among `count` sorted rows from `first`; -1 if missing."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
@@ -342,10 +339,7 @@ def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, s
 def read_record(
     b: Octets, p: int, end: int, root: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch
 ) -> tuple[int, int, int]:
-    """Read one record. Returns VALID, an error code, or NO_ROOM + d if entry set d is full.
-
-    Also returns the operation and position of the error.
-    """
+    """Read one record. Returns VALID, an error code, or NO_ROOM + d; also the operation and position of the error."""
     ops, places = plan
     nodes, words, valid, entry_counts = memory
     frames = scratch.frames

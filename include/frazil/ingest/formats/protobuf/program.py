@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from google.protobuf import wrappers_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from pyiceberg import types as iceberg
 
@@ -43,10 +44,7 @@ _INTEGERS = {
 }
 TYPE_NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
 _DATE_TIME_TYPES = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
-WRAPPERS = frozenset(
-    f"google.protobuf.{name}Value"
-    for name in ("Bool", "Int32", "Int64", "UInt32", "UInt64", "Float", "Double", "String", "Bytes")
-)
+WRAPPERS = frozenset(one.full_name for one in wrappers_pb2.DESCRIPTOR.message_types_by_name.values())
 TIMESTAMP = "google.protobuf.Timestamp"
 
 
@@ -74,18 +72,15 @@ class ProtobufProgram(LoopProgram):
         """Always empty: `JsonTexts` writes the columns of JSON text."""
 
     def add(self, written: Descriptor) -> int | Fault:
-        """Add a message type, and return its first operation, or the error.
-
-        Adds nothing after an error or TooLarge.
-        """
+        """Add a message type. Returns its first operation, or the error; then nothing was added."""
         rows, places = len(self._rows), len(self._places)
         self._max_rows = rows + MAX_OPERATIONS
         try:
             root = self._add_fields(written, self._record)
         except (TooLarge, _FieldMismatch) as error:
-            del self._rows[rows:], self._paths[rows:], self._places[places:]
+            del self._rows[rows:], self.paths[rows:], self._places[places:]
             self._absent = {row: absent for row, absent in self._absent.items() if row < rows}
-            self._unfit = {row: fault for row, fault in self._unfit.items() if row < rows}
+            self.unfit = {row: fault for row, fault in self.unfit.items() if row < rows}
             if isinstance(error, TooLarge):
                 raise
             return error.args[0], ": ".join(part for part in (error.args[2], error.args[1]) if part)
@@ -167,7 +162,7 @@ class ProtobufProgram(LoopProgram):
             self._set_field(row, op.WIRE, wire_type(written))
             if written.is_repeated and written.type not in (_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE):
                 self._set_field(row, op.SHAPE, op.LIST_ENTRY)
-            self._unfit[row] = (error.args[0], f"{error.args[2] or target.path}: {error.args[1]}")
+            self.unfit[row] = (error.args[0], f"{error.args[2] or target.path}: {error.args[1]}")
             default = None
         if written.has_presence or default is None:
             absent.begin += [target.node, 0, 0, 0]
@@ -278,10 +273,7 @@ class ProtobufProgram(LoopProgram):
         return row, None if first is None else [-1 - first[0], first[1]]
 
     def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
-        """Append `places` to the program's places.
-
-        Set `column` to their start, and the next column to the number of groups.
-        """
+        """Append `places`. Sets `column` to their start, and the next column to the number of groups."""
         self._set_field(row, column, len(self._places))
         self._set_field(row, column + 1, len(places) // width)
         self._places += places
@@ -310,10 +302,7 @@ def wire_type(written: FieldDescriptor) -> int:
 def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
     written: int, kind: iceberg.IcebergType, unit: str | None
 ) -> dict[int, int] | None:
-    """Return the operation that reads this Protobuf type into a column of type `kind`; None if the types do not match.
-
-    The result's keys are columns of the table of operations. `unit` is the declared unit of numeric timestamps.
-    """
+    """Return the operation for this pair of types, by column of the table of operations; None if they do not match."""
     if written in _INTEGERS:
         bits, wire = _INTEGERS[written]
         columns = {op.BITS: bits, op.WIRE: wire}

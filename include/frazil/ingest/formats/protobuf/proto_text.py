@@ -18,24 +18,9 @@ _TOKEN = re.compile(
 _Field = descriptor_pb2.FieldDescriptorProto
 _LABELS = {"optional": _Field.LABEL_OPTIONAL, "required": _Field.LABEL_REQUIRED, "repeated": _Field.LABEL_REPEATED}
 _SCALARS = {
-    name: getattr(_Field, f"TYPE_{name.upper()}")
-    for name in [
-        "double",
-        "float",
-        "int64",
-        "uint64",
-        "int32",
-        "fixed64",
-        "fixed32",
-        "bool",
-        "string",
-        "bytes",
-        "uint32",
-        "sfixed32",
-        "sfixed64",
-        "sint32",
-        "sint64",
-    ]
+    name.removeprefix("TYPE_").lower(): number
+    for name, number in _Field.Type.items()
+    if number not in (_Field.TYPE_GROUP, _Field.TYPE_MESSAGE, _Field.TYPE_ENUM)
 }
 _CLOSING = {"{": "}", "[": "]", "(": ")", "<": ">"}
 _FEATURES = frozenset({"field_presence", "enum_type", "repeated_field_encoding", "utf8_validation", "message_encoding"})

@@ -7,6 +7,7 @@ import binascii
 import importlib
 import re
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 
 from google.protobuf import descriptor_pb2, descriptor_pool
 from google.protobuf.descriptor import Descriptor, FileDescriptor
@@ -16,21 +17,7 @@ from google.protobuf.message import DecodeError
 from frazil.ingest.formats.avro.schema import UnreadableSchema
 from frazil.ingest.formats.protobuf.proto_text import InvalidProtoText, parse_proto_text
 
-_WELL_KNOWN = {
-    f"google/protobuf/{name}.proto": f"google.protobuf.{name}_pb2"
-    for name in (
-        "any",
-        "api",
-        "descriptor",
-        "duration",
-        "empty",
-        "field_mask",
-        "struct",
-        "timestamp",
-        "type",
-        "wrappers",
-    )
-}
+_WELL_KNOWN = re.compile(r"google/protobuf/([a-z_]+)\.proto")
 _MAIN = "declared.proto"
 _CONFLUENT_DECIMAL = """
 syntax = "proto3"; package confluent.type;
@@ -55,10 +42,7 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """Return the message at these indexes. Map entries do not count as nested messages.
-
-    The first index selects a top-level message, each further index a nested message. Raises UnreadableSchema.
-    """
+    """Return the top-level message at the first index, or a nested one at the next. Raises UnreadableSchema."""
     file = _load(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
@@ -100,9 +84,8 @@ def _add_to_pool(
             imported = files[name]
         elif name in _KNOWN_TEXTS:
             imported = _parse_file(_KNOWN_TEXTS[name], name)
-        elif name in _WELL_KNOWN:
-            module = importlib.import_module(_WELL_KNOWN[name])
-            imported = File.FromString(module.DESCRIPTOR.serialized_pb)
+        elif (known := _WELL_KNOWN.fullmatch(name)) and find_spec(module := f"google.protobuf.{known[1]}_pb2"):
+            imported = File.FromString(importlib.import_module(module).DESCRIPTOR.serialized_pb)
         else:
             raise UnreadableSchema(f"it imports {name}, which is missing")
         _add_to_pool(imported, files, pool, (*inside, file.name))

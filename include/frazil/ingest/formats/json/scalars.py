@@ -1,9 +1,9 @@
-"""Converts JSON numbers to exact integers, the nearest double, and decimals, in compiled code. `NO` means that the text
-is not a number, or that the result is uncertain. Doubles: Clinger's fast path, then Lemire and Eisel ("Number Parsing
-at a Gigabyte per Second", 2021).
+"""Converts JSON numbers to exact integers, the nearest double, and decimals, and ISO 8601 dates and times in quotation
+marks to days and microseconds, in compiled code. `NO` means that the text is invalid, or that the result is uncertain.
+Doubles: Clinger's fast path, then Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021).
 """
 
-# ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs
+# ruff: noqa: PLR0911, PLR0912, PLR1714 - compiled code follows the grammar, and each call and container costs
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ POWERS_OF_TEN = np.array([10.0**q for q in range(23)])
 """Powers of ten that doubles represent exactly."""
 _LOW = np.uint64(2**32 - 1)
 _32 = np.uint64(32)
-_0, _1, _3, _9, _10 = map(np.uint64, (0, 1, 3, 9, 10))
+_0, _1, _3, _10 = map(np.uint64, (0, 1, 3, 10))
 _TOP, _ALL = np.uint64(63), np.uint64(2**64 - 1)
 _ROUNDED = np.uint64((2**64 - 1) >> 55)
 _HIDDEN = np.uint64(1 << 52)
@@ -45,10 +45,7 @@ _NO_NUMBER = (NO, 0.0)
 
 @loop
 def parse_integer(b: Octets, p: int) -> tuple[int, int]:
-    """Read a 64-bit integer. Returns the position after it (NO if invalid), and its value.
-
-    The caller must check that the number ends at this position.
-    """
+    """Read a 64-bit integer. Returns the position after it (or NO), which the caller must check, and its value."""
     negative = b[p] == 45
     if negative:
         p += 1
@@ -135,7 +132,6 @@ def parse_double(b: Octets, p: int) -> tuple[int, float]:
 
 @loop
 def multiply(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return the product of two words as its high and its low word."""
     al, ah, bl, bh = a & _LOW, a >> _32, b & _LOW, b >> _32
     low = al * bl
     middle = ah * bl + (low >> _32)
@@ -145,10 +141,7 @@ def multiply(a: np.uint64, b: np.uint64) -> tuple[np.uint64, np.uint64]:
 
 @loop
 def nearest_double(whole: np.uint64, power: int) -> np.uint64:
-    """Return the bits of the double nearest to `whole` * 10^`power`; all ones if uncertain or infinite.
-
-    `whole` has at most 18 digits, or is 10^18.
-    """
+    """Return the bits of the double nearest to `whole` (at most 10^18) * 10^`power`; all ones if uncertain."""
     if power < _MIN_POWER:
         return _0  # at most 10^-325, less than half the smallest double
     if power > _MAX_POWER:
@@ -190,7 +183,6 @@ def nearest_double(whole: np.uint64, power: int) -> np.uint64:
 
 @loop
 def times_ten(high: np.uint64, low: np.uint64, digit: np.uint64) -> tuple[np.uint64, np.uint64]:
-    """Return ten times a 128-bit number, plus a digit."""
     lower = (low & _LOW) * _10 + digit
     upper = (low >> _32) * _10 + (lower >> _32)
     return high * _10 + (upper >> _32), (upper << _32) | (lower & _LOW)
@@ -276,3 +268,103 @@ def parse_seconds(b: Octets, p: int) -> tuple[int, int]:
     for _ in range(left):
         value *= 10
     return p, -value if negative else value
+
+
+INVALID_DATE = -(2**63)
+
+
+@loop
+def _two_digits(b: Octets, p: int) -> int:
+    return (b[p] - 48) * 10 + (b[p + 1] - 48) if is_digit(b[p]) and is_digit(b[p + 1]) else NO
+
+
+@loop
+def parse_date(b: Octets, p: int) -> int:
+    """Parse a date of ten characters, in the years 1 to 9999. Returns the days since 1970, or INVALID_DATE."""
+    if p + 10 > len(b) or b[p + 4] != 45 or b[p + 7] != 45:
+        return INVALID_DATE
+    century, year, month, day = _two_digits(b, p), _two_digits(b, p + 2), _two_digits(b, p + 5), _two_digits(b, p + 8)
+    if century < 0 or year < 0 or not 1 <= month <= 12 or day < 1:
+        return INVALID_DATE
+    year += 100 * century
+    leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+    last_day = (
+        (29 if leap else 28) if month == 2 else 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
+    )
+    if year == 0 or day > last_day:
+        return INVALID_DATE
+    # Years that begin in March end with the leap day: 1970-01-01 is day 719468 since 0000-03-01.
+    year -= month <= 2
+    month += 9 if month <= 2 else -3
+    return year * 365 + year // 4 - year // 100 + year // 400 + (153 * month + 2) // 5 + day - 1 - 719468
+
+
+@loop
+def parse_time(b: Octets, p: int) -> tuple[int, int]:
+    """Read `HH[:MM[:SS[.f]]]`, also without colons. Returns the position after it (or NO), and its microseconds."""
+    hour, minute, second, fraction = _two_digits(b, p), 0, 0, 0
+    if hour < 0:
+        return NO, 0
+    p += 2
+    colon = b[p] == 58
+    if colon or is_digit(b[p]):
+        p += colon
+        minute = _two_digits(b, p)
+        if minute < 0:
+            return NO, 0
+        p += 2
+        if b[p] == 58 if colon else is_digit(b[p]):
+            p += colon
+            second = _two_digits(b, p)
+            if second < 0:
+                return NO, 0
+            p += 2
+            if b[p] == 46:
+                first = p + 1
+                p = first
+                while is_digit(b[p]):
+                    if p - first < 6:
+                        fraction = fraction * 10 + (b[p] - 48)
+                    p += 1
+                if p == first:
+                    return NO, 0
+                for _ in range(6 - (p - first)):
+                    fraction *= 10
+    if hour > 23 or minute > 59 or second > 59:
+        return NO, 0
+    return p, ((hour * 60 + minute) * 60 + second) * 1_000_000 + fraction
+
+
+@loop
+def parse_timestamp(b: Octets, p: int) -> tuple[int, int]:
+    """Read a timestamp (UTC without a zone). Returns the position after it (or NO), and the microseconds since 1970."""
+    since = parse_date(b, p)
+    if since == INVALID_DATE:
+        return NO, 0
+    micros = since * 86_400_000_000
+    p += 10
+    if b[p] == 34:
+        return p, micros
+    if b[p] != 84 and b[p] != 32 and b[p] != 116:
+        return NO, 0
+    p, of_day = parse_time(b, p + 1)
+    if p < 0:
+        return NO, 0
+    micros += of_day
+    c = b[p]
+    if c == 90 or c == 122:
+        return p + 1, micros
+    if c != 43 and c != 45:
+        return p, micros
+    hours, minutes = _two_digits(b, p + 1), 0
+    if hours < 0:
+        return NO, 0
+    p += 3
+    if b[p] != 34:
+        p += b[p] == 58
+        minutes = _two_digits(b, p)
+        p += 2
+    if hours > 23 or not 0 <= minutes <= 59:
+        return NO, 0
+    ahead = (hours * 60 + minutes) * 60_000_000
+    return p, micros + ahead if c == 45 else micros - ahead

@@ -1,16 +1,16 @@
-"""Finds Debezium's placeholders for unchanged values that the source's log omits. A placeholder's form depends on the
-type (`UnchangedToastedPlaceholder`, `binary.handling.mode`). For some types, Debezium sends null instead.
-"""
+"""Recognises Debezium's events that change no row, and placeholders for values that the source's log omits."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+import re
 import uuid
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,10 @@ def is_null_ambiguous(kind: iceberg.IcebergType) -> bool:
 
 
 class PlaceholderFinder:
+    """Finds placeholders for unchanged values, whose form depends on the type (`UnchangedToastedPlaceholder`,
+    `binary.handling.mode`). For some types, Debezium sends null instead.
+    """
+
     def __init__(self, placeholder: str) -> None:
         data = placeholder.encode()
         named = uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
@@ -64,7 +68,6 @@ class PlaceholderFinder:
         )
 
     def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
-        """Return the drift without the field names that come from a placeholder."""
         if not drift.new:
             return drift
         new = {path: self._remove_field(found_type) for path, found_type in drift.new.items() if path[-1] != self._text}
@@ -110,7 +113,6 @@ class PlaceholderFinder:
         return found
 
     def _list_placeholders(self, element: pa.DataType) -> Iterator[pa.Array]:
-        """Yield each form of the placeholder in a list with elements of this type."""
         if pa.types.is_string(element) or pa.types.is_large_string(element):
             yield from (pa.array([text], element) for text in self._element_texts)
         elif pa.types.is_binary(element) or pa.types.is_large_binary(element):
@@ -142,3 +144,50 @@ def _equal_lists(lists: pa.Array, elements: pa.Array, form: pa.Array) -> NDArray
 
 def _is_uuid(kind: pa.DataType) -> bool:
     return isinstance(kind, pa.BaseExtensionType)
+
+
+_SCHEMA_NAMES = re.compile(
+    r"io\.debezium\.connector\.(common\.(Heartbeat|TransactionMetadataValue)|\w+\.SchemaChangeValue)"
+)
+_TRANSACTION_FIELDS = frozenset({"status", "id", "event_count", "data_collections"})
+_SCHEMA_CHANGE_FIELDS = frozenset({"source", "databaseName", "schemaName", "ddl", "tableChanges"})
+_OPTIONAL_FIELDS = frozenset({"ts_ms"})
+"""Fields that an event may omit. Before Debezium 2, only heartbeats had `ts_ms`."""
+
+
+def is_other_schema(name: str) -> bool:
+    return _SCHEMA_NAMES.fullmatch(name) is not None
+
+
+def changes_no_row(record: bytes) -> bool:
+    """Return whether a JSON record is an event that changes no row. The schema may be included."""
+    try:
+        value = json.loads(record)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(value, dict):
+        return False
+    if value.keys() != {"schema", "payload"}:
+        return _has_event_fields(value)
+    schema, payload = value["schema"], value["payload"]
+    if payload is None:  # a tombstone, as some of Kafka Connect's converters write it (KAFKA-3832)
+        return schema is None
+    named = schema is None or (isinstance(schema, dict) and is_other_schema(str(schema.get("name"))))
+    return named and isinstance(payload, dict) and _has_event_fields(payload)
+
+
+def _has_event_fields(value: Mapping[str, Any]) -> bool:
+    fields = value.keys()
+    if fields == _OPTIONAL_FIELDS:
+        return type(value["ts_ms"]) is int
+    if fields - _OPTIONAL_FIELDS == _TRANSACTION_FIELDS:
+        if not isinstance(value["id"], str):
+            return False
+        if value["status"] == "BEGIN":
+            return value["event_count"] is None and value["data_collections"] is None
+        return value["status"] == "END" and type(value["event_count"]) is int
+    if fields - _OPTIONAL_FIELDS == _SCHEMA_CHANGE_FIELDS:
+        source, changes = value["source"], value["tableChanges"]
+        is_event = isinstance(source, dict) and {"version", "connector", "name"} <= source.keys()
+        return is_event and isinstance(changes, list)
+    return False

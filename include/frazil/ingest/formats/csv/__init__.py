@@ -1,1 +1,0 @@
-"""The format `csv`: each value is one line of delimited fields."""
