@@ -28,7 +28,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: setup ## Real flights from Kafka into Iceberg, run by Airflow (DEMO=exit, CATALOG=rest|postgres, SPARK=cluster, KAFKA_PORT=…)
+demo: setup ## Real flights from Kafka into Iceberg, run by Airflow (DEMO=exit, CATALOG=rest|postgres, SPARK=cluster|kubernetes, …)
 	@exec $(BIN)/python -m demo $(if $(filter exit,$(DEMO)),--exit) \
 	  $(if $(CATALOG),--catalog $(CATALOG)) $(if $(SPARK),--spark $(SPARK)) \
 	  $(if $(KAFKA_PORT),--kafka-port $(KAFKA_PORT)) $(if $(AIRFLOW_PORT),--airflow-port $(AIRFLOW_PORT))

@@ -12,9 +12,10 @@ from demo.interrupt import Interrupted, Interrupts, only_demo
 from demo.parts import DemoCatalog, DemoParts, DemoSpark, require_free_ports
 from demo.run import STREAM, Demo, checkout, report
 from demo.screen import Screen
-from frazil.errors import FrazilError
+from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.home import home
 from frazil.spark.java import require_java
+from tests.kubernetes.node import what_is_missing
 
 INTERRUPTED = 130
 """The shell's code for a command that Ctrl-C ended."""
@@ -27,6 +28,8 @@ def main() -> int:
     screen, interrupts = Screen(sys.stdout), Interrupts()
     try:
         require_java()
+        if arguments.spark == "kubernetes" and (missing := what_is_missing()):
+            raise EnvironmentUnusable(missing)
         with only_demo(home() / "demo.lock"):
             return _run(arguments, screen=screen, interrupts=interrupts)
     except FrazilError as error:
@@ -80,11 +83,17 @@ def _arguments() -> argparse.Namespace:
         help="CATALOG of make: embedded (SQLite and a folder), rest (SeaweedFS with its S3), or postgres (with S3)",
     )
     parser.add_argument(
-        "--spark", choices=get_args(DemoSpark), default="local", help="SPARK of make: local, or cluster (standalone)"
+        "--spark",
+        choices=get_args(DemoSpark),
+        default="local",
+        help="SPARK of make: local, cluster (standalone), or kubernetes (with the default CATALOG)",
     )
     parser.add_argument("--kafka-port", type=int, default=9092, help="KAFKA_PORT of make; 9092")
     parser.add_argument("--airflow-port", type=int, default=8080, help="AIRFLOW_PORT of make; 8080")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.spark == "kubernetes" and arguments.catalog != "embedded":
+        parser.error(f"pods cannot connect to the servers of CATALOG={arguments.catalog}: leave out CATALOG or SPARK")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -7,9 +7,10 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
+import yaml
 
 from frazil.dev import process
 from frazil.dev.airflow import EmbeddedAirflow
@@ -19,6 +20,7 @@ from frazil.dev.postgres import EmbeddedPostgres, write_catalogs
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.host.launcher import Launcher, ProcessState
 from frazil.host.local import LocalLauncher
+from tests.kubernetes.node import HOST, NODE, Node, broker_settings, catalog_variables, resources, spark_properties
 
 MARK = "FRAZIL_DEMO"
 """An environment variable that every process of a demo inherits; its value is the demo's home."""
@@ -29,8 +31,8 @@ CHECK_EVERY_S = 15
 
 DemoCatalog = Literal["embedded", "rest", "postgres"]
 """SQLite and a folder, SeaweedFS's REST catalog and its S3, or PostgreSQL and SeaweedFS's S3."""
-DemoSpark = Literal["local", "cluster"]
-"""Each application in its own process, or all on a standalone cluster."""
+DemoSpark = Literal["local", "cluster", "kubernetes"]
+"""Each application in its own process, all on a standalone cluster, or the writer in pods of a Kubernetes node."""
 
 _CONFIG = """\
 # The demo keeps to the embedded catalog of its home, whatever catalogs its user has.
@@ -52,11 +54,14 @@ class DemoParts:
         kafka_port: int,
         airflow_port: int,
     ) -> None:
-        self.home, self.catalog, self._stream = home, catalog, stream
+        self.home, self.catalog, self.spark, self._stream = home, catalog, spark, stream
         self.store = EmbeddedObjectStore(home / "object-store")
         self.database = EmbeddedPostgres(home / "postgres")
-        self.kafka = EmbeddedKafka(home / "kafka", port=kafka_port)
         self.cluster = EmbeddedSparkCluster(home / "spark") if spark == "cluster" else None
+        self._node = Node(home / "node")
+        self._for_pods = process.choose_free_port()
+        settings = broker_settings(kafka_port, self._for_pods) if spark == "kubernetes" else {}
+        self.kafka = EmbeddedKafka(home / "kafka", port=kafka_port, settings=settings)
         self.airflow = EmbeddedAirflow(
             home / "airflow",
             checkout,
@@ -78,6 +83,9 @@ class DemoParts:
             "FRAZIL_KAFKA": self.kafka.bootstrap,
             "PYICEBERG_HOME": str(self.home),
         }
+        if self.spark == "kubernetes":
+            environment |= {"FRAZIL_KAFKA": f"{HOST}:{self._for_pods}", **catalog_variables(self.home)}
+            environment |= {"KUBECONFIG": str(self._kubeconfig), "NO_PROXY": f"{process.LOOPBACK},{NODE}"}
         # `frazil status` finds the demo here: see `frazil.cli.main.enter_running_demo`.
         self._environment.write_text(json.dumps({"pid": os.getpid(), "environment": environment}))
         os.environ |= {MARK: str(self.home), **environment}
@@ -95,16 +103,28 @@ class DemoParts:
     @property
     def _streams(self) -> Path:
         """The folder of declared streams: the checkout's, or for a cluster a copy that names its master."""
-        return self.home / "declared-streams" if self.cluster else self._checkout / "include" / "streams"
+        declared = self._checkout / "include" / "streams"
+        return declared if self.spark == "local" else self.home / "declared-streams"
+
+    @property
+    def _kubeconfig(self) -> Path:
+        return self.home / "kubeconfig"
 
     def start_cluster(self) -> None:
-        """Start the Spark cluster, if there is one, and declare the streams for it."""
-        if self.cluster is None:
+        """Start the Spark cluster or the Kubernetes node, if there is one, and declare the streams for it."""
+        if self.spark == "local":
             return
-        self.cluster.start()
+        declared = self._start_node() if self.cluster is None else {"master": self.cluster.start().master.address}
         shutil.copytree(self._checkout / "include" / "streams", self._streams)
         with (self._streams / "_defaults.yaml").open("a") as defaults:
-            defaults.write(f"resources: {{master: '{self.cluster.master.address}'}}\n")
+            yaml.safe_dump({"resources": declared}, defaults)
+
+    def _start_node(self) -> dict[str, Any]:
+        """Start the node, and return the streams' resources."""
+        self._node.up()
+        self._node.kubeconfig(self._kubeconfig)
+        passed = {name: os.environ[name] for name in ("FRAZIL_KAFKA", *catalog_variables(self.home))}
+        return resources(spark_properties(self.home, passed))
 
     def start_catalog(self) -> None:
         """Start the servers of the catalog, if it has any, and make it the default one."""
@@ -126,6 +146,8 @@ class DemoParts:
         for server in (self.kafka, self.store, self.database, self.cluster):
             if server is not None:
                 server.stop()
+        if self._node.folder.is_dir():
+            self._node.down()
         _end_marked(str(self.home))
 
 

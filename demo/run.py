@@ -13,7 +13,7 @@ from pyiceberg.catalog import Catalog
 from demo import flights
 from demo.days import HOURS, LATE_FLIGHTS, LATE_HOUR, LATE_UNTIL, Days, days
 from demo.landed import Summary, committed_records, summarise
-from demo.parts import DemoCatalog, DemoParts
+from demo.parts import DemoCatalog, DemoParts, DemoSpark
 from demo.publish import LiveHours, Publisher
 from demo.screen import Screen, State
 from frazil.errors import EnvironmentUnusable
@@ -43,6 +43,13 @@ _CATALOG_SERVERS: dict[DemoCatalog, tuple[str, ...]] = {
     "embedded": (),
     "rest": ("SeaweedFS",),
     "postgres": ("SeaweedFS", "PostgreSQL"),
+}
+
+
+_SPARK_SERVERS: dict[DemoSpark, tuple[str, ...]] = {
+    "local": (),
+    "cluster": ("a Spark cluster",),
+    "kubernetes": ("a Kubernetes node",),
 }
 
 
@@ -100,11 +107,11 @@ class Demo:
         return Outcome(self._summarise(everything, live_from_ms), ended, location, time.monotonic() - started)
 
     def _start_servers(self) -> None:
-        servers = [*_CATALOG_SERVERS[self._parts.catalog], *(["a Spark cluster"] if self._parts.cluster else [])]
+        servers = (*_SPARK_SERVERS[self._parts.spark], *_CATALOG_SERVERS[self._parts.catalog])
         self._screen.say(f"starting {' and '.join(['Kafka', *servers])} …")
+        self._parts.start_cluster()
         self._parts.kafka.start()
         self._parts.start_catalog()
-        self._parts.start_cluster()
         self._parts.kafka.create_topic(STREAM, PARTITIONS)
 
     def _start_airflow(self) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -49,7 +50,7 @@ def make_tables(catalog: SqlCatalog) -> None:
         catalog.create_table(f"{NAMESPACE}.{name}", Schema(NestedField(1, "x", LongType())))
 
 
-def handles(catalog: SqlCatalog, names: Sequence[str] = NAMES) -> list[TableHandle]:
+def handles(catalog: Catalog, names: Sequence[str] = NAMES) -> list[TableHandle]:
     return [TableHandle(catalog, f"{NAMESPACE}.{name}") for name in names]
 
 

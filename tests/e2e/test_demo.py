@@ -17,6 +17,7 @@ import pytest
 
 from demo.parts import MARK, DemoCatalog
 from frazil.dev.process import LOOPBACK, choose_free_port
+from tests.kubernetes.node import BINARIES, what_is_missing
 from tests.polling import eventually
 
 
@@ -88,6 +89,19 @@ def test_missing_java_is_one_sentence_and_exit_1(
     assert "Traceback" not in demo.said
 
 
+def test_pods_need_a_node_and_a_catalog_that_they_can_reach(
+    frazil_home: Path, monkeypatch: pytest.MonkeyPatch, ports: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv(BINARIES, raising=False)
+    demo = RunningDemo(frazil_home, "--spark", "kubernetes", "--catalog", "rest", *ports)
+    assert demo.process.wait(60) == 2
+    assert "pods cannot connect to the servers of CATALOG=rest: leave out CATALOG or SPARK" in demo.said
+    demo = RunningDemo(frazil_home, "--spark", "kubernetes", *ports)
+    assert demo.process.wait(60) == 1
+    assert "Traceback" not in demo.said
+    assert demo.said.startswith(f"EnvironmentUnusable: {what_is_missing()}")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_parts_start_leaves_no_process_behind(
     frazil_home: Path, ports: tuple[str, ...], number: signal.Signals
@@ -125,13 +139,23 @@ def reachable_home() -> Iterator[Path]:
         yield Path(folder) / "home"
 
 
+NO_NODE = pytest.mark.skipif(what_is_missing() is not None, reason=str(what_is_missing()))
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("catalog", get_args(DemoCatalog))
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("--catalog", catalog) for catalog in get_args(DemoCatalog)),
+        pytest.param(("--spark", "kubernetes"), marks=NO_NODE),
+    ],
+    ids=" ".join,
+)
 def test_the_whole_demo_lands_every_flight_exactly_once(
-    reachable_home: Path, ports: tuple[str, ...], catalog: DemoCatalog
+    reachable_home: Path, ports: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    demo = RunningDemo(reachable_home, "--catalog", catalog, *ports)
+    demo = RunningDemo(reachable_home, *words, *ports)
     assert demo.process.wait(880) == 0, demo.said
     assert "rows        336,776 of 336,776" in demo.said
     assert "every flight is in the table exactly once" in demo.said

@@ -23,7 +23,16 @@ from frazil.host.local import LocalLauncher
 from frazil.remote.driver_folder import DriverFolder
 from frazil.table.tables import load_stream_table
 
-from .node import HOST, NODE, Node, spark_properties, what_is_missing
+from .node import (
+    HOST,
+    NODE,
+    Node,
+    broker_settings,
+    catalog_variables,
+    resources,
+    spark_properties,
+    what_is_missing,
+)
 
 
 @pytest.fixture(scope="session")
@@ -43,15 +52,8 @@ def node() -> Iterator[Node]:
 @pytest.fixture(scope="session")
 def kafka(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:  # noqa: ARG001
     """A broker with a second listener, for pods."""
-    port, pods, controller = choose_free_port(), choose_free_port(), choose_free_port()
-    listeners = f"PLAINTEXT://127.0.0.1:{port},PODS://{HOST}:{pods}"
-    settings = {
-        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": listeners,
-        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,PODS:PLAINTEXT,CONTROLLER:PLAINTEXT",
-        "inter.broker.listener.name": "PLAINTEXT",
-    }
+    port, pods = choose_free_port(), choose_free_port()
+    settings = broker_settings(port, pods)
     with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), port=port, settings=settings) as broker:
         broker.for_pods = f"{HOST}:{pods}"  # type: ignore[attr-defined]
         yield broker
@@ -73,14 +75,8 @@ class Supervised:
 
     def declare(self, **spark: str) -> None:
         """Declare the stream, with additional or replaced Spark properties."""
-        resources = {
-            "master": self.node.master,
-            "deploy-mode": "cluster",
-            "cores": 2,
-            "driver-memory": "512MiB",
-            "spark": {**self._properties, **spark},
-        }
-        self.stream.declare(yaml.safe_dump({"resources": resources, "commit": {"interval": "2s"}}))
+        declared = {"resources": resources({**self._properties, **spark}), "commit": {"interval": "2s"}}
+        self.stream.declare(yaml.safe_dump(declared))
 
     def launch(self) -> None:
         arguments = tuple(self.stream.command())
@@ -137,11 +133,7 @@ def supervised(  # noqa: PLR0913, PLR0917 - what it is made of
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Supervised]:
     """A stream of four partitions, whose driver is a pod."""
-    catalog = {
-        "PYICEBERG_CATALOG__DEFAULT__TYPE": "sql",
-        "PYICEBERG_CATALOG__DEFAULT__URI": f"sqlite:///{tmp_path}/catalog.db",
-        "PYICEBERG_CATALOG__DEFAULT__WAREHOUSE": f"file://{tmp_path}/warehouse",
-    }
+    catalog = catalog_variables(tmp_path)
     for name, value in catalog.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("NO_PROXY", f"127.0.0.1,{NODE}")

@@ -18,6 +18,8 @@ from typing import Any
 import pyspark
 import yaml
 
+from frazil.dev.process import LOOPBACK, choose_free_port
+from frazil.home import cache_folder
 from frazil.spark.java import require_java
 
 HERE = Path(__file__).parent
@@ -28,6 +30,7 @@ HOST, NODE = "10.89.0.1", "10.89.0.2"
 """Addresses of this machine and of the node. Pods can connect to servers on the first one."""
 NAMESPACE, ACCOUNT = "frazil", "frazil-writers"
 IMAGE = "localhost/frazil:1"
+TOKEN = ("create", "token", ACCOUNT, "--namespace", NAMESPACE, "--duration", "24h")
 PROGRAMS = ("containerd", "runc", "iptables", "ip", "openssl", "nsenter", "unshare")
 
 
@@ -80,20 +83,20 @@ class Node:
     def kubeconfig(self, file: Path) -> Path:
         """Write a kubeconfig for the service account of `deploy/`. It names the file with the account's token."""
         found = yaml.safe_load((self.folder / "admin.conf").read_text())
-        file.with_suffix(".token").write_text(self.kubectl("create", "token", ACCOUNT, "--namespace", NAMESPACE))
+        file.with_suffix(".token").write_text(self.kubectl(*TOKEN))
         found["users"][0]["user"] = {"tokenFile": file.with_suffix(".token").name}
         file.write_text(yaml.safe_dump(found))
         return file
 
-    def kubectl(self, *arguments: str) -> str:
-        return self._run("kubectl", *arguments)
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        return self._run("kubectl", *arguments, stdin=stdin)
 
     def helm(self, *arguments: str) -> str:
         return self._run("helm", *arguments)
 
-    def _run(self, program: str, *arguments: str) -> str:
+    def _run(self, program: str, *arguments: str, stdin: str | None = None) -> str:
         command = [f"{os.environ[BINARIES]}/{program}", "--kubeconfig", str(self.folder / "admin.conf"), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -125,12 +128,45 @@ def pod_mounts(folder: Path) -> dict[str, Path]:
         "base": Path(sys.base_prefix),
         "venv": Path(sys.prefix).resolve(),
         "checkout": CHECKOUT,
-        "cache": Path(os.environ["XDG_CACHE_HOME"]),
+        "cache": cache_folder().parent,
     }
 
 
 def pod_environment() -> dict[str, str]:
-    return {name: os.environ.get(name, "") for name in ("XDG_CACHE_HOME", "PYTHONPATH")}
+    return {"XDG_CACHE_HOME": str(cache_folder().parent), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+
+
+def broker_settings(port: int, pods: int) -> dict[str, str]:
+    """Return the settings of a broker that listens on `port` of loopback, and for pods on `pods` of HOST."""
+    controller = choose_free_port()
+    listeners = f"PLAINTEXT://{LOOPBACK}:{port},PODS://{HOST}:{pods}"
+    return {
+        "listeners": f"{listeners},CONTROLLER://{LOOPBACK}:{controller}",
+        "advertised.listeners": listeners,
+        "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,PODS:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "PLAINTEXT",
+    }
+
+
+def catalog_variables(folder: Path) -> dict[str, str]:
+    """Return the variables of a catalog that is a file of `folder`, which pods mount."""
+    return {
+        "PYICEBERG_CATALOG__DEFAULT__TYPE": "sql",
+        "PYICEBERG_CATALOG__DEFAULT__URI": f"sqlite:///{folder}/catalog.db",
+        "PYICEBERG_CATALOG__DEFAULT__WAREHOUSE": f"file://{folder}/warehouse",
+    }
+
+
+def resources(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return a stream's `resources` with these Spark properties: its driver and executors are pods."""
+    return {
+        "master": Node.master,
+        "deploy-mode": "cluster",
+        "cores": 2,
+        "driver-memory": "512MiB",
+        "spark": dict(properties),
+    }
 
 
 def spark_properties(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:

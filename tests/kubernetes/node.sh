@@ -10,12 +10,12 @@
 #   kubectl and coredns of Kubernetes 1.34. The host has containerd, runc, CNI's plugins, iptables, iproute2 and openssl.
 # STATE: folder of this node, which needs 1 GB.
 set -euo pipefail
-BIN=${FRAZIL_KUBERNETES:?}; STATE=${STATE:?}
+BIN=${FRAZIL_KUBERNETES-}; STATE=${STATE:?}
 NET=10.89.0        # NET.1 is the host and NET.2 the node, on the veth pair
 PODS=10.245.0 SERVICES=10.97.0
 NAME=frazil-k8s    # of the interface and the cgroup
 self=$(realpath "$0")
-export PATH=$BIN:$PATH
+export PATH=${BIN:+$BIN:}$PATH
 kubectl() { command kubectl --kubeconfig "$STATE/admin.conf" "$@"; }
 
 certificates() {   # one CA, the server's certificate, and one administrator, as whom all components act
@@ -129,7 +129,7 @@ first() {          # the node's first process, in its namespaces
 }
 
 up() {
-  certificates; configuration
+  : "${FRAZIL_KUBERNETES:?}"; certificates; configuration
   setsid unshare --net --mount --pid --fork --kill-child --mount-proc \
     env FRAZIL_KUBERNETES="$BIN" STATE="$STATE" "$self" first > "$STATE/log/first.log" 2>&1 < /dev/null &
   local outer=$!
@@ -148,7 +148,9 @@ up() {
 }
 
 down() {
-  [ ! -f "$STATE/pid" ] || kill -KILL "$(cat "$STATE/pid")" 2>/dev/null || true
+  local pid; pid=$(cat "$STATE/pid" 2>/dev/null || true)
+  # After a restart of this machine, another process may have this number.
+  if [ -n "$pid" ] && grep -qs "$self" "/proc/$pid/cmdline"; then kill -KILL "$pid" || true; fi
   ip link del "$NAME-h" 2>/dev/null || true
   for _ in 1 2 3 4 5 6 7 8; do    # a cgroup can be removed once its processes are gone
     ls -d /sys/fs/cgroup/*/"$NAME" >/dev/null 2>&1 || break

@@ -31,7 +31,7 @@ from frazil.commit.settle import SettleResult, settle
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.writer_expiry import WriterExpiry
-from frazil.errors import Fenced, RolledBack, StaleBatch
+from frazil.errors import Fenced, RolledBack, SpecError, StaleBatch
 from frazil.events import EpochBegan, Event
 from frazil.history.objects import HistoryStore, read_history
 from frazil.history.recorder import Recorder
@@ -51,7 +51,7 @@ from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.storage import open_store
 from tests.in_process_engine import InProcessEngine
 from tests.made_batches import EventTimes, MadeStream
-from tests.substrates.conftest import NOW_MS, VERSION, soaked_but, view_of
+from tests.substrates.conftest import NOW_MS, VERSION, configure, soaked_but, view_of
 
 Made = Callable[[], MadeStream]
 
@@ -85,6 +85,16 @@ def test_the_catalog_passes_the_probe_which_leaves_nothing(stream_spec: StreamSp
     assert not catalog.namespace_exists("substrates") or not [
         name for _, name in catalog.list_tables("substrates") if name.startswith("frazil_probe")
     ]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("substrate", ["hive+local"], indirect=True)
+def test_the_probe_finds_that_hive_2_does_not_have_a_type(
+    substrate: str, stream_spec: StreamSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, substrate, {"hive.hive2-compatible": "false"})
+    with pytest.raises(SpecError, match=r"hive.hive2-compatible: true"):
+        probe(load_catalog(stream_spec.table.catalog), stream_spec, now_ms=NOW_MS)
 
 
 def test_batches_land_once_each_with_their_dead_letters(made: Made) -> None:
@@ -352,7 +362,7 @@ def maintained_stream(declare: Callable[..., StreamSpec]) -> MadeStream:
 
 
 @pytest.mark.rotates(2)
-@soaked_but("sqlite+local", "rest+s3")
+@soaked_but("sqlite+local", "rest+s3", needs_spark=True)
 def test_spark_compacts_rewrites_manifests_and_expires_what_the_writer_goes_on_with(
     maintained_stream: MadeStream, spark_here: Any
 ) -> None:
@@ -377,7 +387,7 @@ def test_spark_compacts_rewrites_manifests_and_expires_what_the_writer_goes_on_w
     assert rows(tables) == offsets(0, 0, 80)
 
 
-@soaked_but("sqlite+local", "rest+s3")
+@soaked_but("sqlite+local", "rest+s3", needs_spark=True)
 def test_spark_aggregates_a_day_into_a_table_by_day(made: Made, stream_spec: StreamSpec, spark_here: Any) -> None:
     stream, day = made(), datetime.fromtimestamp(NOW_MS / 1000, UTC).date()
     target = f"{stream_spec.table.identifier}_per_day"

@@ -21,7 +21,7 @@ from pyiceberg.exceptions import NamespaceAlreadyExistsError
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate, TableUpdate
-from pyiceberg.types import LongType, NestedField
+from pyiceberg.types import NestedField, TimestamptzType
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -39,7 +39,7 @@ from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)
 
-PROBE_VERSION = 1
+PROBE_VERSION = 2
 """Version of the probe's checks. A higher version makes every host probe its catalogs again."""
 PREFIX = "frazil_probe_"
 BRANCH = "frazil-probe"
@@ -47,7 +47,7 @@ PROPERTY = "frazil.probe"
 ABANDONED_AFTER_MS = 15 * 60_000
 """Age at which a test table counts as abandoned."""
 
-_SCHEMA = Schema(NestedField(1, "x", LongType()))
+_SCHEMA = Schema(NestedField(1, "at", TimestamptzType()))  # a type that Hive 2 does not have
 _NAME = re.compile(rf"{PREFIX}(\d+)_[0-9a-f]+")
 
 

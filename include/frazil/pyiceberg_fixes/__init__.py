@@ -9,6 +9,9 @@ fields that version 3 adds to manifests and manifest lists. It does not check a 
 
 gcsfs 2026.10 asks a gRPC service for the kind of a bucket, once for each client. If the service does not answer, each
 call on an object waits for a minute. frazil does not need the kind.
+
+The exceptions of a Hive metastore are immutable, so Python cannot raise them through a context manager: a TypeError
+replaces them.
 """
 
 from __future__ import annotations
@@ -33,6 +36,14 @@ def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
 
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs reads it when it is imported
 DoubleReader.read = _read  # type: ignore[method-assign, assignment]
+
+
+def make_hive_errors_mutable() -> None:
+    from hive_metastore import ttypes  # type: ignore[import-untyped]  # an extra
+
+    for found in vars(ttypes).values():
+        if isinstance(found, type) and issubclass(found, Exception):
+            found.__setattr__ = Exception.__setattr__  # type: ignore[method-assign]
 
 
 FIRST_ROW_ID_POSITIONS = {DataFile: 16, ManifestFile: 15}

@@ -35,6 +35,7 @@ _MISCONFIGURED = ("Config", "Invalid", "NoRegion", "ParamValidation", "ProfileNo
 """Prefixes of the names of botocore's configuration errors."""
 _NO_LOCATION = "No default path is set"
 """PyIceberg's error for a new table without location in a catalog without warehouse."""
+_HIVE_3_TYPE = "timestamp with local time zone"
 _EXPIRED_CODES = frozenset({"ExpiredTokenException", "ExpiredToken"})
 
 
@@ -123,12 +124,7 @@ def translate_client_error(catalog: str, error: Exception) -> FrazilError | None
         return _translate_botocore(catalog, error, half_configured=isinstance(error, boto.PartialCredentialsError))
     if boto is not None and isinstance(error, boto.ClientError):
         return _translate_refusal(catalog, error, error.response.get("Error", {}).get("Code", ""))
-    transport, thrift = sys.modules.get("thrift.transport.TTransport"), sys.modules.get("thrift.Thrift")
-    if transport is not None and isinstance(error, transport.TTransportException):
-        return CommitUnavailable(f"the metastore of the catalog {catalog!r} cannot be reached: {one_line(error)}")
-    if thrift is not None and isinstance(error, thrift.TApplicationException):
-        return _translate_metastore(catalog, error, is_missing=error.type == error.UNKNOWN_METHOD)
-    return None
+    return _translate_metastore(catalog, error)
 
 
 def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
@@ -153,14 +149,25 @@ def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool
     return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
 
 
-def _translate_metastore(catalog: str, error: Exception, *, is_missing: bool) -> FrazilError:
-    """Translate a Hive metastore's own error, of a method that it does not have or that failed."""
-    if is_missing:
+def _translate_metastore(catalog: str, error: Exception) -> FrazilError | None:
+    """Translate an error of a Hive metastore, or of the connection to it."""
+    transport, thrift = sys.modules.get("thrift.transport.TTransport"), sys.modules.get("thrift.Thrift")
+    metastore = f"the metastore of the catalog {catalog!r}"
+    if transport is not None and isinstance(error, transport.TTransportException):
+        return CommitUnavailable(f"{metastore} cannot be reached: {one_line(error)}")
+    if type(error).__name__ == "MetaException" and _HIVE_3_TYPE in str(error):
         return SpecError(
-            f"the metastore of the catalog {catalog!r} does not have a method that PyIceberg calls: {one_line(error)}. "
-            "Use a metastore of Hive 2 or 3, because Hive 4 removed methods, or another catalog"
+            f"{metastore} does not have the type {_HIVE_3_TYPE!r} of Hive 3: set hive.hive2-compatible: true in the "
+            "catalog's configuration"
         )
-    return CommitUnavailable(f"the metastore of the catalog {catalog!r} failed: {one_line(error)}; see its log")
+    if thrift is None or not isinstance(error, thrift.TApplicationException):
+        return None
+    if error.type == error.UNKNOWN_METHOD:
+        return SpecError(
+            f"{metastore} does not have a method that PyIceberg calls: {one_line(error)}. Use a metastore of Hive 2 or "
+            "3, because Hive 4 removed methods, or another catalog"
+        )
+    return CommitUnavailable(f"{metastore} failed: {one_line(error)}; see its log")
 
 
 def _translate_refusal(catalog: str, error: Exception, code: str) -> FrazilError | None:

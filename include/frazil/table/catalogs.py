@@ -37,7 +37,6 @@ from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
 from urllib3.exceptions import TimeoutError as HttpTimeout
 
-import frazil.pyiceberg_fixes  # noqa: F401 - readers of manifests open a catalog
 from frazil.errors import (
     AccessDenied,
     CommitRefused,
@@ -49,6 +48,7 @@ from frazil.errors import (
 )
 from frazil.extras import report_missing_extras
 from frazil.home import home, make_folder
+from frazil.pyiceberg_fixes import make_hive_errors_mutable
 from frazil.spec.addresses import find_path_problem
 from frazil.table.catalog_mistakes import check_storage, translate_client_error, translate_loading_error
 from frazil.table.configuration import check_configuration
@@ -323,7 +323,10 @@ def share_connections() -> None:
 def _create_client(kind: str, config: CatalogConfig) -> Catalog:
     """Create PyIceberg's client, or frazil's variant of it. Imports only the client that the catalog needs."""
     if kind not in {"rest", "sql"} or not config.properties.get("uri") or "py-catalog-impl" in config.properties:
-        return pyiceberg.catalog.load_catalog(config.name, **config.properties)
+        catalog = pyiceberg.catalog.load_catalog(config.name, **config.properties)
+        if kind == "hive":
+            make_hive_errors_mutable()
+        return catalog
     if kind == "sql":
         from frazil.table.sql_catalog import PreparedSqlCatalog
 

