@@ -25,8 +25,6 @@ Key = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    """The first inserted, updated and deleted keys. A list is empty if it would not match the row counts."""
-
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
     deleted: tuple[Key, ...] = ()

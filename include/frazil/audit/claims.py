@@ -38,14 +38,11 @@ MAX_CLOCK_STEP_MS = 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The offset ranges and record counts that a stream's commit records state."""
-
     ranges: Mapping[TopicPartition, tuple[CommittedRange, ...]] = field(default_factory=dict)
     records: int = 0
     rejected: int = 0
     batches: int = 0
     routed: Mapping[str, int] = field(default_factory=dict)
-    """The number of `records` in each routed table."""
     missing_commit_records: tuple[str, ...] = ()
     """Missing or unreadable commit records that snapshots name."""
     lost: tuple[str, ...] = ()
@@ -53,9 +50,7 @@ class Claims:
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
     """Offsets of dead letters that became rows. The original batches' ranges include them."""
     repeats: int | None = 0
-    """Number of repeats that batches dropped, without batches whose loss was accepted. None if unknown, or with
-    backfills or replays.
-    """
+    """Number of repeats that batches dropped, except in accepted losses. None if unknown."""
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """Return the ranges of the topics with these ids, by topic-partition."""
@@ -193,9 +188,7 @@ def _is_committed(key: BatchKey, marker: Marker) -> bool:
 def _backfill_chunks(
     journals: JournalStore, backfills: Iterable[BackfillRecord]
 ) -> Iterator[tuple[Journal, bool, None]]:
-    """Yield the chunks of backfills other than replays, as triples: the chunk, whether its backfill selected records,
-    and None for the epoch.
-    """
+    """Yield chunks without replays: the chunk, whether it selected records, and None for the epoch."""
     whole = (record for record in backfills if not record.backfill.replays)
     return ((chunk, record.selects, None) for record in whole for chunk in committed_chunks(journals, record.backfill))
 

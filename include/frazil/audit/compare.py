@@ -58,9 +58,7 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def find_missing_offsets(evidence: Evidence) -> BitMap64:
-    """Return the offsets of missing records. They are in Kafka and in a commit record, but in no table. The transform
-    does not drop them.
-    """
+    """Return the offsets that Kafka and a commit record have, but no table, and no transform drops."""
     lost = _offsets_in_no_table(evidence)
     if evidence.kafka is None or not lost:
         return lost
@@ -422,7 +420,6 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_limits(e: Evidence) -> Iterable[Finding]:
-    """Report offsets that could not be checked, or that were skipped on purpose."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     if e.covers_history:
         # The marker is the last range: a reset may have moved it, and nothing was committed since.
@@ -465,7 +462,6 @@ def is_counted_once(e: Evidence) -> bool:
 
 
 def _is_counted_once_by_topic(e: Evidence) -> bool:
-    """Return whether each topic id with this name has each audited offset once, for one record."""
     if covered_offsets((*e.rewritten, *e.given_up)) & claimed_offsets(e.ranges):
         return False
     topics = (ranges for group in e.groups for ranges in group.ranges_by_topic_id.values())

@@ -88,7 +88,6 @@ class Evidence:
 
     @property
     def dead_letter_groups(self) -> list[OverlappingRanges]:
-        """Groups of the current topic's ranges, which `dead_letters` covers."""
         current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.ranges_outside_period))
         return group_overlapping_ranges(*current)
 
@@ -105,9 +104,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence for each partition in the claims. `covers_history` adds partitions that are only in the
-    marker, or have only rows.
-    """
+    """Return each claimed partition's evidence. `covers_history` adds partitions without claims."""
     tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if covers_history else set())
     return tuple(
         Evidence(

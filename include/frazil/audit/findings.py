@@ -82,13 +82,11 @@ class Audit:
     findings: tuple[Finding, ...]
     batches: int
     window: Period | None = None
-    """The audited period; None for all commits."""
     by_key: bool = False
     """Whether records change rows by key. `rows` then counts changes."""
     complete: bool = field(init=False)
     """Whether all committed records were compared."""
     clean: bool = field(init=False)
-    """Whether the audit is complete and has no errors."""
 
     def __post_init__(self) -> None:
         complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)

@@ -142,7 +142,6 @@ def group_by_topic_id(ranges: Iterable[CommittedRange]) -> dict[str, list[Commit
 
 
 def merge_ranges(ranges: Iterable[CommittedRange]) -> list[Span]:
-    """Return the ranges as sorted spans, merged if they touch or overlap."""
     return join_spans((r.start, r.end) for r in ranges)
 
 
@@ -151,7 +150,6 @@ def claimed_offsets(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def offsets_claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
-    """Return the offsets that are in several ranges."""
     overlaps, reach = list[Span](), 0
     for r in sorted(ranges):
         overlaps.append((r.start, min(r.end, reach)))

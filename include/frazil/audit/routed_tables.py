@@ -65,9 +65,7 @@ class PublishedReplays:
     routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
     """Rows in each routed table."""
     last: BackfillMarker | None = None
-    """The last replay, if its rows may still wait for routed tables. The dead-letter table still has its dead letters
-    then.
-    """
+    """The last replay, while the dead-letter table still has its dead letters."""
     journals: Sequence[Journal] = ()
     given_up: Set[Target] = frozenset()
     """Tables for which an operator discarded the rows of the last replay."""
@@ -203,7 +201,6 @@ def _missing_table_message(tables: StreamTables, target: Target, member: RoutedT
 
 
 def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
-    """Report unreadable tables, and rows that wait for tables."""
     for one in routed:
         if one.problem:
             yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
@@ -214,7 +211,6 @@ def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
 
 
 def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
-    """Report that no table's rows were counted."""
     sentence = (
         "some offsets were committed more than once, for example by a backfill, or because the topic was recreated. "
         "So the rows were not counted by table; --source checks that each row is in the right table"

@@ -123,7 +123,6 @@ class ComparedTables:
         return cls({"main": main, **compared}, by_value, findings)
 
     def add_route(self, spec: StreamSpec, context: StageContext) -> StageContext:
-        """Return the staging context with the declared route."""
         if (route := spec.route) is None:
             return context
         routed = {

@@ -79,9 +79,7 @@ class _Run:
     def evidence(
         self, claimed: Claims, every: Claims | None = None
     ) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Return the evidence, and findings about tables and ranges that cannot be compared. `every` has the claims of
-        all times, for topics that may have been recreated.
-        """
+        """Return evidence and findings. `every` has the claims of all times, for recreated topics."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.find_remaining_offsets(self.marker, claimed) if self.find_remaining_offsets else ({}, ())
         default = tally_rows(
@@ -265,13 +263,11 @@ def require_marker(tables: StreamTables, table: Table) -> Marker:
 def find_metadata_problems(
     table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
 ) -> tuple[Finding, ...]:
-    """Return findings from metadata and commit records alone."""
     changed = _report_foreign_changes(table, where=marker.stream, window=window, signals=signals)
     return (*_metadata_findings(table, marker, claimed), *changed)
 
 
 def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
-    """Return findings about a rollback, missing commit records and skipped ranges."""
     findings = []
     for path in claimed.missing_commit_records:
         key = parse_key(path)
@@ -305,9 +301,7 @@ def _has_new_replay(run: _Run) -> bool:
 
 
 def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
-    """Return whether routed tables may have new rows at offsets that a former topic's commits claim. Only offsets past
-    the marker can have such rows.
-    """
+    """Return whether routed tables may have rows past the marker at offsets of a former topic."""
     reached = run.marker.offsets
     if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
         return False

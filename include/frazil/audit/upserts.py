@@ -108,7 +108,6 @@ def _load_claims(tables: StreamTables, window: Period | None) -> tuple[Table, Ma
 
 
 def _count_partitions(claimed: Claims, topic_ids: Mapping[str, str]) -> Iterator[PartitionAudit]:
-    """Yield each partition's counts. A replayed dead letter counts as a change."""
     for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
         current, rejected = claimed.of_topics(topic_ids)[topic, partition] or of, sum(r.rejected for r in of)
         start, end = min(r.start for r in current), max(r.end for r in current)

@@ -49,8 +49,6 @@ def topic_generations(
 
 @dataclass(frozen=True, slots=True)
 class StagedRecords:
-    """The records that a backfill staged, and those of the tables and the source for comparison."""
-
     journals: tuple[Journal, ...]
     rows: Tallies
     dead_letters: Tallies

@@ -360,7 +360,6 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
-    """Return the tables with the backfill's own folders and journals."""
     return dataclasses.replace(
         tables,
         stream=staging_stream(tables.stream, backfill_id),

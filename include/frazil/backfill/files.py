@@ -44,13 +44,10 @@ from frazil.table.storage import open_store
 
 @dataclass(frozen=True, slots=True)
 class FileIndex:
-    """The scanned files, and the offsets of all their records."""
-
     files: tuple[RecordFile, ...]
     records: Mapping[TopicPartition, BitMap64]
 
     def describe_files_at(self, tp: TopicPartition, offset: int) -> str:
-        """Return the paths of the first files whose offset ranges include this offset, as text."""
         around = (
             f.path
             for f in self.files

@@ -121,7 +121,6 @@ def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> Backf
 
 
 def replaced_message(backfill: BackfillMarker, evidence: str) -> str:
-    """Return the message for a run that another run replaced. `evidence` says how this was noticed."""
     if backfill.replays:
         return (
             f"another `{continue_command(backfill)}` took over this replay, or an operator abandoned it: this command "
@@ -149,7 +148,6 @@ def lost_races_message(backfill: BackfillMarker, lost: str) -> str:
 
 
 def read_further_message(backfill: BackfillMarker) -> str:
-    """Return the message for a stream that deletes rows and has read on since staging."""
     return (
         f"the writer of stream {backfill.stream!r} has read more records since backfill {backfill.id} was staged. They "
         "may delete rows that the backfill would restore, so nothing was published. Run `frazil pause "

@@ -74,7 +74,6 @@ log = logging.getLogger(__name__)
 MAX_SPANS = 10_000
 """Maximum number of offset spans in a backfill: each span is read separately."""
 MAX_ATTEMPTS = 3
-"""Maximum number of attempts to stage or publish if the stream or the table changes in the meantime."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,6 @@ class BackfillPlan:
 
 @dataclass(frozen=True, slots=True)
 class _AuditResult:
-    """Results of an audit that the publishing commit needs."""
-
     at: int
     """The id of main's snapshot with which the staged records were compared; -1 if main had none."""
     replayed: Tallies = field(default_factory=dict)

@@ -119,7 +119,6 @@ class KafkaSource:
     """The files that are read instead of Kafka."""
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:  # noqa: ARG002 - Kafka knows itself
-        """Return the identity of the stream's topics in Kafka."""
         return self.kafka.describe().identity
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
@@ -149,11 +148,9 @@ class KafkaSource:
         return spans_of.offsets_within(spans, seen_offsets(read_offsets(self.properties, ranges)))
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-        """Divide the spans into chunks of about `limit` records."""
         return split_by_offsets(spans, limit=limit)
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
-        """Return at most `cores` tasks that read the spans."""
         return list(split_ranges(offset_ranges(spans), tasks=cores))
 
     def sample(self, spans: Spans) -> list[StageTask]:

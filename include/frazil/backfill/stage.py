@@ -86,7 +86,6 @@ def _stage_chunks(
 
 
 def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
-    """Log the tasks' notices that are not in `logged`, and add them to it."""
     for notice in sorted({notice for result in results for notice in result.notices} - logged):
         log.warning("%s", notice)
         logged.add(notice)

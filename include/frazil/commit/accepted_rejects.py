@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRejects:
-    """An operator's acceptance of rejected records before `offsets`. The circuit breaker ignores them."""
-
     offsets: Mapping[TopicPartition, int]
     source: SourceIdentity
     by: str

@@ -50,7 +50,6 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
 
 
 def row_count(metadata: TableMetadata) -> int | None:
-    """Return main's number of rows, according to its newest snapshot's summary, if known."""
     head = head_of(metadata)
     text = "0" if head is None else head.summary.get("total-records") if head.summary else None
     return int(text) if text else None
@@ -88,13 +87,11 @@ def forgotten_reader(properties: Mapping[str, str], source: SourceIdentity, *, s
 
 
 def other_streams(properties: Mapping[str, str], *, stream: str) -> set[str]:
-    """Return the names of the table's other streams, including forgotten ones."""
     prefixes = (PROPERTY_PREFIX, FORGOTTEN_PREFIX)
     return {name.removeprefix(p) for name in properties for p in prefixes if name.startswith(p)} - {stream}
 
 
 def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, str]:
-    """Return the table property that records a forgotten stream. Includes the topics in the existing property."""
     marker = try_read_marker(properties, stream)
     before = _parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}"))
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
@@ -113,7 +110,6 @@ def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, 
 
 
 def forgotten_epoch(properties: Mapping[str, str], stream: str) -> int:
-    """Return the last epoch of a forgotten stream with this name, or 0."""
     return int(_parse_note(properties.get(FORGOTTEN_PREFIX + stream, "{}")).get("epoch", 0))
 
 

@@ -64,11 +64,9 @@ class BackfillMarker:
     bytes: int = 0
     files: int = 0
     worker: Worker | None = None
-    """The process that began the current epoch, if known."""
     runs: tuple[str, ...] = ()
     """The last runs that worked on the backfill, such as Airflow's run ids, oldest first."""
     abandoned_by: str = ""
-    """The operator who abandoned the backfill; empty if none did."""
     abandoned_runs: tuple[str, ...] = ()
     """The last runs whose backfills an operator abandoned. They do not start a backfill again."""
 
@@ -89,7 +87,6 @@ class BackfillMarker:
         return key.batch <= self.batches.get(key.epoch, 0)
 
     def with_epoch(self, epoch: int, run: str | None = None) -> BackfillMarker:
-        """Return the marker at the start of a new epoch, which `run` owns."""
         runs = _latest_runs(self.runs, (run,) if run else ())
         return dataclasses.replace(
             self, epoch=epoch, batches={**self.batches, epoch: 0}, runs=runs, worker=Worker.current_process()
@@ -103,7 +100,6 @@ class BackfillMarker:
         return dataclasses.replace(ended, abandoned_by=by, abandoned_runs=_latest_runs(self.abandoned_runs, self.runs))
 
     def with_chunk(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Return the marker after the commit of a chunk."""
         files = [f for f in journal.files if f.target != "dead-letters"]
         return dataclasses.replace(
             self,
@@ -144,7 +140,6 @@ def property_name(stream: str) -> str:
 
 
 def branch_name(stream: str) -> str:
-    """Return the name of the stream's only backfill branch."""
     return f"frazil-backfill-{stream}"
 
 

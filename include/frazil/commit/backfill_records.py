@@ -101,7 +101,6 @@ def record_given_up_rows(journals: JournalStore, backfill_id: str, target: Targe
 
 
 def list_given_up_targets(journals: JournalStore, backfill_id: str) -> set[Target]:
-    """Return the tables for which an operator discarded the rows of a backfill or replay."""
     return list_targets(journals.store, _given_up_folder(journals, backfill_id))
 
 
@@ -110,7 +109,6 @@ def _given_up_folder(journals: JournalStore, backfill_id: str) -> str:
 
 
 def committed_chunks(journals: JournalStore, backfill: BackfillMarker) -> list[Journal]:
-    """Return the journals of the committed chunks, in order."""
     own = backfill_journals(journals, backfill.id)
     return [journal for key in own.keys() if backfill.has_chunk(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
 

@@ -95,8 +95,6 @@ def probe(catalog: Catalog, spec: StreamSpec, *, now_ms: int) -> tuple[str, ...]
 
 @dataclass(slots=True)
 class _Probe:
-    """Commits to the test table, and collects the features that are missing."""
-
     catalog: Catalog
     table: Table
     now_ms: int
@@ -256,7 +254,6 @@ def _drop_with_files(catalog: Catalog, table: Table) -> None:
 
 
 def _try_to(purpose: str, action: Callable[[], object]) -> None:
-    """Run an action, and only log its error."""
     try:
         action()
     except Exception as error:

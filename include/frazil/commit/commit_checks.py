@@ -145,9 +145,7 @@ def classify_batch(marker: Marker, journal: Journal) -> CommitDecision:
 
 
 def classify_dead_letters(marker: Marker, journal: Journal) -> CommitDecision:
-    """Return whether a batch's dead letters can be committed. They are stale if other dead letters were added after
-    staging.
-    """
+    """Return whether a batch's dead letters can be committed: not if others were added after staging."""
     if marker.outcome_of(journal.key) is BatchOutcome.COMMITTED:
         return CommitDecision.COMMITTED
     if journal.newest_dead_letters is not None:

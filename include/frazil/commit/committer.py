@@ -51,8 +51,6 @@ from frazil.table.landed_offsets import RowSelection, tally_rows
 
 
 class Committer:
-    """Commits the batches of one epoch of one stream."""
-
     def __init__(self, tables: StreamTables, epoch: int, followers: Followers | None = None) -> None:
         self._tables = tables
         self.epoch = epoch
@@ -190,7 +188,6 @@ class Committer:
         commit_snapshots((release,), retry_policy=self._tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
-        """Return the commit of a batch's dead letters. It raises StaleBatch if others were added after staging."""
         files = journal.staged_for("dead-letters")
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -246,7 +243,6 @@ class Committer:
         }
 
     def newest_dead_letters(self) -> BatchKey:
-        """Return the last batch with dead letters, or `NO_DEAD_LETTERS`."""
         marker = self._dead_letter_marker()
         return (marker and marker.settled) or NO_DEAD_LETTERS
 
@@ -320,9 +316,7 @@ def _check_can_land(
 
 
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of dead letters at or after the stream's position. Omits offsets that Kafka has assigned to a
-    second record.
-    """
+    """Return the offsets of dead letters from the stream's position on. Omits offsets of a second record."""
     ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
     if not ahead:

@@ -112,9 +112,7 @@ class TableHandle:
         return self._table
 
     def load_with(self, catalog: Catalog | None = None) -> Table:
-        """Load the table without changing the handle. Uses `catalog`, if given. Returns the known state if that is
-        newer.
-        """
+        """Load the table without changing the handle. Returns the known state if that is newer."""
         return self._choose_newer((catalog or self._catalog).load_table(self.identifier))
 
     def _choose_newer(self, found: Table) -> Table:
@@ -131,7 +129,6 @@ class TableHandle:
         self._newest = self._table = self._choose_newer(table)
 
     def forget(self) -> None:
-        """Discard the known metadata, so that the next access reloads the table."""
         self._table = None
 
     def commit(
@@ -157,8 +154,6 @@ class Done(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
-    """A proposed change, and the swap's result if it lands."""
-
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]
     result: T
@@ -166,9 +161,7 @@ class Change(Generic[T]):
     """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
 
     def has_landed_in(self, table: Table) -> bool:
-        """Return whether this change has landed. With a `proof`, returns False if a later change has replaced the
-        property.
-        """
+        """Return whether this change has landed. A `proof` no longer shows it once a later change replaces it."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -250,7 +243,6 @@ class RetryPolicy:
     """Receives a sentence about each failed attempt and its exit code, except for lost races."""
 
     def wait_s(self, attempt: int, *, requested_s: float | None = None) -> float:
-        """Return the wait (s) before the next attempt: at least `requested_s`, limited to `MAX_RETRY_AFTER_S`."""
         drawn = random.uniform(0, min(self.max_s, self.first_s * 2**attempt))
         return max(drawn, min(requested_s or 0.0, MAX_RETRY_AFTER_S))
 
@@ -278,7 +270,6 @@ class _Rounds(Generic[T]):
         self.tables: Sequence[Table] = ()
 
     def run(self) -> T:
-        """Make one attempt and return the swap's result. Raises an error if the outcome is still open."""
         self.step = "load"
         self.tables = tables = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
         self.step = "prepare"

@@ -18,7 +18,6 @@ class BatchCost:
     writes: int = 0
     """Requests to object storage that write or list objects."""
     reads: int = 0
-    """Other requests to object storage, except deletions."""
 
     def summary(self) -> dict[str, str]:
         return {key: str(getattr(self, name)) for name, key in SUMMARY.items()}

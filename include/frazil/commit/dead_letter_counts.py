@@ -70,7 +70,6 @@ def parse_dead_letter_summary(summary: Mapping[str, str]) -> CountChanges:
 
 
 def sum_by_span(changed: Counts, span: int) -> Counter[tuple[str, int]]:
-    """Sum the counts in buckets of `span` hours, named by their first hour."""
     sums = Counter[tuple[str, int]]()
     for (error_class, hour), count in changed.items():
         sums[error_class, span_start(hour, span)] += count

@@ -46,21 +46,18 @@ class Pins:
     cursor: Cursor | None = None
     """The commit up to which signals have counted late rows and dead letters."""
     signalled_snapshots: frozenset[int] = frozenset()
-    """The snapshots of recent signals, which downstream jobs read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
     expire: tuple[int, ...]
     retained_reasons: Mapping[int, str]
-    """Snapshots kept beyond the retention, with the reasons."""
     sentence: str
     refused: bool = False
     """Whether an operator must act before anything expires; `sentence` has the reason."""
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
-    """Decide which snapshots expire, from current metadata and `read_pins`."""
     try:
         markers = list(read_markers(metadata.properties).values())
         for marker in markers:
@@ -137,7 +134,6 @@ def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
 
 
 def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
-    """Return the indexes in `main` of commits whose late rows or dead letters signals may not have counted."""
     return [
         at
         for at, snapshot in enumerate(main)
@@ -162,9 +158,7 @@ def _held_positions(
 
 
 def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], *, now_ms: int) -> dict[int, str]:
-    """Return the index in `main` of the oldest snapshot that audits of open backfills may need, with the reason, if
-    any.
-    """
+    """Return the index in `main` of the oldest snapshot that audits of open backfills may need, if any."""
     oldest_ms = now_ms - MAX_AUDIT_AGE // timedelta(milliseconds=1)
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):

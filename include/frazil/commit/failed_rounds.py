@@ -111,8 +111,6 @@ def is_sequence_conflict(error: Exception) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """A failed attempt, with a message for the log, and one for the error if no retry succeeds in time."""
-
     level: int
     log_message: str
     final_error: str
@@ -120,7 +118,6 @@ class FailedAttempt:
 
 
 def classify_error(error: Exception, step: Step, tables: TableNames, total_s: float) -> FailedAttempt:
-    """Return how to report an error that a retry may fix. Raises AccessDenied or CommitUnavailable otherwise."""
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_sequence_conflict(error)):
@@ -155,9 +152,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """A series of failed attempts, without lost races. Its start is logged as a warning; its end, if it lasted at least
-    5 s.
-    """
+    """A series of failed attempts, without lost races. Its end is logged if it lasted at least 5 s."""
 
     names: TableNames
     clock: Callable[[], float]

@@ -70,8 +70,6 @@ class TableAbsence(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LaggingTable:
-    """A routed table without all rows of the default table's batches."""
-
     target: Target
     since_ms: int
     """When the oldest journal that waits for the table was created (ms since 1970)."""
@@ -83,14 +81,12 @@ class LaggingTable:
     only_last: bool = False
     """Whether only the default table's last batch is missing, and no error occurred."""
     gone: TableAbsence | None = None
-    """What happened to a table that no longer exists."""
 
     @property
     def problem(self) -> str:
         return str(self.gone) if self.gone else f"{format_count(self.rows, 'row')} behind"
 
     def is_about_to_commit(self, now_ms: int) -> bool:
-        """Return whether a healthy writer is about to commit the missing batch."""
         return self.only_last and now_ms - self.since_ms < COMMIT_GRACE_MS
 
     def __str__(self) -> str:
@@ -135,9 +131,7 @@ class Followers:
         *,
         atomic: bool | Collection[str] = True,
     ) -> Followers:
-        """Load the batches that routed tables may be missing. Tables in `atomic` commit with the default table, if
-        possible.
-        """
+        """Load the batches that routed tables may be missing. Tables in `atomic` commit with the default table."""
         in_one_step = tables.commit_atomically is not None and (
             atomic if isinstance(atomic, bool) else frozenset(atomic)
         )
@@ -188,9 +182,7 @@ class Followers:
                 self.behind.pop(target, None)
 
     def atomic_commits(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
-        """Return the routed tables' commits for the default table's step. Raises `CommitUnavailable` if a table is
-        behind.
-        """
+        """Return the routed tables' commits for the default table's step. Raises `CommitUnavailable`."""
         if self.atomic is False:
             return ()
         self.commit()
@@ -376,13 +368,11 @@ def _check_files_exist(
 
 
 def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Journal]) -> Sequence[Journal]:
-    """Return the journals whose files a table is missing, according to its marker."""
     marker = try_read_marker(table.metadata.properties, tables.stream)
     return journals if marker is None else later_journals(marker, journals)
 
 
 def explain_error(error: Exception, stream: str, target: Target) -> str:
-    """Return a message that says why a table could not be loaded or committed to."""
     if isinstance(error, NoSuchTableError):
         return (
             "the table is not in the catalog: it was dropped or renamed. Restore it, or continue with a new, empty "

@@ -21,9 +21,7 @@ COMPACTION_OPERATION = "compaction"
 FOLD_OPERATION = "fold"
 """Value of `frazil.operation` in the summaries of snapshots in which a writer replaced small files."""
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
-"""Summary keys of skipped ranges and published backfills. Such snapshots have no commit record, so only the snapshot
-shows their time.
-"""
+"""Keys of skipped ranges and published backfills: snapshots without a commit record."""
 
 RECORD_OUTCOMES = (
     *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
@@ -42,12 +40,10 @@ def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]
 
 
 def count_ancestors(metadata: TableMetadata) -> int:
-    """Return the number of main's snapshots that have not expired."""
     return sum(1 for _ in ancestors(metadata))
 
 
 def ancestors_and_older_snapshots(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Yield main's snapshots, newest first, then older snapshots that have not expired."""
     oldest = 0
     for snapshot in ancestors(metadata):
         oldest = snapshot.sequence_number or 0
@@ -66,12 +62,10 @@ def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """Return the commit time of the stream's newest batch, if main's history shows it."""
     return next((snapshot.timestamp_ms for snapshot, _ in commit_records(metadata, stream)), None)
 
 
 def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
-    """Return the epoch of the stream's newest batch, if main's history shows it."""
     newest = next((snapshot.summary for snapshot, _ in commit_records(metadata, stream)), None)
     epoch = newest.get("frazil.epoch") if newest else None
     return int(epoch) if epoch and epoch.isdecimal() else None
@@ -132,7 +126,6 @@ def first_offsets(
 
 
 def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
-    """Return the snapshot of the newest merge of replayed dead letters in main's history."""
     for snapshot in ancestors(metadata):
         if is_replay(snapshot, stream) and merge_counts(snapshot.summary):
             return snapshot

@@ -50,8 +50,6 @@ NO_DEAD_LETTERS = BatchKey(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The data for a batch's commit."""
-
     stream: str
     key: BatchKey
     table_uuid: str
@@ -82,7 +80,6 @@ class Journal:
     """Number of events that change no row; see `StageResult.other_events`."""
     cost: BatchCost | None = None
     reasons: Reasons = field(default_factory=dict)
-    """New dead letters by error class."""
 
     @property
     def records(self) -> int:
@@ -199,7 +196,6 @@ class JournalStore:
 
     @classmethod
     def of_table(cls, table: Table, stream: str) -> JournalStore:
-        """Open the journals of a stream that writes to this table."""
         return cls(open_store(table.location(), table.io.properties), state_location(table, stream))
 
     def path(self, key: BatchKey) -> str:
@@ -235,7 +231,6 @@ class JournalStore:
         return self.read(self.path(key))
 
     def read(self, path: str) -> Journal | None:
-        """Return the commit record at a path from a snapshot's summary, if readable."""
         return _parse_journal(self._load(path))
 
     def _load(self, path: str) -> bytes | None:
@@ -249,7 +244,6 @@ class JournalStore:
         return sorted(filter(None, (parse_key(f.path) for f in self.store.list_files(self._folder))))
 
     def oldest(self, keys: Sequence[BatchKey]) -> BatchKey | None:
-        """Return the oldest batch key among folded records and the given journal keys."""
         return min([*keys[:1], *(s.first for s in self._folded.segments())], default=None)
 
     def paths_of_other_tables(self, table_uuid: str) -> set[str]:
@@ -269,7 +263,6 @@ class JournalStore:
     def records(
         self, *, newest_first: bool = False, below: BatchKey | None = None, table_uuid: object = None
     ) -> Iterator[Journal]:
-        """Yield the readable journals, including folded ones, in key order. With `table_uuid`, only that table's."""
         alone: list[tuple[BatchKey, bytes | None]] = [(key, None) for key in self.keys()]
         # Folded records are listed last: a journal that is folded in the meantime is in both lists, and counts once.
         folded = self._folded.items(newest_first=newest_first)
@@ -334,7 +327,6 @@ class JournalStore:
     def after(
         self, settled: BatchKey | None, keys: Iterable[BatchKey], *, table_uuid: str, stream: str
     ) -> Iterator[Journal]:
-        """Yield this stream and table's complete journals after the batch `settled`, in the order of `keys`."""
         for key in keys:
             if settled is not None and key <= settled:
                 continue

@@ -112,9 +112,7 @@ def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestF
 
 
 def add_manifests(writer: ListWriter, manifests: Iterable[ManifestFile], *, path: str, parent: Snapshot | None) -> None:
-    """Write the entries of `manifests` as one block of the snapshot's list at `path`. Reuses encoded entries of the
-    parent's list.
-    """
+    """Write the entries of `manifests` as one block. Reuses encoded entries of the parent's list."""
     before = (_cache.get(parent.manifest_list) if parent else None) or {}
     count_request("writes", path)
     avro = writer._writer

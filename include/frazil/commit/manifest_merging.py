@@ -17,7 +17,6 @@ from frazil.commit.manifest_writing import WrittenEntries, metadata_folder, rece
 from frazil.pyiceberg_fixes import first_row_id
 
 FAN_IN = 32
-"""Number of manifests of one size class that are merged into one."""
 MAX_MERGED_ENTRIES = 2_048
 MERGE_ENABLED = "commit.manifest-merge.enabled"
 """Iceberg's table property for merging manifests."""
@@ -25,8 +24,6 @@ MERGE_ENABLED = "commit.manifest-merge.enabled"
 
 @dataclass(frozen=True, slots=True)
 class MergedManifest:
-    """A manifest that lists the live files of other manifests, written for one snapshot."""
-
     manifest: ManifestFile
     replaces: frozenset[tuple[str, int | None]]
     """Paths and first row ids of the merged manifests. An upgrade to format version 3 assigns row ids."""
@@ -38,9 +35,7 @@ class MergedManifest:
 
 
 def select_mergeable_manifests(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
-    """Return the manifests to merge next, with their entries. Selects only manifests of this process; maintenance
-    merges others.
-    """
+    """Return the manifests of this process to merge next. Maintenance merges others."""
     classes = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
     for manifest in manifests:
         written = recently_written.get(manifest.manifest_path)

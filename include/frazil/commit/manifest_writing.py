@@ -48,7 +48,6 @@ from frazil.table.recent import BoundedCache
 from frazil.table.storage_requests import count_request
 
 IN_MEMORY: TableVersion = 3
-"""Format version of entries in memory. Its schema has the fields of all versions."""
 FIRST_ROW_ID = 142
 """Field id of `first_row_id` in a data file."""
 
@@ -63,8 +62,6 @@ _AVRO_CODECS: dict[str, AvroCompressionCodec] = {
 
 @dataclass(frozen=True, slots=True)
 class ManifestLayout:
-    """The partition spec and schema of a manifest and of the files that it lists."""
-
     spec: PartitionSpec
     schema: Schema
 
@@ -87,7 +84,6 @@ class ManifestLayout:
 
 
 MAX_CACHED_ENCODINGS = 64
-"""Maximum number of cached encodings. A stream uses two for each of its tables."""
 
 
 MAX_REMEMBERED_BYTES = 64 * 2**20
@@ -100,8 +96,6 @@ MAX_REMEMBERED_ENTRIES = 1_024
 
 @dataclass(frozen=True, slots=True)
 class _ManifestEncoding:
-    """The Avro encoding and header of all manifests with the same layout, content and codec."""
-
     layout: ManifestLayout
     avro: AvroEncoding
     metadata: Mapping[str, str]
@@ -111,9 +105,7 @@ _encodings = BoundedCache[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests of data files or delete files, up to format version 3. Caches encodings. PyIceberg's writer
-    supports neither delete files nor version 3.
-    """
+    """Writes manifests. PyIceberg's writer supports neither delete files nor format version 3."""
 
     def __init__(  # noqa: PLR0913 - what a manifest consists of
         self,
@@ -230,9 +222,7 @@ def write_merged(
     snapshot_id: int,
     removed: Collection[str] = (),
 ) -> ManifestFile:
-    """Write one manifest with the entries of manifests of the same kind, as existing files. Return the new manifest.
-    Entries of files with the keys `removed` become deleted entries.
-    """
+    """Merge manifests of one kind into one. Files with the keys `removed` become deleted entries."""
     first = next(iter(merged))
     layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
@@ -363,8 +353,6 @@ _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
 
 @dataclass(frozen=True, slots=True)
 class CopiedEntries:
-    """The header and the live entries of a manifest, in order."""
-
     schema: Schema
     header: Mapping[str, str]
     data_files: tuple[bytes, ...]
@@ -438,7 +426,6 @@ def _data_file_readers(schema: Schema) -> list[Reader]:
 
 
 def _encode_long(value: int) -> bytes:
-    """Encode an optional long."""
     buffer = io.BytesIO()
     encoder = BinaryEncoder(buffer)
     encoder.write_int(1)
@@ -507,7 +494,6 @@ class WrittenEntries:
 
 
 recently_written = BoundedCache[WrittenEntries](MAX_REMEMBERED_BYTES, WrittenEntries.memory_bytes)
-"""The entries of manifests that this process wrote and has not merged, by path."""
 
 
 class _Blocks(AvroFile[ManifestEntry]):
@@ -541,15 +527,12 @@ class AvroEncoding:
 
     @classmethod
     def resolve(cls, file_schema: Schema, record_schema: Schema, *, name: str) -> Self:
-        """Resolve the encoding of files with `file_schema` whose records have `record_schema` in memory."""
         text = json.dumps(AvroSchemaConversion().iceberg_to_avro(file_schema, schema_name=name))
         return cls(file_schema, name, text, resolve_writer(record_schema=record_schema, file_schema=file_schema))
 
 
 class PreparedAvroFile(AvroOutputFile[D]):
-    """An Avro output file that reuses an `AvroEncoding`. PyIceberg would write the same bytes, apart from the sync
-    marker.
-    """
+    """An Avro output file with a prepared encoding. Only the sync marker differs from PyIceberg's bytes."""
 
     def __init__(self, output_file: OutputFile, encoding: AvroEncoding, *, metadata: Mapping[str, str]) -> None:
         self.output_file, self.file_schema, self.schema_name = output_file, encoding.file_schema, encoding.schema_name

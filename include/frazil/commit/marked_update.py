@@ -42,7 +42,6 @@ from frazil.table.tables import may_delete_files
 M = TypeVar("M", Marker, Marker | None)
 
 ALIGN_OPERATION = "align"
-"""Value of `frazil.operation` in the summaries of the open branch's snapshots."""
 OPEN_SNAPSHOT_KEY = "frazil.open-snapshot-id"
 """Summary key for the open branch's head. After a rollback of main, a reset restores the branch to this head."""
 
@@ -73,7 +72,6 @@ class MarkedUpdate:
     def _prepare_both(
         self, table: Table, marker: M, change: BranchChange, *, summary: Mapping[str, str], now_ms: int
     ) -> Change[M]:
-        """Prepare a snapshot of each branch, for one attempt."""
         name = open_branch_name(self.stream)
         found = head_of(table.metadata, name)
         head_id, branch_updates = self._change_branch(table, change, found, now_ms=now_ms)
@@ -147,7 +145,6 @@ def preview(tables: StreamTables, handle: TableHandle, decide: Decide) -> Marker
 
 
 def commit_marker(tables: StreamTables, handle: TableHandle, decide: Decide, *, summary: Mapping[str, str]) -> Marker:
-    """Commit the marker that `decide` returns, together with an empty snapshot."""
     commit = prepare_commit(tables, handle, decide, files=(), summary=summary)
     return commit_snapshots((commit,), retry_policy=tables.retry_policy)
 
@@ -232,14 +229,12 @@ class BranchRemoval:
     """Selects snapshots that the branch had before a reset moved it back."""
     removed_ids: frozenset[int] = field(default=frozenset())
     waste: frozenset[str] = field(default=frozenset())
-    """Paths of manifests and manifest lists that only the snapshots in `removed_ids` use."""
 
     @property
     def may_have_unused_files(self) -> bool:
         return bool(self.waste)
 
     def updates(self, table: Table) -> tuple[TableUpdate, ...]:
-        """Return the updates that remove the branch, and the snapshots that are in no other branch or tag."""
         metadata = table.metadata
         self.removed_ids, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
@@ -257,9 +252,7 @@ class BranchRemoval:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the unused manifests. Keeps them if the removal did not land, or if a tag has one of the branch's
-        snapshots.
-        """
+        """Delete the unused manifests, unless the removal did not land, or a tag has one of the snapshots."""
         if not may_delete_files(table.properties) or any(
             s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
         ):
@@ -270,6 +263,5 @@ class BranchRemoval:
 
 
 def require_unchanged(table: Table, branch: str) -> AssertRefSnapshotId:
-    """Return the requirement that the branch has not changed."""
     head = head_of(table.metadata, branch)
     return AssertRefSnapshotId(ref=branch, snapshot_id=head.snapshot_id if head else None)

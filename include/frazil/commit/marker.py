@@ -93,9 +93,7 @@ class Marker:
     given_up_epoch: int = 0
     """The epoch of the first reset that accepted a loss in `given_up`, if known."""
     adopted_rows: int = 0
-    """The table's number of rows when an operator let the stream append to it."""
     transaction: LastTransaction = NO_TRANSACTION
-    """The last transaction before the offsets, if the stream reads whole transactions."""
     routed: BatchKey | None = None
     """The last batch up to which all routed tables are complete; None if the stream never had a route."""
     own_table: OwnTable | None = None
@@ -110,7 +108,6 @@ class Marker:
         return None if self.watermark_us is None else self.watermark_us // 1000
 
     def with_snapshots(self, snapshot_id: int, sequence_number: int, *, open_snapshot_id: int | None) -> Marker:
-        """Return the marker with the ids of its table's snapshot and of the open branch's head."""
         return dataclasses.replace(
             self, snapshot_id=snapshot_id, sequence_number=sequence_number, open_snapshot_id=open_snapshot_id
         )
@@ -136,7 +133,6 @@ class Marker:
         return BatchOutcome.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else BatchOutcome.NOT_COMMITTED
 
     def to_property(self) -> str:
-        """Return the marker as compact JSON."""
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
@@ -207,7 +203,6 @@ class Marker:
 
 
 def open_branch_name(stream: str) -> str:
-    """Return the name of the stream's open branch."""
     return f"frazil-open-{stream}"
 
 
@@ -222,7 +217,6 @@ def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
 
 
 def try_read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
-    """Return the stream's marker from a table's properties; None if it is missing or unreadable."""
     try:
         return read_marker(properties, stream)
     except MarkerUnreadable:

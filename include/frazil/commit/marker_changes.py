@@ -88,9 +88,7 @@ def reset(
 
 
 def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: int, source: SourceIdentity) -> None:
-    """Set the dead-letter table's marker to `epoch`, and to offsets after all records ever read. Replaces even a
-    damaged marker.
-    """
+    """Set the dead-letter marker, even a damaged one, to `epoch` and the end of all records ever read."""
     read = [(seen.held, seen.source)] if seen.source else []
     read += [(seen.marker.offsets, seen.marker.source)] if seen.marker else []
 
@@ -161,9 +159,7 @@ def forget(tables: StreamTables, *, state: str) -> int:
 
 
 def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
-    """Return whether the dead-letter table shows that the stream wrote a table with one of these UUIDs, or that it was
-    forgotten.
-    """
+    """Return whether the dead-letter table names one of these UUIDs, or was forgotten."""
     properties = tables.dead_letters.refresh().metadata.properties
     marker = try_read_marker(properties, tables.stream)
     wrote = marker is not None and marker.own_table is not None and marker.own_table.uuid in uuids
@@ -270,9 +266,7 @@ def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: 
 def write_first_marker(
     tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
 ) -> None:
-    """Write a table's first marker. Its position is after all batches of the default table, or just before the batch
-    `before`.
-    """
+    """Write a table's first marker, after all batches of the default table, or just before `before`."""
     first = _up_to_date_marker(default_marker)
     if before is not None:
         starts = {p.topic_partition: p.start for p in before.progress}

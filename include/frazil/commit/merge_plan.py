@@ -51,11 +51,9 @@ class InsertTask:
     index: int
     changes: tuple[str, ...]
     after: tuple[int, ...]
-    """The indices of the group's earlier tasks."""
     share: tuple[str, ...] = ()
 
     def task(self, matched: bytes) -> MergeTask:
-        """Return the task, given the changes that the earlier tasks have matched."""
         return MergeTask(self.index, self.changes, (), inserts=True, matched=matched, share=self.share)
 
 
@@ -67,7 +65,6 @@ class MergePlan:
     """Live entries of the manifests that may list the tasks' files, by manifest path."""
     manifests: Sequence[ManifestFile]
     bins: Mapping[GroupValues, int]
-    """The task of each group that is not split."""
 
     def live_entries(self, manifest: ManifestFile) -> Sequence[ManifestEntry]:
         return self.read.get(manifest.manifest_path, ())
@@ -143,7 +140,6 @@ class _ChangeIndex:
         return [(None in column, sorted(v for v in column if v is not None)) for column in columns]
 
     def _matches_summaries(self, manifest: ManifestFile) -> bool:
-        """Return whether a manifest's partition summaries may include a change's partition values."""
         summaries = manifest.partitions
         if not summaries:
             return True
@@ -181,7 +177,6 @@ def _plain_value(value: Any) -> Any:
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
-    """Return the types of a spec's partition values, in the newest schema with all of the spec's columns."""
     sources = {part.source_id for part in spec.fields}
     for schema in (table.schema(), *reversed(table.metadata.schemas)):
         if sources <= set(schema._lazy_id_to_name):
@@ -228,9 +223,7 @@ class _Group:
 def _build_groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
-    """Return groups of changes, with the files that may have their keys. Returns one group if a file has another
-    partition spec.
-    """
+    """Return groups of changes with the files that may have their keys; one group if specs differ."""
     deletes = _index_deletes(wanted.table, manifests, read)
     by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
@@ -386,9 +379,7 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
-    """Return each group's task number. Groups keep their number in `before`. The others, heaviest first, go to the
-    lightest task.
-    """
+    """Return each group's task number. Groups keep their number in `before`; others balance the load."""
     bins: dict[GroupValues, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

@@ -41,16 +41,12 @@ MERGED_FOLDER = "merged"
 
 @dataclass(frozen=True, slots=True)
 class MergeConfig:
-    """How a stream's commits merge: the rules, the function that runs tasks, and the mode."""
-
     rules: Callable[[Table], MergeRules]
-    """Returns the merge rules, with the current names of the table's columns."""
     run: RunTasks = run_in_process
     parallelism: Callable[[], int] = lambda: 1
     mode: MergingMode = UPSERT_MODE
 
     def staging_target(self, table: Table, *, folder: str) -> TargetTable:
-        """Return the layout of staged files for a table of the stream."""
         return self.mode.staging_target(target_table(table, folder=folder), self.rules(table).key)
 
 
@@ -75,8 +71,6 @@ class _Attempt:
 
 @dataclass(slots=True)
 class MergeWriter:
-    """Prepares a merge's snapshot for each attempt of a swap, and deletes files of failed attempts."""
-
     stream: str
     changes: tuple[StagedFile, ...]
     """Staged files (at least one) of changes (`mode: upsert`) or candidate rows (`dedupe`)."""
@@ -142,7 +136,6 @@ class MergeWriter:
         return attempt
 
     def _run(self, context: MergeContext, tasks: Sequence[MergeTask]) -> list[MergeResult]:
-        """Return the tasks' results. Runs only tasks without a result."""
         folder = context.target.folder
         missing = [task for task in tasks if (folder, task) not in self._results]
         if missing:

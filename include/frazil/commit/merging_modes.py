@@ -34,8 +34,6 @@ REPEATED_KEY = "frazil.repeated"
 
 @dataclass(frozen=True, slots=True)
 class MergingMode:
-    """A mode in which a commit merges staged files into the table."""
-
     content: Content
     declared: str
     """The declared setting that selects the mode."""
@@ -45,7 +43,6 @@ class MergingMode:
     adds_staged_files: bool
     """Whether the commit adds staged files, except those that the merge rewrites."""
     summary_counts: Callable[[MergeCounts], Mapping[str, str]]
-    """Converts a merge's counts to summary entries."""
 
 
 def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
@@ -88,12 +85,10 @@ MERGING_MODES: Mapping[Content, MergingMode] = {mode.content: mode for mode in (
 
 
 def merging_mode(spec: StreamSpec) -> MergingMode | None:
-    """Return how a stream's staged files are merged; None if appended."""
     return {UPSERT: UPSERT_MODE, DEDUPLICATE: DEDUPE_MODE}.get(spec.sinks.mode)
 
 
 def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
-    """Return the rules for merging a stream's changes into this table, or for finding repeats."""
     schema, other_names = table.schema(), find_aliases(table.schema(), parse_former_columns(table.properties))
     called, envelope = partial(current_column_name, schema, other_names), envelope_of(spec.source.format)
     return MergeRules(
@@ -109,5 +104,4 @@ def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
 
 
 def current_column_name(table: Schema, other_names: Mapping[str, int], name: str) -> str:
-    """Return the current name of a declared column."""
     return find_current_name(table, other_names.get(name)) or name

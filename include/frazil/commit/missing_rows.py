@@ -53,7 +53,6 @@ def find_lagging_tables(
 def _check_table(
     tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: ExplainMissingTable
 ) -> LaggingTable | None:
-    """Return which rows of the waiting batches a table is missing, and why."""
     journals, reason = waiting, "the writer commits these rows with the next batch, or reports why it cannot"
     is_loaded, gone = False, None
     try:
@@ -109,7 +108,6 @@ def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, back
 
 
 def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -> BatchKey | None:
-    """Return the first batch that a routed table is missing. Loads the tables."""
     found = list[Journal]()
     for target, journals in Followers.load(tables, default_marker).waiting.items():
         try:

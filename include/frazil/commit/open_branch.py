@@ -32,8 +32,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BranchChange:
-    """An update's change of the open branch, and the files that it adds to main."""
-
     base: Snapshot | None
     """The branch's head, or an older snapshot after a reset."""
     remaining_manifests: tuple[ManifestFile, ...] = ()
@@ -42,7 +40,6 @@ class BranchChange:
     joining_files: tuple[StagedFile, ...] = ()
     to_main: tuple[StagedFile, ...] = ()
     drops: bool = False
-    """Whether leaving files are dropped, not moved to main."""
     removes_branch: bool = False
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Files with different keys never share a manifest."""

@@ -25,9 +25,7 @@ def check_own_table(spec: StreamSpec, table: Table | None) -> None:
 
 
 def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
-    """Return why the name no longer leads to the stream's own table; None if it does. `table` is the table with this
-    name, if any.
-    """
+    """Return why the name no longer leads to the stream's own table; None if it does."""
     if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
         return None
     if table is None and (lost := find_lost_table(spec)):

@@ -58,7 +58,6 @@ class OffsetMove:
     topic: str
     partition: int
     held: int | None
-    """The next offset after the table's records, if known."""
     target: int
     first: int
     end: int
@@ -92,7 +91,6 @@ class OffsetMove:
 
 
 def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
-    """Read the stream's marker, and the end of its records in main."""
     table = tables.main.refresh()
     text = table.metadata.properties.get(property_name(tables.stream))
     marker = try_read_marker(table.metadata.properties, tables.stream)
@@ -108,7 +106,6 @@ def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
 
 
 def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
-    """Return whether main was rolled back beyond the marker's snapshot."""
     try:
         check_ancestry(table.metadata, marker, table=name)
     except RolledBack:
@@ -125,12 +122,10 @@ def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[Top
 
 
 def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
-    """Return each partition's offset, but not after a truncation of Kafka's log."""
     return {tp: min(offset, available.truncated_at.get(tp, offset)) for tp, offset in offsets.items()}
 
 
 def list_moves(target: Offsets, *, held: Offsets, available: AvailableOffsets) -> tuple[OffsetMove, ...]:
-    """Return the effect of a new position on each partition, sorted."""
     return tuple(
         OffsetMove(*tp, held.get(tp), offset, available.first[tp], available.end[tp], available.truncated_at.get(tp))
         for tp, offset in sorted(target.items())

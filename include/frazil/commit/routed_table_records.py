@@ -36,12 +36,10 @@ class RoutedTableRecord:
     """The table's UUID, if known."""
 
     def is_other_table(self, table: Table) -> bool:
-        """Return whether `table` is another table with the same name."""
         return self.uuid is not None and self.uuid != str(table.metadata.table_uuid)
 
 
 def list_recorded_tables(tables: StreamTables) -> set[Target]:
-    """Return the names of all tables that the route has had."""
     return list_targets(tables.store, _folder(tables))
 
 
@@ -75,7 +73,6 @@ def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequ
 
 
 def newest_remaining_metadata(tables: StreamTables, member: RoutedTableRecord) -> MetadataFile | None:
-    """Return the newest readable metadata file of a missing table, if any."""
     if member.uuid is None:
         return None
     try:

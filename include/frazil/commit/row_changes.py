@@ -46,7 +46,6 @@ DeadLetterOffsets = Mapping[DeadLetterSource, BitMap64]
 ChooseRows = Callable[[pa.Table], NDArray[np.bool_]]
 """Returns a mask of the chosen rows, given the columns in `IDENTITY_COLUMNS` and `RowChange.extra_columns`."""
 ReplaceRows = Callable[[pa.Table], pa.Table]
-"""Returns the rows that replace the chosen ones, if any."""
 
 
 def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> ChooseRows:
@@ -80,7 +79,6 @@ class RowChange:
     choose: ChooseRows
     replace: ReplaceRows
     extra_columns: tuple[str, ...] = ()
-    """Further columns that `choose` needs."""
 
 
 @dataclass(slots=True)
@@ -99,7 +97,6 @@ class RowChangeWriter:
     change: RowChange
     attempts: list[_Attempt] = field(default_factory=list)
     rows: int = 0
-    """Rows that the last attempt chose."""
 
     @property
     def may_have_unused_files(self) -> bool:
@@ -137,9 +134,7 @@ class _FileRewrite:
     replaced: set[str] = field(default_factory=set)
     chosen: int = 0
     dead_letters: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Added or removed dead letters by error class and hour, as in
-    `frazil.commit.dead_letter_counts`.
-    """
+    """Added or removed dead letters by error class and hour."""
 
     def run(self) -> None:
         head = head_of(self.table.metadata)
@@ -202,7 +197,6 @@ ErrorEntry = tuple[str, str]
 
 
 def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinates, ErrorEntry]:
-    """Return the new errors of dead letters that failed again, from the replay's staged files."""
     columns = [*COORDINATES, "error_class", "error"]
     found: dict[Coordinates, ErrorEntry] = {}
     for file in files:

@@ -72,7 +72,6 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
 
 
 def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    """Yield the uncommitted journals of earlier epochs. Omits those from before a `forget`."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
         if journal.key.epoch < marker.at.epoch and marker.outcome_of(journal.key) is BatchOutcome.NOT_COMMITTED:

@@ -59,8 +59,6 @@ MAX_SUMMARY_CHARACTERS = 2_000
 
 @dataclass(frozen=True, slots=True)
 class PreparedSnapshot:
-    """A written, but uncommitted snapshot."""
-
     snapshot: Snapshot
     updates: tuple[TableUpdate, ...]
     requirements: tuple[TableRequirement, ...]
@@ -90,7 +88,6 @@ class SnapshotWriter:
     files: Sequence[StagedFile]
     branch: str = MAIN
     moved: Sequence[DataFile] = ()
-    """Files that move to this branch from another one."""
     base: BaseManifests | None = None
     manifest_key: Callable[[StagedFile], str] = lambda _: ""
     """Files with different keys never share a manifest."""
@@ -101,7 +98,6 @@ class SnapshotWriter:
     manifests: list[ManifestFile] = field(default_factory=list)
     attempts: list[PreparedSnapshot] = field(default_factory=list)
     merged: MergedManifest | None = None
-    """Small manifests of main, merged for the first attempt."""
     merged_in: set[str] = field(default_factory=set)
     """The manifest lists with the merged manifest."""
 
@@ -117,9 +113,7 @@ class SnapshotWriter:
     def prepare(
         self, table: Table, *, summary: Mapping[str, str], now_ms: int, before: Snapshot | None = None
     ) -> PreparedSnapshot:
-        """Return the next attempt, based on the metadata of `table`. The same update adds the snapshot `before` first,
-        if any.
-        """
+        """Return the next attempt. The same update adds the snapshot `before` first, if any."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
             self.snapshot_id = metadata.new_snapshot_id()
@@ -318,7 +312,6 @@ def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> Da
 
 
 def _vector_fields(file: StagedFile) -> dict[str, Any]:
-    """Return the entry fields that only deletion vectors have."""
     return {
         "referenced_data_file": base64.b64decode(file.lower_bounds[PATH_ID]).decode(),
         "content_offset": VECTOR_OFFSET,

@@ -78,7 +78,6 @@ class _MainHistory:
         return next((value for _, s in self.commits(stream, begin) if (value := read(s)) is not None), None)
 
     def index_at(self, at_ms: int | None) -> int:
-        """Return the index of the newest snapshot committed at or before `at_ms`."""
         if at_ms is None:
             return 0
         return self.require_unexpired(

@@ -29,7 +29,6 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
 
 
 def target_file_bytes(table: Table) -> int:
-    """Return the target size of the table's files."""
     return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))
 
 

@@ -35,7 +35,6 @@ class StreamTables:
     merging: MergeConfig | None = None
     """How staged files are merged. None for readers, and for appended files."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)
-    """The routed tables that this process has used."""
 
     @classmethod
     def open(  # noqa: PLR0913 - all that the tables of a stream are used with
@@ -66,7 +65,6 @@ class StreamTables:
         return self.targets["dead-letters"]
 
     def own_table(self) -> OwnTable:
-        """Return the main table, as recorded in the dead-letter table's marker."""
         table = self.main.current()
         return OwnTable(self.main.identifier, table.location(), str(table.metadata.table_uuid))
 
@@ -78,7 +76,6 @@ class StreamTables:
         return self.store if target == "main" else self.handle(target).store
 
     def handle(self, target: Target) -> TableHandle:
-        """Return the handle of a target's table, even if the route no longer has it."""
         if not is_routed(target):
             return self.targets[target]
         return self.routed.setdefault(target, self.main.sibling(target))

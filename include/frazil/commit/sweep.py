@@ -169,9 +169,7 @@ def _delete_dead_journals(view: _SweepState, below_epoch: int) -> None:
 
 
 def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether earlier sweeps covered a batch. False for an epoch's last two batches, whose files may appear
-    later.
-    """
+    """Return whether earlier sweeps covered a batch. An epoch's last two batches may get files later."""
     outcome, last = view.marker.outcome_of(key), view.marker.batches.get(key.epoch)
     return outcome is BatchOutcome.UNKNOWN or (
         outcome is BatchOutcome.COMMITTED and (last is None or key.batch < last - 1)
@@ -248,7 +246,6 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    """Delete the files of a batch that its own writer discarded before writing its journal. Returns their number."""
     return _sweep_folders(tables, tables.all, key, record=None, is_merged=False)
 
 
@@ -295,7 +292,6 @@ def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
 
 
 def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tuple[BatchKey, str]]:
-    """Yield all batch folders of a stream below a table's data location."""
     for epoch_folder in store.list_folders(f"{data_location(table)}/{stream}"):
         epoch = epoch_folder.rstrip("/").rsplit("/", 1)[-1]
         for folder in store.list_folders(epoch_folder) if epoch.isdigit() else ():

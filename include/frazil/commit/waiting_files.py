@@ -139,7 +139,6 @@ def sweep_waiting_files(
 
 
 def load_missing_table_note(tables: StreamTables, target: Target) -> MissingTableNote | None:
-    """Return a table's note, if this version can read it."""
     data = tables.store.get(_note_path(tables, target))
     return None if data is None else _parse_note(data)
 

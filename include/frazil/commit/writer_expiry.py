@@ -36,8 +36,6 @@ END_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Removal:
-    """Snapshots to expire, and the heads of branches and tags when they were chosen."""
-
     snapshots: tuple[Snapshot, ...]
     refs: Mapping[str, int]
 
@@ -67,9 +65,7 @@ def has_ended(thread: threading.Thread | None) -> bool:
 
 @dataclass(slots=True)
 class WriterExpiry:
-    """Expires a table's snapshots once it has more than `at-most`. Each removal has an eighth of `at-most`; with a
-    backlog, up to `at-most`.
-    """
+    """Expires an eighth of `at-most` snapshots at a time, or with a backlog up to `at-most`."""
 
     settings: Expiry
     read_pins: Callable[[], Pins]
@@ -78,18 +74,14 @@ class WriterExpiry:
     delete_delay_ms: int = DELETE_DELAY_MS
     _planned: _Removal | None = None
     _proposed: tuple[Snapshot, ...] = ()
-    """The snapshots that the current commit's attempts expire."""
     _in_attempt: bool = False
-    """Whether the last attempt of a commit expires snapshots."""
     _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
     """Expired snapshots whose files still exist, each with the time (ms) of its expiry."""
     _former: list[str] = field(default_factory=list)
-    """Old `metadata.json` files to delete."""
     _running: threading.Thread | None = None
     _due: int = 0
     """Number of snapshots in main's history at which the next removal is planned."""
     _last: Table | None = None
-    """The table after the last commit."""
 
     def __post_init__(self) -> None:
         self._due = self.settings.at_most + self._step
@@ -99,9 +91,7 @@ class WriterExpiry:
         return max(self.settings.at_most // 8, 1)
 
     def take_updates(self, load: Callable[[], Table]) -> tuple[TableUpdate, ...]:
-        """Return the planned removal once, after loading the table. Returns nothing in later attempts, or if branches
-        or tags have changed.
-        """
+        """Return the planned removal once. It is dropped if branches or tags have changed."""
         planned, self._planned, self._in_attempt = self._planned, None, False
         if planned is None:
             return ()
@@ -119,9 +109,7 @@ class WriterExpiry:
         return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
 
     def withdraw(self) -> bool:
-        """If the refused attempt expired snapshots, pause until main's history has `at-most` more. Return whether it
-        did.
-        """
+        """If the refused attempt expired snapshots, pause until main has `at-most` more."""
         withdrawn, self._in_attempt = self._in_attempt, False
         if withdrawn and self._last is not None:
             self._due = count_ancestors(self._last.metadata) + self.settings.at_most
@@ -192,9 +180,7 @@ class WriterExpiry:
 
 
 def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table: Table) -> set[str]:
-    """Return the manifest lists of expired snapshots, and the manifests that only these snapshots use. The `later`
-    expired snapshots still need their manifests.
-    """
+    """Return the files that only expired snapshots use. The `later` ones still need their manifests."""
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
     kept = [*later, *(s for s in table.metadata.snapshots if s.snapshot_id not in newer)]

@@ -41,7 +41,6 @@ from frazil.table.tables import data_location
 log = logging.getLogger(__name__)
 
 FOLDED_FOLDER = "folded"
-"""The folder of folded files, below the table's data location."""
 MAX_FOLDED_BYTES = 4 * 2**20
 """Maximum size of a file that is folded. With larger files, reading the rows costs much more than opening the file."""
 MAX_WAITING_FILES = 4_096
@@ -84,7 +83,6 @@ class WriterFolding:
 
     @classmethod
     def open(cls, settings: Compaction, tables: StreamTables) -> WriterFolding | None:
-        """Return the folding of a stream's main table; None if it is not declared, or if batches are merged."""
         if not (settings.enabled and settings.fold_files) or tables.merging is not None or tables.align is not None:
             return None
         return cls(tables.stream, tables.main, settings.fold_files, tables.clock_ms)

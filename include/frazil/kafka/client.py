@@ -134,7 +134,6 @@ def _destroy_unused_clients() -> None:
 
 
 def _is_foreign_thread() -> bool:
-    """Return whether a library started this thread."""
     return isinstance(threading.current_thread(), threading._DummyThread)
 
 

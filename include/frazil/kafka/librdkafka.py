@@ -205,7 +205,6 @@ class Librdkafka:
         return partitions
 
     def check(self, code: int) -> None:
-        """Raise KafkaException if the error code is not 0."""
         if code:
             raise KafkaException(KafkaError(code))
 

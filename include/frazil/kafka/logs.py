@@ -23,8 +23,6 @@ MAX_OUTDATED_POLLS = 60
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of a topic-partition's log, as its leader reports it."""
-
     stable: int
     """The last stable offset: the log's end for a `read_committed` reader."""
     high: int
@@ -68,7 +66,6 @@ class LogWatch:
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
     """The epoch of the last leader whose log contained the stream's position."""
     short_polls: dict[TopicPartition, int] = field(default_factory=dict)
-    """Number of consecutive polls in which the log ended before the stream's position."""
     outdated_polls: dict[TopicPartition, int] = field(default_factory=dict)
     """Number of consecutive responses from a broker with an outdated leader epoch."""
 
@@ -120,7 +117,6 @@ class LogWatch:
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
     def count_in_transactions(self) -> dict[TopicPartition, int]:
-        """Return how many offsets open transactions hold back, by topic-partition."""
         waiting = {tp: self.high[tp] - end for tp, end in self.stable.items()}
         return {tp: count for tp, count in waiting.items() if count > 0}
 

@@ -42,12 +42,10 @@ class Reading:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the value is known and above the threshold."""
         return self.value is not None and self.value > self.threshold
 
     @property
     def is_clear(self) -> bool:
-        """Whether the value is known, and low enough to end the alert."""
         return self.value is not None and self.value <= CLEAR_RATIO * self.threshold
 
 
@@ -178,7 +176,6 @@ def _why_unknown(stream: StreamHealth) -> str:
 
 
 def _remedy(table: str, action: str, enabled: bool, procedure: str) -> str:
-    """Return the remedy: run the action that prevents this alert, or switch it on."""
     if enabled:
         return (
             f"`frazil maintain {table} --actions {action}` fixes it now. The DAG frazil_maintenance should have done "
@@ -268,7 +265,6 @@ class AlertStep:
 
 
 def evaluate_alerts(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
-    """Evaluate a table's rules for one more measurement."""
     seen = evaluate_table_rules(health, settings, now_ms=now_ms)
     return evaluate_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
 
@@ -276,7 +272,6 @@ def evaluate_alerts(previous: AlertStates, health: TableHealth, settings: Mainte
 def evaluate_readings(
     previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int
 ) -> AlertStep:
-    """Evaluate one measurement's readings of any subject."""
     found = {r.rule: r for r in seen}
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
@@ -328,7 +323,6 @@ def mark_reported_together(steps: Mapping[str, AlertStep], limit: int) -> dict[s
 
 
 def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: int, now_ms: int) -> AlertState | None:
-    """Return one rule's state after a measurement; None if the rule needs no state."""
     if reading is None:
         return None
     if reading.value is None:

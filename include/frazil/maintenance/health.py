@@ -73,8 +73,6 @@ class PartitionFiles:
 
 @dataclass(frozen=True, slots=True)
 class RecentFiles:
-    """Data files that the newest commits added."""
-
     commits: int
     files: int
     bytes: int
@@ -123,7 +121,6 @@ class TableHealth:
     target_file_bytes: int
     data_files: int
     data_bytes: int
-    """Size of data and delete files, according to the summary."""
     rows: int
     delete_files: int
     manifests: int

@@ -218,7 +218,6 @@ def _is_fold(snapshot: Snapshot) -> bool:
 
 
 def _is_own_compaction(snapshot: Snapshot) -> bool:
-    """Return whether frazil's compaction wrote a snapshot. Its last one may only drop delete files."""
     return snapshot.summary is not None and snapshot.summary.get("frazil.operation") == COMPACTION_OPERATION
 
 
@@ -296,13 +295,11 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, l
 
 
 def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    """Return the time (ms) of the marker's snapshot; None without a marker."""
     snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     return snapshot.timestamp_ms if snapshot else None
 
 
 def observe_writer(stream: str) -> Observation | None:
-    """Observe this host's writer of the stream. Returns None if its run folder is unreadable."""
     try:
         return LocalLauncher(stream).observe()
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -348,7 +345,6 @@ class DueTable:
 
     @property
     def urgency(self) -> tuple[int, int]:
-        """Sort key: the number of new files, then of snapshots."""
         return self.health.files_since_compaction, self.health.snapshots
 
 

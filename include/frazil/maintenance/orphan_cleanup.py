@@ -79,7 +79,6 @@ class OrphanReport:
     deleted_bytes: int = 0
     examples: tuple[str, ...] = ()
     refused: str | None = None
-    """Why the cleanup stopped early, if it did."""
 
     @property
     def sentence(self) -> str:
@@ -162,7 +161,6 @@ class _Cleanup:
     place: Resolver = field(default_factory=Resolver)
 
     def run(self, report: OrphanReport) -> OrphanReport:
-        """Run the cleanup, and return `report` with its numbers."""
         folder = state_location(self.before, MAINTENANCE_FOLDER)
         store, path = self._store(folder), f"{folder}/orphans.json.gz"
         _check_own_files(self.before)
@@ -239,9 +237,7 @@ class _Cleanup:
         return others
 
     def _find_roots(self) -> dict[Place, str]:
-        """Return the folders to list, each with its path in the table's metadata: the table's location, and data and
-        metadata folders elsewhere.
-        """
+        """Return the folders to list: the table's location, and data and metadata folders elsewhere."""
         folders, properties = table_folders(self.before, self.place), self.before.properties
         roots = {folders.location: self.before.location()}
         for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):

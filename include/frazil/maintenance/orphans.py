@@ -60,11 +60,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class OrphanRun:
-    """The files that one run was the first to find."""
-
     at_ms: int
     standing: Progress
-    """Progress at the end of the run's listing."""
     paths: tuple[str, ...]
 
 
@@ -118,8 +115,6 @@ _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
 class Place(NamedTuple):
-    """A file's or folder's location. Only `path` is compared, because a bucket may have many names."""
-
     store: str
     """Kind of storage, with its bucket or host: `s3:bucket`, `file:`."""
     path: str
@@ -134,7 +129,6 @@ class Place(NamedTuple):
 
 
 def below(path: str, folder: str) -> bool:
-    """Return whether a path is the folder or inside it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
@@ -172,7 +166,6 @@ class UndecidedFiles:
     settled: Mapping[str, BatchKey | None]
     """Each stream's last settled batch, if any."""
     backfills: Mapping[str, str]
-    """The id of each stream's open backfill."""
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Self:
@@ -227,8 +220,6 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """The files that a table references, as of after the listing."""
-
     paths: Set[str]
     live: Collection[Place]
     """Files of the newest snapshot before the listing."""

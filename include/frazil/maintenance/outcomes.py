@@ -44,7 +44,6 @@ class Outcome:
     ending: Ending
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """Numbers by name in kebab-case, such as `mb-per-second`."""
     exit_code: int = 0
     """Exit code of a failure or a refusal, as in `frazil.errors`."""
 
@@ -70,7 +69,6 @@ ORPHAN_CLEANUP = "orphans"
 class PastOutcome:
     at_ms: int
     action: str
-    """An `Action`, or `orphans`."""
     ending: Ending
     sentence: str
     numbers: Mapping[str, float] = field(default_factory=dict)

@@ -59,9 +59,7 @@ def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
 
 
 def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
-    """Estimate the total bytes of `files` files that expiry removes. Uses the average size of files removed by the
-    expired snapshots' children.
-    """
+    """Estimate the bytes of `files` files, by the average size of files removed in this history."""
     gone = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
     removed = sum(

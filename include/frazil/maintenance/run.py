@@ -75,7 +75,6 @@ class _ActionRunner:
     now_ms: int
 
     def outcome(self, action: Action) -> Outcome:
-        """Run one action if it has useful work. Raises only EnvironmentUnusable."""
         do = {
             Action.COMPACTION: self._compact,
             Action.MANIFESTS: self._rewrite_manifests,

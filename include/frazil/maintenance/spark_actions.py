@@ -213,7 +213,6 @@ class SparkTable:
         return len(paths) - len(left)
 
     def rewrite_manifests(self, spec_id: int) -> tuple[int, int]:
-        """Rewrite a spec's manifests. Returns the numbers of removed and of added manifests."""
         with convert_java_errors():
             action = self._actions.rewriteManifests(self.java).specId(spec_id)
             done = action.option("use-caching", "false").snapshotProperty("frazil.operation", "manifests").execute()

@@ -34,9 +34,7 @@ from frazil.table.lost import open_stream_catalog
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""Minimum number of bad records for a percentage, below `MIN_RECORDS` records. With fewer, the percentage is unknown;
-with none, it is 0.
-"""
+"""Minimum number of bad records for a percentage, below `MIN_RECORDS` records."""
 MIN_SMALL_SAMPLE_PERCENT = 50
 """The lowest threshold below `MIN_RECORDS` records."""
 MAX_LISTED = 5
@@ -51,9 +49,7 @@ class IncompleteWindow:
 
     window: str
     due_ms: int
-    """The window's end plus the largest lateness of the table's streams. Without any signal of the table, not before
-    its first commit.
-    """
+    """The window's end plus the largest lateness; before the first signal, at least the first commit."""
     waits_for: str
     """What the window waits for, as text; "" if it is not due yet."""
     is_history: bool = False

@@ -36,7 +36,6 @@ class MaintainedTable:
     kind: TableKind
     settings: Maintenance
     streams: tuple[StreamSpec, ...]
-    """The table's writers, sorted by name; for a signals table, the writers of tables with signals."""
 
     @property
     def full_check_at(self) -> timedelta:
@@ -76,7 +75,6 @@ def group_by_session(specs: Iterable[StreamSpec]) -> dict[str, tuple[MaintainedT
 
 
 def routes_by_name(specs: Iterable[StreamSpec]) -> dict[str, StreamSpec]:
-    """Return each route's stream by its maintenance name, `route of <stream>`. No table can have this name."""
     return {f"route of {spec.name}": spec for spec in specs if spec.sinks.has_routed_tables}
 
 

@@ -45,9 +45,7 @@ def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, del
 
 
 def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of rows that stay, given the order values and coordinates of their changes. See
-    `MergeRules.replays`.
-    """
+    """Return a mask of rows that stay, given their changes. See `MergeRules.replays`."""
     kept = ~_find_earlier_rows(rows, coordinates, rules) if rules.replays else np.zeros(rows.num_rows, np.bool_)
     if rules.order_by is None:
         return kept

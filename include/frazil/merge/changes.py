@@ -35,14 +35,12 @@ class NewestChanges:
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
     """The change that supplies each row's value, for each column that an earlier change fills."""
     orders: pa.Array | None = None
-    """The order values of all changes."""
     deleted_by: Numbers | None = None
     """Each row's last delete without an order value, or `NOT_DELETED`."""
     coordinates: pa.Table | None = None
     """Coordinates of all changes, for `MergeRules.replays` and deletes without an order value."""
 
     def without(self, taken: Mask) -> NewestChanges:
-        """Return the changes that the mask does not select."""
         stays = ~taken
         filled_by = {name: numbers[stays] for name, numbers in self.filled_by.items()}
         deleted_by = None if self.deleted_by is None else self.deleted_by[stays]
@@ -133,7 +131,6 @@ def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Nu
 
 
 def _running_maximum(values: Numbers, begins: Mask) -> Numbers:
-    """Return the running maximum within each group. Groups begin where `begins` is true."""
     above = (np.cumsum(begins) - 1) * (1 + values.max())
     highest: Numbers = np.maximum.accumulate(values + above) - above
     return highest
@@ -225,7 +222,6 @@ class _ChangesByKey:
 
 
 def column(rows: pa.Table, name: str) -> pa.Array:
-    """Return a column as one array, with UUIDs as bytes."""
     array = rows.column(name).combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)

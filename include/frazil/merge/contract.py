@@ -46,9 +46,7 @@ class MergeRules:
     ignored: tuple[str, ...] = ()
     """The Kafka coordinates, which updates may change without counting as updates."""
     traced: bool = True
-    """Whether a row takes the coordinates of a change without new values. A dead letter from before that change is then
-    recognised as older.
-    """
+    """Whether rows take the coordinates of changes without new values, as older dead letters need."""
     how: RowRemoval = "auto"
     event_time: str | None = None
     """The event-time column. With `window_us`, changed rows are counted by window."""
@@ -66,9 +64,7 @@ class DeleteFile:
     alone: bool
     """Whether the delete file concerns only one data file. A new delete file can then replace it."""
     key: str = ""
-    """The name by which a commit removes a deletion vector, as a Puffin file may have several. Empty for other delete
-    files.
-    """
+    """The deletion vector's name in its Puffin file; empty for other delete files."""
 
     @property
     def removable_key(self) -> str | None:
@@ -134,15 +130,12 @@ class MergeContext:
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """Changes and rows by outcome. Each change counts once."""
-
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
     stale: int = 0
     """Number of changes whose `order_by` value is below the row's."""
     superseded: int = 0
-    """Number of changes that lost to a newer change of the same key in the batch."""
     unchanged: int = 0
     """Number of updates without new values, and of deletes of unknown keys."""
     repeated: int = 0

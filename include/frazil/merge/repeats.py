@@ -51,8 +51,6 @@ class LocatedRows:
 
 
 class KeyIndex:
-    """Looks up the changes' keys in many rows."""
-
     def __init__(self, newest: NewestChanges, key: tuple[str, ...]) -> None:
         self._key = key
         columns = {name: column(newest.rows, name) for name in key}
@@ -118,7 +116,6 @@ _Match = tuple[Numbers, Numbers]
 
 
 def _match_pending(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
-    """Look up the rows of several row groups at once."""
     if not pending:
         return
     indexes, of = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))
@@ -250,9 +247,7 @@ class RepeatsRun(TaskRun):
 def find_repeats_of_table(
     codes: Numbers, times: Numbers, table_codes: Numbers, table_times: Numbers, *, within_us: int
 ) -> Mask:
-    """Return a mask of rows that repeat a row of the table: the same key, and event times at most
-    `within_us` apart. Pure.
-    """
+    """Return a mask of rows that repeat a row of the table, at most `within_us` apart. Pure."""
     count = len(codes)
     keys, moments = np.r_[codes, table_codes], np.r_[times, table_times]
     ordered = np.lexsort((moments, keys))

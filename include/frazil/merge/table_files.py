@@ -43,9 +43,7 @@ _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 
 
 def encode_vector(data_file: str, positions: Numbers) -> tuple[bytes, dict[int, int]]:
-    """Return a Puffin file with the vector of one data file, and the vector's size as
-    `column_sizes`.
-    """
+    """Return a Puffin file with one vector, and the vector's size as `column_sizes`."""
     vector = _VECTOR_MAGIC + BitMap64(positions.tolist()).serialize()
     blob = len(vector).to_bytes(4, "big") + vector + zlib.crc32(vector).to_bytes(4, "big")
     described = {
@@ -93,7 +91,6 @@ class TableFileReader:
     _deletes: dict[str, dict[str, Numbers]] = field(default_factory=dict)
 
     def keep_constants(self, files: Sequence[TableFile]) -> None:
-        """Store the values of columns that these files may be missing."""
         self._constants |= {file.path: dict(file.constants) for file in files if file.constants}
 
     def open(self, path: str) -> DataFileReader:
@@ -113,7 +110,6 @@ class TableFileReader:
             )
 
     def deleted_positions(self, file: TableFile) -> Numbers:
-        """Return the sorted positions of a data file's deleted rows."""
         found = [self._cached_deletes(delete).get(file.path) for delete in file.deletes]
         named = [positions for positions in found if positions is not None]
         return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
@@ -184,7 +180,6 @@ class DataFileReader:
             yield starts[group], found
 
     def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
-        """Return the rows at these sorted positions."""
         parts = [empty_table(nullable_arrow_schema(schema))]
         groups = np.unique(np.searchsorted(np.array(self.starts), positions, side="right") - 1).tolist()
         for start, rows in self.row_groups(schema, groups):
@@ -278,7 +273,6 @@ class TaskRun(ABC):
         return rows
 
     def copy(self, path: str, leaving: Numbers) -> None:
-        """Write a file's rows again, without those at the positions `leaving`."""
         with self.reader.open(path) as data:
             for start, rows in data.row_groups(self.schema):
                 stays = rows_without(rows, start, leaving)

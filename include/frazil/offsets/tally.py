@@ -25,7 +25,6 @@ class OffsetTally:
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()
         self.repeated = BitMap64()
-        """Offsets that were seen at least twice."""
         self.rows = 0
         self.add(offsets)
 
@@ -55,7 +54,6 @@ Tallies = Mapping[TopicPartition, OffsetTally]
 
 
 def get_offsets(tallies: Tallies, tp: TopicPartition) -> BitMap64:
-    """Return the distinct offsets of one topic-partition; empty if it has no tally."""
     return tallies[tp].seen if tp in tallies else BitMap64()
 
 

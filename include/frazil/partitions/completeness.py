@@ -20,8 +20,6 @@ MAX_WINDOWS = 500
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """One stream that feeds the table, with its watermark."""
-
     stream: str
     watermark_us: int | None
     lateness_us: int = 0
@@ -125,7 +123,6 @@ def complete_until_us(feeds: tuple[Feed, ...]) -> int | None:
 
 
 def feeds_behind(feeds: tuple[Feed, ...], window: Window) -> tuple[Feed, ...]:
-    """Return the streams for which the window is still waiting."""
     return tuple(f for f in feeds if f.complete_until_us is None or f.complete_until_us < window.end_us)
 
 
@@ -206,7 +203,6 @@ class Alignment:
 
     @classmethod
     def from_spec(cls, spec: StreamSpec) -> Alignment | None:
-        """Return the alignment of a stream; None if it hides no rows."""
         if spec.commit.align == "none" or spec.window is None:
             return None
         lateness_us = spec.lateness // timedelta(microseconds=1)

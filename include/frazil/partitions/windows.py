@@ -23,7 +23,6 @@ class Grain(StrEnum):
         return "%Y-%m-%dT%H" if self is Grain.HOUR else "%Y-%m-%d"
 
     def floor(self, us: int) -> int:
-        """Return the start of the window that contains this time, which may be before 1970."""
         return us - us % self.us
 
 
@@ -70,6 +69,5 @@ def microseconds(moment: datetime) -> int:
 
 
 def windows_between(grain: Grain, from_us: int, to_us: int) -> Iterator[Window]:
-    """Yield the windows from the one that contains `from_us` to the last one that ends by `to_us`."""
     for start in range(grain.floor(from_us), to_us - grain.us + 1, grain.us):
         yield Window(start, grain)

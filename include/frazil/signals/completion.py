@@ -238,7 +238,6 @@ def _behind_message(table: str) -> str:
 
 
 def _cursor_for(cursor: Cursor | None, table: Table) -> Cursor | None:
-    """Return the cursor for the table. After the table was recreated, the cursor is before all commits."""
     if cursor is None or cursor.table_uuid in {None, str(table.metadata.table_uuid)}:
         return cursor
     return dataclasses.replace(cursor, sequence_number=0)
@@ -459,13 +458,11 @@ class DefaultTableProgress:
         return tuple(decided_journals(tables, self.marker))
 
     def first_missing(self, target: str, marker: Marker) -> BatchKey | None:
-        """Return the first batch that a routed table is missing, if any."""
         if self.marker is None:
             return None
         return first_missing_batch(lambda: self._unfinished, self.marker, target, marker)
 
     def feed(self, spec: StreamSpec) -> Feed:
-        """Return the stream's progress after the last of these batches."""
         lateness_us = spec.lateness // timedelta(microseconds=1)
         if (marker := self.marker) is None:
             return Feed(spec.name, None, lateness_us, problem=self.problem)
@@ -500,8 +497,6 @@ def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int
 
 @dataclass(frozen=True, slots=True)
 class WindowStatus:
-    """Status of an hour or a day. `signals` is empty until all its windows' signals were sent."""
-
     signals: tuple[Signal, ...]
     waits_for: str
     """Why not all signals were sent; empty if they were."""

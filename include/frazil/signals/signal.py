@@ -62,7 +62,6 @@ class Signal:
 
     @property
     def sent(self) -> bool:
-        """Whether an event is sent for this signal; False for a held window."""
         return self.state is not SignalState.HELD
 
 

@@ -73,13 +73,11 @@ class TableSignals:
         return cls(table, None, 0, signals).for_table(table)
 
     def for_table(self, table: str) -> TableSignals:
-        """Return the signals of another table, as of the same time."""
         if self.at is None:
             return TableSignals(table, None, 0, None)
         return TableSignals(table, *_read_cursor(self.at, table), self.at, *_read_group(self.at, table))
 
     def members(self) -> list[TableSignals]:
-        """Return the signals of each table of this group; for a table, only its own."""
         if self.at is None or VALUE_PLACEHOLDER not in self.table:
             return [self]
         before, _, after = self.table.partition(VALUE_PLACEHOLDER)
@@ -149,8 +147,6 @@ def load_newest_signals(catalog: Catalog, table: str, *, from_us: int, to_us: in
 
 
 class Append(NamedTuple):
-    """The signals to append for one table, and its next cursor."""
-
     seen: TableSignals
     signals: Sequence[Signal]
     cursor: Cursor

@@ -13,8 +13,6 @@ MAX_REPORTS = 120
 
 
 class CaughtUpTracker:
-    """Tracks from the planner's reports when all records were last committed."""
-
     def __init__(self, caught_up_at_ms: int | None = None) -> None:
         self.caught_up_at_ms = caught_up_at_ms
         self._reports: list[PlannerReport] = []
@@ -39,6 +37,5 @@ def _has_same_records(one: PlannerReport, other: PlannerReport) -> bool:
 
 
 def _is_committed(report: PlannerReport, offsets: Mapping[TopicPartition, int]) -> bool:
-    """Return whether all of the report's records, including those in transactions, are before the offsets."""
     ends = {tp: end + report.in_transactions.get(tp, 0) for tp, end in report.ends.items()}
     return not replace(report, ends=ends).unread(offsets)

@@ -22,7 +22,6 @@ class AttemptAbandoned(BaseException):
 
 
 def check_not_abandoned() -> None:
-    """Raise AttemptAbandoned if the executor has closed the connection."""
     if _connection is not None and _is_closed(_connection):
         raise AttemptAbandoned
 

@@ -78,8 +78,6 @@ MAX_RECENT_COMMITS = 4
 
 @dataclass(slots=True)
 class BatchRunner:
-    """Runs the batches of one epoch, one after the other."""
-
     spec: StreamSpec
     kafka: KafkaAdmin
     kafka_properties: Mapping[str, str]
@@ -90,12 +88,10 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
-    """Waits for a number of seconds. Returns True early if the writer is asked to end."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The circuit breaker ignores rejected records before these offsets."""
     throttle: Throttle | None = None
     recent: RecentSizes | None = None
-    """Average bytes that recent batches wrote to each table partition."""
     distribution: Distribution | None = None
     last_journal: Journal | None = None
     folding: WriterFolding | None = None
@@ -155,7 +151,6 @@ class BatchRunner:
             self._delete_obsolete_files(self.last_journal)
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
-        """Emit the events of a committed batch. Durations (s) are 0 for a batch from an earlier epoch."""
         key, files = journal.key, len(journal.files)
         self.emit(
             BatchCommitted(
@@ -322,7 +317,6 @@ class BatchRunner:
         return chosen.shuffle
 
     def _read_recent_sizes(self, spec_id: int) -> RecentSizes:
-        """Return the average bytes per table partition from the last commit records."""
         recent = RecentSizes(spec_id)
         newest = [*islice(self.tables.journals.records(newest_first=True), MAX_RECENT_COMMITS)]
         for journal in reversed(newest):

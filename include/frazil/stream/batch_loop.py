@@ -38,7 +38,6 @@ class BatchLoop:
     engine: Engine
     runner: BatchRunner
     drain: bool
-    """Whether the writer catches up and then ends. Any unread record then starts a batch."""
     set_planner_report: Callable[[PlannerReport | None], None]
     """Receives the planner's reports; None when the epoch begins."""
     hosting: Hosting = field(default_factory=Hosting)

@@ -75,7 +75,6 @@ class Boundaries:
     """
 
     at: int
-    """The last offset known to be a boundary."""
     newest: LastTransaction = NO_TRANSACTION
     """The newest complete transaction before `at`."""
     is_behind: bool = False

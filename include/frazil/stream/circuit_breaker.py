@@ -33,7 +33,6 @@ def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -
 
 
 def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
-    """Return the error message, with long parts last. `before` is the last batch with records."""
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
     return (
         f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"

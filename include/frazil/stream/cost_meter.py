@@ -23,7 +23,6 @@ class CostMeter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self) -> tuple[float, StorageRequests]:
-        """Return the CPU (s) and the storage requests since the last call."""
         with self._lock:
             cpu_s, requests = time.process_time() + _process_cpu_s(self.jvm_pid), counted_requests()
             before_s, before = self._taken_s, self._requests

@@ -18,7 +18,6 @@ from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 MIN_RATIO_TO_BEGIN = 1.5
 """Shuffling begins if it would divide the number of files by at least this factor."""
 MIN_RATIO_TO_CONTINUE = 1.2
-"""Shuffling stops if it divides the number of files by less than this factor."""
 MIN_SAVED_FILES = 16
 """Minimum number of files that a shuffle must save to be worth its CPU time."""
 NEWEST_WEIGHT = 0.5
@@ -70,17 +69,13 @@ def _keep_largest(sizes: Mapping[PartitionKey, float]) -> dict[PartitionKey, flo
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Whether one batch's rows are shuffled, and why."""
-
     shuffle: Shuffle | None
     """The shuffle; None if each task writes the rows that it reads."""
     reason: str
     partitions: int = 0
     """Number of partitions to which recent batches wrote."""
     files_alone: int = 0
-    """Expected files without a shuffle."""
     files_shuffled: int = 0
-    """Expected files with a shuffle."""
 
     @property
     def shuffled(self) -> bool:

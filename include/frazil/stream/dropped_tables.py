@@ -112,9 +112,7 @@ def find_lagging_and_dropped_tables(
     *,
     only_gone: bool = False,
 ) -> tuple[list[LaggingTable], list[DroppedTable]]:
-    """Return the routed tables that are missing rows, and the dropped tables that had all rows. `only_gone` omits
-    existing tables for which rows wait in journals.
-    """
+    """Return tables that are missing rows, and dropped tables. `only_gone` omits existing tables."""
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
     def remedy(target: Target) -> str:
@@ -211,7 +209,6 @@ def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Targe
 
 
 def _find_member(spec: StreamSpec, tables: StreamTables, target: Target) -> RoutedTableRecord:
-    """Return a missing table's record, or one built from the files in its folder."""
     member = read_table_record(tables, target)
     if member is not None:
         return member

@@ -38,9 +38,7 @@ class Engine(Protocol):
     def parallelism(self) -> int: ...
 
     def ready(self, until: Callable[[], bool]) -> bool:
-        """Wait until a cluster can run tasks. Call this before the take-over. Return False if `until` returns True
-        first.
-        """
+        """Wait until a cluster can run tasks. Return False if `until` returns True first."""
 
     def warm_up(self) -> None:
         """Start workers for the first batch in the background."""

@@ -33,7 +33,6 @@ def ignored_fields_notice(refused: Sequence[RefusedField], *, table: str) -> str
 
 
 def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
-    """Return the notice about records that fill no column, or ""."""
     if not counted_so_far.unknown:
         return ""
     names = counted_so_far.names
@@ -47,7 +46,6 @@ def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
 
 
 def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
-    """Return the notice about values that lenient casts converted, or ""."""
     if not counted_so_far.cast:
         return ""
     columns = sorted(counted_so_far.cast.items(), key=lambda one: (-one[1], one[0]))
@@ -57,7 +55,6 @@ def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
 
 
 def unplaced_changes_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
-    """Return the notice about changes without a position in their source's log, or ""."""
     if not counted_so_far.unplaced:
         return ""
     found = format_count(counted_so_far.unplaced, "change", "has|have")
@@ -100,7 +97,6 @@ def columns_for_pending_files(default: Table, files: Iterable[StagedFile], *, wi
 
 
 def _sensitive_paths(table: Table, spec: StreamSpec) -> list[Path]:
-    """Return the paths of sensitive fields, with all former and current names."""
     if spec.sensitive is None:
         return []
     hidden = [*spec.sensitive.dropped_fields, *(tuple(name.split(".")) for name in spec.sensitive.kept_fields)]

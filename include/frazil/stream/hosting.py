@@ -47,7 +47,6 @@ class Slots:
         self._free = count
         self._waiting: deque[threading.Event] = deque()
         self._holders: set[int] = set()
-        """The threads that have a slot."""
         self._lock = threading.Lock()
 
     @contextmanager
@@ -118,8 +117,6 @@ class Slots:
 
 
 class HeartbeatSender(Protocol):
-    """A writer whose heartbeat a shared thread sends."""
-
     @property
     def is_changed(self) -> bool: ...
 
@@ -127,8 +124,6 @@ class HeartbeatSender(Protocol):
 
 
 class Heartbeats:
-    """One thread that sends the heartbeats of many writers."""
-
     def __init__(
         self, *, heartbeat_interval_s: float = HEARTBEAT_INTERVAL_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -170,8 +165,6 @@ class Heartbeats:
 
 
 class FoldingThread:
-    """One thread that folds the old commit records of many streams, one after the other."""
-
     def __init__(self) -> None:
         self._due_s: dict[Callable[[], object], float] = {}
         self._over = threading.Event()
@@ -206,8 +199,6 @@ class ReadPins(Protocol):
 
 
 class KafkaClients:
-    """Shares one Kafka admin client among all writers with the same brokers and credentials."""
-
     def __init__(self) -> None:
         self._clients: WeakValueDictionary[frozenset[tuple[str, str]], AdminClient] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -244,7 +235,6 @@ class RecordFolding:
     spec: StreamSpec
     emit: Callable[[StreamEvent], None]
     shared_thread: FoldingThread | None = None
-    """The shared thread, if any."""
     _over: threading.Event = field(default_factory=threading.Event)
 
     def __enter__(self) -> RecordFolding:

@@ -30,7 +30,6 @@ class Notices:
 
     emit: Callable[[StreamEvent], None]
     table: str
-    """The default table's identifier."""
     of_tasks: frozenset[str] = frozenset()
     """Notices of the last batch's tasks."""
     committed: SchemaDrift = NO_DRIFT
@@ -72,7 +71,6 @@ class Notices:
         self.of_tasks = notices
 
     def publish_ignored(self, refused: Sequence[RefusedField], *, table: str) -> None:
-        """Publish fields that cannot become columns of the table, each once."""
         new = [refusal for refusal in refused if (table, *refusal.path) not in self.ignored]
         if not new or len(self.ignored) >= MAX_IGNORED_FIELDS:
             return

@@ -22,8 +22,6 @@ _RATES = "rates.json"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The offsets at which a batch ends."""
-
     offsets: Mapping[TopicPartition, int]
     idle: frozenset[TopicPartition] = frozenset()
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -38,8 +36,6 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class PlannerReport:
-    """The planner's last observation."""
-
     ends: Mapping[TopicPartition, int]
     """The offsets up to which records may be read; without a leader, as last known."""
     first_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -69,10 +65,7 @@ class PlannerReport:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates that earlier batches measured. The defaults suit small JSON records."""
-
     bytes_per_record: float = 40.0
-    """Bytes of Parquet per record."""
     task_seconds_per_record: float = 6e-6
     """Wall time of a task per record. On a busy host, this exceeds the CPU time."""
     overhead_s: float = 1.0
@@ -86,7 +79,6 @@ def write_rates(exchange: Exchange, rates: Rates) -> None:
 
 
 def read_rates(exchange: Exchange) -> Rates:
-    """Return the rates of earlier batches, or the defaults."""
     try:
         return Rates(**dict(exchange.read(_RATES)))
     except (ValueError, TypeError):
@@ -108,8 +100,6 @@ class BatchPolicy:
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """Whether to start a batch, and why."""
-
     now: bool
     reason: str
 
@@ -177,7 +167,6 @@ def split_ranges(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTas
 
 
 def _part_of_ranges(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
-    """Yield the part `[low, high)` of the concatenated ranges."""
     at = 0
     for r in ranges:
         length = r.end - r.start

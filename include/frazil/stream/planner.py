@@ -71,7 +71,6 @@ class BatchPlanner:
     position: Position
     report: Callable[[PlannerReport], None] = field(default=lambda _: None)
     reported: PlannerReport = field(default_factory=lambda: PlannerReport({}))
-    """The report after the last poll that Kafka answered."""
     clock: Callable[[], float] = time.monotonic
     clock_ms: Callable[[], int] = now_ms
     watch: LogWatch = field(default_factory=LogWatch)
@@ -95,7 +94,6 @@ class BatchPlanner:
     absent: dict[str, int] = field(default_factory=dict)
     """Number of consecutive polls that did not find a topic of the stream's pattern, by topic."""
     polls: int = 0
-    """Number of times that Kafka has described the stream's topics."""
     first_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offset of each partition that appeared while the writer ran."""
     leaderless: frozenset[TopicPartition] = frozenset()
@@ -109,7 +107,6 @@ class BatchPlanner:
 
     @property
     def ends(self) -> Mapping[TopicPartition, int]:
-        """The offsets up to which records may be read."""
         ends = self.watch.stable
         return {tp: end for tp, end in ends.items() if tp not in self.leaderless} if self.leaderless else ends
 
@@ -272,7 +269,6 @@ class BatchPlanner:
             self.position = replace(self.position, offsets={**self.position.offsets, **new})
 
     def _count_missing_polls(self, present: Container[str]) -> None:
-        """Count consecutive polls without a topic. Only a pattern's topics may be missing."""
         for topic in {topic for topic, _ in self.position.offsets if topic in self.settings.topics}:
             if topic in present:
                 if self.absent.pop(topic, 0):
@@ -341,7 +337,6 @@ class BatchPlanner:
         return self.position
 
     def _oldest_age_s(self, now: float) -> float | None:
-        """Return the age (s) of the oldest unread record; None if all are read, or some were unread at the start."""
         seen = list(self.first_seen.values())
         known = [s for s in seen if s is not None]
         return None if len(known) < len(seen) or not known else now - min(known)

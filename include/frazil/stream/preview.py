@@ -64,7 +64,6 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
 
 
 def _build_context(spec: StreamSpec) -> tuple[StageContext, Schema]:
-    """Return the context and schema for decoding records for a new table."""
     schema = iceberg.table_schema(spec)
     changes = change_rules(spec, schema, {})
     columns = schema if changes is None else change_schema(schema, changes.key)
@@ -74,7 +73,6 @@ def _build_context(spec: StreamSpec) -> tuple[StageContext, Schema]:
 
 
 def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
-    """Return the newest offsets: an equal share of `limit` from each partition."""
     with open_kafka(spec) as kafka:
         partitions = kafka.describe().partitions
         first, ends = kafka.earliest(partitions), kafka.log_ends(partitions)

@@ -22,7 +22,6 @@ MIN_MERGE_WRITE_INTERVAL_S = 1.0
 
 
 def cluster_period_s(tasks: int) -> float:
-    """Return the interval (s) at which each of `tasks` tasks writes its progress."""
     return min(max(1.0, tasks / MAX_WRITES_PER_SECOND), MAX_WRITE_INTERVAL_S)
 
 
@@ -54,7 +53,6 @@ class ProgressFolder:
         self._put(task, {**value, "delay-s": counts.delay_s, "compiling": counts.compiling})
 
     def write_merged(self, task: int, *, rows: int) -> None:
-        """Write how many rows a merge task has read, from the table's files and the changes."""
         self._put(f"{_MERGE}{task}", {"attempt": self.attempt, "rows": rows})
 
     def _put(self, task: str, value: Mapping[str, float]) -> None:

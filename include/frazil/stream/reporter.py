@@ -54,8 +54,6 @@ MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
 
 
 class Reporter:
-    """Writes the heartbeat file until the context ends, and emits stall events."""
-
     def __init__(
         self,
         events: EventDispatcher,
@@ -246,7 +244,6 @@ class Reporter:
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
-        """Update the backpressure while a batch is still running."""
         if (since_ms := self._staging_since_ms) is None:
             return
         beyond_ms = self._beyond_interval_ms(self._clock_ms() - since_ms)
@@ -345,7 +342,6 @@ def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
 
 
 def _read_caught_up_at_ms(exchange: Exchange, now_ms: int) -> int | None:
-    """Return when this host's earlier writer last had committed every record, if known."""
     try:
         before = Heartbeat.read(exchange)
     except (ValueError, TypeError, KeyError, OSError):

@@ -32,8 +32,6 @@ MAX_NAMED = 5
 
 @dataclass(slots=True)
 class StreamRoute:
-    """Commits the batches of one epoch to the routed tables, if the stream has or had a route."""
-
     spec: StreamSpec
     tables: StreamTables
     followers: Followers
@@ -98,7 +96,6 @@ class StreamRoute:
         return oldest_ms is not None and self.tables.clock_ms() - oldest_ms > self._lag / timedelta(milliseconds=1)
 
     def add_targets(self, context: StageContext, key: BatchKey, default_marker: Marker) -> StageContext:
-        """Return the context with the routed tables. First retries tables that could not be loaded."""
         if self.routed is None:
             return context
         self.routed.retry_absent(default_marker)
@@ -115,11 +112,9 @@ class StreamRoute:
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> Iterable[tuple[Target, EvolutionResult | None]]:
-        """Evolve routed tables, and return the results of `RoutedTables.evolve_tables`."""
         return self.routed.evolve_tables(drift, main).items() if self.routed else ()
 
     def commit_batch(self) -> None:
-        """Commit the default table's last batch to the routed tables, unless an atomic commit did."""
         self.tried_at_s = time.monotonic()
         self.followers.commit()
 

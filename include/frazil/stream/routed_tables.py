@@ -154,11 +154,8 @@ class RoutedTables:
     behind: Mapping[Target, LaggingTable] = field(default_factory=dict)
     """Tables that are missing rows."""
     targets: dict[str, Target] = field(default_factory=dict)
-    """The table of each route value."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Why a table may not be created, by route value."""
     absent: dict[Target, str] = field(default_factory=dict)
-    """Why a table could not be loaded or created, by table."""
     _members: set[Target] = field(default_factory=set)
     """Recorded tables, which the route once had."""
     _unread: set[Target] = field(default_factory=set)
@@ -253,7 +250,6 @@ class RoutedTables:
         return atomic if isinstance(atomic, bool) else target in atomic
 
     def retry_absent(self, default_marker: Marker) -> None:
-        """Try again to load or create the tables in `absent`, unless rows wait for them."""
         values = self._made_values()
 
         absent = [target for target in sorted(self.absent) if target not in self.behind]
@@ -261,7 +257,6 @@ class RoutedTables:
             _run_many(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
 
     def _made_values(self) -> dict[Target, str]:
-        """Return the route value of each table that the template creates."""
         return {target: value for value, target in self.targets.items() if value not in self.sinks.by_value}
 
     def _load_made_tables(self, default_marker: Marker) -> None:
@@ -282,14 +277,12 @@ class RoutedTables:
         _run_many(load_made, list_matching_names(self.catalog, self.sinks))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
-        """Create the tables of new route values, up to the route's limit. Raises the errors of `open`."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
         new = new[: max(0, self.route.limit - self.made_count)]
         with translate_catalog_errors(self.catalog.name):
             _run_many(lambda value: self._try_create(value, default_marker), new)
 
     def _try_create(self, value: str, default_marker: Marker) -> None:
-        """Create the template's table for a route value. If that fails, its rows wait."""
         identifier = self.route.derive_table_name(value)
         self._try_prepare(identifier, value, default_marker)
         if identifier in self.absent:

@@ -36,7 +36,6 @@ SUBMISSION_PROPERTIES = frozenset(
 """Spark properties that apply when a driver is submitted to a cluster, and must not be set again later."""
 MAX_TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
-"""Memory of one Python worker and the records that it stages."""
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 

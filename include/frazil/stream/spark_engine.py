@@ -229,7 +229,6 @@ def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
 
 
 def python_error_message(text: str) -> str | None:
-    """Return the message of the Python error in Spark's text, if any."""
     _, found, trace = text.rpartition("PythonException: Traceback")
     lines = trace.partition("\n\tat ")[0].splitlines()
     frames = [index for index, line in enumerate(lines) if line.startswith(" ")]

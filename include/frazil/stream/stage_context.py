@@ -95,7 +95,6 @@ def build_declared_context(
 
 
 def key_columns(spec: StreamSpec) -> KeyColumns | None:
-    """Return the columns that decoded keys fill, if any."""
     if not spec.key_columns:
         return None
     return KeyColumns(
@@ -104,7 +103,6 @@ def key_columns(spec: StreamSpec) -> KeyColumns | None:
 
 
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
-    """Return the layout in which tasks stage records for one of the stream's tables."""
     merging = merge_config(spec)
     return target_table(table, folder=folder) if merging is None else merging.staging_target(table, folder=folder)
 
@@ -127,7 +125,6 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 
 
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:
-    """Return the declared handling of sensitive fields, with current column names."""
     if (declared := spec.sensitive) is None:
         return {}
     fields = {}
@@ -140,7 +137,6 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
 
 
 def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
-    """Return the stream's transform, if any, with current column names."""
     if spec.transform is None:
         return None
     from frazil.ingest.transform_sql import check_transform  # DuckDB, only where a transform is declared
@@ -151,7 +147,6 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
 
 
 def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
-    """Return the declared units by current column name. Omits dropped columns."""
     if spec.transform:
         return spec.units
     found = {}

@@ -84,9 +84,7 @@ def warm_up_worker(_: Iterable[int]) -> None:
 
 @dataclass(frozen=True)
 class StageRows:
-    """The function of staging tasks, sent to executors. Returns FrazilErrors instead of raising them, because Spark
-    would retry.
-    """
+    """The function of staging tasks. Answers with FrazilErrors, because Spark would retry raised ones."""
 
     context: StageContext
     progress: ProgressFolder

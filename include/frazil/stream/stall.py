@@ -45,8 +45,6 @@ class BatchName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StallLimits:
-    """A stream's commit interval and idle timeout, which determine when it counts as stalled."""
-
     interval_ms: int
     idle_timeout_ms: int
 
@@ -66,8 +64,6 @@ class StallLimits:
 
 @dataclass(frozen=True, slots=True)
 class WriterSample:
-    """The writer's state at one moment."""
-
     at_ms: int
     phase: Phase
     advanced_at_ms: int
@@ -181,7 +177,6 @@ def _update_unread_records(before: UnreadRecords | None, tp: TopicPartition, sam
 
 
 def find_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str) -> Stall | None:
-    """Return the stall at `sample`, the last one in `history`, if any."""
     if sample.phase not in WORKING_PHASES:
         return None
     return (
@@ -208,7 +203,6 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
 def _find_silent_planner(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find a planner without an answer from Kafka while the writer waits."""
     if sample.phase is not Phase.WAITING:
         return None
     answered = sample.planned_at_ms is not None
@@ -253,7 +247,6 @@ def _find_offset_stall(
 
 
 def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: str) -> tuple[str, str]:
-    """Return why unread records are not committed, and what to do."""
     restart = _restart_remedy(stream)
     if sample.batch is not None and sample.batch != wait.first_batch:
         why = f"batch {sample.batch} reads again the records that batch {wait.first_batch} did not commit"
@@ -320,7 +313,6 @@ def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limi
 
 
 def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:
-    """Find a watermark that does not advance, and the partition that holds it back."""
     since_ms, times = history.watermark_since_ms, sample.max_event_times_us
     if sample.at_ms - since_ms < limits.stall_timeout_ms or history.advances < MIN_COMMITS:
         return None
@@ -344,7 +336,6 @@ def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limit
 def _explain_watermark_stall(
     tp: TopicPartition, history: SampleHistory, sample: WriterSample, *, limits: StallLimits
 ) -> tuple[str, str]:
-    """Return why a partition's newest event time does not advance, and what to do."""
     time_us = sample.max_event_times_us.get(tp)
     newest = (
         "it has no known event time" if time_us is None else f"its newest event time is {format_utc(time_us // 1000)}"

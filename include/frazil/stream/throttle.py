@@ -36,7 +36,6 @@ class MetadataMeasurement:
 
 
 def measure_metadata(table: Table, *, commit_s: float, at_ms: int) -> MetadataMeasurement:
-    """Measure main. Ignores other branches."""
     main = list(ancestors(table.metadata))
     manifests = len(read_manifests(main[0], table.io)) if main else 0
     return MetadataMeasurement(len(main), manifests, commit_s, at_ms)
@@ -59,7 +58,6 @@ class MetadataBounds:
     snapshots: int | None
     manifests: int | None
     every: timedelta
-    """Time between two runs of maintenance."""
     interval: timedelta
     longest: timedelta
     """The maximum stretched commit interval; equal to `interval` if stretching is off."""

@@ -48,7 +48,6 @@ class WholeTransactions:
 
     topics: KafkaTopics
     topic: str
-    """The transaction topic's name, for messages."""
     max_records: int
     """Number of records to read ahead. A transaction is always read to its end."""
     clock: Callable[[], float] = time.monotonic

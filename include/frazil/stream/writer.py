@@ -181,7 +181,6 @@ class Writer:
         return False
 
     def _run_epochs(self, parts: EpochParts) -> Marker | None:
-        """Run an epoch, and another one after a stale batch, or after a gap that `on-gap: skip` accepts."""
         goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
         stale, last = 0, None
         while True:
@@ -264,8 +263,6 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class EpochParts:
-    """The objects that the epochs of one process share."""
-
     writer: Writer
     kafka: KafkaAdmin
     tables: StreamTables
@@ -274,7 +271,6 @@ class EpochParts:
     emit: Callable[[StreamEvent], None]
     set_planner_report: Callable[[PlannerReport | None], None]
     exit_callbacks: ExitStack
-    """Callbacks that run after the engine has ended."""
     notices: Notices
 
     @property
@@ -284,14 +280,11 @@ class EpochParts:
 
 @dataclass(slots=True)
 class Epoch:
-    """One epoch, from its take-over to the end of its batches."""
-
     parts: EpochParts
     goal: Mapping[TopicPartition, int] | None
     """Offsets at which the writer has caught up and ends; None for an endless writer."""
     stopping: threading.Event
     after: int | None = None
-    """This process's previous epoch."""
     number: int | None = None
     """The epoch's number; before the take-over, the previous epoch's."""
     commits: int = 0
@@ -344,7 +337,6 @@ class Epoch:
         return all(runner.marker.offsets.get(tp, 0) >= end or is_left_unread(tp) for tp, end in self.goal.items())
 
     def _take_over(self) -> BatchRunner:
-        """Take over the stream, and settle earlier batches. Returns the runner of new batches."""
         p = self.parts
         p.emit(PhaseBegan(Phase.TAKING_OVER))
         topics = p.kafka.describe()

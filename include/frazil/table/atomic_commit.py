@@ -11,8 +11,6 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """The change of one table, computed from the metadata of `table`."""
-
     table: Table
     requirements: tuple[TableRequirement, ...]
     updates: tuple[TableUpdate, ...]

@@ -52,7 +52,6 @@ def _has_iceberg_error(error: Exception) -> bool:
 
 
 def _is_not_from_iceberg(error: Exception) -> bool:
-    """Return whether the response comes from a service that is not an Iceberg REST catalog."""
     if isinstance(error, ValidationError):
         return error.title.endswith("Response")  # PyIceberg's models of a REST catalog's responses
     return isinstance(error, NotIcebergResponse) or (type(error) is RESTError and not _has_iceberg_error(error))
@@ -185,7 +184,6 @@ def one_line(error: Exception) -> str:
 
 
 def retry_after_s(error: BaseException) -> float | None:
-    """Return the seconds in the response's `Retry-After` header, if any."""
     headers = getattr(getattr(error.__cause__, "response", None), "headers", {})
     value = str(headers.get("Retry-After") or "").strip()
     if value.isascii() and value.isdigit():  # excludes ², which is a digit too

@@ -189,7 +189,6 @@ def configured_catalogs() -> tuple[str | None, ...]:
 
 
 def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
-    """Return the identifiers of all tables in a namespace; empty if the namespace does not exist."""
     try:
         return [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
     except NoSuchNamespaceError:
@@ -272,7 +271,6 @@ def _flatten(configured: object, prefix: str = "") -> dict[str, str]:
 
 
 def _add_busy_timeout(uri: str) -> str:
-    """Add a longer lock timeout to a SQLite URI."""
     url = make_url(uri)
     if "timeout" in url.query or not url.database or url.database == ":memory:":
         return uri

@@ -100,7 +100,6 @@ def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = 
 
 
 def list_matching_names(catalog: Catalog, sinks: Sinks) -> list[str]:
-    """Return the sorted identifiers that match the route's template."""
     if sinks.template is None:
         return []
     return sorted(filter(sinks.matches_template, list_table_names(catalog, sinks.template.rpartition(".")[0])))

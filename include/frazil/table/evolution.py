@@ -125,8 +125,6 @@ def find_differences(
 
 @dataclass(frozen=True, slots=True)
 class SchemaComparison:
-    """Compares a declared schema with a table's, and with its history."""
-
     table: Schema
     history: ColumnHistory
     user_columns: frozenset[str]
@@ -134,7 +132,6 @@ class SchemaComparison:
     def compare_structs(
         self, declared: StructType, existing: StructType, *, path: Path, parent: int
     ) -> Iterator[Difference]:
-        """Yield the differences of two structs. `parent` is the containing column's field id."""
         table_fields = {field.name: field for field in existing.fields}
         found_ids: set[int] = set()
         for field in declared.fields:
@@ -200,7 +197,6 @@ class SchemaComparison:
         )
 
     def _find_current_name(self, field_ids: Iterable[int]) -> str | None:
-        """Return the current name of the first of these fields that still exists."""
         names = (self.table.find_column_name(field_id) for field_id in field_ids)
         return next((name for name in names if name), None)
 

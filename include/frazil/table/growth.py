@@ -42,9 +42,7 @@ class SchemaGrowth:
 def plan_growth(
     table: Schema, former: Iterable[Schema], wanted: Sequence[Change], *, max_columns: int, fixed: Collection[str] = ()
 ) -> SchemaGrowth:
-    """Return the wanted changes that are allowed. `max_columns` includes nested fields; columns in `fixed` stay
-    required.
-    """
+    """Return the allowed changes. `max_columns` includes nested fields; `fixed` columns stay required."""
     growing = _ColumnNames(table, tuple(former))
     changes: list[Change] = []
     refused: list[RefusedField] = []
@@ -65,8 +63,6 @@ def plan_growth(
 
 
 class _ColumnNames:
-    """A table's column names, including those of planned columns."""
-
     def __init__(self, table: Schema, former: Sequence[Schema]) -> None:
         self.fields = dict(walk_fields(table.as_struct(), ()))
         self._top = table.as_struct()

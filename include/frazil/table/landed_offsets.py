@@ -99,7 +99,6 @@ class RowSelection:
 
     topics: Collection[str]
     within: OffsetRanges | None = None
-    """The offset ranges to select; None selects all offsets."""
     topic_ids: Mapping[str, str] | None = None
     """If set, dead letters of other topic ids do not count."""
     stream: str | None = None
@@ -110,7 +109,6 @@ class RowSelection:
     """The branch to read; None reads the current snapshot."""
 
     def extra_columns(self, table: Table) -> tuple[str, ...]:
-        """Return the columns that the selection needs in addition to the coordinates."""
         names = {field.name for field in table.schema().fields}
         requested = {
             "topic_id": self.topic_ids is not None,

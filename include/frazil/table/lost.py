@@ -18,14 +18,12 @@ from frazil.table.storage import open_store
 
 
 def find_remains(catalog: Catalog, declared: DeclaredTable) -> Remains | None:
-    """Return the existing contents of the folder in which a declared table would be created."""
     location, properties = declared.location, declared.properties
     folder = find_new_folder(catalog, declared.identifier, declared.schema, location=location, properties=properties)
     return read_remains(folder) if folder else None
 
 
 def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str:
-    """Return the error text for a table whose files exist, but which is not in the catalog."""
     uuid = found.newest.uuid if found.newest else None
     if name := find_other_name(catalog, identifier, location=found.location, uuid=uuid):
         return (

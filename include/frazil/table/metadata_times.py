@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 E = TypeVar("E", SnapshotLogEntry, MetadataLogEntry)
 
 MAX_CLOCK_LEAD_MS = 60_000
-"""How far (ms) a table's newest time may be ahead of a host's clock. Beyond this, JVM engines there cannot commit."""
 
 
 def next_ms(metadata: TableMetadata, now_ms: int) -> int:

@@ -51,7 +51,6 @@ class FsspecStore(ObjectStore):
         self._renew = renew
         self._opened: tuple[frozenset[tuple[str, str]], FsspecFileIO] | None = None
         self._batches = True
-        """Whether the store deletes several objects in one request, as far as known."""
 
     @property
     def _file_system(self) -> Any:
@@ -156,7 +155,6 @@ class FsspecStore(ObjectStore):
         return left
 
     def _delete_batch(self, paths: Sequence[str]) -> dict[str, OSError | FrazilError]:
-        """Delete up to MAX_KEYS_PER_REQUEST files. Returns the errors by path."""
         files, many = self._file_system, len(paths) > 1
         if many and self._batches and hasattr(files, "call_s3"):
             try:
@@ -226,7 +224,6 @@ def _file_io(properties: frozenset[tuple[str, str]]) -> FsspecFileIO:
 
 
 def _error_code(error: OSError) -> str | None:
-    """Return S3's error code, if any."""
     cause = error.__cause__
     if not isinstance(cause, ClientError):
         return None

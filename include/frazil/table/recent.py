@@ -10,9 +10,7 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """A thread-safe cache that evicts the oldest values. `limit` is the maximum number of values or, with `weigh`,
-    their maximum total weight.
-    """
+    """A thread-safe cache that evicts the oldest values, up to a number or a weight of `limit`."""
 
     def __init__(self, limit: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
         self._limit, self._weigh, self._weight = limit, weigh, 0

@@ -121,7 +121,6 @@ def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
 
 
 def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> MetadataFile | None:
-    """Return the newest metadata file of the table with this UUID."""
     files = _metadata_files(store.list_files(f"{location.rstrip('/')}/metadata"))
     newest_first = (_read_metadata(store, file) for file in sorted(files, key=_version_and_time, reverse=True))
     return next((found for found in newest_first if found.uuid == uuid), None)

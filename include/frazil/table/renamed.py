@@ -129,9 +129,7 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
 
 
 def copy_renames(table: Table, main: Table) -> Table:
-    """Repeat the main table's renames and drops in a routed table, and return it. Raises the errors of
-    `change_columns`.
-    """
+    """Repeat the main table's renames and drops. Raises the errors of `change_columns`."""
     if not (former := parse_former_columns(main.properties)):
         return table
     names = {field.name for field in table.schema().fields}

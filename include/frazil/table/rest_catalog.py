@@ -26,8 +26,6 @@ NESTED_PREFIXES = ("auth", "ssl")
 
 
 class ResilientRestCatalog(RestCatalog):
-    """A REST catalog with timeouts and retries."""
-
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **nest_properties(properties))
 
@@ -44,7 +42,6 @@ class ResilientRestCatalog(RestCatalog):
 
 
 def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the properties, with `auth.*` and `ssl.*` as nested mappings."""
     found: dict[str, Any] = {}
     for key, value in properties.items():
         *path, last = key.split(".") if key.split(".")[0] in NESTED_PREFIXES else [key]

@@ -37,7 +37,6 @@ MAX_EVOLUTION_ATTEMPTS = 5
 
 
 def evolve_to(table: Table, declared: DeclaredTable, stream: str) -> Table:
-    """Evolve the table to the declared schema in one update, and return it. Raises SchemaIncompatible and others."""
     for _ in range(MAX_EVOLUTION_ATTEMPTS):
         changes = find_evolutions(table, declared, stream)
         if not changes:
@@ -73,7 +72,6 @@ def _former_schemas(table: Table) -> list[Schema]:
 
 
 def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
-    """Return the declaration with the table's current column names."""
     if not (former := parse_former_columns(table.properties)):
         return declared
     schema = use_current_names(declared.schema, table.schema(), former)

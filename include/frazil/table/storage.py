@@ -95,7 +95,6 @@ class LocalStore(ObjectStore):
 
 
 def _to_local_path(path: str) -> Path:
-    """Return the path of `file:///a/b`, `file:/a/b` or `/a/b`."""
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     return Path(path)
@@ -182,9 +181,7 @@ def _translate_errors(path: str) -> Iterator[None]:
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:
-    """Return the store for a location, which calls `renew` for expired credentials. Raises SpecError for unknown
-    schemes.
-    """
+    """Return a location's store. `renew` replaces expired credentials. Raises SpecError for other schemes."""
     scheme = urlsplit(location).scheme
     if scheme in {"", "file"}:
         return LocalStore()

@@ -35,9 +35,7 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error of Arrow or fsspec in staging. Returns None for a local disk, unless it is
-    full or read-only.
-    """
+    """Translate an error in staging. Returns None for a local disk, unless it is full or read-only."""
     if urlsplit(folder).scheme not in OBJECT_STORES:
         if error.errno not in FULL_DISK_ERRORS | {errno.EROFS}:
             return None
@@ -56,7 +54,6 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
 
 
 def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:
-    """Translate an error about missing, expired or refused credentials."""
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.NoCredentialsError):
         # The error is the same if the host's metadata service does not respond.

@@ -22,7 +22,6 @@ _counts: dict[Kind, int] = {"writes": 0, "reads": 0}
 
 
 def count_request(kind: Kind, path: str) -> None:
-    """Count one request, unless the path is local."""
     if is_remote(path):
         with _lock:
             _counts[kind] += 1
