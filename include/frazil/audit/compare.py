@@ -77,10 +77,7 @@ def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
 
 
 def count_duplicates(evidence: Evidence) -> int:
-    """Return the number of surplus rows.
-
-    If a topic was recreated, the old and the new topic may each have a row at the same offset.
-    """
+    """Return the number of surplus rows. A recreated topic permits one row per topic id."""
     again, repeated = _permitted_copies(evidence), evidence.rows.repeated
     at_least = len(repeated - again[0]) if again else len(repeated)
     if evidence.rewritten:  # the number of rows that such an offset may have is unknown
@@ -353,10 +350,7 @@ def _hidden_rows(e: Evidence, group: OverlappingRanges) -> int:
 def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare a dedupe stream's number of rows with its records minus `repeats`. If commit records do not determine
-    this number, only reports that it was not compared. `by_source` omits this report, because rows are compared with
-    Kafka's records.
-    """
+    """Compare a dedupe stream's rows with its records minus `repeats`, if commit records determine them."""
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     records = sum(_max_records(group, _row_claims(e).claimed) for e in evidence for group in e.groups)

@@ -93,10 +93,7 @@ def explain_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity
 def find_truncated_logs(
     kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the lowest offset at which each log lost committed records by truncation.
-
-    Omits accepted truncations (`Marker.rewritten`). `ranges` are the committed ranges.
-    """
+    """Return the lowest offset at which each log lost records. Omits accepted truncations."""
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
     found = dict(find_truncations(kafka, position, marker.leader_epochs))
     reached = defaultdict[TopicPartition, Counter[int]](Counter)

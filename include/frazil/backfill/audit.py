@@ -19,10 +19,7 @@ from frazil.spec.units import format_count
 def find_complete_ranges(
     wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of committed ranges whose records are all in the tables.
-
-    Skips ranges that a backfill read only in part.
-    """
+    """Return offsets of committed ranges whose records are all in the tables. Skips partial backfills."""
     complete = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
         present = _seen_in_any(tallies, tp)
@@ -35,10 +32,7 @@ def find_complete_ranges(
 def topic_generations(
     requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str
 ) -> set[str]:
-    """Return the topic ids under which the requested offsets of this topic were committed.
-
-    There are several ids if the topic was deleted and created again.
-    """
+    """Return the topic ids of the requested offsets; several if the topic was recreated."""
     return {
         r.topic_id
         for tp, spans in requested.items()

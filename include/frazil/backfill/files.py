@@ -79,10 +79,7 @@ class FileSource:
         return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with the fingerprint of these files.
-
-        Raises SpecError if the request already has a different fingerprint.
-        """
+        """Return the request with these files' fingerprint. Raises SpecError if it has another one."""
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed_message())
         return request.model_copy(update={"listing": self.listing})

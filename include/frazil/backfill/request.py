@@ -40,10 +40,7 @@ class BackfillRequest(Model):
     files: str | None = None
     """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""
     dead_letters: str | None = None
-    """The dead letters that a replay selects, as text. `files` is then the path of their copy.
-
-    None for a backfill.
-    """
+    """The dead letters that a replay selects, as text; `files` is their copy. None for a backfill."""
     listing: str | None = None
     """Fingerprint of the files' paths, sizes and times, set when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"
@@ -145,10 +142,7 @@ def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -
 
 
 def check_coordinates(spec: StreamSpec, *, table_has_coordinates: bool = True) -> None:
-    """Raise SpecError unless the stream stores Kafka coordinates.
-
-    `table_has_coordinates` says whether its table has columns for them.
-    """
+    """Raise SpecError unless the stream, and its table if known, have Kafka coordinates."""
     if not (spec.coordinates and table_has_coordinates):
         where = "its table does not have the columns" if spec.coordinates else "coordinates: false"
         raise SpecError(

@@ -176,10 +176,7 @@ def _refusal_message(stream: str, why: str) -> str:
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:
-    """Collect the offsets of the staged rows of each routed table.
-
-    Their files are in the storage of the default table.
-    """
+    """Collect the offsets of staged rows by routed table. The default table's storage has the files."""
     waiting = _group_waiting_files(journals)
     return {target: tally_files(table.io, (file.path for file in files)) for target, files in waiting.items()}
 

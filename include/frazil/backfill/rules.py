@@ -69,10 +69,7 @@ def check_no_backfill(backfill: BackfillMarker | None) -> None:
 
 
 def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> BackfillMarker:
-    """Return the marker of the next epoch: of the request's open backfill, or of a new backfill.
-
-    Raises WriterBusy if a backfill of another request is open.
-    """
+    """Return the next epoch's marker. Raises WriterBusy if another request's backfill is open."""
     check_run_not_abandoned(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
     if backfill is None or not backfill.is_open:

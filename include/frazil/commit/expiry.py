@@ -100,10 +100,7 @@ def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Itera
 
 
 def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snapshot]:
-    """Return the planned snapshots that a writer may expire. Later snapshots must still have all their data files.
-
-    Leaves snapshots that removed files, and those right before them, to maintenance.
-    """
+    """Return planned snapshots that writers may expire. Those that removed files are left to maintenance."""
     main, planned = list(ancestors(metadata)), set(plan.expire)
     with_children = zip(main[1:], main, strict=False)
     return [
@@ -196,10 +193,7 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
 def _branch_snapshots(
     metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
 ) -> Iterator[tuple[int, str]]:
-    """Yield the snapshots that other users' branches keep, with reasons.
-
-    These are their snapshots that are not in main, and those within the branch's own retention.
-    """
+    """Yield snapshots of other users' branches: not in main, or within the branch's own retention."""
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue

@@ -382,10 +382,7 @@ class CopiedEntries:
             return cls(file.schema, file.header.meta, tuple(found))
 
     def with_row_ids(self, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> CopiedEntries:
-        """Return copied entries with explicit row ids, because derived ids would change in another manifest.
-
-        If the table has version 3, entries of version 2 get the field for row ids.
-        """
+        """Return copied entries with explicit row ids, which another manifest would derive differently."""
         next_id = first_row_id(manifest)
         if next_id is None:
             return self

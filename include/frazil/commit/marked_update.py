@@ -219,10 +219,7 @@ def format_iso_utc(us: int) -> str:
 
 @dataclass(slots=True)
 class BranchRemoval:
-    """Removes a branch and its snapshots in a swap, then deletes the manifests that only these snapshots used. The
-    snapshots list files as added that are now in main. Iceberg's incremental clean-up would delete these files if the
-    snapshots stayed.
-    """
+    """Removes a branch with its snapshots. If they stayed, Iceberg's clean-up would delete main's files."""
 
     branch: str
     is_former_snapshot: Callable[[Snapshot], bool] = lambda _: False

@@ -272,10 +272,7 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the end offset of a table's records in each recreated or truncated partition.
-
-    `marker` is the table's own marker; `main` is the main table's.
-    """
+    """Return the end of a table's records in each recreated or truncated partition."""
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 

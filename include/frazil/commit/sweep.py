@@ -215,10 +215,7 @@ def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the table's referenced paths if some may belong to an uncommitted batch; otherwise an empty set.
-
-    This concerns only dead letters, which are committed before their batch.
-    """
+    """Return the paths to keep. Only dead letters are committed before their batch."""
     if swept.target != "dead-letters" or (
         swept.marker is not None and swept.marker.outcome_of(key) is BatchOutcome.NOT_COMMITTED
     ):

@@ -59,10 +59,7 @@ class Topics:
 
 
 class KafkaAdmin:
-    """An admin client with frazil's requests: one batched request per broker.
-
-    Error messages name the `stream`. `client` creates the underlying client, or returns a shared one.
-    """
+    """An admin client with one batched request per broker. `client` may return a shared client."""
 
     def __init__(
         self,
@@ -89,10 +86,7 @@ class KafkaAdmin:
         del self._admin
 
     def describe(self) -> Topics:
-        """Fetch the cluster id, and the ids and partitions of the topics that exist now.
-
-        Raises TopicMissing for a topic of `source.topics`, and SpecError if too many topics match the pattern.
-        """
+        """Fetch the cluster and its existing topics. Raises TopicMissing, or SpecError for too many matches."""
         try:
             cluster = self._admin.describe_cluster(request_timeout=self._timeout_s)
             if isinstance(self._topics, TopicPattern):
@@ -112,10 +106,7 @@ class KafkaAdmin:
         )
 
     def check_not_hidden(self, topics: Collection[str]) -> None:
-        """Raise AccessDenied if one of these topics exists, but is hidden from the principal.
-
-        Kafka's list omits such topics, but a request by name distinguishes hidden from missing topics.
-        """
+        """Raise AccessDenied if a topic exists, but Kafka's list hides it from the principal."""
         hidden = []
         for name, answer in sorted(self._describe_topics(topics).items()):
             try:
@@ -174,10 +165,7 @@ class KafkaAdmin:
         return self._list_committed(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def log_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LogEnd]:
-        """Return the end of each partition's log: last stable offset, high watermark and leader epoch.
-
-        Sends two concurrent requests.
-        """
+        """Return each log's ends and leader epoch, by two concurrent requests."""
         tps = list(partitions)
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         stable, high = self._list_offsets(
@@ -186,11 +174,7 @@ class KafkaAdmin:
         return {tp: LogEnd(stable[tp].offset, high[tp].offset, stable[tp].leader_epoch) for tp in stable}
 
     def truncation_offsets(self, positions: Mapping[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
-        """Return the offset at which each log was truncated below its position. Omits other logs.
-
-        A position is an offset and its leader epoch. Bisection finds the truncation, because Kafka only reports whether
-        the log still contains an offset.
-        """
+        """Return where each log was truncated below its (offset, leader epoch), by bisection."""
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
         gone = find_diverged(self._properties, positions)
@@ -253,10 +237,7 @@ class KafkaAdmin:
         return answers
 
     def _wait_for(self, answer: Future[Any]) -> Any:
-        """Return the response's result. Raises KafkaException, TimeoutError, and AccessDenied.
-
-        Refusals are detected from connection errors, because librdkafka would reconnect forever.
-        """
+        """Return the response's result. Raises AccessDenied, as librdkafka would reconnect forever."""
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], ERROR_POLL_INTERVAL_S).done:
             if time.monotonic() > deadline:
@@ -305,10 +286,7 @@ class KafkaAdmin:
         return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
 
     def _partitions_without_leader(self) -> list[str]:
-        """Return the names of the stream's partitions without a leader, as far as known.
-
-        As a side effect, librdkafka forgets brokers that have left the cluster.
-        """
+        """Return the partitions without a leader. As a side effect, librdkafka forgets removed brokers."""
         with suppress(KafkaException):
             topics = self._admin.list_topics(timeout=min(self._timeout_s, LEADERS_TIMEOUT_S)).topics
             found = [(name, id_) for name in topics if name in self._topics for id_ in topics[name].partitions]

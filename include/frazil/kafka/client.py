@@ -147,10 +147,7 @@ def translate_client_errors() -> Iterator[None]:
 
 
 def property_problems(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's error for each property with an invalid name or value. Needs no broker.
-
-    References and secrets are not checked, because only the writer's host knows them.
-    """
+    """Return librdkafka's error for each invalid property. Needs no broker; skips references and secrets."""
     problems = {}
     for key, value in properties.items():
         if key in {"sasl.mechanism", "sasl.mechanisms"}:

@@ -31,10 +31,7 @@ _SETTINGS = {
 def read_offsets(
     properties: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, OffsetTally]:
-    """Return the offsets of committed records in each range `[start, end)`.
-
-    Raises KafkaUnavailable if brokers send nothing for too long, or retention deletes the beginning of a range.
-    """
+    """Return the offsets of committed records in each range `[start, end)`. Raises KafkaUnavailable."""
     open_ranges = {tp: r for tp, r in ranges.items() if r[1] > r[0]}
     tallies = {tp: OffsetTally() for tp in ranges}
     if not open_ranges:

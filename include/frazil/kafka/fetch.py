@@ -35,10 +35,7 @@ _SETTINGS = {
 def find_diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """Return the topic-partitions whose log no longer contains their position (an offset and its leader epoch).
-
-    Includes positions that retention deleted. Raises KafkaUnavailable if a response is missing.
-    """
+    """Return partitions whose log lost their position (offset, leader epoch). Raises KafkaUnavailable."""
     if not positions:
         return frozenset()
     diverged: set[TopicPartition] = set()
@@ -65,10 +62,7 @@ def find_diverged(
 def check_readable(
     properties: Mapping[str, str], partitions: Collection[TopicPartition], *, stream: str, timeout_s: float
 ) -> None:
-    """Check that the stream may read each topic, by fetching from the end of one partition.
-
-    Raises AccessDenied for refused topics, and KafkaUnavailable if a response is missing.
-    """
+    """Fetch once from each topic's end. Raises AccessDenied for refused topics, and KafkaUnavailable."""
     waiting = dict(sorted(partitions, reverse=True))
     refused: list[str] = []
     where = describe_source(stream, properties.get("bootstrap.servers", ""))

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SourceIdentity:
-    """The id of a Kafka cluster and the ids of its topics, by name.
-
-    Offsets are invalid in another cluster, or in a recreated topic.
-    """
+    """Ids of a Kafka cluster and its topics. Offsets are valid only within the same ids."""
 
     cluster_id: str
     topic_ids: Mapping[str, str]

@@ -132,10 +132,7 @@ class Librdkafka:
         raise AttributeError(name)
 
     def new_configuration(self, properties: Mapping[str, str]) -> int:
-        """Return the address of a configuration. Raises KafkaException.
-
-        The caller must pass it to a client or destroy it.
-        """
+        """Return a configuration's address, which a client or the caller destroys. Raises KafkaException."""
         conf = int(self.conf_new())
         problem = ctypes.create_string_buffer(_ERROR_BUFFER_BYTES)
         # Plugins define properties, so they are loaded first.

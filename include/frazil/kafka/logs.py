@@ -110,10 +110,7 @@ class LogWatch:
         return cut
 
     def has_no_more_records(self, tp: TopicPartition, offset: int) -> bool:
-        """Return whether the log has no record at or after the offset, not even in an open transaction.
-
-        Returns True if the log's end is unknown.
-        """
+        """Return whether no record, not even in an open transaction, is at or after the offset, if known."""
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
     def count_in_transactions(self) -> dict[TopicPartition, int]:
@@ -133,10 +130,7 @@ def find_truncations(
     *,
     pause: Callable[[], None] = lambda: time.sleep(1.0),
 ) -> Mapping[TopicPartition, int]:
-    """Return the offset at which each log was truncated below its position in `offsets`.
-
-    Polls repeatedly, with a `pause`, because one poll proves nothing.
-    """
+    """Return the offset at which each log was truncated. Polls repeatedly: one poll proves nothing."""
     watch = LogWatch()
     while True:
         cut = watch.poll(kafka, offsets, epochs)

@@ -29,10 +29,7 @@ def is_function(method: str) -> bool:
 
 
 def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], TokenFunction | None]:
-    """Return the properties for librdkafka, and the function that makes login tokens, if declared.
-
-    Raises SpecError if the function cannot be imported, and MissingExtra without the extra `msk`.
-    """
+    """Return librdkafka's properties, and the declared token function. Raises SpecError, MissingExtra."""
     method = properties.get(METHOD, "")
     if not is_function(method):
         return dict(properties), None
@@ -83,10 +80,7 @@ def _call_and_check(function: TokenFunction, method: str, config: str) -> tuple[
 
 
 def _make_msk_token(config: str) -> tuple[str, float]:
-    """Return an MSK token and its expiry (s since 1970), made with the usual AWS credentials.
-
-    `config` may have `region=…` (by default AWS_REGION or AWS_DEFAULT_REGION) and `role=…`, an ARN.
-    """
+    """Return an MSK token and its expiry (s since 1970). `config` may have `region=…` and `role=…`."""
     from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
 
     options = dict(part.partition("=")[::2] for part in re.split(r"[,\s]+", config) if part)

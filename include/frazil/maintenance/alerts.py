@@ -123,10 +123,7 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of data files if they are small on average, 0 if not, and None if unknown.
-
-    For average sizes near the limit, returns at most `threshold`, which neither fires nor ends an alert.
-    """
+    """Return the number of files if they are small, 0 if not. Near the limit, the alert does not change."""
     if health.data_files and not health.data_bytes:
         return None
     share = health.average_file_bytes / (health.target_file_bytes / 10)

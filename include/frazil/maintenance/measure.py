@@ -90,11 +90,7 @@ def measure(
     deep: bool = False,
     lag_query: LagQuery = LagQuery.NEVER,
 ) -> TableHealth | None:
-    """Return the table's health; None if the table does not exist.
-
-    `deep` adds the files of each partition. `lag_query` says whether to ask Kafka for the lag of streams without a
-    writer here. Raises AccessDenied, CommitUnavailable, NotMadeByRoute, and storage errors.
-    """
+    """Return the table's health, if it exists. `deep` adds partitions. Raises storage errors."""
     with translate_catalog_errors(catalog.name):
         try:
             table = load_maintained(catalog, maintained)
@@ -182,10 +178,7 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten (ms), and main's growth in files and bytes since then.
-
-    Without a rewrite in the history, all files count if the table's files are small.
-    """
+    """Return when data files were last rewritten (ms), and main's growth in files and bytes since then."""
     files = size = 0
     head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}
     for snapshot in ancestors_and_older_snapshots(metadata):

@@ -280,10 +280,7 @@ class _Cleanup:
         return table
 
     def _delete(self, ready: Sequence[ListedFile], references: References) -> tuple[_DeletedFiles, str | None]:
-        """Delete the files in batches, and reload the table before each batch.
-
-        Returns the deleted files, and why it stopped early, if so.
-        """
+        """Delete the files in batches, between reloads. Return the deleted files, and why it stopped, if so."""
         done = _DeletedFiles()
         for _, group in groupby(ready, key=lambda file: file.place.store):
             files = list(group)

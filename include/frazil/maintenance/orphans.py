@@ -67,10 +67,7 @@ class OrphanRun:
 
 @dataclass(frozen=True, slots=True)
 class OrphanMemory:
-    """The results of earlier runs, stored in `<location>/_frazil/_maintenance/orphans.json.gz`.
-
-    Each file belongs to the first run that found it.
-    """
+    """Files that earlier runs were the first to find, in `_frazil/_maintenance/orphans.json.gz`."""
 
     table_uuid: str
     runs: tuple[OrphanRun, ...] = ()
@@ -271,10 +268,7 @@ def _is_hidden(path: str, start: str) -> bool:
 def classify_files(
     files: Collection[ListedFile], references: References, undecided: UndecidedFiles, *, settings: Orphans, now_ms: int
 ) -> Evaluation:
-    """Classify the table's own files: referenced, registered, young, or candidates for deletion.
-
-    Also returns the reason if no candidate may be deleted.
-    """
+    """Classify files as referenced, registered, young or candidates. `refused` says why none may go."""
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
     candidates = []
@@ -297,10 +291,7 @@ def classify_files(
 
 
 def listing_problem(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
-    """Return why the listing is incomplete; None if it may be complete.
-
-    A complete listing has all live files of its folders, and at least half of all live files.
-    """
+    """Return why the listing is incomplete: it misses live files of its folders, or half of all."""
     lost = [p.path for p in references.live if p.path not in present and any(p.is_inside(root) for root in roots)]
     if lost:
         return (

@@ -76,10 +76,7 @@ MAX_BATCHES = 12
 
 
 def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
-    """Return the partitions into which upsert streams are merging batches, or soon will.
-
-    Compacting such a partition usually forces the next batch to merge again.
-    """
+    """Return the partitions that upsert streams change now, where a compaction would repeat their merges."""
     upserts = [s for s in maintained.streams if maintained.kind is TableKind.MAIN and s.sinks.mode.replaces_rows]
     return frozenset(key for spec in upserts for key in _busy_in_stream(table, spec, now_ms=now_ms))
 
@@ -119,10 +116,7 @@ NO_WATERMARK_DELAY_US = 86_400_000_000
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Plans maintenance actions on one table. Each plan loads the table.
-
-    Raises NoSuchTableError, and the catalog's errors.
-    """
+    """Plans maintenance actions on one table, which each plan loads. Raises NoSuchTableError."""
 
     catalog: Catalog
     maintained: MaintainedTable

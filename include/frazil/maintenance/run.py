@@ -57,10 +57,7 @@ def maintain(
     actions: Collection[Action] = tuple(Action),
     now_ms: int,
 ) -> tuple[Outcome, ...]:
-    """Run the given actions that have useful work. Return and store an outcome for each action.
-
-    A failure is an outcome, too. Raises only EnvironmentUnusable.
-    """
+    """Run the actions that have useful work, and store their outcomes. Raises only EnvironmentUnusable."""
     run = _ActionRunner(spark, catalog, maintained, now_ms)
     made = tuple(run.outcome(action) for action in Action if action in actions)
     load_and_store_outcomes(catalog, maintained.identifier, made, now_ms=now_ms)

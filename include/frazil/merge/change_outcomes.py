@@ -30,11 +30,7 @@ from frazil.merge.contract import MergeRules
 
 
 def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> Mask:
-    """Return a mask of changes that are older than the row at the same index. A null order value is the oldest.
-
-    `deletes` has the coordinates of unordered deletes (`NewestChanges.delete_coordinates`). If the delete at the same
-    index is later than the row, the change is not stale.
-    """
+    """Return a mask of changes older than the row at the same index. A later unordered delete wins."""
     orders = column(changes, rules.order_by) if rules.order_by else None
     old = _find_kept_rows(orders, changes, rows, rules)
     if deletes is None:
@@ -54,10 +50,7 @@ def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows:
 
 
 def _is_below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
-    """Return a mask of new order values below the old one at the same index; null is the lowest.
-
-    With `MergeRules.by_position`, values in a newer log are never below.
-    """
+    """Return a mask of values below the old ones; null is lowest, and a newer log is never below."""
     below: Mask = to_mask(pc.fill_null(pc.less(new.cast(old.type), old), False))
     below = below | (to_mask(new.is_null()) & to_mask(old.is_valid()))
     return below & ~newer_log_mask(new, old) if rules.by_position else below
@@ -127,11 +120,7 @@ def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Return the changes, with newer values from the rows. A row's value replaces one that an earlier change of the
-    batch filled in, if the row is newer than that change.
-
-    `indexes` has the index in `newest` of each row's change.
-    """
+    """Return the changes, with the rows' values where these are newer than the batch's fill."""
     cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, coordinates = (

@@ -48,10 +48,7 @@ class NewestChanges:
         return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
     def delete_coordinates(self, rows: Numbers) -> pa.Table | None:
-        """Return the coordinates of the rows' deletes in `deleted_by`; null for a row without a delete.
-
-        Returns None if the batch has no unordered deletes.
-        """
+        """Return the coordinates of the rows' deletes; null without one. None without unordered deletes."""
         if self.deleted_by is None or self.coordinates is None:
             return None
         numbers = self.deleted_by[rows]
@@ -95,10 +92,7 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 def _order_across_logs(
     order: Numbers, completed: PositionLogs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
-    """Return the order values, raised until each value of a newer log exceeds those of older logs.
-
-    Only values with the same key and partition are compared.
-    """
+    """Return the order values, raised until a newer log's exceed those of older logs."""
     ordered = np.lexsort((offsets, partitions, keys))
     begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
@@ -117,11 +111,7 @@ def _order_across_logs(
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
-    """Return a mask of the changes in `later` whose part (a log's name or server) differs from their group's previous
-    one.
-
-    Skips empty parts.
-    """
+    """Return a mask of `later` changes whose part differs from their group's previous non-empty one."""
     codes = encode_keys([parts], len(parts))[ordered]
     is_named = later & to_mask(pc.not_equal(parts, ""))[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))

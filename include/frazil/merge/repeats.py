@@ -285,10 +285,7 @@ def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, wit
 
 
 def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
-    """Return which rows of a key repeat a kept row before them: event times at most `within_us` apart.
-
-    `times` has the event times, in order of rank.
-    """
+    """Return a mask of rows of one key, in order of rank, that repeat a kept row before them."""
     kept: list[int] = []
     dropped = []
     for time in times:

@@ -200,10 +200,7 @@ class DataFileReader:
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
     def _missing_columns(self, schema: Schema, physical: Schema) -> tuple[Schema, dict[int, pa.Scalar]]:
-        """Return the schema to read, and the values, by index, of columns that only the file's partition has.
-
-        Raises SchemaIncompatible if a required column has no value.
-        """
+        """Return the schema to read, and values of columns that only the file's partition has, by index."""
         fields, values = list(schema.fields), {}
         for place, wanted in enumerate(schema.fields):
             if wanted.field_id in physical.field_ids:

@@ -186,10 +186,7 @@ DEFAULT_ROW_BYTES = 50
 def files_to_rewrite(
     how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
 ) -> set[str]:
-    """Return the data files to rewrite.
-
-    `leaving` has the number of rows to remove from each file, including already deleted rows.
-    """
+    """Return the data files to rewrite. `leaving` counts the rows to remove, with already deleted ones."""
     if how == "copy-on-write":
         return {file.path for file in leaving}
     if how == "merge-on-read":

@@ -17,10 +17,7 @@ MIN_OFFSETS_PER_RANGE = 8
 
 
 class OffsetTally:
-    """Counts offsets, in any order and in several pieces.
-
-    A billion offsets take a few hundred MB of memory.
-    """
+    """Counts offsets in any order. A billion take a few hundred MB of memory."""
 
     def __init__(self, offsets: npt.ArrayLike = ()) -> None:
         self.seen = BitMap64()

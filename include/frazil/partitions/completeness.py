@@ -178,10 +178,7 @@ def slowest_partition(
     partitions: Collection[TopicPartition],
     idle: Collection[TopicPartition],
 ) -> TopicPartition | None:
-    """Return the topic-partition that holds the watermark back: one without a record, or the one furthest behind.
-
-    Returns None if all are idle.
-    """
+    """Return the partition without a record or furthest behind; None if all are idle."""
     active = sorted(tp for tp in partitions if tp not in idle)
     silent = [tp for tp in active if tp not in max_event_times_us]
     if silent:
@@ -209,10 +206,7 @@ class Alignment:
         return cls(spec.event_time.column, Grain(spec.window), lateness_us)
 
     def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
-        """Return whether rows with event times in `[start, start + length)` must stay hidden.
-
-        `newest_us` is the newest trusted event time. All rows wait while this and the watermark are unknown.
-        """
+        """Return whether rows in `[start, start + length)` stay hidden, as while both times are unknown."""
         end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
         if watermark_us is not None and end_us <= watermark_us - self.lateness_us:
             return False

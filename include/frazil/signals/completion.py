@@ -295,10 +295,7 @@ def _find_feed(
 def signal_windows(
     catalog: Catalog, *seen: Assessment, clock_ms: int, gates: RunGates | None = None
 ) -> tuple[Signal, ...]:
-    """Append the windows of a table or a group to `frazil.signals`, and return their signals.
-
-    If another process was faster, appends and returns nothing.
-    """
+    """Append the windows to `frazil.signals`; returns nothing if another process was faster."""
     appends = [append for one in seen if (append := _append(one, clock_ms=clock_ms, gates=gates)) is not None]
     if not appends or not append_signals(catalog, *appends, clock_ms=clock_ms):
         return ()
@@ -341,10 +338,7 @@ def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Appen
 
 
 def _next_revisions(seen: Assessment) -> dict[Window, int]:
-    """Return the next revision of each reopened window.
-
-    If no event was sent for its last revision, that revision is used again.
-    """
+    """Return the next revision of each reopened window. An unsent revision is used again."""
     again = seen.decision.again
     if not again:
         return {}
@@ -505,10 +499,7 @@ class WindowStatus:
 
 
 def load_window_status(specs: Sequence[StreamSpec], key: str) -> WindowStatus:
-    """Return the status of an hour or a day. A day stands for all its hourly windows.
-
-    Raises SpecError if the key is not a window of the table, and the errors of `assess_table`.
-    """
+    """Return the status of an hour, or of a day with its hours. Raises the errors of `assess_table`."""
     table = specs[0].table.identifier
     wanted = _parse_window(key, specs[0])
     seen = assess_table(open_existing_catalog(specs[0].table.catalog), specs)

@@ -257,10 +257,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
-        """Stage the batch, and return its context and the tasks' answers.
-
-        If a task of a shuffle suspects a record, the batch is staged again without a shuffle.
-        """
+        """Stage the batch; again without a shuffle if one of its tasks suspects a record."""
         context = self._build_context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         shuffle = self._decide_shuffle(context, tasks=tasks)

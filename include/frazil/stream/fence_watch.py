@@ -48,10 +48,7 @@ class FenceWatch:
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Check the epoch in the last marker that the thread loaded, or start the next load if it is due.
-
-        Never waits. Raises `Fenced`.
-        """
+        """Check the last loaded marker, or start the next load if it is due. Never waits. Raises `Fenced`."""
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:

@@ -55,10 +55,7 @@ KILLED_EXIT_CODE = 137
 
 
 class SparkEngine:
-    """Starts and ends a Spark context for a stream, or uses that of a given session. A batch is one Spark job of plain
-    tasks: Spark sends the function, and retries tasks whose worker died. It moves records only as opaque bytes between
-    two stages.
-    """
+    """Runs a stream's jobs in its own Spark context, or in a given session's. Records stay opaque bytes."""
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
         self._spec, self._session_context = spec, session.sparkContext if session else None

@@ -68,10 +68,7 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
 
 
 def _trim_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
-    """Return `made` without log entries up to the newest expired snapshot, as Java does.
-
-    Otherwise, a query for the time of an expired snapshot would read an older one.
-    """
+    """Return `made` without log entries up to the newest expired snapshot, as Java does."""
     removed = {id_ for update in updates if isinstance(update, RemoveSnapshotsUpdate) for id_ in update.snapshot_ids}
     stays = [entry.snapshot_id not in removed for entry in before.snapshot_log]
     if all(stays):

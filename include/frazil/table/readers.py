@@ -196,10 +196,7 @@ def _is_harmless(key: str, value: str) -> bool:
 
 
 def _variable_reference(catalog: str, key: str) -> str:
-    """Return `${VARIABLE}` for PyIceberg's environment variable of the catalog's property `key`.
-
-    In the variable's name, `__` stands for a dot, and `_` for a hyphen.
-    """
+    """Return `${VARIABLE}` for PyIceberg's variable of `key`, where `__` is a dot and `_` a hyphen."""
     name = f"PYICEBERG_CATALOG__{catalog}__{key.replace('.', '__')}".upper()
     return f"${{{re.sub(r'[^A-Z0-9_]', '_', name)}}}"
 

@@ -46,10 +46,7 @@ _PYTHON_ONLY = frozenset(
 
 
 def to_spark_properties(name: str, properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the Spark properties of a catalog: `spark.sql.catalog.<name>` and its subkeys.
-
-    Raises SpecError if Spark cannot open the catalog.
-    """
+    """Return the catalog's `spark.sql.catalog.<name>` and its subkeys. Raises SpecError."""
     kind = catalog_type(properties)
     translated = {_JAVA_NAMES.get(key, key): value for key, value in properties.items() if key not in _PYTHON_ONLY}
     if virtual := translated.pop("s3.force-virtual-addressing", None):

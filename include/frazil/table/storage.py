@@ -71,10 +71,7 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty. Returns the errors by path.
-
-        A process that creates a file in a deleted folder retries.
-        """
+        """Delete files, and folders that become empty. A process that creates a file there retries."""
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _to_local_path(path)

@@ -75,10 +75,7 @@ def check_declaration_fits(table: Table, spec: StreamSpec) -> None:
 
 
 def check_existing_tables(spec: StreamSpec) -> list[str]:
-    """Return warnings about differences between the existing default table and the declared layout. Changes nothing.
-
-    Raises SchemaIncompatible if a writer would refuse the stream's existing tables.
-    """
+    """Return differences from the declared layout. Raises SchemaIncompatible if a writer would refuse."""
     catalog, warnings = open_existing_catalog(spec.table.catalog), list[str]()
     for declared in (declared_table(spec), declared_dead_letters(spec)):
         with translate_catalog_errors(catalog.name):
