@@ -16,8 +16,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
-from frazil.commit.cost import BatchCost
-from frazil.commit.journal import Journal
+from frazil.commit.journal import BatchCost, Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_changes import reset
 from frazil.commit.merging import MergeConfig, run_in_process

@@ -15,8 +15,7 @@ from pyiceberg.table.update import AddSnapshotUpdate
 
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
-from frazil.commit.cost import BatchCost
-from frazil.commit.journal import Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, BatchCost, Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.rejection_reasons import Reason
 from frazil.commit.settle import SettleResult
@@ -147,7 +146,7 @@ class MadeHistory:
             stream=self.name, key=key, table_uuid=str(main.metadata.table_uuid), created_at_ms=self.at_ms,
             source=self.made.source, progress=(progress,),
             files=self.made.write(main, key, "main", {0: np.arange(count)}, folder=folder),
-            newest_dead_letters=None, idle=frozenset(), offsets_after={progress.topic_partition: count},
+            newest_dead_letters=NO_DEAD_LETTERS, idle=frozenset(), offsets_after={progress.topic_partition: count},
         )  # fmt: skip
         committer.commit(journal, planned=3)
 

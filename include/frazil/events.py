@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from frazil.commit.cost import BatchCost
+from frazil.commit.journal import BatchCost
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import SettleResult
 from frazil.host.heartbeat import Phase, Stall, StallKind

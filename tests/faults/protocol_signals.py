@@ -9,8 +9,7 @@ from unittest import mock
 
 from pyiceberg.table import Table
 
-from frazil.commit.history import ancestors
-from frazil.commit.late_rows import may_add_late_rows
+from frazil.commit.history import ancestors, may_add_late_rows
 from frazil.commit.marker import read_markers
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain

@@ -37,7 +37,7 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeResult, MergeTask
 from frazil.spec.model import StreamSpec
 from frazil.table.atomic_commit import TableChange
-from frazil.table.atomic_sql import commit_by_sql
+from frazil.table.sql_catalog import commit_by_sql
 from frazil.table.storage import LocalStore
 from frazil.table.tables import ensure_dead_letters, ensure_table, state_location
 

@@ -23,7 +23,7 @@ from frazil.backfill.stage import run
 from frazil.cli.main import frazil
 from frazil.commit.backfill_marker import BackfillState, read_backfill
 from frazil.commit.committer import Committer
-from frazil.commit.journal import Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.open_streams import open_stream
 from frazil.errors import SpecError, WriterBusy
@@ -56,7 +56,7 @@ def live(tmp_path: Path, declared_stream: Callable[..., Any], frazil_home: Path)
         source=SOURCE,
         progress=tuple(RangeProgress(*tp, 0, LIVE, 0, 0, None) for tp in PARTITIONS),
         files=(),
-        newest_dead_letters=None,
+        newest_dead_letters=NO_DEAD_LETTERS,
         idle=frozenset(),
         offsets_after=dict.fromkeys(PARTITIONS, LIVE),
     )

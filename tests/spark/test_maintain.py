@@ -375,7 +375,7 @@ def test_expiry_removes_what_nobody_names_and_exactly_the_files_that_only_that_h
 def test_spark_reads_compacts_and_expires_a_table_whose_small_manifests_a_writer_merged(
     spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frazil.commit.manifest_merging.FAN_IN", 3)
+    monkeypatch.setattr("frazil.commit.manifest_lists.FAN_IN", 3)
     made = Made(spark, tmp_path, name, "day(at)")
     made.land(11)
     newest = made.table.current_snapshot()

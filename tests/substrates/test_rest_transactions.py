@@ -25,8 +25,8 @@ from frazil.dev.process import choose_free_port
 from frazil.errors import SpecError
 from frazil.table.atomic_catalogs import find_commit_tables
 from frazil.table.atomic_commit import TableChange
-from frazil.table.atomic_rest import commit_by_rest
 from frazil.table.catalogs import CatalogConfig, _open
+from frazil.table.rest_catalog import commit_by_rest
 from tests.polling import eventually
 from tests.several_tables import NAMES, NAMESPACE, commit_number, handles
 

@@ -15,7 +15,7 @@ from frazil.audit.ranges import CommittedRange, claimed_offsets
 from frazil.commit.marker import Marker
 from frazil.commit.open_streams import open_kafka
 from frazil.kafka.admin import KafkaAdmin
-from frazil.kafka.committed_offsets import read_offsets
+from frazil.kafka.fetch import read_offsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd, find_truncations
 from frazil.offsets.spans import Span, TopicPartition, count_unread

@@ -49,8 +49,8 @@ from frazil.commit.backfill_records import (
 )
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
+from frazil.commit.history import windows_summary
 from frazil.commit.journal import Journal
-from frazil.commit.late_rows import windows_summary
 from frazil.commit.marked_update import BranchRemoval, require_unchanged
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.merging import MergeWriter

@@ -17,7 +17,7 @@ from frazil.commit.marker import Marker
 from frazil.errors import SpecError
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask
 from frazil.kafka.admin import KafkaAdmin
-from frazil.kafka.committed_offsets import read_offsets
+from frazil.kafka.fetch import read_offsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets import spans as spans_of
 from frazil.offsets.spans import Span, Spans, TopicPartition, count_offsets, iter_runs, offset_bitmap, offsets_within

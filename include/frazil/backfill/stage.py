@@ -11,7 +11,7 @@ from frazil.backfill.run import MAX_ATTEMPTS, Backfill, BackfillPlan
 from frazil.commit.backfill_marker import BackfillMarker
 from frazil.commit.backfill_records import backfill_folder
 from frazil.commit.commit_checks import check_same_source
-from frazil.commit.journal import Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.sweep import discard_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StageResult
@@ -121,7 +121,7 @@ def _stage_chunk(
         source=source,
         progress=tuple(p for result in results for p in result.progress),
         files=tuple(f for result in results for f in result.files),
-        newest_dead_letters=None,
+        newest_dead_letters=NO_DEAD_LETTERS,
         idle=frozenset(),
         offsets_after={},
         cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),

@@ -12,7 +12,7 @@ import click
 from frazil import clock
 from frazil.cli.options import check_reason, current_user, stream_options
 from frazil.cli.output import CommandOutput, echo
-from frazil.commit.own_table_check import explain_lost_table
+from frazil.commit.open_streams import explain_lost_table
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.spec.application import find_application
@@ -139,8 +139,8 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
 
 
 def _accept_rejects(spec: StreamSpec, reason: str, output: CommandOutput) -> None:
-    from frazil.commit.accepted_rejects import AcceptedRejects, store_acceptance  # with librdkafka, for --accept
     from frazil.commit.open_streams import open_kafka, open_stream
+    from frazil.stream.circuit_breaker import AcceptedRejects, store_acceptance  # with librdkafka, for --accept
 
     opened = open_stream(spec)
     with open_kafka(spec) as kafka:

@@ -19,8 +19,14 @@ from frazil.commit.adoption import continued_offsets, forgotten_reader, other_re
 from frazil.commit.catalog_probe import check_catalog_guarantees
 from frazil.commit.marker import nest_by_topic, property_name
 from frazil.commit.missing_rows import find_lagging_tables
-from frazil.commit.open_streams import open_dead_letters, open_kafka, open_read_only, open_stream, open_with_table
-from frazil.commit.own_table_check import check_own_table
+from frazil.commit.open_streams import (
+    check_own_table,
+    open_dead_letters,
+    open_kafka,
+    open_read_only,
+    open_stream,
+    open_with_table,
+)
 from frazil.commit.reset_plan import AvailableOffsets, OffsetMove, StateBeforeReset, read_state_before_reset
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AdoptionRequired, MarkerUnreadable, SpecError, TableLost

@@ -14,7 +14,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.history import ancestors, parse_number
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
-from frazil.commit.marker import BatchOutcome, Marker, keep_same_topics, open_branch_name
+from frazil.commit.marker import BatchOutcome, Marker, open_branch_name
 from frazil.errors import Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
@@ -148,16 +148,8 @@ def classify_dead_letters(marker: Marker, journal: Journal) -> CommitDecision:
     """Return whether a batch's dead letters can be committed: not if others were added after staging."""
     if marker.outcome_of(journal.key) is BatchOutcome.COMMITTED:
         return CommitDecision.COMMITTED
-    if journal.newest_dead_letters is not None:
-        return (
-            CommitDecision.COMMIT
-            if journal.newest_dead_letters == (marker.settled or NO_DEAD_LETTERS)
-            else CommitDecision.STALE
-        )
-    # A journal of an earlier version assumes that the table has all lower offsets.
-    offsets = keep_same_topics(marker.offsets, marker.source, journal.source)
-    fits = all(offsets.get(p.topic_partition, -1) <= p.start for p in journal.progress)
-    return CommitDecision.COMMIT if fits else CommitDecision.STALE
+    unchanged = journal.newest_dead_letters == (marker.settled or NO_DEAD_LETTERS)
+    return CommitDecision.COMMIT if unchanged else CommitDecision.STALE
 
 
 def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:

@@ -25,8 +25,8 @@ from frazil.commit.commit_checks import (
 )
 from frazil.commit.compare_and_swap import Done, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.followers import Followers
+from frazil.commit.history import windows_summary
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
-from frazil.commit.late_rows import windows_summary
 from frazil.commit.marked_update import commit_marker, prepare_commit, prepare_merge, preview
 from frazil.commit.marker import (
     NO_TRANSACTION,

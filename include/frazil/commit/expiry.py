@@ -18,8 +18,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.backfill_marker import branch_name, open_backfills
 from frazil.commit.commit_checks import check_ancestry, check_open_branch
-from frazil.commit.history import SUMMARY_ONLY_KEYS, ancestors
-from frazil.commit.late_rows import may_add_late_rows
+from frazil.commit.history import SUMMARY_ONLY_KEYS, ancestors, may_add_late_rows
 from frazil.commit.marked_update import OPEN_SNAPSHOT_KEY
 from frazil.commit.marker import Marker, open_branch_name, read_markers
 from frazil.errors import MarkerUnreadable, RolledBack

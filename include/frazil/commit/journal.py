@@ -17,7 +17,6 @@ from typing import Any
 
 from pyiceberg.table import Table
 
-from frazil.commit.cost import BatchCost
 from frazil.commit.folded_records import MAX_SEGMENT_RECORDS, FoldedRecords, split_records
 from frazil.commit.marker import (
     NO_TRANSACTION,
@@ -46,6 +45,30 @@ VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
+COST_SUMMARY = {"cpu_ms": "frazil.cpu-ms", "writes": "frazil.storage-writes", "reads": "frazil.storage-reads"}
+"""Summary keys by field of `BatchCost`. Iceberg's own key `added-files-size` has the written bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCost:
+    """The cost of one batch's tasks, and of the writer since its previous batch."""
+
+    cpu_ms: int = 0
+    """CPU (ms) of the tasks, the writer's process and its JVM. Streams of an application share process and JVM."""
+    writes: int = 0
+    """Requests to object storage that write or list objects."""
+    reads: int = 0
+
+    def summary(self) -> dict[str, str]:
+        return {key: str(getattr(self, name)) for name, key in COST_SUMMARY.items()}
+
+    def to_json(self) -> list[int]:
+        return [self.cpu_ms, self.writes, self.reads]
+
+    @classmethod
+    def from_json(cls, raw: Sequence[int]) -> BatchCost:
+        """Parse the result of `to_json`. Ignores unknown numbers, which newer versions may add."""
+        return cls(*raw[: len(COST_SUMMARY)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +80,8 @@ class Journal:
     source: SourceIdentity
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
-    newest_dead_letters: BatchKey | None
-    """The last batch with dead letters, as of staging, or `NO_DEAD_LETTERS`; None in old journals."""
+    newest_dead_letters: BatchKey
+    """The last batch with dead letters, as of staging, or `NO_DEAD_LETTERS`."""
     idle: frozenset[TopicPartition]
     """Partitions without a recent record."""
     offsets_after: Mapping[TopicPartition, int]
@@ -119,8 +142,6 @@ class Journal:
                 "progress": [p.to_json() for p in self.progress],
                 "files": [f.to_json() for f in self.files],
                 "letters-seen": self.newest_dead_letters,
-                # For a downgrade only: versions of frazil without `letters-seen` read this floor.
-                "dead-letter-floor": {},
                 "idle": nest_by_topic(dict.fromkeys(self.idle, 1)),
                 "offsets-after": nest_by_topic(self.offsets_after),
                 "leader-epochs": nest_by_topic(self.leader_epochs),
@@ -157,12 +178,11 @@ class Journal:
             source=SourceIdentity(raw["cluster-id"], raw["topic-ids"]),
             progress=tuple(RangeProgress(**p) for p in raw["progress"]),
             files=tuple(StagedFile.from_json(f) for f in raw["files"]),
-            newest_dead_letters=BatchKey(*raw["letters-seen"]) if raw.get("letters-seen") else None,
+            newest_dead_letters=BatchKey(*raw["letters-seen"]),
             idle=frozenset(flatten_topics(raw["idle"])),
             offsets_after=flatten_topics(raw["offsets-after"]),
             leader_epochs=flatten_topics(raw.get("leader-epochs", {})),
             transaction=LastTransaction(*raw.get("transaction", ())),
-            # Journals of earlier versions count no rows, or late rows only.
             windows=None if windows is None else {int(start): rows for start, rows in windows.items()},
             partitions=raw.get("partitions"),
             with_ignored=raw.get("with-ignored", 0),

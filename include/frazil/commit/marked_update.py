@@ -24,9 +24,8 @@ from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.commit.adoption import forgotten_property
 from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, WrittenFiles, commit_snapshots, swap
-from frazil.commit.history import ancestors
+from frazil.commit.history import WINDOWS_KEY, ancestors
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
-from frazil.commit.late_rows import WINDOWS_KEY
 from frazil.commit.marker import Marker, open_branch_name, property_name, read_marker
 from frazil.commit.merging import MergeWriter
 from frazil.commit.merging_modes import MERGING_MODES

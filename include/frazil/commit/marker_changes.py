@@ -42,8 +42,7 @@ from frazil.ingest.contract import Target
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition
 from frazil.table.branches import head_of
-from frazil.table.lost import check_own_folder
-from frazil.table.remains import find_other_table
+from frazil.table.lost import check_own_folder, find_other_table
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)

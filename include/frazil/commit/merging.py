@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
-from frazil.commit.late_rows import windows_summary
+from frazil.commit.history import windows_summary
 from frazil.commit.merge_plan import MergePlan
 from frazil.commit.merging_modes import UPSERT_MODE, MergingMode, build_merge_rules, merging_mode
 from frazil.commit.snapshot import PreparedSnapshot, SnapshotWriter, base_without_files

@@ -6,22 +6,31 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
+from frazil.commit.adoption import FORGOTTEN_PREFIX
 from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
 from frazil.commit.journal import JournalStore
+from frazil.commit.marker import OwnTable, property_name, read_marker
 from frazil.commit.merging import merge_config
-from frazil.commit.own_table_check import check_own_table
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import SpecError
+from frazil.errors import FrazilError, MarkerUnreadable, SpecError, TableLost
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaAdmin
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
-from frazil.table.lost import lost_dead_letters_error
+from frazil.table.lost import (
+    find_lost_table,
+    find_newest_metadata,
+    find_other_name,
+    lost_dead_letters_error,
+    registration_command,
+)
+from frazil.table.storage import open_store
 from frazil.table.tables import ensure_dead_letters, load_stream_table, state_location
 
 RETRY_TIMEOUT_S = 60.0
@@ -105,3 +114,58 @@ def open_kafka(spec: StreamSpec, *, timeout_s: float = INTERACTIVE_TIMEOUT_S) ->
     # By default librdkafka logs every lost connection to stderr; the raised error already reports it.
     properties = {"log_level": "2", **resolve_kafka_properties(spec, os.environ)}
     return KafkaAdmin(properties, spec.source.reads, stream=spec.name, timeout_s=timeout_s)
+
+
+def check_own_table(spec: StreamSpec, table: Table | None) -> None:
+    """Raise TableLost if the catalog no longer has the stream's own table under its name."""
+    if lost := explain_lost_table(spec, table):
+        raise TableLost(f"stream {spec.name!r}: {lost}")
+
+
+def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
+    """Return why the name no longer leads to the stream's own table; None if it does."""
+    if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
+        return None
+    if table is None and (lost := find_lost_table(spec)):
+        return lost
+    catalog = open_existing_catalog(spec.table.catalog)
+    with translate_catalog_errors(catalog.name):
+        try:
+            properties = catalog.load_table(spec.dead_letter_table).properties
+            marker = read_marker(properties, spec.name)
+        except (NoSuchTableError, MarkerUnreadable):
+            return None
+        if marker is None or (own := marker.own_table) is None or own.name != spec.table.identifier:
+            return None
+        return _explain(catalog, spec, own, table, epoch=f"epoch {marker.at.epoch}")
+
+
+def _explain(catalog: Catalog, spec: StreamSpec, own: OwnTable, table: Table | None, *, epoch: str) -> str:
+    name = own.name
+    if table is None:
+        what = (
+            f"the table {name} is not in the catalog {catalog.name!r}, but {spec.dead_letter_table} still has the "
+            f"stream's {epoch}: the catalog was lost or replaced, or the table was dropped or renamed"
+        )
+        first, begin = "", "to begin again in a new table"
+    else:
+        what = (
+            f"table {name} is not the table that the stream wrote to: that table was dropped or renamed, and another "
+            f"table has its name (the stream's marker in {spec.dead_letter_table} has {epoch})"
+        )
+        first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
+        begin = "to begin again in the new table"
+    back = _recovery_step(catalog, own)
+    return f"{what}. To keep the stream's table, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
+
+
+def _recovery_step(catalog: Catalog, own: OwnTable) -> str:
+    if now := find_other_name(catalog, own.name, location=own.location, uuid=own.uuid):
+        return f"rename {now} back to {own.name}"
+    try:
+        newest = find_newest_metadata(open_store(own.location, catalog.properties), own.location, own.uuid)
+    except (FrazilError, OSError):
+        newest = None
+    if newest is None:
+        return f"register its newest metadata file, which is not in {own.location}"
+    return f"register it again: `{registration_command(catalog.name, own.name, newest.path)}`"

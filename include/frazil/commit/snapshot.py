@@ -35,8 +35,7 @@ from pyiceberg.table.update import (
 from pyiceberg.typedef import Record
 from pyiceberg.types import PrimitiveType
 
-from frazil.commit.manifest_lists import ListWriter, add_manifests, live_manifests
-from frazil.commit.manifest_merging import MergedManifest, merge_manifests
+from frazil.commit.manifest_lists import ListWriter, MergedManifest, add_manifests, live_manifests, merge_manifests
 from frazil.commit.manifest_writing import (
     ManifestLayout,
     avro_codec,

@@ -47,7 +47,7 @@ class Point:
     interval_ms: int | None = None
     """The last commit interval, including any extension by `commit.throttle`."""
     cpu_ms: int = 0
-    """CPU (ms) of the batches, and requests to storage, as in `frazil.commit.cost.BatchCost`."""
+    """CPU (ms) of the batches, and requests to storage, as in `frazil.commit.journal.BatchCost`."""
     writes: int = 0
     reads: int = 0
 

@@ -1,5 +1,5 @@
-"""Fetches one message from each topic-partition. A fetch, unlike a description, shows whether a client may read a
-topic. Only consumers learn from a leader whether its log still contains an offset of a leader epoch.
+"""Reads from topic-partitions outside of batches. A fetch of one message, unlike a description, shows whether a client
+may read a topic. Only consumers learn from a leader whether its log still contains an offset of a leader epoch.
 """
 
 from __future__ import annotations
@@ -8,27 +8,34 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError
+import numpy as np
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from frazil.errors import AccessDenied, KafkaUnavailable
 from frazil.kafka.client import describe_source, translate_client_errors
 from frazil.kafka.tokens import create_client
 from frazil.offsets.spans import TopicPartition
+from frazil.offsets.tally import OffsetTally
 
 RESPONSE_TIMEOUT_S = 20.0
 _MAX_NAMES = 5
+NO_MESSAGE_TIMEOUT_S = 60.0
 _SETTINGS = {
-    "group.id": "frazil",  # never joined
+    "group.id": "frazil",  # required by librdkafka, but never joined
     "enable.auto.commit": False,
-    # Records and ends of open transactions also count as answers.
-    "isolation.level": "read_uncommitted",
+    "isolation.level": "read_committed",
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
+    "fetch.queue.backoff.ms": 5,
+}
+_ONE_MESSAGE = {
+    **_SETTINGS,
+    # Records and ends of open transactions also count as answers.
+    "isolation.level": "read_uncommitted",
     # One record is enough. By default, librdkafka waits a second once its queue is full.
     "fetch.message.max.bytes": 1024,
     "fetch.wait.max.ms": 5,
-    "fetch.queue.backoff.ms": 5,
 }
 
 
@@ -41,7 +48,7 @@ def find_diverged(
     diverged: set[TopicPartition] = set()
     waiting = set(positions)
     starts = [KafkaTopicPartition(*tp, offset, leader_epoch=epoch) for tp, (offset, epoch) in positions.items()]
-    with closing(create_client(Consumer, {**properties, **_SETTINGS})) as consumer:
+    with closing(create_client(Consumer, {**properties, **_ONE_MESSAGE})) as consumer:
         consumer.assign(starts)
         for tp, code in _fetch_answers(consumer, waiting, timeout_s=RESPONSE_TIMEOUT_S):
             if tp not in waiting or code not in {None, KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}:
@@ -67,7 +74,7 @@ def check_readable(
     refused: list[str] = []
     where = describe_source(stream, properties.get("bootstrap.servers", ""))
     with translate_client_errors():
-        consumer = create_client(Consumer, {**properties, **_SETTINGS})
+        consumer = create_client(Consumer, {**properties, **_ONE_MESSAGE})
     with closing(consumer):
         consumer.assign([KafkaTopicPartition(*tp, OFFSET_END) for tp in waiting.items()])
         for (topic, _), code in _fetch_answers(consumer, waiting, timeout_s=timeout_s):
@@ -97,3 +104,48 @@ def _join_names(names: Iterable[str]) -> str:
     names = sorted(names)
     more = f" and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
     return f"{', '.join(names[:_MAX_NAMES])}{more}"
+
+
+def read_offsets(
+    properties: Mapping[str, str], ranges: Mapping[TopicPartition, tuple[int, int]]
+) -> dict[TopicPartition, OffsetTally]:
+    """Return the offsets of committed records in each range `[start, end)`. Raises KafkaUnavailable."""
+    open_ranges = {tp: r for tp, r in ranges.items() if r[1] > r[0]}
+    tallies = {tp: OffsetTally() for tp in ranges}
+    if not open_ranges:
+        return tallies
+    with closing(create_client(Consumer, {**properties, **_SETTINGS})) as consumer:
+        consumer.assign([KafkaTopicPartition(*tp, start) for tp, (start, _) in open_ranges.items()])
+        last_message_at = time.monotonic()
+        while open_ranges:  # until the last offset, a later record, or the end of the partition was read
+            messages = consumer.consume(10_000, timeout=0.5)
+            if messages:
+                last_message_at = time.monotonic()
+            elif time.monotonic() - last_message_at > NO_MESSAGE_TIMEOUT_S:
+                raise KafkaUnavailable(
+                    f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s; check the brokers, then audit again"
+                )
+            pieces: dict[TopicPartition, list[int]] = {}
+            for message in messages:
+                at, offset, is_record = _parse_message(message)
+                if at not in open_ranges:
+                    continue
+                end = open_ranges[at][1]
+                if is_record and offset < end:
+                    pieces.setdefault(at, []).append(offset)
+                if offset >= (end - 1 if is_record else end):
+                    del open_ranges[at]
+                    consumer.incremental_unassign([KafkaTopicPartition(*at)])
+            for at, offsets in pieces.items():
+                tallies[at].add(np.array(offsets))
+    return tallies
+
+
+def _parse_message(message: Message) -> tuple[TopicPartition, int, bool]:
+    error = message.error()
+    tp = (message.topic() or "", message.partition() or 0)
+    if error is None:
+        return tp, message.offset() or 0, True
+    if error.code() == KafkaError._PARTITION_EOF:
+        return tp, message.offset() or 0, False
+    raise KafkaUnavailable(f"cannot read {tp[0]}-{tp[1]}: {error}; run the audit again, or omit --source")

@@ -11,7 +11,7 @@ from typing import Any
 
 from frazil.cluster.driver import ClusterDriver
 from frazil.cluster.kubernetes_pod import PROPERTIES
-from frazil.commit.own_table_check import check_own_table
+from frazil.commit.open_streams import check_own_table
 from frazil.errors import SpecError, TopicMissing
 from frazil.kafka.admin import KafkaAdmin
 from frazil.remote.driver_environment import build_driver_environment

@@ -20,9 +20,8 @@ from pyiceberg.table import Table
 from frazil import clock
 from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.followers import decided_journals
-from frazil.commit.history import ancestors, commit_records
+from frazil.commit.history import ancestors, commit_records, late_rows
 from frazil.commit.journal import Journal, parse_key
-from frazil.commit.late_rows import late_rows
 from frazil.commit.marker import BatchKey, Marker, keep_topics, read_marker, read_markers
 from frazil.commit.missing_rows import first_missing_batch
 from frazil.commit.open_branch import earliest_waiting_us

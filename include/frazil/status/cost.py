@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from frazil.commit.cost import BatchCost
-from frazil.commit.journal import JournalStore
+from frazil.commit.journal import BatchCost, JournalStore
 from frazil.errors import SpecError
 from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model

@@ -15,8 +15,7 @@ from frazil.commit.followers import TableAbsence
 from frazil.commit.history import last_commit_ms, last_epoch, last_replay, last_reset_ms, merge_counts
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
-from frazil.commit.open_streams import open_read_only
-from frazil.commit.own_table_check import explain_lost_table
+from frazil.commit.open_streams import explain_lost_table, open_read_only
 from frazil.errors import FrazilError, RolledBack, TableLost, error_text
 from frazil.host.local import LocalLauncher
 from frazil.installed import explain_outdated

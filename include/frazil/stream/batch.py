@@ -19,9 +19,8 @@ from pyiceberg.table import Table
 
 from frazil.commit.commit_checks import check_fence, check_same_source
 from frazil.commit.committer import Committer
-from frazil.commit.cost import BatchCost
 from frazil.commit.history import merge_counts
-from frazil.commit.journal import Journal
+from frazil.commit.journal import BatchCost, Journal
 from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker
 from frazil.commit.rejection_reasons import count_reasons
 from frazil.commit.stream_tables import StreamTables
@@ -64,7 +63,7 @@ from frazil.stream.stage_context import build_stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import MetadataBounds, Throttle, measure_metadata, throttle
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.storage_requests import upload_requests
+from frazil.table.object_store import upload_requests
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frazil.table.storage_requests import StorageRequests, counted_requests
+from frazil.table.object_store import StorageRequests, counted_requests
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 from pyiceberg.exceptions import NoSuchTableError
 
 from frazil import clock, errors
-from frazil.commit.accepted_rejects import accepted_offsets
 from frazil.commit.catalog_probe import check_catalog_guarantees
 from frazil.commit.commit_checks import check_fence
 from frazil.commit.committer import Committer
@@ -26,7 +25,7 @@ from frazil.commit.followers import Followers
 from frazil.commit.marker import Marker, keep_topics, property_name, read_marker
 from frazil.commit.marker_changes import reset
 from frazil.commit.merging import merge_config
-from frazil.commit.own_table_check import check_own_table
+from frazil.commit.open_streams import check_own_table
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.settle import highest_epoch, settle
 from frazil.commit.stream_tables import StreamTables
@@ -56,6 +55,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import executor_kafka_properties, resolve_kafka_properties
 from frazil.stream.batch import BatchRunner
 from frazil.stream.batch_loop import BatchLoop
+from frazil.stream.circuit_breaker import accepted_offsets
 from frazil.stream.engine import Engine
 from frazil.stream.hosting import Hosting, RecordFolding
 from frazil.stream.merge_tasks import MergeRunner

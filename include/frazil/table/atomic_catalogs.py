@@ -27,10 +27,10 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
     if reason := atomic_commit_problem(catalog.name, catalog.properties):
         raise SpecError(reason)
     if catalog_type(catalog.properties) == "sql":
-        from frazil.table.atomic_sql import commit_by_sql  # loads a client that other catalogs do not need
+        from frazil.table.sql_catalog import commit_by_sql  # loads a client that other catalogs do not need
 
         return partial(commit_by_sql, catalog)  # type: ignore[arg-type]
-    from frazil.table.atomic_rest import commit_by_rest
+    from frazil.table.rest_catalog import commit_by_rest
 
     if COMMIT_ENDPOINT not in {str(endpoint) for endpoint in catalog._supported_endpoints}:  # type: ignore[attr-defined]
         raise SpecError(

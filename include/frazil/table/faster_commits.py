@@ -20,8 +20,8 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
 from pyiceberg.utils.config import Config
 
+from frazil.table.object_store import count_request
 from frazil.table.recent import BoundedCache
-from frazil.table.storage_requests import count_request
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog

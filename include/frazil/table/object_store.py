@@ -4,9 +4,11 @@ rely on `put_if_absent`: of several puts to a path exactly one succeeds, and no 
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from frazil.errors import FrazilError
 
@@ -16,6 +18,11 @@ IoProperties = Mapping[str, str] | Callable[[], Mapping[str, str]]
 _FILE_IO_PREFIXES = ("s3.", "client.", "gcs.", "adls.", "hdfs.", "hf.", "py-io-impl")
 _SIGNER_PREFIXES = ("uri", "token", "auth.manager", "header.")
 """Prefixes of catalog properties that PyIceberg's remote signer needs."""
+Kind = Literal["writes", "reads"]
+"""`writes` include listings; `reads` are all other requests, except deletions."""
+
+PART_BYTES = 5 * 2**20
+"""Size of the parts in which Arrow uploads larger files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +85,35 @@ def file_io_properties(properties: Mapping[str, str]) -> dict[str, str]:
         return {key: value for key, value in properties.items() if not key.startswith("frazil.")}
     needed = (*_FILE_IO_PREFIXES, *(_SIGNER_PREFIXES if "s3.signer" in properties else ()))
     return {key: value for key, value in properties.items() if key.startswith(needed)}
+
+
+class StorageRequests(NamedTuple):
+    writes: int = 0
+    reads: int = 0
+
+
+_lock = threading.Lock()
+_counts: dict[Kind, int] = {"writes": 0, "reads": 0}
+
+
+def count_request(kind: Kind, path: str) -> None:
+    if is_remote(path):
+        with _lock:
+            _counts[kind] += 1
+
+
+def counted_requests() -> StorageRequests:
+    with _lock:
+        return StorageRequests(_counts["writes"], _counts["reads"])
+
+
+def upload_requests(path: str, size_bytes: int) -> int:
+    """Return the number of requests that a data file's upload takes."""
+    if not is_remote(path):
+        return 0
+    return 1 if size_bytes <= PART_BYTES else 2 + -(-size_bytes // PART_BYTES)
+
+
+def is_remote(path: str) -> bool:
+    scheme, found, _ = path.partition("://")
+    return bool(found) and scheme != "file"

@@ -5,14 +5,23 @@ checks whether they succeeded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import Field
 from pyiceberg.catalog.rest import RestCatalog
-from requests import PreparedRequest, Response, Session
+from pyiceberg.catalog.rest.response import _handle_non_200_response
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.table import CommitTableRequest, TableIdentifier
+from pyiceberg.typedef import IcebergBaseModel
+from requests import HTTPError, PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
+from frazil.table.atomic_commit import TableChange
 from frazil.table.catalog_mistakes import NotIcebergResponse
 
 TIMEOUT_S = (10.0, 60.0)
@@ -83,3 +92,37 @@ def _retries() -> Retry:
         raise_on_status=False,
         retry_after_max=MAX_RETRY_AFTER_S,
     )
+
+
+class _CommitTransactionRequest(IcebergBaseModel):
+    table_changes: tuple[CommitTableRequest, ...] = Field(alias="table-changes")
+
+
+def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
+    """Commit the changes with one request, whose response has no metadata."""
+    request = _CommitTransactionRequest(
+        table_changes=tuple(
+            CommitTableRequest(
+                identifier=TableIdentifier(namespace=change.table.name()[:-1], name=change.table.name()[-1]),
+                requirements=change.requirements,
+                updates=change.updates,
+            )
+            for change in changes
+        )
+    )
+    response = catalog._session.post(
+        catalog.url("transactions/commit", prefixed=True),
+        data=request.model_dump_json().encode(),
+        headers={"Idempotency-Key": str(_uuid7())},  # a gateway may repeat the request
+    )
+    try:
+        response.raise_for_status()
+    except HTTPError as error:
+        unknown = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
+        _handle_non_200_response(error, {409: CommitFailedException, **unknown})
+
+
+def _uuid7() -> uuid.UUID:
+    """Return a UUID of version 7 (RFC 9562): the time in milliseconds, then random bits."""
+    number = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
+    return uuid.UUID(int=number & ~(0xF << 76) & ~(0x3 << 62) | 0x7 << 76 | 0x2 << 62)

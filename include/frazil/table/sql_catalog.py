@@ -4,6 +4,8 @@ and SQLAlchemy then takes ten times as long as the database.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +17,11 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import Identifier
 from sqlalchemy import Connection, Executable, bindparam, select, update
 
+from frazil.table.atomic_commit import TableChange
+from frazil.table.parallel import run_in_parallel
+
 _commit_table = SqlCatalog.commit_table
+log = logging.getLogger(__name__)
 
 
 class PreparedSqlCatalog(SqlCatalog):
@@ -80,3 +86,38 @@ def move_pointer(connection: Connection, catalog: SqlCatalog, current: Table, ma
     pointers = {"before": current.metadata_location, "after": made.metadata_location}
     if connection.execute(_MOVE_POINTER, {**_place(catalog, current.name()), **pointers}).rowcount != 1:
         raise CommitFailedException(f"Table has been updated by another process: {'.'.join(current.name())}")
+
+
+def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
+    """Write the new metadata files, then change all pointers in one transaction. Returns one response per table. Raises
+    CommitFailedException if another commit has changed a pointer. On an error before COMMIT is sent, deletes the files;
+    later, the outcome is unknown.
+    """
+    staged: list[StagedTable] = []
+    sent = False
+    try:
+        for change in changes:
+            name = change.table.name()
+            staged.append(catalog._update_and_stage_table(change.table, name, change.requirements, change.updates))
+        run_in_parallel(lambda made: catalog._write_metadata(made.metadata, made.io, made.metadata_location), staged)
+        with catalog.engine.connect() as connection:
+            # All writers lock the rows in the same order, so two writers cannot deadlock.
+            for change, made in sorted(zip(changes, staged, strict=True), key=lambda pair: pair[1].name()):
+                move_pointer(connection, catalog, change.table, made)
+            sent = True
+            connection.commit()
+    except BaseException:
+        if not sent:
+            _delete_metadata_files(staged)
+        raise
+    return [CommitTableResponse(metadata=made.metadata, metadata_location=made.metadata_location) for made in staged]
+
+
+def _delete_metadata_files(staged: Sequence[StagedTable]) -> None:
+    for made in staged:
+        try:
+            made.io.delete(made.metadata_location)
+        except FileNotFoundError:  # the file that could not be written
+            continue
+        except Exception as error:
+            log.warning("cannot delete the metadata file %s of a failed commit: %r", made.metadata_location, error)

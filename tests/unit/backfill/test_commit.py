@@ -23,9 +23,8 @@ from frazil.commit.backfill_marker import (
 )
 from frazil.commit.backfill_records import BackfillRecord, published_records
 from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
-from frazil.commit.history import Period
+from frazil.commit.history import Period, late_rows
 from frazil.commit.journal import Journal
-from frazil.commit.late_rows import late_rows
 from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.sweep import batch_folder

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
-from frazil.commit.cost import BatchCost
+from frazil.commit.journal import BatchCost
 from frazil.errors import SpecError
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import BEGIN_MS, YAML, land, made_stream

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,8 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
-from frazil.commit.marker import read_marker
-from frazil.commit.own_table_check import explain_lost_table
+from frazil.commit.open_streams import explain_lost_table
 from frazil.doctor.streams import check_connections
 from frazil.errors import TableLost
 from frazil.home import run_folder
@@ -189,24 +187,6 @@ def test_a_stream_that_declares_another_table_begins_there_with_the_same_dead_le
     letters = made.spec.dead_letters.model_copy(update={"table": "demo.made_dead_letters"})
     moved = made.spec.model_copy(update={"table": table, "dead_letters": letters})
     assert explain_lost_table(moved, None) is None
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_marker_of_an_earlier_version_names_a_lost_table_unless_its_dead_letters_may_be_anothers(
-    made: MadeStream, tmp_path: Path, *, shared: bool
-) -> None:
-    table = made.tables.dead_letters.refresh()
-    marker = read_marker(table.properties, "made")
-    assert marker is not None
-    with table.transaction() as change:
-        change.set_properties({marker.property_name: dataclasses.replace(marker, own_table=None).to_property()})
-    letters = made.spec.dead_letters.model_copy(update={"table": "demo.made_dead_letters" if shared else None})
-    load_catalog(None).rename_table("demo.made", "demo.kept")
-    load_catalog(None).create_table(
-        "demo.made", made.tables.main.current().schema(), location=f"file://{tmp_path}/elsewhere"
-    )
-    spec = made.spec.model_copy(update={"dead_letters": letters})
-    assert (explain_lost_table(spec, load_stream_table(spec)) is None) == shared
 
 
 def test_a_renamed_table_whose_name_another_has_now_is_named(made: MadeStream) -> None:

@@ -10,8 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from frazil.commit.commit_checks import CommitDecision, check_same_source, classify_batch, classify_dead_letters
-from frazil.commit.cost import BatchCost
-from frazil.commit.journal import NO_DEAD_LETTERS, Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, BatchCost, Journal
 from frazil.commit.marker import MAX_EPOCHS, BatchKey, BatchOutcome, Marker, read_marker
 from frazil.errors import MarkerUnreadable, TopicRecreated
 from frazil.ingest.contract import RangeProgress, StagedFile
@@ -84,7 +83,7 @@ journals = st.builds(
     source=sources,
     progress=st.lists(ranges, max_size=3).map(tuple),
     files=st.lists(files, max_size=3).map(tuple),
-    newest_dead_letters=st.none() | keys,
+    newest_dead_letters=keys,
     idle=st.frozensets(topic_partitions, max_size=3),
     offsets_after=st.dictionaries(topic_partitions, offsets, max_size=3),
     leader_epochs=st.dictionaries(topic_partitions, st.integers(0, 9), max_size=3),
@@ -135,7 +134,7 @@ PARTITIONS = [("t", p) for p in range(3)]
 
 
 def journal_of(
-    progress: dict[int, tuple[int, int]], *, key: BatchKey | None = None, seen: BatchKey | None = None
+    progress: dict[int, tuple[int, int]], *, key: BatchKey | None = None, seen: BatchKey = NO_DEAD_LETTERS
 ) -> Journal:
     return Journal(
         stream="s",
@@ -195,30 +194,9 @@ def test_a_batch_is_taken_while_the_dead_letters_are_those_that_it_was_staged_be
     assert (result is CommitDecision.COMMIT) == (seen == (settled or NO_DEAD_LETTERS))
 
 
-@given(positions, spans)
-def test_a_journal_that_says_nothing_of_dead_letters_is_taken_beyond_them_only(at, progress):
-    """The journal is an earlier frazil's, which left out what it rejected below the table's offsets."""
-    result = classify_dead_letters(marker_at(at), journal_of(progress, key=BatchKey(1, 4)))
-    assert (result is CommitDecision.COMMIT) == all(at.get(p, -1) <= start for p, (start, _) in progress.items())
-
-
 def test_dead_letters_that_landed_are_not_committed_twice():
     journal = journal_of({0: (0, 5)}, key=BatchKey(1, 4), seen=NO_DEAD_LETTERS)
     assert classify_dead_letters(marker_at({}).with_batch(BatchKey(1, 4)), journal) is CommitDecision.COMMITTED
-
-
-def test_an_earlier_frazil_reads_a_journal():
-    """It reads what its own had, floor and all, and takes the batch where no dead letter lies beyond its start."""
-    raw = json.loads(journal_of({0: (0, 5)}, seen=NO_DEAD_LETTERS).to_bytes())
-    assert raw["dead-letter-floor"] == {}
-
-
-def test_a_journal_of_an_earlier_frazil_is_read():
-    journal = journal_of({0: (0, 5)}, seen=NO_DEAD_LETTERS)
-    raw = json.loads(journal.to_bytes())
-    del raw["letters-seen"], raw["partitions"]
-    raw["dead-letter-floor"] = {"t": {"0": 3}}
-    assert Journal.from_bytes(json.dumps(raw).encode()) == dataclasses.replace(journal, newest_dead_letters=None)
 
 
 def test_a_marker_of_an_earlier_or_a_later_version_is_read():

@@ -12,7 +12,7 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestFile
 
-from frazil.commit import manifest_merging
+from frazil.commit import manifest_lists
 from frazil.commit.manifest_writing import MAX_REMEMBERED_BYTES, recently_written
 from frazil.commit.sweep import bare_path
 from frazil.table.branches import head_of
@@ -23,7 +23,7 @@ FAN_IN = 4
 
 @pytest.fixture(autouse=True)
 def small_fan_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_merging, "FAN_IN", FAN_IN)
+    monkeypatch.setattr(manifest_lists, "FAN_IN", FAN_IN)
 
 
 def manifests(world: Any) -> list[ManifestFile]:
@@ -115,7 +115,7 @@ def test_manifests_of_an_earlier_process_are_left_to_maintenance(world: Any):
 def test_a_table_that_switches_merging_off_keeps_a_manifest_for_each_commit(world: Any):
     committer = world.begin()
     with world.load().transaction() as change:
-        change.set_properties({manifest_merging.MERGE_ENABLED: "false"})
+        change.set_properties({manifest_lists.MERGE_ENABLED: "false"})
     commit(world, committer, 0, 2 * FAN_IN)
     assert len(manifests(world)) == 2 * FAN_IN
 

@@ -14,7 +14,7 @@ from pyiceberg.manifest import DataFileContent
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import StringType
 
-from frazil.commit import manifest_merging
+from frazil.commit import manifest_lists
 from frazil.commit.failed_rounds import is_sequence_conflict
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.errors import Fenced
@@ -28,7 +28,7 @@ FAN_IN = 4
 
 @pytest.fixture(autouse=True)
 def small_fan_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest_merging, "FAN_IN", FAN_IN)
+    monkeypatch.setattr(manifest_lists, "FAN_IN", FAN_IN)
 
 
 @pytest.fixture

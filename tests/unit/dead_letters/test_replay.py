@@ -20,8 +20,8 @@ from frazil.cli.dlq import _result_message
 from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.committer import Committer
+from frazil.commit.history import WINDOWS_KEY
 from frazil.commit.journal import Journal
-from frazil.commit.late_rows import WINDOWS_KEY
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_changes import reset
 from frazil.commit.open_streams import open_stream

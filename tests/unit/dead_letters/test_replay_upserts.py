@@ -25,8 +25,8 @@ from frazil.commit import marker_changes
 from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
 from frazil.commit.backfill_records import committed_chunks
 from frazil.commit.committer import Committer
+from frazil.commit.history import WINDOWS_KEY
 from frazil.commit.journal import Journal
-from frazil.commit.late_rows import WINDOWS_KEY
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MergeConfig, MergeWriter
 from frazil.commit.merging_modes import UPSERT_MODE, build_merge_rules

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.commit.cost import BatchCost
+from frazil.commit.journal import BatchCost
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import SettleResult
 from frazil.events import (

@@ -23,7 +23,7 @@ from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.cli.main import frazil
 from frazil.commit.backfill_marker import BackfillMarker
-from frazil.commit.journal import Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import settle
 from frazil.commit.snapshot import SnapshotWriter
@@ -232,7 +232,7 @@ def staged_chunk(world: World, committer: BackfillCommitter, start: int) -> Jour
         source=made.source,
         progress=progress(start, start + 2, partition=5),
         files=files,
-        newest_dead_letters=None,
+        newest_dead_letters=NO_DEAD_LETTERS,
         idle=frozenset(),
         offsets_after={},
     )

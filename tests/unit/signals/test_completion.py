@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from frazil.commit import late_rows as late_rows_module
-from frazil.commit.late_rows import WINDOWS_KEY, late_rows, windows_summary
+from frazil.commit import history as late_rows_module
+from frazil.commit.history import WINDOWS_KEY, late_rows, windows_summary
 from frazil.commit.marker_changes import adopt, forget
 from frazil.errors import CommitUnavailable, MarkerUnreadable, SpecError
 from frazil.partitions.completeness import Cursor

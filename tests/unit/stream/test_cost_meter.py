@@ -8,7 +8,7 @@ import time
 from frazil.stream.cost_meter import CostMeter
 from frazil.stream.engine import read_answers
 from frazil.stream.stage_rows import process_name
-from frazil.table.storage_requests import count_request, upload_requests
+from frazil.table.object_store import count_request, upload_requests
 from tests.unit.stream.test_shuffled_answers import VALID, answered
 
 

@@ -17,9 +17,9 @@ from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import MAX_OUTDATED_POLLS, MIN_SHORT_POLLS, LogEnd
 from frazil.partitions.completeness import watermark_us
 from frazil.spec.source import TopicPattern
-from frazil.stream.arrivals import CaughtUpTracker
 from frazil.stream.plan import BatchPolicy, PlannerReport, Position, Rates, write_rates
 from frazil.stream.planner import UNREACHABLE_TIMEOUT_S, BatchPlanner, PlannerSettings
+from frazil.stream.reporter import CaughtUpTracker
 
 TP0, TP1, TP2 = ("t", 0), ("t", 1), ("t", 2)
 OLD = ("old", 0)

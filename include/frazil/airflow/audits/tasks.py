@@ -14,7 +14,7 @@ from frazil.airflow.declared_streams import find_declared_stream
 from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.findings import Audit, FindingKind
 from frazil.commit.history import Period, complete_hours
-from frazil.commit.own_table_check import explain_lost_table
+from frazil.commit.open_streams import explain_lost_table
 from frazil.errors import AdoptionRequired, FrazilError
 from frazil.spec.model import StreamSpec
 from frazil.table.parallel import read_in_parallel
