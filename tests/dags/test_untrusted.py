@@ -75,7 +75,7 @@ def test_a_foreign_value_in_a_store_counts_as_none(caplog: pytest.LogCaptureFixt
         assert parse_signals(value) == frozenset()
         assert extra_text({"k": value}, "k") == (value if value == "text" else None)
         assert extra_text(value, "k") is None
-        assert AlertStates.from_json({"snapshots": value, "manifests": [1, True]}).rules == {
+        assert AlertStates.from_json({"snapshots": value, "manifests": [1, True, None, 0, True]}).rules == {
             "manifests": AlertState(1, active=True)
         }
 

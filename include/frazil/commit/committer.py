@@ -44,7 +44,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import TopicPartition, covered_offsets
 from frazil.partitions.completeness import watermark_us
 from frazil.table.branches import head_of
 from frazil.table.landed_offsets import RowSelection, tally_rows
@@ -322,7 +322,10 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
     if not ahead:
         return {}
     wanted = RowSelection({topic for topic, _ in ahead}, ahead, marker.source.topic_ids, stream=marker.stream)
-    return {tp: found.seen - _rewritten_offsets(marker, tp) for tp, found in tally_rows(table, wanted).items()}
+    return {
+        tp: found.seen - covered_offsets(marker.rewritten.get(tp, ()))
+        for tp, found in tally_rows(table, wanted).items()
+    }
 
 
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
@@ -332,10 +335,3 @@ def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[
         return {}
     found = tally_rows(table, RowSelection(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
     return {tp: int(tally_.seen.max()) + 1 for tp, tally_ in found.items() if tally_.seen}
-
-
-def _rewritten_offsets(marker: Marker, tp: TopicPartition) -> BitMap64:
-    offsets = BitMap64()
-    for start, end in marker.rewritten.get(tp, ()):
-        offsets.add_range(start, end)
-    return offsets

@@ -182,16 +182,7 @@ def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
     table: Table,
     snapshot_id: int,
 ) -> ManifestFile:
-    entries = (
-        ManifestEntry.from_args(
-            status=ManifestEntryStatus.ADDED,
-            snapshot_id=snapshot_id,
-            sequence_number=None,
-            file_sequence_number=None,
-            data_file=file,
-        )
-        for file in files
-    )
+    entries = (_entry(file, ManifestEntryStatus.ADDED, snapshot_id) for file in files)
     return _write(entries, layout, content, path=path, table=table, snapshot_id=snapshot_id, keep=True)
 
 
@@ -246,17 +237,18 @@ def write_merged(
 
 def _updated_entry(entry: ManifestEntry, snapshot_id: int, *, deleted: bool) -> ManifestEntry:
     status = ManifestEntryStatus.DELETED if deleted else ManifestEntryStatus.EXISTING
-    return _entry(entry, entry.data_file, status, snapshot_id if deleted else entry.snapshot_id)
+    numbers = entry.sequence_number, entry.file_sequence_number
+    return _entry(entry.data_file, status, snapshot_id if deleted else entry.snapshot_id, numbers)
 
 
-def _entry(entry: ManifestEntry, file: DataFile, status: ManifestEntryStatus, snapshot_id: int | None) -> ManifestEntry:
-    return ManifestEntry.from_args(
-        status=status,
-        snapshot_id=snapshot_id,
-        sequence_number=entry.sequence_number,
-        file_sequence_number=entry.file_sequence_number,
-        data_file=file,
-    )
+def _entry(
+    file: DataFile,
+    status: ManifestEntryStatus,
+    snapshot_id: int | None,
+    numbers: tuple[int | None, int | None] = (None, None),
+) -> ManifestEntry:
+    """Return an entry with `numbers`, the sequence numbers of its data and of its file."""
+    return ManifestEntry(status, snapshot_id, *numbers, file)
 
 
 def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
@@ -285,7 +277,8 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
                     partition=file.partition,
                     record_count=file.record_count,
                 )
-                written.append(_entry(entry, slim, entry.status, entry.snapshot_id))
+                numbers = entry.sequence_number, entry.file_sequence_number
+                written.append(_entry(slim, entry.status, entry.snapshot_id, numbers))
     if recorder and len(written) <= MAX_REMEMBERED_FILES:
         recently_written.keep(path, WrittenEntries(recorder.copied(), tuple(written)))
     return writer.to_manifest_file()
@@ -478,13 +471,8 @@ class WrittenEntries:
             if entry.status is ManifestEntryStatus.EXISTING:
                 yield entry
             else:
-                yield ManifestEntry.from_args(
-                    status=ManifestEntryStatus.EXISTING,
-                    snapshot_id=manifest.added_snapshot_id,
-                    sequence_number=manifest.sequence_number,
-                    file_sequence_number=manifest.sequence_number,
-                    data_file=entry.data_file,
-                )
+                numbers = manifest.sequence_number, manifest.sequence_number
+                yield _entry(entry.data_file, ManifestEntryStatus.EXISTING, manifest.added_snapshot_id, numbers)
 
     def memory_bytes(self) -> int:
         return sum(1_000 + len(data_file) for data_file in self.copied.data_files)

@@ -233,9 +233,7 @@ class AlertStates:
     rules: Mapping[str, AlertState] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON. Omits `alone` if True, for the previous version of frazil."""
-        written = {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
-        return {rule: values[:-1] if self.rules[rule].alone else values for rule, values in written.items()}
+        return {rule: list(astuple(state)) for rule, state in sorted(self.rules.items())}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
@@ -244,11 +242,12 @@ class AlertStates:
 
 
 def _is_state(kept: object) -> bool:
-    """Return whether a stored value has two to five elements of the expected types."""
-    if not isinstance(kept, list) or not 2 <= len(kept) <= 5:
-        return False
     kinds = ((int,), (bool,), (int, type(None)), (int,), (bool,))  # exact types, because True is an int
-    return all(type(one) in allowed for one, allowed in zip(kept, kinds, strict=False))
+    return (
+        isinstance(kept, list)
+        and len(kept) == len(kinds)
+        and all(type(one) in allowed for one, allowed in zip(kept, kinds, strict=True))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder, RecordCounts
-from frazil.stream.stall import BatchName, StallLimits, StallWatch, WriterSample
+from frazil.stream.stall import StallLimits, StallWatch, WriterSample
 
 log = logging.getLogger(__name__)
 
@@ -334,12 +334,12 @@ def _build_sample(
     )
 
 
-def _current_batch(state: Heartbeat, marker: Marker) -> BatchName | None:
+def _current_batch(state: Heartbeat, marker: Marker) -> BatchKey | None:
     """Return the current batch, unless it is already in the marker."""
     if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
         return None
     landed = (state.epoch, state.batch) == marker.at
-    return None if landed else BatchName(state.epoch, state.batch)
+    return None if landed else BatchKey(state.epoch, state.batch)
 
 
 def _read_caught_up_at_ms(exchange: Exchange, now_ms: int) -> int | None:

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple
 
+from frazil.commit.marker import BatchKey
 from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import TopicPartition
@@ -33,14 +33,6 @@ MIN_NAMED_DELAY_S = 1.0
 
 WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
 """Phases in which a writer can stall. In other phases, the planner does not poll."""
-
-
-class BatchName(NamedTuple):
-    epoch: int
-    batch: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch}-{self.batch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +71,7 @@ class WriterSample:
     silent_since_ms: int | None = None
     planned_at_ms: int | None = None
     """When Kafka last answered the planner."""
-    batch: BatchName | None = None
+    batch: BatchKey | None = None
     """The current batch; None once it is committed, or while the writer waits."""
     batch_records: int = 0
     delay_s: float = 0.0
@@ -99,7 +91,7 @@ class UnreadRecords:
     """The committed offset; None for a new partition that is not in the marker yet."""
     progress_at_ms: int
     """When the records were first seen, or their first batch last made progress, whichever is later."""
-    first_batch: BatchName | None
+    first_batch: BatchKey | None
     """The first batch that reads these records, if any. Only its progress counts."""
 
 

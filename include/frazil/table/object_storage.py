@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -96,51 +96,41 @@ class FsspecStore(ObjectStore):
         count_request("reads", path)
 
         def read(files: Any) -> bytes | None:
-            try:
+            with suppress(FileNotFoundError):
                 data: bytes = files.cat_file(path)
-            except FileNotFoundError:
-                return None
-            return data
+                return data
+            return None
 
         return self._call(path, read)
 
     def list_files(self, folder: str) -> list[FileInfo]:
-        count_request("writes", folder)
-
-        def find(files: Any) -> dict[str, dict[str, Any]]:
-            files.invalidate_cache()
-            try:
-                found: dict[str, dict[str, Any]] = files.find(folder, detail=True)
-            except FileNotFoundError:
-                return {}
-            return found
-
-        found = self._call(folder, find)
+        found = self._list(folder, lambda files: files.find(folder, detail=True).items())
         files = self._file_system
         root = files._strip_protocol(folder).rstrip("/")
         return sorted(
             (
                 FileInfo(f"{folder.rstrip('/')}{name[len(root) :]}", int(info["size"]), _modified_ms(info))
-                for name, info in found.items()
+                for name, info in found
                 if info["type"] == "file"  # some stores keep a marker for a folder
             ),
             key=lambda info: info.path,
         )
 
     def list_folders(self, folder: str) -> list[str]:
-        count_request("writes", folder)
-
-        def ls(files: Any) -> list[dict[str, Any]]:
-            files.invalidate_cache()
-            try:
-                entries: list[dict[str, Any]] = files.ls(folder, detail=True)
-            except FileNotFoundError:
-                return []
-            return entries
-
-        entries = self._call(folder, ls)
+        entries = self._list(folder, lambda files: files.ls(folder, detail=True))
         names = (entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory")
         return sorted(f"{folder.rstrip('/')}/{name}" for name in names)
+
+    def _list(self, folder: str, action: Callable[[Any], Iterable[R]]) -> list[R]:
+        count_request("writes", folder)
+
+        def list_entries(files: Any) -> list[R]:
+            files.invalidate_cache()
+            with suppress(FileNotFoundError):
+                return [*action(files)]
+            return []
+
+        return self._call(folder, list_entries)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
         """Delete files. S3 takes up to 1,000 keys per request, unless it refuses this; others take one."""

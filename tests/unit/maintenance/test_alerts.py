@@ -148,19 +148,6 @@ def test_a_value_that_was_unknown_for_longer_than_the_hold_begins_it_again():
     assert [len(s.fired) for s in run([LIMIT + 1, None, LIMIT + 1])] == [0, 0, 1]
 
 
-def test_states_that_an_earlier_version_remembered_are_read():
-    old = AlertStates.from_json({"manifests": [NOW_MS, False], "snapshots": [NOW_MS, True]})
-    made = evaluate_alerts(old, health(manifests=101, snapshots=2_001), SETTINGS, now_ms=NOW_MS + HOLD)
-    assert [a.rule for a in made.fired] == ["manifests"]
-    assert {a.rule for a in made.active} == {"manifests", "snapshots"}
-
-
-def test_the_version_before_can_read_the_states_of_alerts_that_were_reported_alone():
-    states = AlertStates({"a": AlertState(1, True, 1, 2), "b": AlertState(1, True, 1, 2, alone=False)})
-    assert states.to_json() == {"a": [1, True, 1, 2], "b": [1, True, 1, 2, False]}
-    assert AlertStates.from_json(states.to_json()) == states
-
-
 def test_alerts_that_are_switched_off_and_streams_that_are_gone_are_resolved():
     active = AlertStates({rule: AlertState(NOW_MS, active=True) for rule in ("manifests", "freshness:gone")})
     made = evaluate_alerts(active, health(manifests=101), SETTINGS, now_ms=NOW_MS)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frazil.commit.marker import BatchKey
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.stream.stall import (
     FIRST_ANSWER_TIMEOUT_MS,
     MAX_SAMPLE_GAP_MS,
     MIN_STALL_MS,
-    BatchName,
     SampleHistory,
     StallLimits,
     WriterSample,
@@ -58,7 +58,7 @@ class Writer:
     def set(self, **changes: Any) -> None:
         self.now = dataclasses.replace(self.now, **changes)
 
-    def works(self, phase: Phase, batch: BatchName | None, records: int = 0) -> None:
+    def works(self, phase: Phase, batch: BatchKey | None, records: int = 0) -> None:
         """The phase, the batch or its records move."""
         self.set(phase=phase, batch=batch, batch_records=records, advanced_at_ms=self.now.at_ms)
 
@@ -94,7 +94,7 @@ def test_a_quiet_topic_with_an_unknown_watermark_is_none():
 def test_a_batch_that_a_busy_host_is_slow_with_is_none_however_short_the_interval(phase: Phase):
     writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
     writer.passes(2 * SECOND)
-    writer.works(phase, BatchName(1, 1))
+    writer.works(phase, BatchKey(1, 1))
     assert writer.passes(MIN_STALL_MS - PERIOD) == []
     writer.commits(tp0=105)
     assert writer.passes(MIN_STALL_MS) == []
@@ -153,9 +153,9 @@ def test_a_backlog_whose_offsets_move_is_none_although_the_lag_grows():
 def test_one_long_batch_that_reads_on_is_none():
     writer = Writer(unread={TP0: 10**7})
     for n in range(1, 60):
-        writer.works(Phase.STAGING, BatchName(3, 1), records=n * 10_000)
+        writer.works(Phase.STAGING, BatchKey(3, 1), records=n * 10_000)
         assert writer.passes(INTERVAL) == []
-    writer.works(Phase.COMMITTING, BatchName(3, 1))
+    writer.works(Phase.COMMITTING, BatchKey(3, 1))
     assert writer.passes(2 * INTERVAL) == []
 
 
@@ -225,7 +225,7 @@ def test_a_partition_that_others_leave_behind_is_the_one_reported():
 @pytest.mark.parametrize(("delay_s", "hint"), [(0.2, "brokers and executors"), (40.0, "delays each fetch by 40 s")])
 def test_only_a_quota_that_can_stop_a_batch_is_its_cause(delay_s: float, hint: str) -> None:
     writer = Writer(unread={TP0: 9})
-    writer.works(Phase.STAGING, BatchName(1, 5))
+    writer.works(Phase.STAGING, BatchKey(1, 5))
     writer.set(delay_s=delay_s)
     writer.passes(2 * STILL)
     assert writer.stall is not None
@@ -234,7 +234,7 @@ def test_only_a_quota_that_can_stop_a_batch_is_its_cause(delay_s: float, hint: s
 
 def test_a_batch_whose_code_is_being_compiled_is_reported_as_such() -> None:
     writer = Writer(unread={TP0: 9})
-    writer.works(Phase.STAGING, BatchName(1, 0))
+    writer.works(Phase.STAGING, BatchKey(1, 0))
     writer.set(compiling=True)
     writer.passes(2 * STILL)
     assert writer.stall is not None
@@ -253,7 +253,7 @@ def test_a_batch_whose_code_is_being_compiled_is_reported_as_such() -> None:
 def test_a_batch_that_stands_still_is_reported_with_what_it_waits_for(phase: Phase, hint: str):
     writer = Writer(unread={TP0: 5, TP1: 9})
     writer.passes(INTERVAL)
-    writer.works(phase, BatchName(3, 1), records=1_000)
+    writer.works(phase, BatchKey(3, 1), records=1_000)
     assert writer.passes(STILL - PERIOD) == []
     (stall,) = writer.passes(PERIOD)
     assert stall.held_back_by == "t-1"
@@ -266,7 +266,7 @@ def test_batches_that_are_lost_and_read_again_and_again_are_reported_while_they_
     seen = []
     for epoch in range(3, 9):
         for records in range(1, 4):
-            writer.works(Phase.STAGING, BatchName(epoch, 1), records=records)
+            writer.works(Phase.STAGING, BatchKey(epoch, 1), records=records)
             seen += writer.passes(20 * SECOND)
         writer.works(Phase.TAKING_OVER, None)
         seen += writer.passes(5 * SECOND)
@@ -277,7 +277,7 @@ def test_batches_that_are_lost_and_read_again_and_again_are_reported_while_they_
 
 def test_a_batch_that_ended_without_the_records_is_named():
     writer = Writer(unread={TP0: 5})
-    writer.works(Phase.STAGING, BatchName(3, 1))
+    writer.works(Phase.STAGING, BatchKey(3, 1))
     writer.sample()
     writer.works(Phase.WAITING, None)
     assert "batch 3-1 ended without these records" in writer.passes(STILL + PERIOD)[-1].reason
@@ -318,7 +318,7 @@ def test_a_planner_that_falls_silent_names_where_the_most_was_unread():
 
 def test_the_planner_may_be_silent_while_a_batch_runs_and_is_given_time_after_it():
     writer = Writer()
-    writer.works(Phase.STAGING, BatchName(3, 1))
+    writer.works(Phase.STAGING, BatchKey(3, 1))
     assert writer.passes(10 * INTERVAL) == []
     writer.planner_runs = False
     writer.works(Phase.WAITING, None)
@@ -469,7 +469,7 @@ def test_long_batches_that_leave_the_watermark_are_reported_with_their_second_co
     for n in range(1, 4):
         writer.set(unread={TP0: 10**6})
         for step in range(10):
-            writer.works(Phase.STAGING, BatchName(1, n), records=step + 1)
+            writer.works(Phase.STAGING, BatchKey(1, n), records=step + 1)
             seen += writer.passes(INTERVAL)
         assert bool(seen) is (n > 2)
         writer.commits(tp0=1000 * n + 100)
@@ -510,7 +510,7 @@ def test_nothing_is_reported_while_offsets_and_watermark_both_move_within_three_
 ):
     writer = Writer(unread={TP0: 5, TP1: 5})
     for n, (seconds, phase, lags) in enumerate(steps, start=1):
-        writer.works(phase, BatchName(1, n) if phase in {Phase.STAGING, Phase.COMMITTING} else None)
+        writer.works(phase, BatchKey(1, n) if phase in {Phase.STAGING, Phase.COMMITTING} else None)
         assert writer.passes((seconds - 1) * SECOND) == []
         writer.commits(tp0=100 + n, tp1=200 + n, watermark_us=TIME_US + n)
         writer.set(unread={TP0: n, TP1: 5} if lags else {})
@@ -533,7 +533,7 @@ def test_offsets_that_stand_with_records_unread_are_always_reported(
     for n, seconds in enumerate(healthy, start=1):
         writer.passes(seconds * SECOND)
         writer.commits(tp0=100 + n, watermark_us=TIME_US + n)
-    writer.works(phase, None if phase is Phase.WAITING else BatchName(1, 99))
+    writer.works(phase, None if phase is Phase.WAITING else BatchKey(1, 99))
     writer.planner_runs = planner_runs
     for second in range(STILL // PERIOD + 2):
         writer.set(unread={tp: n + growth * second for tp, n in unread.items()})
