@@ -22,8 +22,7 @@ from frazil.commit.marker import read_marker
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import assess_table, signal_windows
-from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import TableSignals, append_signals, load_newest_signals
+from frazil.signals.signal_table import Signal, SignalState, TableSignals, append_signals, load_newest_signals
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog

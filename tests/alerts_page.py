@@ -13,7 +13,7 @@ from datetime import date, timedelta
 from enum import StrEnum
 
 from frazil.aggregate.day_input import WaitingDay
-from frazil.commit.rejection_reasons import Reason
+from frazil.commit.dead_letter_counts import Reason
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.maintenance.alerts import CLEAR_RATIO, MIN_FILE_DIVISOR, Reading, evaluate_table_rules
 from frazil.maintenance.health import StreamHealth, TableHealth

@@ -1,4 +1,4 @@
-"""Builds a struct with the columns that `frazil.table.growth` adds to it."""
+"""Builds a struct with the columns that `frazil.table.evolution` adds to it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from frazil.table.evolution import Addition, Path
-from frazil.table.growth import ELEMENT, VALUE
+from frazil.table.evolution import ELEMENT, VALUE, Addition, Path
 
 
 def grown(kind: StructType, path: Path, added: Mapping[Path, Addition]) -> StructType:

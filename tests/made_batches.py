@@ -16,12 +16,12 @@ import pyarrow as pa
 from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
+from frazil.commit.dead_letter_counts import Reasons
 from frazil.commit.journal import BatchCost, Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_changes import reset
 from frazil.commit.merging import MergeConfig, run_in_process
 from frazil.commit.merging_modes import UPSERT_MODE, build_merge_rules
-from frazil.commit.rejection_reasons import Reasons
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables

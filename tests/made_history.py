@@ -15,9 +15,9 @@ from pyiceberg.table.update import AddSnapshotUpdate
 
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
+from frazil.commit.dead_letter_counts import Reason
 from frazil.commit.journal import NO_DEAD_LETTERS, BatchCost, Journal
 from frazil.commit.marker import BatchKey
-from frazil.commit.rejection_reasons import Reason
 from frazil.commit.settle import SettleResult
 from frazil.commit.snapshot import BaseManifests, SnapshotWriter
 from frazil.commit.sweep import batch_folder

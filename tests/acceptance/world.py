@@ -26,8 +26,7 @@ from pyiceberg.table import Table
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.partitions.windows import Window
-from frazil.signals.signal import Signal
-from frazil.signals.signal_table import TableSignals
+from frazil.signals.signal_table import Signal, TableSignals
 from frazil.spec.load import load_stream
 from frazil.spec.route import derive_name_part
 from frazil.table.catalogs import load_catalog

@@ -18,8 +18,7 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.signal import SignalState
-from frazil.signals.signal_table import TableSignals
+from frazil.signals.signal_table import SignalState, TableSignals
 from frazil.table.catalogs import load_catalog
 from tests.api_server import ApiServer
 from tests.browser.conftest import PAGE, Open, desired, settled, view

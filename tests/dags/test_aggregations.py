@@ -20,8 +20,7 @@ from frazil.airflow.aggregations.reconcile import REQUESTED, find_days_to_reques
 from frazil.airflow.lineage_parent import CLUSTER_PREFIXES
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import Append, TableSignals, append_signals
+from frazil.signals.signal_table import Append, Signal, SignalState, TableSignals, append_signals
 from frazil.table.catalogs import load_catalog
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess

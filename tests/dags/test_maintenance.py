@@ -20,8 +20,7 @@ from frazil.airflow.health import tasks as table_health
 from frazil.airflow.maintenance import tasks as table_care
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import Append, TableSignals, append_signals
+from frazil.signals.signal_table import Append, Signal, SignalState, TableSignals, append_signals
 from frazil.spec.last_valid import MAX_FILE_ABSENCE_MS, MAX_FOLDER_ABSENCE_MS
 from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts

@@ -27,7 +27,7 @@ from frazil.airflow.partitions.tasks import find_gate
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import GateOutcome, assess_group, assess_table, resend_signals, signal_windows
-from frazil.signals.signal import Signal, SignalState
+from frazil.signals.signal_table import Signal, SignalState
 from frazil.spec.load import load_stream
 from frazil.spec.routed_stream import is_template_view, view_from_table
 from frazil.table.catalogs import load_catalog

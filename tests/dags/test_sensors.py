@@ -16,8 +16,7 @@ from frazil.airflow.partitions.sensor import PartitionCompleteSensor, PartitionT
 from frazil.airflow.shown_state import MIN_DEFERRAL_S
 from frazil.errors import CommitUnavailable, MarkerUnreadable, TableLost
 from frazil.signals.completion import GateOutcome, assess_table, load_window_status, signal_windows
-from frazil.signals.signal import Signal
-from frazil.signals.signal_table import TableSignals
+from frazil.signals.signal_table import Signal, TableSignals
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream

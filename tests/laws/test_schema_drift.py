@@ -26,8 +26,7 @@ from frazil.ingest.schema_drift import (
     merge_types,
     type_of_value,
 )
-from frazil.table.evolution import Addition
-from frazil.table.growth import plan_growth
+from frazil.table.evolution import Addition, plan_growth
 from tests.grown_schema import grown
 
 NAMES = st.sampled_from(["a", "b", "A", "long name", "é", "x.y", ""])

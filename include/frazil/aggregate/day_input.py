@@ -18,8 +18,7 @@ from frazil.aggregate.spec import AggregationSpec, parse_day
 from frazil.commit.history import ancestors, ancestors_and_older_snapshots
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.signal import Signal
-from frazil.signals.signal_table import TableSignals, load_newest_signals
+from frazil.signals.signal_table import Signal, TableSignals, load_newest_signals
 from frazil.table.catalogs import translate_catalog_errors
 
 log = logging.getLogger(__name__)

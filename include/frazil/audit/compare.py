@@ -10,9 +10,7 @@ from itertools import pairwise
 
 from pyroaring import BitMap64
 
-from frazil.audit.evidence import Evidence
-from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import (
+from frazil.audit.claims import (
     CommittedRange,
     OverlappingRanges,
     claimed_offsets,
@@ -21,6 +19,8 @@ from frazil.audit.ranges import (
     merge_ranges,
     offsets_claimed_again,
 )
+from frazil.audit.evidence import Evidence
+from frazil.audit.findings import Finding, FindingKind
 from frazil.offsets.spans import covered_offsets, offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
 from frazil.spec.units import format_count

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from pyroaring import BitMap64
 
-from frazil.audit.claims import Claims
-from frazil.audit.ranges import (
+from frazil.audit.claims import (
     ByTopicId,
+    Claims,
     CommittedRange,
     OverlappingRanges,
     group_by_topic_id,

@@ -13,11 +13,10 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.audit.claims import Claims
+from frazil.audit.claims import Claims, claimed_offsets, merge_ranges
 from frazil.audit.compare import find_ambiguous_offsets, format_at_offsets
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import claimed_offsets, merge_ranges
 from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
 from frazil.commit.backfill_records import committed_chunks, list_given_up_targets, published_records
 from frazil.commit.followers import Followers, missing_journals

@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Summary
 from pyroaring import BitMap64
 
-from frazil.audit.claims import Claims, load_all_claims, load_claims
+from frazil.audit.claims import Claims, load_all_claims, load_claims, merge_ranges
 from frazil.audit.compare import (
     compare_counts,
     compare_dead_letters,
@@ -26,7 +26,6 @@ from frazil.audit.compare import (
 )
 from frazil.audit.evidence import Evidence, RemainingOffsets, gather_evidence, with_other_claims
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.ranges import merge_ranges
 from frazil.audit.routed_tables import (
     MAX_READ_ATTEMPTS,
     PublishedReplays,

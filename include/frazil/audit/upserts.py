@@ -15,7 +15,17 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.audit.changed_keys import ChangedKeys, Key, find_changed_keys
-from frazil.audit.claims import Claims, load_all_claims, load_claims
+from frazil.audit.claims import (
+    Claims,
+    CommittedRange,
+    claimed_offsets,
+    find_accepted_loss,
+    group_by_topic_id,
+    load_all_claims,
+    load_claims,
+    merge_ranges,
+    offsets_claimed_again,
+)
 from frazil.audit.compare import (
     BY_COMMIT_RECORDS,
     FORMER_TOPIC_PREDICATE,
@@ -25,16 +35,15 @@ from frazil.audit.compare import (
 )
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_truncated_logs, report_not_committed
-from frazil.audit.ranges import (
-    CommittedRange,
-    claimed_offsets,
-    find_accepted_loss,
-    group_by_topic_id,
-    merge_ranges,
-    offsets_claimed_again,
+from frazil.audit.source_records import (
+    NO_LEADER,
+    ComparedTables,
+    SourceRecords,
+    explain_not_comparable,
+    find_truncated_logs,
+    report_not_committed,
+    scratch_folder,
 )
-from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
 from frazil.audit.stream_audit import audit_changes, find_metadata_problems, require_marker
 from frazil.commit.adoption import other_streams
 from frazil.commit.history import Period, deleted_by_others

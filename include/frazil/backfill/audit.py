@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap64
 
-from frazil.audit.ranges import CommittedRange
+from frazil.audit.claims import CommittedRange
 from frazil.commit.journal import Journal
 from frazil.ingest.contract import StageResult, Target
 from frazil.offsets.spans import Spans, TopicPartition, merge_spans, offset_bitmap

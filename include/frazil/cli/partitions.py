@@ -18,7 +18,7 @@ from frazil.errors import SpecError
 from frazil.partitions.completeness import complete_until_us, format_time
 from frazil.partitions.windows import Grain, Window, windows_between
 from frazil.signals.completion import Assessment, assess_group, assess_table, release_window, resend_signals
-from frazil.signals.signal import Signal
+from frazil.signals.signal_table import Signal
 from frazil.spec.load import find_streams_of, load_valid_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import is_template_view, never_complete_message

@@ -24,6 +24,7 @@ from frazil.commit.commit_checks import (
     files_fit,
 )
 from frazil.commit.compare_and_swap import Done, TableCommit, TableHandle, commit_snapshots
+from frazil.commit.dead_letter_counts import reasons_summary
 from frazil.commit.followers import Followers
 from frazil.commit.history import windows_summary
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
@@ -38,7 +39,6 @@ from frazil.commit.marker import (
     read_marker,
 )
 from frazil.commit.open_branch import BranchChange, align_batch, check_aligned, release_waiting_files
-from frazil.commit.rejection_reasons import reasons_summary
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import StaleBatch

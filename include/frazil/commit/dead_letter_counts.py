@@ -1,5 +1,6 @@
 """Counts the dead letters that a commit adds or removes, by error class and hour of rejection, in the snapshot's
-summary.
+summary. Counts a batch's new dead letters by error class, with sample coordinates, for journals and summaries. Leaves
+out values and error messages, which may be sensitive.
 """
 
 from __future__ import annotations
@@ -7,13 +8,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
+from frazil.ingest.contract import Rejects
 
 COUNTS_KEY = "frazil.letters-by"
 SPAN_KEY = "frazil.letters-by-hours"
@@ -24,6 +27,9 @@ BUCKET_HOURS = (1, 4, 12)
 
 Counts = Mapping[tuple[str, int], int]
 """How many dead letters a commit added (negative: removed), by error class and hour since 1970."""
+REASONS_KEY = "frazil.rejected-by"
+MAX_COORDINATES = 3
+MAX_REASONS = 30
 
 
 class CountChanges(NamedTuple):
@@ -78,3 +84,51 @@ def sum_by_span(changed: Counts, span: int) -> Counter[tuple[str, int]]:
 
 def span_start(hour: int, span: int) -> int:
     return hour - hour % span
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    count: int
+    places: tuple[str, ...] = ()
+    """Coordinates of a few of these dead letters, as `topic[partition]@offset`."""
+
+    def __add__(self, other: Reason) -> Reason:
+        return Reason(self.count + other.count, (*self.places, *other.places)[:MAX_COORDINATES])
+
+
+Reasons = Mapping[str, Reason]
+
+
+def count_reasons(rejects: Rejects) -> Reasons:
+    """Return a batch's dead letters by error class, except accepted ones."""
+    places: dict[str, list[str]] = {}
+    for reject in rejects.samples:
+        places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
+    named = sorted(rejects.counts.items(), key=lambda item: -item[1])[:MAX_REASONS]
+    return {name: Reason(count, tuple(places.get(name, ())[:MAX_COORDINATES])) for name, count in named}
+
+
+def reasons_summary(reasons: Reasons) -> dict[str, str]:
+    """Return the summary entry. Omits coordinates if it would be too long."""
+    if not reasons:
+        return {}
+    text = json.dumps(reasons_json(reasons), separators=(",", ":"))
+    if len(text) > MAX_SUMMARY_CHARACTERS:
+        text = json.dumps(reasons_json({name: Reason(of.count) for name, of in reasons.items()}), separators=(",", ":"))
+    return {REASONS_KEY: text}
+
+
+def parse_reasons(summary: Mapping[str, str]) -> Reasons:
+    """Parse the entry of `reasons_summary`; empty for other programs' summaries."""
+    try:
+        return reasons_from_json(json.loads(summary.get(REASONS_KEY, "{}")))
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        return {}
+
+
+def reasons_json(reasons: Reasons) -> dict[str, list[Any]]:
+    return {name: [of.count, *of.places] for name, of in reasons.items()}
+
+
+def reasons_from_json(raw: Mapping[str, Any]) -> Reasons:
+    return {str(name): Reason(int(count), tuple(map(str, places))) for name, (count, *places) in raw.items()}

@@ -17,6 +17,7 @@ from typing import Any
 
 from pyiceberg.table import Table
 
+from frazil.commit.dead_letter_counts import Reasons, reasons_from_json, reasons_json
 from frazil.commit.folded_records import MAX_SEGMENT_RECORDS, FoldedRecords, split_records
 from frazil.commit.marker import (
     NO_TRANSACTION,
@@ -27,7 +28,6 @@ from frazil.commit.marker import (
     flatten_topics,
     nest_by_topic,
 )
-from frazil.commit.rejection_reasons import Reasons, reasons_from_json, reasons_json
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import TopicPartition

@@ -9,7 +9,7 @@ from datetime import timedelta
 from frazil.maintenance.health import PartitionFiles
 from frazil.partitions.completeness import Feed, feeds_behind
 from frazil.partitions.windows import Grain, Window, windows_between
-from frazil.signals.signal import Signal, SignalState
+from frazil.signals.signal_table import Signal, SignalState
 
 SHOWN_PERIODS = {Grain.HOUR: timedelta(days=14), Grain.DAY: timedelta(weeks=26)}
 

@@ -15,12 +15,14 @@ from frazil.commit.dead_letter_counts import (
     UNCHANGED_COUNTS,
     CountChanges,
     Counts,
+    Reason,
+    Reasons,
     parse_dead_letter_summary,
+    parse_reasons,
     span_start,
     sum_by_span,
 )
 from frazil.commit.history import ancestors, commit_records, merge_counts
-from frazil.commit.rejection_reasons import Reason, Reasons, parse_reasons
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.spec.units import format_count
 from frazil.status.flow import DAY_MS, counted_since

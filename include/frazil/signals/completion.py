@@ -40,8 +40,7 @@ from frazil.partitions.completeness import (
 )
 from frazil.partitions.window_rows import count_rows, earliest_us
 from frazil.partitions.windows import Grain, Window, microseconds, windows_between
-from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import Append, TableSignals, append_signals
+from frazil.signals.signal_table import Append, Signal, SignalState, TableSignals, append_signals
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream, never_complete_message, partitions_dag_of
 from frazil.spec.units import format_count

@@ -10,8 +10,8 @@ from itertools import takewhile
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
+from frazil.commit.dead_letter_counts import Reason, Reasons, parse_reasons
 from frazil.commit.history import ancestors, commit_records, is_replay, parse_number
-from frazil.commit.rejection_reasons import Reason, Reasons, parse_reasons
 from frazil.spec.model import StreamSpec
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)

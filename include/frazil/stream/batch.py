@@ -19,10 +19,10 @@ from pyiceberg.table import Table
 
 from frazil.commit.commit_checks import check_fence, check_same_source
 from frazil.commit.committer import Committer
+from frazil.commit.dead_letter_counts import count_reasons
 from frazil.commit.history import merge_counts
 from frazil.commit.journal import BatchCost, Journal
 from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker
-from frazil.commit.rejection_reasons import count_reasons
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import delete_fenced_batch, discard_batch, sweep_batch
 from frazil.commit.writer_folding import WriterFolding

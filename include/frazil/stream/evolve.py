@@ -13,8 +13,7 @@ from frazil.ingest.schema_drift import SchemaDrift, find_new_fields, join_drift
 from frazil.spec.iceberg import FormerColumns, find_current_name, iceberg_type, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count, shorten_list
-from frazil.table.evolution import Addition, Change, Path, Promotion, Relaxation
-from frazil.table.growth import RefusedField, walk_fields
+from frazil.table.evolution import Addition, Change, Path, Promotion, RefusedField, Relaxation, walk_fields
 from frazil.table.schema_update import describe_change, evolve_for_records
 
 MAX_NAMED = 5

@@ -16,7 +16,7 @@ from frazil.stream.evolve import (
     unmatched_records_notice,
     unplaced_changes_notice,
 )
-from frazil.table.growth import RefusedField
+from frazil.table.evolution import RefusedField
 
 log = logging.getLogger(__name__)
 

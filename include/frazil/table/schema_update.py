@@ -25,10 +25,12 @@ from frazil.table.evolution import (
     Conflict,
     Promotion,
     Relaxation,
+    SchemaGrowth,
     find_differences,
+    plan_growth,
     relax,
+    walk_fields,
 )
-from frazil.table.growth import SchemaGrowth, plan_growth, walk_fields
 from frazil.table.renamed import use_current_names
 
 logger = logging.getLogger(__name__)

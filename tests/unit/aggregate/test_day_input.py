@@ -16,8 +16,7 @@ from frazil.aggregate.spec import AggregationSpec
 from frazil.errors import SpecError
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import Append, TableSignals, append_signals
+from frazil.signals.signal_table import Append, Signal, SignalState, TableSignals, append_signals
 from frazil.table.catalogs import load_catalog
 
 DAY = date(2013, 12, 30)

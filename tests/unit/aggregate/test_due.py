@@ -18,7 +18,7 @@ from frazil.aggregate.day_input import (
 )
 from frazil.aggregate.spec import AggregationSpec
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.signal import Signal, SignalState
+from frazil.signals.signal_table import Signal, SignalState
 from frazil.table.catalogs import load_catalog
 
 DAY = date(2013, 12, 30)

@@ -13,11 +13,11 @@ from frazil.audit import stream_audit
 from frazil.audit.claims import (
     MAX_CLOCK_STEP_MS,
     Claims,
+    CommittedRange,
     _batches_without_accepted_losses,
     _records_before_history,
 )
 from frazil.audit.findings import FindingKind
-from frazil.audit.ranges import CommittedRange
 from frazil.audit.stream_audit import _describe_change, audit_stream
 from frazil.commit.history import Period
 from frazil.commit.marker import BatchKey, BatchOutcome

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
-from frazil.audit.claims import Claims
+from frazil.audit.claims import Claims, CommittedRange, OverlappingRanges
 from frazil.audit.compare import (
     compare_counts,
     compare_partition,
@@ -20,7 +20,6 @@ from frazil.audit.compare import (
 )
 from frazil.audit.evidence import Evidence, RemainingOffsets
 from frazil.audit.findings import Audit, Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, OverlappingRanges
 from frazil.audit.stream_audit import _count_partition
 from frazil.audit.upserts import _count_partitions
 from frazil.offsets.spans import offset_bitmap

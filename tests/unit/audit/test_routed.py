@@ -12,11 +12,10 @@ import pytest
 from pyroaring import BitMap64
 
 from frazil.audit import declared_stream, source_records
-from frazil.audit.claims import Claims
+from frazil.audit.claims import Claims, CommittedRange
 from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.evidence import Evidence, RemainingOffsets
 from frazil.audit.findings import Audit, FindingKind
-from frazil.audit.ranges import CommittedRange
 from frazil.audit.routed_tables import PublishedReplays, RoutedRows, compare_table_counts, find_misplaced_rows
 from frazil.audit.source_records import ComparedTables, SourceRecords, records_by_table
 from frazil.audit.stream_audit import audit_stream

@@ -13,9 +13,8 @@ from pyroaring import BitMap64
 
 from frazil.audit import upserts
 from frazil.audit.changed_keys import ChangedKeys
-from frazil.audit.claims import Claims
+from frazil.audit.claims import Claims, CommittedRange
 from frazil.audit.findings import Finding, FindingKind
-from frazil.audit.ranges import CommittedRange
 from frazil.audit.source_records import ComparedTables, SourceRecords
 from frazil.audit.upserts import (
     _report_differences,

@@ -23,7 +23,7 @@ from frazil.cli import run
 from frazil.cli.main import frazil
 from frazil.cli.marker import describe_next_step
 from frazil.cli.status import StatusReport
-from frazil.commit.rejection_reasons import Reason
+from frazil.commit.dead_letter_counts import Reason
 from frazil.home import run_folder
 from frazil.host.exchange import Exchange, open_exchange, replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind

@@ -17,10 +17,10 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from frazil.audit import stream_audit as audit_run
+from frazil.audit.claims import CommittedRange, merge_ranges
 from frazil.audit.compare import compare_partition, count_duplicates
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Audit, Finding, FindingKind
-from frazil.audit.ranges import CommittedRange, merge_ranges
 from frazil.audit.stream_audit import audit_stream
 from frazil.commit.expiry import Pins, plan_expiry
 from frazil.commit.history import HOUR_MS, Period, complete_hours, last_period, period_between

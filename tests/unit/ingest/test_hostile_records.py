@@ -18,7 +18,7 @@ from frazil.spec import iceberg
 from frazil.spec.formats import dump_portable_format
 from frazil.spec.load import validate_stream
 from frazil.stream.evolve import requested_changes
-from frazil.table.growth import plan_growth
+from frazil.table.evolution import plan_growth
 
 MAX_SECONDS = 4
 """CPU seconds for half a megabyte or less. A step that is quadratic in it takes minutes."""

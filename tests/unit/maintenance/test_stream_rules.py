@@ -15,8 +15,8 @@ import yaml
 
 from frazil.aggregate.day_input import WaitingDay
 from frazil.cli.partitions import partitions
+from frazil.commit.dead_letter_counts import Reason, count_reasons, parse_reasons, reasons_summary
 from frazil.commit.journal import Journal
-from frazil.commit.rejection_reasons import Reason, count_reasons, parse_reasons, reasons_summary
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState

@@ -14,7 +14,7 @@ from frazil.operations.calendar import (
     merge_calendars,
 )
 from frazil.partitions.windows import Grain, Window
-from frazil.signals.signal import Signal, SignalState
+from frazil.signals.signal_table import Signal, SignalState
 
 HOUR_US = Grain.HOUR.us
 START = Window.parse("2023-11-14T00").start_us

@@ -13,17 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.table.snapshots import Snapshot, Summary
 
-from frazil.commit import dead_letter_counts, rejection_reasons
+from frazil.commit import dead_letter_counts
 from frazil.commit.dead_letter_counts import (
     BUCKET_HOURS,
     HOUR_MS,
+    MAX_REASONS,
     Counts,
+    Reason,
     count_recent,
     dead_letter_summary,
     parse_dead_letter_summary,
+    parse_reasons,
+    reasons_summary,
     span_start,
 )
-from frazil.commit.rejection_reasons import MAX_REASONS, Reason, parse_reasons, reasons_summary
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.operations.dead_letters import (
     USUAL_COMMIT_DELAY_MS,
@@ -250,4 +253,4 @@ def test_a_number_that_is_none_is_not_reported() -> None:
         parse_dead_letter_summary({dead_letter_counts.COUNTS_KEY: '{"NotJson": {"0": Infinity}}'})
         == dead_letter_counts.UNCHANGED_COUNTS
     )
-    assert parse_reasons({rejection_reasons.SUMMARY_KEY: '{"NotJson": [Infinity]}'}) == {}
+    assert parse_reasons({dead_letter_counts.REASONS_KEY: '{"NotJson": [Infinity]}'}) == {}

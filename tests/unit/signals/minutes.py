@@ -11,8 +11,7 @@ import pyarrow as pa
 from pyiceberg.catalog import Catalog
 
 from frazil.signals.completion import Assessment, assess_table, signal_windows
-from frazil.signals.signal import Signal
-from frazil.signals.signal_table import TableSignals
+from frazil.signals.signal_table import Signal, TableSignals
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import EventTimes, MadeStream

@@ -27,8 +27,7 @@ from frazil.signals.completion import (
     resend_signals,
     signal_windows,
 )
-from frazil.signals.signal import SignalState
-from frazil.signals.signal_table import SIGNALS_TABLE, TableSignals, load_newest_signals
+from frazil.signals.signal_table import SIGNALS_TABLE, SignalState, TableSignals, load_newest_signals
 from frazil.spec.load import find_streams_of
 from frazil.table.branches import head_of
 from tests.unit.signals.minutes import HOUR, MINUTE, NOON, NOW_MS, Minutes, facts

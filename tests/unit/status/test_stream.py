@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from frazil import installed
 from frazil.cli.main import frazil
-from frazil.commit.rejection_reasons import Reason
+from frazil.commit.dead_letter_counts import Reason
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase

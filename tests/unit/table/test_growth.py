@@ -18,8 +18,7 @@ from pyiceberg.types import (
     StructType,
 )
 
-from frazil.table.evolution import Addition, Change, Promotion, Relaxation
-from frazil.table.growth import plan_growth
+from frazil.table.evolution import Addition, Change, Promotion, Relaxation, plan_growth
 
 INNER = StructType(NestedField(10, "a", StringType()))
 TABLE = Schema(

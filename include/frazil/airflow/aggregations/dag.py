@@ -37,7 +37,7 @@ from frazil.spec.routed_stream import list_windowed_views, never_complete_messag
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from frazil.signals.signal import Signal
+    from frazil.signals.signal_table import Signal
 
 RETRIES = 2
 RECONCILE_INTERVAL, RECONCILE_INTERVAL_VARIABLE = timedelta(minutes=10), "FRAZIL_RECONCILE_EVERY"

@@ -24,8 +24,7 @@ from frazil.airflow.untrusted_values import (
     stored_mapping,
     stored_number,
 )
-from frazil.signals.signal import Signal, SignalState
-from frazil.signals.signal_table import TableSignals
+from frazil.signals.signal_table import Signal, SignalState, TableSignals
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -30,8 +30,7 @@ from frazil.partitions.windows import Window
 from frazil.quality.gate import GateRequest, find_suite, run_gates
 from frazil.quality.suite import read_suite
 from frazil.signals.completion import Assessment, GateOutcome, RunGates, assess_group, assess_table, signal_windows
-from frazil.signals.signal import Signal
-from frazil.signals.signal_table import TableSignals
+from frazil.signals.signal_table import Signal, TableSignals
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import is_template_view, partitions_dag_id
 from frazil.table.branches import head_of
