@@ -29,8 +29,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import HourTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
-from frazil.commit.merging import MergeConfig, MergeWriter
-from frazil.commit.merging_modes import DEDUPE_MODE, REPEATED_KEY
+from frazil.commit.merging import DEDUPE_MODE, REPEATED_KEY, MergeConfig, MergeWriter
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.staging_targets import target_table
 from frazil.ingest.contract import StagedFile

@@ -20,8 +20,7 @@ from frazil.commit.dead_letter_counts import Reasons
 from frazil.commit.journal import BatchCost, Journal
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.marker_changes import reset
-from frazil.commit.merging import MergeConfig, run_in_process
-from frazil.commit.merging_modes import UPSERT_MODE, build_merge_rules
+from frazil.commit.merging import UPSERT_MODE, MergeConfig, build_merge_rules, run_in_process
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables

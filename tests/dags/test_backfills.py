@@ -23,7 +23,7 @@ from frazil.audit.stream_audit import audit_stream
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, read_backfill
+from frazil.commit.backfill_records import BackfillMarker, BackfillState, read_backfill
 from frazil.commit.open_streams import open_stream
 from frazil.operations.stream_actions import plan_abandon
 from frazil.spec.load import find_stream

@@ -23,7 +23,7 @@ from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run, stage
-from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
+from frazil.commit.backfill_records import BackfillState, branch_name, read_backfill
 from frazil.commit.history import last_period
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import read_marker

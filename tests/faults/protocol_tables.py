@@ -25,8 +25,7 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.merging import merge_config, run_in_process
-from frazil.commit.merging_modes import DEDUPE_MODE, MergingMode, merging_mode
+from frazil.commit.merging import DEDUPE_MODE, MergingMode, merge_config, merging_mode, run_in_process
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, batch_folder

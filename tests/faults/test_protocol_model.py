@@ -32,8 +32,7 @@ from hypothesis.stateful import (
 from pyiceberg.exceptions import CommitFailedException
 
 from frazil.commit import committer, marker_changes
-from frazil.commit.adoption import row_count
-from frazil.commit.commit_checks import check_ancestry
+from frazil.commit.commit_checks import check_ancestry, row_count
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset

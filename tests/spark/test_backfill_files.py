@@ -21,7 +21,7 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run
 from frazil.cli.main import frazil
-from frazil.commit.backfill_marker import BackfillState, read_backfill
+from frazil.commit.backfill_records import BackfillState, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import BatchKey

@@ -23,7 +23,7 @@ from frazil.aggregate.spec import AggregationSpec
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run as run_backfill
-from frazil.commit.backfill_marker import BackfillState
+from frazil.commit.backfill_records import BackfillState
 from frazil.commit.catalog_probe import probe
 from frazil.commit.expiry import Pins
 from frazil.commit.marker import open_branch_name

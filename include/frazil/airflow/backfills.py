@@ -97,7 +97,7 @@ class StageOperator(SubmitOperator):
 
     def _check_not_abandoned(self, request: dict[str, Any]) -> None:
         from frazil.backfill.rules import check_run_not_abandoned  # a DAG file that is parsed needs no PyIceberg
-        from frazil.commit.backfill_marker import read_backfill
+        from frazil.commit.backfill_records import read_backfill
         from frazil.commit.open_streams import open_read_only
         from frazil.errors import BackfillAbandoned
         from frazil.spec.load import find_stream

@@ -17,8 +17,14 @@ from frazil.audit.claims import Claims, claimed_offsets, merge_ranges
 from frazil.audit.compare import find_ambiguous_offsets, format_at_offsets
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
-from frazil.commit.backfill_records import committed_chunks, list_given_up_targets, published_records
+from frazil.commit.backfill_records import (
+    BackfillMarker,
+    committed_chunks,
+    has_backfill_rows,
+    list_given_up_targets,
+    published_records,
+    unsettled_backfill,
+)
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.journal import Journal
 from frazil.commit.marker import Marker, property_name

@@ -195,9 +195,7 @@ def find_remaining_offsets(
     report_uncommitted: bool = True,
     dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
-    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared.
-    `report_uncommitted` adds findings about records after the stream's position.
-    """
+    """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared."""
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
         first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)

@@ -37,8 +37,8 @@ from frazil.audit.routed_tables import (
     report_unread_rows,
     row_counts,
 )
-from frazil.commit.adoption import other_streams
-from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill, unsettled_backfill
+from frazil.commit.backfill_records import BackfillState, branch_name, read_backfill, unsettled_backfill
+from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, ancestors, parse_number
 from frazil.commit.journal import parse_key
 from frazil.commit.marker import BatchOutcome, Marker, open_branch_name, property_name, read_marker

@@ -45,10 +45,10 @@ from frazil.audit.source_records import (
     scratch_folder,
 )
 from frazil.audit.stream_audit import audit_changes, find_metadata_problems, require_marker
-from frazil.commit.adoption import other_streams
+from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, deleted_by_others
 from frazil.commit.marker import Marker
-from frazil.commit.merging_modes import MERGING_MODES, build_merge_rules
+from frazil.commit.merging import MERGING_MODES, build_merge_rules
 from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
@@ -371,13 +371,9 @@ def _merge_without_commit(table: Table, changes: tuple[StagedFile, ...], context
     if not changes:
         return []
     plan = MERGING_MODES[context.changes.content].plan(table, changes, rules, parallelism=1)
-    done = {task.index: (task, run_merge_task(context, task)) for task in plan.tasks}
-    for last in plan.insert_tasks:
-        maps = [BitMap64.deserialize(m) for i in last.after if (m := done[i][1].matched)]
-        matched = BitMap64.union(*maps) if maps else BitMap64()
-        task = last.task(matched.serialize())
-        done[task.index] = task, run_merge_task(context, task)
-    return [*done.values()]
+    done = [(task, run_merge_task(context, task)) for task in plan.tasks]
+    inserts = plan.make_insert_tasks([result for _, result in done])
+    return [*done, *((task, run_merge_task(context, task)) for task in inserts)]
 
 
 def _open_reader(context: MergeContext) -> TableFileReader:

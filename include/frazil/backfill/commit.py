@@ -30,22 +30,20 @@ from frazil.backfill.rules import (
     read_further_message,
     replaced_message,
 )
-from frazil.commit.backfill_marker import (
-    BackfillMarker,
-    BackfillState,
-    branch_name,
-    property_name,
-    read_backfill,
-    staging_stream,
-)
 from frazil.commit.backfill_records import (
+    BackfillMarker,
     BackfillRecord,
+    BackfillState,
     backfill_folder,
     backfill_journals,
+    branch_name,
     chunk_topic_ids,
     committed_chunks,
     load_record,
+    property_name,
+    read_backfill,
     record_path,
+    staging_stream,
 )
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
@@ -53,8 +51,7 @@ from frazil.commit.history import windows_summary
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import BranchRemoval, require_unchanged
 from frazil.commit.marker import BatchKey, read_marker
-from frazil.commit.merging import MergeWriter
-from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.merging import MERGING_MODES, MergeWriter
 from frazil.commit.row_changes import RowChangeWriter, change_after_replay, read_new_errors
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables

@@ -15,21 +15,20 @@ from pyiceberg.table.update import SetPropertiesUpdate
 from pyroaring import BitMap64
 
 from frazil.backfill.rules import continue_command, require_own_marker
-from frazil.commit.backfill_marker import (
+from frazil.commit.backfill_records import (
     BackfillMarker,
     has_backfill_rows,
+    list_given_up_targets,
     property_name,
     read_backfill,
     staging_stream,
 )
-from frazil.commit.backfill_records import list_given_up_targets
 from frazil.commit.commit_checks import files_fit
 from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
 from frazil.commit.followers import check_routed_not_rolled_back
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker, read_marker
-from frazil.commit.merging import MergeWriter
-from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.merging import MERGING_MODES, MergeWriter
 from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
@@ -112,9 +111,7 @@ class BackfillRoute:
 
     @classmethod
     def open(cls, spec: StreamSpec, tables: StreamTables) -> BackfillRoute | None:
-        """Load the tables, and create missing declared tables. Returns None for a stream without a route. Raises
-        RouteBehind while a table is missing or behind, and the errors of `RoutedTables.open`.
-        """
+        """Load the tables, and create declared ones; None without a route. Raises RouteBehind."""
         if (route := spec.route) is None:
             return None
         for attempt in range(MAX_OPEN_ATTEMPTS):

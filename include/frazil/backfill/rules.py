@@ -14,11 +14,11 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.backfill.request import BackfillRequest
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name
+from frazil.commit.backfill_records import BackfillMarker, BackfillState, branch_name
 from frazil.commit.commit_checks import files_fit
 from frazil.commit.history import ancestors
 from frazil.commit.marker import Marker
-from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.merging import MERGING_MODES
 from frazil.errors import AdoptionRequired, BackfillAbandoned, Fenced, SpecError, StaleBatch, WriterBusy
 from frazil.host.processes import is_alive
 from frazil.host.records import ProcessMark

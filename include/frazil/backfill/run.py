@@ -47,8 +47,14 @@ from frazil.backfill.rules import (
     require_marker,
 )
 from frazil.backfill.source import KafkaSource, missing_spans
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
-from frazil.commit.backfill_records import BackfillRecord, committed_chunks
+from frazil.commit.backfill_records import (
+    BackfillMarker,
+    BackfillRecord,
+    BackfillState,
+    branch_name,
+    committed_chunks,
+    read_backfill,
+)
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import BatchKey, Marker, open_branch_name, read_marker
 from frazil.commit.open_streams import OpenStream, open_kafka, open_read_only, open_stream
@@ -316,9 +322,7 @@ class Backfill:
             raise
 
     def _audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Compare the staged records with main, the journals and the source. Raises FrazilError if the audit fails, and
-        StaleBatch if some of the records are in the tables by now.
-        """
+        """Compare the staged records with main, journals and source. Raises FrazilError; StaleBatch if some landed."""
         table, marker = self._load_table_and_marker()
         journals = tuple(committer.journals())
         spans = staged_spans(journals)

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from frazil.backfill.commit import BackfillCommitter, finish_ended_backfill
 from frazil.backfill.run import MAX_ATTEMPTS, Backfill, BackfillPlan
-from frazil.commit.backfill_marker import BackfillMarker
-from frazil.commit.backfill_records import backfill_folder
+from frazil.commit.backfill_records import BackfillMarker, backfill_folder
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.sweep import discard_batch

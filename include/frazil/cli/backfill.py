@@ -16,7 +16,7 @@ from frazil.backfill.rules import describe_interruption
 from frazil.backfill.run import open_backfill
 from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, progress
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill
+from frazil.commit.backfill_records import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nest_by_topic
 from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
 from frazil.commit.reset_plan import Offsets

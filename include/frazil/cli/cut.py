@@ -13,7 +13,7 @@ from pyiceberg.table import Table
 
 from frazil.cli.options import TimeParam, json_option, streams_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
-from frazil.commit.backfill_marker import BackfillState, read_backfill
+from frazil.commit.backfill_records import BackfillState, read_backfill
 from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.marker import read_marker
 from frazil.commit.missing_rows import find_tables_missing_backfill, first_batch_missing_anywhere

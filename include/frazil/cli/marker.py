@@ -15,8 +15,8 @@ from frazil import clock
 from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit import marker_changes
-from frazil.commit.adoption import continued_offsets, forgotten_reader, other_readers
 from frazil.commit.catalog_probe import check_catalog_guarantees
+from frazil.commit.commit_checks import continued_offsets, forgotten_reader, other_readers
 from frazil.commit.marker import nest_by_topic, property_name
 from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.open_streams import (

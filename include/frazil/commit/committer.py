@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.adoption import check_adopted
 from frazil.commit.commit_checks import (
     CommitDecision,
+    check_adopted,
     check_ancestry,
     check_fence,
     check_open_branch,

@@ -16,7 +16,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot
 
-from frazil.commit.backfill_marker import branch_name, open_backfills
+from frazil.commit.backfill_records import branch_name, open_backfills
 from frazil.commit.commit_checks import check_ancestry, check_open_branch
 from frazil.commit.history import SUMMARY_ONLY_KEYS, ancestors, may_add_late_rows
 from frazil.commit.marked_update import OPEN_SNAPSHOT_KEY

@@ -102,9 +102,7 @@ def may_refuse_one_update(error: Exception) -> bool:
 
 
 def is_sequence_conflict(error: Exception) -> bool:
-    """Return whether a snapshot was refused for one of two reasons: another branch took its sequence number or row ids,
-    or the table became format version 3, whose snapshots need row ids.
-    """
+    """Return whether a snapshot's sequence number or row ids were taken, or the table became format version 3."""
     taken = ("older than last sequence number", "next-row-id", *_NO_ROW_ID)
     return isinstance(error, ValueError | BadRequestError) and any(text in str(error) for text in taken)
 

@@ -23,8 +23,7 @@ from frazil.commit.compare_and_swap import Done, RetryPolicy, TableCommit, Table
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import prepare_commit, prepare_merge
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker, merge_identities, read_marker, try_read_marker
-from frazil.commit.merging import MergeWriter
-from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.merging import MERGING_MODES, MergeWriter
 from frazil.commit.routed_table_records import journals_never_committed
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, sweep_merged

@@ -99,9 +99,7 @@ def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snaps
 
 
 def table_position(metadata: TableMetadata, journals: JournalStore, *, stream: str, table: str) -> Journal | None:
-    """Return the commit record of the stream's newest batch on main, if any. Raises `RolledBack` if the record is
-    unreadable or the history has expired.
-    """
+    """Return the commit record of the stream's newest batch on main, if any. Raises `RolledBack`."""
     for snapshot, path in commit_records(metadata, stream):
         record = journals.read(path)
         if record is None:

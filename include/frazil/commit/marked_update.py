@@ -22,13 +22,12 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from frazil.commit.adoption import forgotten_property
+from frazil.commit.commit_checks import forgotten_property
 from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, WrittenFiles, commit_snapshots, swap
 from frazil.commit.history import WINDOWS_KEY, ancestors
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import Marker, open_branch_name, property_name, read_marker
-from frazil.commit.merging import MergeWriter
-from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.merging import MERGING_MODES, MergeWriter
 from frazil.commit.open_branch import BranchChange
 from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWriter
 from frazil.commit.stream_tables import StreamTables

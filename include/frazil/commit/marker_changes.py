@@ -13,7 +13,7 @@ from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.adoption import FORGOTTEN_PREFIX, forgotten_ends, row_count
+from frazil.commit.commit_checks import FORGOTTEN_PREFIX, forgotten_ends, row_count
 from frazil.commit.committer import dead_letter_ends
 from frazil.commit.compare_and_swap import Change, Done, TableHandle, commit_snapshot
 from frazil.commit.followers import NO_BATCH

@@ -24,11 +24,12 @@ from pyiceberg.table import Table
 from pyiceberg.table.delete_file_index import DeleteFileIndex
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import PrimitiveType, UUIDType
+from pyroaring import BitMap64
 
 from frazil.commit.manifest_lists import live_manifests
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
-from frazil.merge.contract import DeleteFile, MergeRules, MergeTask, TableFile
+from frazil.merge.contract import DeleteFile, MergeResult, MergeRules, MergeTask, TableFile
 from frazil.merge.table_files import PATH_ID
 from frazil.pyiceberg_fixes import file_key, referenced_data_file
 from frazil.spec.iceberg import filter_between
@@ -53,8 +54,10 @@ class InsertTask:
     after: tuple[int, ...]
     share: tuple[str, ...] = ()
 
-    def task(self, matched: bytes) -> MergeTask:
-        return MergeTask(self.index, self.changes, (), inserts=True, matched=matched, share=self.share)
+    def task(self, matched: Mapping[int, bytes]) -> MergeTask:
+        maps = [BitMap64.deserialize(matched[index]) for index in self.after if matched[index]]
+        text = BitMap64.union(*maps).serialize() if maps else b""
+        return MergeTask(self.index, self.changes, (), inserts=True, matched=text, share=self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,11 @@ class MergePlan:
 
     def live_entries(self, manifest: ManifestFile) -> Sequence[ManifestEntry]:
         return self.read.get(manifest.manifest_path, ())
+
+    def make_insert_tasks(self, results: Sequence[MergeResult]) -> list[MergeTask]:
+        """Return the tasks to run after `tasks`, which had these results."""
+        matched = {task.index: result.matched for task, result in zip(self.tasks, results, strict=True)}
+        return [last.task(matched) for last in self.insert_tasks]
 
 
 def plan_merge(

@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
-from frazil.commit.backfill_marker import BackfillMarker, has_backfill_rows, unsettled_backfill
-from frazil.commit.backfill_records import committed_chunks, list_given_up_targets
+from frazil.commit.backfill_records import (
+    BackfillMarker,
+    committed_chunks,
+    has_backfill_rows,
+    list_given_up_targets,
+    unsettled_backfill,
+)
 from frazil.commit.followers import (
     Followers,
     LaggingTable,

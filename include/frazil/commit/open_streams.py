@@ -11,7 +11,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.commit.adoption import FORGOTTEN_PREFIX
+from frazil.commit.commit_checks import FORGOTTEN_PREFIX
 from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import OwnTable, property_name, read_marker

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.adoption import forgotten_epoch
-from frazil.commit.commit_checks import check_fence
+from frazil.commit.commit_checks import check_fence, forgotten_epoch
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import commit_marker

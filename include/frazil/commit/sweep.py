@@ -15,11 +15,11 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Summary
 
-from frazil.commit.backfill_marker import staging_stream
+from frazil.commit.backfill_records import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.journal import Journal, UnusableJournal, later_journals
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
-from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.merging import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import format_error
 from frazil.ingest.contract import Target, is_routed

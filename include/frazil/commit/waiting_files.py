@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 from frazil.commit.commit_checks import files_fit
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging_modes import MERGING_MODES
+from frazil.commit.merging import MERGING_MODES
 from frazil.commit.staging_targets import object_path, target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path

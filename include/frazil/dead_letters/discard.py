@@ -10,8 +10,16 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, branch_name, read_backfill, unsettled_backfill
-from frazil.commit.backfill_records import chunk_topic_ids, committed_chunks, load_record
+from frazil.commit.backfill_records import (
+    BackfillMarker,
+    BackfillState,
+    branch_name,
+    chunk_topic_ids,
+    committed_chunks,
+    load_record,
+    read_backfill,
+    unsettled_backfill,
+)
 from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
 from frazil.commit.marked_update import require_unchanged
 from frazil.commit.open_streams import OpenStream

@@ -19,15 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frazil.backfill.commit import find_unfinished, finish_ended_backfill
+from frazil.backfill.estimate import stage_sample
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, check_coordinates, parse_request
 from frazil.backfill.routes import BackfillRoute, require_routed_tables
 from frazil.backfill.rules import check_no_backfill, check_run_not_abandoned
 from frazil.backfill.run import Backfill
-from frazil.backfill.estimate import stage_sample
 from frazil.backfill.stage import run
-from frazil.commit.backfill_marker import BackfillMarker, read_backfill
-from frazil.commit.backfill_records import committed_chunks, list_given_up_targets
+from frazil.commit.backfill_records import BackfillMarker, committed_chunks, list_given_up_targets, read_backfill
 from frazil.commit.history import merge_counts
 from frazil.commit.open_streams import OpenStream
 from frazil.dead_letters.selection import (

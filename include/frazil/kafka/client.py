@@ -75,11 +75,7 @@ def describe_source(stream: str | None, servers: str) -> str:
 
 
 class _ConnectionErrors:
-    """Collects the errors that `poll` delivers, with the time of the previous poll.
-
-    librdkafka's callback refers to this object instead of the client, so that the client can be freed without garbage
-    collection.
-    """
+    """Collects the errors that `poll` delivers, so that librdkafka's callback does not refer to the client."""
 
     def __init__(self) -> None:
         self.errors: deque[tuple[float, KafkaError]] = deque(maxlen=20)

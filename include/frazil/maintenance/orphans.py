@@ -31,7 +31,7 @@ from urllib.parse import unquote
 import msgspec
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.backfill_marker import open_backfills
+from frazil.commit.backfill_records import open_backfills
 from frazil.commit.marker import BatchKey, read_markers
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count

@@ -44,9 +44,7 @@ METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.meta
 
 
 def read_pins(catalog: Catalog, maintained: MaintainedTable, *, now_ms: int) -> Pins:
-    """Read which snapshots the table's signals need; none if no stream declares windows. Raises MarkerUnreadable, and
-    the catalog's errors.
-    """
+    """Read which snapshots the table's signals need, if any. Raises MarkerUnreadable, and the catalog's errors."""
     seen = (view_from_table(spec, maintained.identifier) for spec in maintained.streams)
     if maintained.kind not in {TableKind.MAIN, TableKind.ROUTED} or not any(spec and spec.window for spec in seen):
         return Pins()

@@ -315,9 +315,7 @@ def _more_text(count: int) -> str:
 
 
 def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -> Iterator[Reading]:
-    """Yield the readings of the rules about a table's windows. `specs` are all streams of the table, or of the template
-    that `table` names. Raises TableLost, and the catalog's errors.
-    """
+    """Yield the readings about a table's windows. `specs` are all streams of the table, or of the template `table`."""
     alerts, catalog = specs[0].maintenance.alerts, open_stream_catalog(specs[0])
     signals = TableSignals.load(catalog, table)
     if alerts.enabled:

@@ -13,7 +13,7 @@ from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.commit.backfill_marker import BackfillMarker, branch_name, open_backfills, read_backfill
+from frazil.commit.backfill_records import BackfillMarker, branch_name, open_backfills, read_backfill
 from frazil.commit.marker import read_marker
 from frazil.commit.open_streams import open_read_only
 from frazil.errors import FrazilError, MarkerUnreadable

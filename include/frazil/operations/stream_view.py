@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from pyiceberg.table.metadata import TableMetadata
 
-from frazil.commit.backfill_marker import BackfillMarker, read_backfill
+from frazil.commit.backfill_records import BackfillMarker, read_backfill
 from frazil.commit.history import commit_records, merge_counts
 from frazil.commit.marker import Marker, keep_topics, property_name
 from frazil.errors import MarkerUnreadable

@@ -251,11 +251,7 @@ class Append(NamedTuple):
 
 
 def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
-    """Append the signals of a table, or of several tables of a group, and move the cursors, in one commit.
-
-    Returns False, without appending, if a cursor or the last signal's number has changed since the signals were loaded.
-    Raises the errors of `commit_snapshot`.
-    """
+    """Append signals and move the cursors in one commit. Returns False, without appending, if one changed since."""
     ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
     handle = TableHandle(catalog, SIGNALS_TABLE)
     seen, *_ = (append.seen for append in appends)

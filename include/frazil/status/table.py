@@ -9,7 +9,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.backfill.rules import describe_progress
-from frazil.commit.backfill_marker import read_backfill
+from frazil.commit.backfill_records import read_backfill
 from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.followers import TableAbsence
 from frazil.commit.history import last_commit_ms, last_epoch, last_replay, last_reset_ms, merge_counts

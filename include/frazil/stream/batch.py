@@ -229,9 +229,7 @@ class BatchRunner:
         self.emit(OutageReported(sentence, code))
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        """Stage the batch, and again if a table evolved or records need new tables. Returns the tasks' answers and the
-        journal to write. Leaves remaining drift to the next batch. Raises StaleBatch if records still need new tables.
-        """
+        """Stage the batch, again if tables changed. Returns the answers and the journal. Raises StaleBatch."""
         context, answers = self._stage_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
             has_evolved, values = self._evolve_tables(context, answers), _missing_route_values(answers)

@@ -52,9 +52,7 @@ class StreamRoute:
         followers: Followers | None,
         emit: Callable[[StreamEvent], None],
     ) -> StreamRoute:
-        """Commit the rows that earlier writers left for the routed tables, delete dead staged files, and open the
-        tables. Raises RouteBehind, and the errors of `RoutedTables.open`.
-        """
+        """Commit rows left for the routed tables, sweep dead files, and open the tables. Raises RouteBehind."""
         found = cls(spec, tables, followers or Followers(tables, NO_BATCH), emit)
         if followers is None or (not spec.sinks.has_routed_tables and marker.routed is None):
             return found

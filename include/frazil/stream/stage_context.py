@@ -12,8 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging import merge_config
-from frazil.commit.merging_modes import current_column_name
+from frazil.commit.merging import current_column_name, merge_config
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
@@ -21,7 +20,7 @@ from frazil.ingest.contract import ChangeRules, KeyColumns, StageContext, Target
 from frazil.ingest.formats.fields import Unit, may_have_aliases
 from frazil.spec.column import COORDINATES, LINE_COLUMN
 from frazil.spec.formats import dump_portable_format
-from frazil.spec.iceberg import find_current_name, parse_former_columns
+from frazil.spec.iceberg import parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.upsert import Delete, find_tombstone_fields
 from frazil.table.catalogs import translate_catalog_errors
@@ -127,11 +126,10 @@ def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]
 def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> dict[str, Any]:
     if (declared := spec.sensitive) is None:
         return {}
-    fields = {}
-    for name, how in declared.kept_fields.items():
-        first, *rest = name.split(".")
-        now = find_current_name(table, other_names.get(first)) or first
-        fields[".".join([now, *rest])] = {"as": how.as_, "keep-last": how.keep_last}
+    fields = {
+        _current_path(table, other_names, path): {"as": how.as_, "keep-last": how.keep_last}
+        for path, how in declared.kept_fields.items()
+    }
     dropped = [".".join(path) for path in declared.dropped_fields]
     return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}
 
@@ -149,10 +147,11 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
 def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
     if spec.transform:
         return spec.units
-    found = {}
-    for name, unit in spec.units.items():
-        first, *rest = name.split(".")
-        now = find_current_name(table, other_names.get(first)) or first
-        found[".".join([now, *rest])] = unit
     columns = {*table.column_names}
-    return {name: unit for name, unit in found.items() if name in columns}
+    found = {_current_path(table, other_names, path): unit for path, unit in spec.units.items()}
+    return {path: unit for path, unit in found.items() if path in columns}
+
+
+def _current_path(table: Schema, other_names: Mapping[str, int], path: str) -> str:
+    first, *rest = path.split(".")
+    return ".".join([current_column_name(table, other_names, first), *rest])

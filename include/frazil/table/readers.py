@@ -53,10 +53,7 @@ _TRINO_GLUE = {
 
 
 def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
-    """Return the text to paste: a Python snippet or, for Trino, `etc/catalog/<catalog>.properties`. `packages` are
-    Maven coordinates: Iceberg's Spark runtime, SQLite's JDBC driver, then others. Raises SpecError if the engine cannot
-    open the catalog.
-    """
+    """Return the text to paste. `packages` are Maven coordinates. Raises SpecError if the engine has no such one."""
     match reader:
         case "spark":
             return _spark_snippet(catalog, properties, packages)

@@ -24,7 +24,7 @@ from frazil.audit.upserts import (
     audit_upserts,
 )
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging_modes import DEDUPE_MODE, UPSERT_MODE
+from frazil.commit.merging import DEDUPE_MODE, UPSERT_MODE
 from frazil.commit.staging_targets import target_table
 from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeCounts, MergeRules

@@ -12,7 +12,7 @@ from frazil.backfill import stage as staging
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, BackfillPlan
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, property_name, unsettled_backfill
+from frazil.commit.backfill_records import BackfillMarker, BackfillState, property_name, unsettled_backfill
 from frazil.commit.journal import Journal
 from frazil.errors import BackfillAbandoned, FrazilError, StaleBatch
 from frazil.offsets.spans import offset_bitmap

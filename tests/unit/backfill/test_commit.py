@@ -13,15 +13,16 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate
 
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.backfill.request import parse_request
-from frazil.commit.backfill_marker import (
+from frazil.commit.backfill_records import (
     MAX_RUNS,
     BackfillMarker,
+    BackfillRecord,
     BackfillState,
     branch_name,
     property_name,
+    published_records,
     read_backfill,
 )
-from frazil.commit.backfill_records import BackfillRecord, published_records
 from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.commit.history import Period, late_rows
 from frazil.commit.journal import Journal

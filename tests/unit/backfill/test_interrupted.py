@@ -15,7 +15,7 @@ from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.backfill.rules import COMMIT_TIMEOUT_MS, describe_interruption
 from frazil.cli.main import frazil
-from frazil.commit.backfill_marker import BackfillMarker, Worker, read_backfill
+from frazil.commit.backfill_records import BackfillMarker, Worker, read_backfill
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap64
 
+from frazil.backfill.estimate import Estimate, estimate_messages
 from frazil.backfill.request import check_not_in_future, parse_request
 from frazil.backfill.source import (
     missing_spans,
@@ -19,7 +20,6 @@ from frazil.backfill.source import (
     split_by_offsets,
     split_by_records,
 )
-from frazil.backfill.estimate import Estimate, estimate_messages
 from frazil.errors import SpecError
 from frazil.offsets.spans import count_offsets, merge_spans, offsets_within, spans_overlap, spans_with_records
 

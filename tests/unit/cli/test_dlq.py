@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pyiceberg.schema import Schema
 
 from frazil.cli.main import frazil
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState, property_name, read_backfill
+from frazil.commit.backfill_records import BackfillMarker, BackfillState, property_name, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.open_streams import open_stream
 from frazil.errors import FrazilError, SchemaIncompatible, SpecError

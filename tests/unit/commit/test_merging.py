@@ -10,8 +10,7 @@ from pyiceberg.types import StringType
 
 from frazil.commit.marked_update import prepare_merge
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging import MergeConfig
-from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.commit.merging import UPSERT_MODE, MergeConfig
 from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import batch_folder
 from frazil.ingest.changes import CHANGE, UPSERT

@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.types import StringType
 
-from frazil.commit.backfill_marker import staging_stream
+from frazil.commit.backfill_records import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.journal import VOID
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, BatchOutcome, LastTransaction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from frazil.commit.adoption import (
+from frazil.commit.commit_checks import (
     FORGOTTEN_PREFIX,
     continued_offsets,
     forgotten_ends,

@@ -18,8 +18,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey, Marker
-from frazil.commit.merging import MergeConfig, RunTasks, run_in_process
-from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.commit.merging import UPSERT_MODE, MergeConfig, RunTasks, run_in_process
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch

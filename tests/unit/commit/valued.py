@@ -53,8 +53,7 @@ from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.commit.backfill_records import BackfillRecord
 from frazil.commit.marker import BatchKey, open_branch_name
-from frazil.commit.merging import MergeConfig
-from frazil.commit.merging_modes import DEDUPE_MODE, UPSERT_MODE
+from frazil.commit.merging import DEDUPE_MODE, UPSERT_MODE, MergeConfig
 from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT

@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.table.update import SetPropertiesUpdate, SetSnapshotRefUpdate
 
 from frazil.commit import dead_letter_counts
-from frazil.commit.backfill_marker import BackfillMarker, branch_name, property_name
+from frazil.commit.backfill_records import BackfillMarker, branch_name, property_name
 from frazil.commit.open_streams import OpenStream
 from frazil.commit.sweep import referenced_paths
 from frazil.dead_letters.discard import DiscardMark, discard

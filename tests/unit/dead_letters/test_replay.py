@@ -18,7 +18,7 @@ from frazil.backfill import commit as committing
 from frazil.backfill.commit import BackfillCommitter, abandon, find_unfinished
 from frazil.cli.dlq import _result_message
 from frazil.commit import dead_letter_counts
-from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
+from frazil.commit.backfill_records import BackfillState, branch_name, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.history import WINDOWS_KEY
 from frazil.commit.journal import Journal

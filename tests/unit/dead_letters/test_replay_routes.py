@@ -22,8 +22,7 @@ from frazil.audit.stream_audit import audit_stream
 from frazil.backfill import routes
 from frazil.backfill.commit import BackfillCommitter, abandon
 from frazil.cli.main import frazil
-from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
-from frazil.commit.backfill_records import committed_chunks
+from frazil.commit.backfill_records import BackfillState, branch_name, committed_chunks, read_backfill
 from frazil.commit.history import Period
 from frazil.commit.open_streams import open_stream
 from frazil.dead_letters.discard import discard

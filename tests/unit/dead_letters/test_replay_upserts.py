@@ -22,14 +22,12 @@ from frazil.backfill.routes import staged_files
 from frazil.backfill.rules import check_declared_mode, check_no_open_windows
 from frazil.cli.main import frazil
 from frazil.commit import marker_changes
-from frazil.commit.backfill_marker import BackfillState, branch_name, read_backfill
-from frazil.commit.backfill_records import committed_chunks
+from frazil.commit.backfill_records import BackfillState, branch_name, committed_chunks, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.history import WINDOWS_KEY
 from frazil.commit.journal import Journal
 from frazil.commit.marker import BatchKey
-from frazil.commit.merging import MergeConfig, MergeWriter
-from frazil.commit.merging_modes import UPSERT_MODE, build_merge_rules
+from frazil.commit.merging import UPSERT_MODE, MergeConfig, MergeWriter, build_merge_rules
 from frazil.commit.open_streams import open_stream
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.staging_targets import target_table

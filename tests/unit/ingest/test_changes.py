@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.schema import Schema
 
-from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.commit.merging import UPSERT_MODE
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult, StageTask
 from frazil.ingest.stage import stage

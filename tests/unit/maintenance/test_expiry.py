@@ -16,7 +16,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import LongType, NestedField
 
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState
+from frazil.commit.backfill_records import BackfillMarker, BackfillState
 from frazil.commit.expiry import ExpiryPlan, Pins, expirable_by_writers, plan_expiry
 from frazil.commit.marker import first_marker
 from frazil.kafka.identity import SourceIdentity

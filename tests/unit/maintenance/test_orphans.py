@@ -22,7 +22,7 @@ from pyiceberg.table.statistics import StatisticsFile
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.cli.main import frazil
-from frazil.commit.backfill_marker import BackfillMarker
+from frazil.commit.backfill_records import BackfillMarker
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.marker import BatchKey
 from frazil.commit.settle import settle

@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyroaring import BitMap64
 
-from frazil.commit.merging_modes import UPSERT_MODE
+from frazil.commit.merging import UPSERT_MODE
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile, TargetTable
 from frazil.ingest.table_writer import TableWriter, file_namer

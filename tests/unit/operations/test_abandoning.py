@@ -9,8 +9,7 @@ import pytest
 
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
-from frazil.commit.backfill_marker import BackfillState, read_backfill
-from frazil.commit.backfill_records import BackfillRecord
+from frazil.commit.backfill_records import BackfillRecord, BackfillState, read_backfill
 from frazil.errors import FrazilError
 from frazil.history.objects import read_history
 from frazil.operations.fetch import fetch_action_state, fetch_history

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.backfill.request import check_coordinates
-from frazil.commit.backfill_marker import BackfillMarker, BackfillState
+from frazil.commit.backfill_records import BackfillMarker, BackfillState
 from frazil.commit.marker import BatchKey, Marker
 from frazil.errors import FrazilError
 from frazil.kafka.identity import SourceIdentity
