@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, field_validator, model_validator
 
 from frazil.errors import SpecError
 from frazil.offsets.spans import TopicPartition
+from frazil.partitions.windows import microseconds
 from frazil.spec.formats import envelope_of
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.values import Model
@@ -21,8 +22,6 @@ UtcMoment = Annotated[AwareDatetime, AfterValidator(lambda moment: parse_moment(
 Offset = Annotated[int, Field(ge=0)]
 OffsetsByTopic = dict[str, dict[int, Offset]]
 """`{topic: {partition: offset}}`. A topic-partition that is not listed has no bound."""
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class BackfillRequest(Model):
@@ -88,7 +87,7 @@ class BackfillRequest(Model):
         if self.from_event_time is None and self.to_event_time is None:
             return None
         begin, end = self.from_event_time, self.to_event_time
-        return (_microseconds(begin) if begin else -(2**63), _microseconds(end) if end else 2**63 - 1)
+        return (microseconds(begin) if begin else -(2**63), microseconds(end) if end else 2**63 - 1)
 
     def offset_bounds(self, which: Literal["from", "to"]) -> dict[TopicPartition, int]:
         """Return the lower or upper offset bounds by topic-partition; empty without such bounds."""
@@ -110,7 +109,7 @@ def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:
 
 def check_not_in_future(request: BackfillRequest, now_ms: int) -> None:
     begin = request.from_time
-    if begin is not None and _microseconds(begin) > now_ms * 1000:
+    if begin is not None and microseconds(begin) > now_ms * 1000:
         raise SpecError(
             f"this backfill cannot be run: from-time ({_utc_text(begin)}) is in the future (it is now "
             f"{format_utc(now_ms)}). Kafka has no such records yet, and the stream itself will read them"
@@ -118,11 +117,7 @@ def check_not_in_future(request: BackfillRequest, now_ms: int) -> None:
 
 
 def _utc_text(moment: datetime) -> str:
-    return format_utc(_microseconds(moment) // 1000)
-
-
-def _microseconds(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+    return format_utc(microseconds(moment) // 1000)
 
 
 def can_delete_rows(spec: StreamSpec) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -27,28 +27,15 @@ from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel
 from frazil.table.storage import open_store
 
+if TYPE_CHECKING:
+    from frazil.commit.writer_expiry import WriterExpiry
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 MAX_RETRY_AFTER_S = 60.0
 """Maximum wait that a server's `Retry-After` can request, in case the server's clock is wrong."""
-
-
-class SnapshotExpiry(Protocol):
-    """Expires a table's snapshots with the commits of this process."""
-
-    def take_updates(self, load: Callable[[], Table]) -> tuple[TableUpdate, ...]:
-        """Return the updates to add to the next attempt of a commit. `load` loads the table."""
-
-    def withdraw(self) -> bool:
-        """If the refused attempt expired snapshots, pause the expiry. Return whether it did."""
-
-    def continue_after(self, table: Table) -> None:
-        """Start to prepare the next expiry after a commit. Does not wait."""
-
-    def end(self) -> None:
-        """Finish at the end of the process."""
 
 
 class TableHandle:
@@ -62,7 +49,7 @@ class TableHandle:
         self._newest: Table | None = None
         self._uuid: str | None = None
         self._store: ObjectStore | None = None
-        self.expiry: SnapshotExpiry | None = None
+        self.expiry: WriterExpiry | None = None
 
     @classmethod
     def from_table(cls, table: Table) -> TableHandle:

@@ -94,7 +94,7 @@ def test_a_commit_that_lost_the_race_keeps_its_merge_only_for_the_same_manifests
 
 
 def test_two_manifests_are_merged_if_three_have_too_many_entries(world: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(manifest_merging, "MAX_MERGED_ENTRIES", 2)
+    monkeypatch.setattr(manifest_lists, "MAX_MERGED_ENTRIES", 2)
     commit(world, world.begin(), 0, FAN_IN + 1)
     assert len(manifests(world)) == FAN_IN
 
