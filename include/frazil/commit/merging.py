@@ -17,7 +17,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyroaring import BitMap64
 
 from frazil.commit.history import windows_summary
 from frazil.commit.merge_plan import MergePlan, plan_merge
@@ -195,13 +194,7 @@ class MergeWriter:
         mode, parallelism = self.merging.mode, self.merging.parallelism()
         self._plan = plan = mode.plan(table, self.changes, context.rules, parallelism=parallelism, before=self._plan)
         results = self._run(context, plan.tasks)
-        by_index = {task.index: result for task, result in zip(plan.tasks, results, strict=True)}
-        tasks = []
-        for last in plan.insert_tasks:
-            maps = [BitMap64.deserialize(text) for i in last.after if (text := by_index[i].matched)]
-            matched = BitMap64.union(*maps) if maps else None
-            tasks.append(last.task(matched.serialize() if matched else b""))
-        results += self._run(context, tasks)
+        results += self._run(context, plan.make_insert_tasks(results))
         files = tuple(file for result in results for file in result.files)
         if files:  # they must survive a loss of power, as the marker does
             open_store(files[0].path, table.io.properties).sync_files([file.path for file in files])

@@ -80,7 +80,7 @@ def test_snapshots_and_files_of_metadata_stay_few_however_often_a_writer_commits
 
 def test_snapshots_stay_few_if_a_thread_chooses_those_that_expire(world: Any):
     writer = Writer(world)
-    writer.expiry.start = writer_expiry._start_thread
+    writer.expiry.start = writer_expiry.start_thread
     for _ in range(20):
         writer.commit()
         if writer.expiry._running:

@@ -301,7 +301,7 @@ def test_large_files_are_not_folded(world: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_end_of_a_writer_waits_for_the_files_that_are_being_folded(world: Any):
     def started(work: Callable[[], None]) -> Any:
-        return SimpleNamespace(is_alive=lambda: True, join=work)
+        return SimpleNamespace(is_alive=lambda: True, join=lambda _: work(), name="fold")
 
     writer = Writer(world)
     writer.folding.start = started
