@@ -28,7 +28,7 @@ event-time: at
 partition-by: [day(at)]
 maintenance:
   compaction: {min-files: 2}
-  manifests: {most: 3}
+  manifests: {max-count: 3}
   expiry: {keep: 1ms, at-least: 2}
   alerts: {hold: 1s, snapshots: 8}
 """

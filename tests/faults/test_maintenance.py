@@ -35,7 +35,7 @@ EAGER = """
 commit: {interval: 500ms}
 maintenance:
   compaction: {min-files: 2, open-files: 2}
-  manifests: {most: 2}
+  manifests: {max-count: 2}
   expiry: {keep: KEEP, at-least: 30, at-most: 1000}
   orphans: {older-than: 1000h, max-share: 100}
 """

@@ -68,7 +68,7 @@ partition-by: [{partitions}]
 {rest}
 maintenance:
   compaction: {{min-files: 2, open-files: 4, strategy: {strategy}}}
-  manifests: {{most: 4}}
+  manifests: {{max-count: 4}}
   expiry: {{keep: 1h, at-least: 2, at-most: {at_most}}}
 """
 

@@ -49,7 +49,7 @@ event-time: at
 partition-by: [day(at)]
 maintenance:
   compaction: {min-files: 2}
-  manifests: {most: 2}
+  manifests: {max-count: 2}
   expiry: {keep: 1ms, at-least: 1}
   alerts:
     hold: 1ms

@@ -327,7 +327,7 @@ def test_a_backfill_brings_the_records_of_files_that_the_table_lacks_once_each(
 
 MAINTENANCE = {
     "compaction": {"min-files": 2, "open-files": 2},
-    "manifests": {"most": 2},
+    "manifests": {"max-count": 2},
     "expiry": {"keep": "1h", "at-least": 1},
     "orphans": {"max-share": 100},
 }

@@ -133,7 +133,7 @@ class _Run:
         claimed: Claims,
         replays: PublishedReplays,
     ) -> Iterable[Finding]:
-        """Compare each table's rows by count; with Kafka's records, if offsets were committed repeatedly."""
+        """Compare the number of rows in each table. After repeated commits of offsets, compare rows."""
         if self.drops_repeats:  # the number of repeats that each table dropped is unknown
             return ()
         if all(map(is_counted_once, evidence)):

@@ -272,7 +272,7 @@ def keep_same_topics(
 
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
-    """Return the end of a table's records in each recreated or truncated partition."""
+    """Return the offset at which a table's records end, for each partition that was recreated or truncated."""
     own = keep_same_topics(marker.offsets, marker.source, main.source)
     return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
 

@@ -184,7 +184,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
     if outcome is BatchOutcome.NOT_COMMITTED:
         return _paths_without_batch(swept, key) if _ensure_closed(view, key) else None
     if isinstance(record, Journal):
-        return _committed_paths_to_keep(record, swept)
+        return _committed_files_to_keep(record, swept)
     if is_routed(swept.target):
         return None  # its files may wait
     if view.oldest is not None and key < view.oldest:
@@ -193,8 +193,8 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
     return swept.referenced_paths if view.just_settled else None
 
 
-def _committed_paths_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
-    """Return the bare paths of a committed batch to keep; None while another writer may still merge the batch."""
+def _committed_files_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
+    """Return which files of a committed batch to keep, as bare paths; None while another writer may still merge it."""
     if not _is_merged(record, swept.target):
         return _paths_of(record)
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
@@ -234,7 +234,7 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
-            if _is_merged(journal, target) and (kept := _committed_paths_to_keep(journal, swept)) is not None:
+            if _is_merged(journal, target) and (kept := _committed_files_to_keep(journal, swept)) is not None:
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info(
@@ -278,7 +278,7 @@ def _sweep_folders(
         table = _try_load(target, handle) if is_routed(target) else handle.current()
         if table is not None:
             swept = _SweptTable(target, table, tables.stream)
-            kept = _committed_paths_to_keep(record, swept) if record and is_merged else files
+            kept = _committed_files_to_keep(record, swept) if record and is_merged else files
             if kept is not None:
                 deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
     return deleted

@@ -68,8 +68,9 @@ def _start_thread(work: Callable[[], None]) -> threading.Thread:
 
 @dataclass(slots=True)
 class WriterFolding:
-    """Folds `fan_in` small files of a partition into one, and as many of these into a larger one. Not for tables with
-    deletes, nor of format version 3, whose rows have ids.
+    """Rewrites `fan_in` small files of a partition as one, and `fan_in` of the results as a larger one.
+
+    Tables with deletes, and those of format version 3, whose rows have ids, are left alone.
     """
 
     stream: str

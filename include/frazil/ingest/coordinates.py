@@ -15,7 +15,7 @@ from frazil.ingest.calendar_limits import MILLISECONDS, range_error
 from frazil.ingest.changes import CHANGE_COLUMNS
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.decode import number_rows
+from frazil.ingest.decode import number_rows_in_records
 from frazil.spec.column import LINE_COLUMN
 
 COORDINATE_COLUMNS = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
@@ -63,7 +63,11 @@ class CoordinateColumns:
         return {row: range_error("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
 
     def _line_numbers(self, record_indexes: NDArray[np.int64]) -> pa.Array:
-        return pa.array(number_rows(record_indexes)) if self._lines else pa.nulls(len(record_indexes), pa.int32())
+        return (
+            pa.array(number_rows_in_records(record_indexes))
+            if self._lines
+            else pa.nulls(len(record_indexes), pa.int32())
+        )
 
     def _column(self, name: str, chunk: RecordChunk, places: slice | NDArray[np.int64]) -> pa.Array:
         match name:

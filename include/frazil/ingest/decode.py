@@ -153,7 +153,7 @@ def drop_incomplete_records(decoded: DecodedChunk) -> DecodedChunk:
     )
 
 
-def number_rows(record_indexes: NDArray[np.int64]) -> NDArray[np.int32]:
+def number_rows_in_records(record_indexes: NDArray[np.int64]) -> NDArray[np.int32]:
     """Return the number of each row within its record, starting at 0. Row i comes from record `record_indexes[i]`."""
     order = np.argsort(record_indexes, kind="stable")
     numbers = np.empty(len(record_indexes), np.int32)

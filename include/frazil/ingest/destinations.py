@@ -15,7 +15,7 @@ from frazil.ingest.binary_arrays import header_column, to_arrow_binary
 from frazil.ingest.changes import delete_mask
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import Destinations, OffsetRange, Target
-from frazil.ingest.decode import DecodedChunk, Rejection, number_rows
+from frazil.ingest.decode import DecodedChunk, Rejection, number_rows_in_records
 from frazil.spec.route import find_refusal
 
 NO_TABLE = "NoTable"
@@ -153,7 +153,7 @@ class RowDivider:
 
 
 def _superseded_deletes(decoded: DecodedChunk) -> NDArray[np.bool_]:
-    again = number_rows(decoded.record_indexes) > 0
+    again = number_rows_in_records(decoded.record_indexes) > 0
     if not again.any():
         return again
     return np.isin(decoded.record_indexes, decoded.record_indexes[again]) & delete_mask(decoded.rows)

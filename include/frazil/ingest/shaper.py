@@ -26,7 +26,7 @@ from frazil.ingest.changes import ChangeReader
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import CoordinateColumns, record_schema
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows_in_records
 from frazil.ingest.formats import Quoter, create_decoder, create_quoter, has_lines, has_several_rows, without_unwrap
 from frazil.ingest.formats.fields import Unit, record_path, unit_of, with_path
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader
@@ -93,7 +93,7 @@ class Shaper:
 
     def first_row_mask(self, record_indexes: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Return a mask of each record's first row; None if all records have one row."""
-        return number_rows(record_indexes) == 0 if self._several else None
+        return number_rows_in_records(record_indexes) == 0 if self._several else None
 
     def decode(self, chunk: RecordChunk) -> DecodedChunk:
         """Decode the chunk to rows without coordinates. Ranges of values are not checked."""

@@ -34,8 +34,8 @@ def plan_manifests(
     A rewrite merges only manifests of the same group.
     """
     total = sum(group.manifests for group in groups)
-    if total < settings.most:
-        return ManifestPlan((), f"{format_count(total, 'manifest', 'is|are')} fewer than {settings.most:,}")
+    if total < settings.max_count:
+        return ManifestPlan((), f"{format_count(total, 'manifest', 'is|are')} fewer than {settings.max_count:,}")
     ideal = {group: max(-(-group.bytes // target_bytes), 1) for group in groups}
     worth = tuple(sorted({group.spec_id for group in groups if 2 * ideal[group] <= group.manifests}))
     if not worth:

@@ -53,7 +53,7 @@ class Compaction(SwitchableAction):
 class Manifests(SwitchableAction):
     """Rewrites many small manifests as few manifests, sorted by partition."""
 
-    most: CountFromTwo = Field(default=100, description="Number of manifests at which they are rewritten.")
+    max_count: CountFromTwo = Field(default=100, description="Number of manifests at which they are rewritten.")
 
 
 class Expiry(SwitchableAction):
@@ -156,7 +156,7 @@ class Maintenance(Model):
         """The maximum numbers of snapshots and of manifests (None: unlimited), and the interval of maintenance."""
         return (
             self.expiry.at_most if self.expiry.enabled else None,
-            self.manifests.most if self.manifests.enabled else None,
+            self.manifests.max_count if self.manifests.enabled else None,
             self.every,
         )
 

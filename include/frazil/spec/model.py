@@ -306,10 +306,11 @@ class StreamSpec(Model):
 
     @property
     def units(self) -> dict[str, str | dict[str, Any]]:
-        """The encodings that a column's type alone does not determine, by the column's full name.
+        """Return the encodings that a column's type alone does not determine, by the column's full name.
 
-        Times that arrive as numbers have a unit, strings that store JSON text have `json`, and the column of other
-        fields has `rest`. A column with more settings has a mapping: see `frazil.ingest.formats.fields.ColumnSource`.
+        Times that arrive as numbers have a unit, strings that store JSON text have `json`, and the column that collects
+        undeclared fields has `rest`. A column with more settings has a mapping: see
+        `frazil.ingest.formats.fields.ColumnSource`.
         """
         as_json = {name: "json" for column in self.record_columns for name in column.json_text_fields}
         declared = {column.name: column.unit for column in self.record_columns if column.unit not in {None, "iso"}}

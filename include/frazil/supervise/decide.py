@@ -208,7 +208,7 @@ def _retry_external_cause(
 ) -> Decision | None:
     if exit_.code not in EXTERNAL_CAUSE_EXIT_CODES:
         return None
-    if _has_ended_while_away(observed, exit_, policy=policy):
+    if _has_ended_unsupervised(observed, exit_, policy=policy):
         reason = (
             f"the writer ended with {_code_text(exit_)} ({error_name(exit_.code or 0)}) "
             f"{format_elapsed(now_ms - exit_.ended_at_ms)} ago, and supervision returned to this host "
@@ -221,7 +221,7 @@ def _retry_external_cause(
     return None
 
 
-def _has_ended_while_away(observed: DecisionInput, exit_: ExitRecord, *, policy: SupervisionPolicy) -> bool:
+def _has_ended_unsupervised(observed: DecisionInput, exit_: ExitRecord, *, policy: SupervisionPolicy) -> bool:
     """Whether the writer ended while no supervisor was active here, or long before supervision returned."""
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False

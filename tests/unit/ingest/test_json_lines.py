@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, number_rows
+from frazil.ingest.decode import DecodedChunk, number_rows_in_records
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.json import lines
 
@@ -35,7 +35,7 @@ def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:
     found: list[Any] = [[] for _ in range(count)]
     for place, number, row in zip(
         decoded.record_indexes.tolist(),
-        number_rows(decoded.record_indexes).tolist(),
+        number_rows_in_records(decoded.record_indexes).tolist(),
         decoded.rows.to_pylist(),
         strict=True,
     ):

@@ -22,7 +22,7 @@ NOON_MS = 1_000 * 24 * HOUR_MS + 12 * HOUR_MS
 MIB = 2**20
 SETTINGS = Maintenance(
     compaction=Compaction(min_files=5),
-    manifests=Manifests(most=10),
+    manifests=Manifests(max_count=10),
     expiry=Expiry(keep=timedelta(hours=6), at_least=20),
 )
 LARGE = TableHealth(

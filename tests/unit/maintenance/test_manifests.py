@@ -24,15 +24,15 @@ from frazil.spec.maintenance import Manifests
     ],
 )
 def test_manifests_are_rewritten_where_there_are_many_and_half_of_them_would_do(manifests, spec_ids):
-    assert plan_manifests([ManifestGroup(*of) for of in manifests], Manifests(most=10)).spec_ids == spec_ids
+    assert plan_manifests([ManifestGroup(*of) for of in manifests], Manifests(max_count=10)).spec_ids == spec_ids
 
 
 def test_only_manifests_of_one_spec_and_content_become_fewer():
     groups = [ManifestGroup(0, False, 9, 9), ManifestGroup(0, True, 1, 1), ManifestGroup(1, False, 1, 1)]
-    assert plan_manifests(groups, Manifests(most=10)).sentence == "11 manifests become about 3"
+    assert plan_manifests(groups, Manifests(max_count=10)).sentence == "11 manifests become about 3"
 
 
 def test_a_smaller_target_needs_more_of_them():
-    plan = plan_manifests([ManifestGroup(0, False, 10, 1_000)], Manifests(most=10), target_bytes=100)
+    plan = plan_manifests([ManifestGroup(0, False, 10, 1_000)], Manifests(max_count=10), target_bytes=100)
     assert not plan.spec_ids
     assert plan.sentence == "a rewrite would not halve 10 manifests: 10 would remain"

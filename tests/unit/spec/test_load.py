@@ -965,7 +965,7 @@ def test_maintenance_is_switched_off_as_a_whole_or_in_part(declare: Declare, swi
     [
         ({"compaction": "off", "orphans": {"older-than": "9d"}, "alerts": {"manifests": 7}}, False),
         ({"expiry": {"at-most": 900}}, True),
-        ({"manifests": {"most": 7}}, True),
+        ({"manifests": {"max-count": 7}}, True),
         ({"every": "2h"}, True),
         ("off", True),
     ],

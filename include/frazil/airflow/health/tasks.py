@@ -115,13 +115,13 @@ def _due_actions(
 
 
 @contextmanager
-def _stored_first_days(again: Mapping[str, AssetStore]) -> Iterator[dict[str, date | None]]:
-    known = {name: read_first_day(kept) for name, kept in again.items()}
+def _stored_first_days(stores: Mapping[str, AssetStore]) -> Iterator[dict[str, date | None]]:
+    known = {name: read_first_day(kept) for name, kept in stores.items()}
     days = dict(known)
     yield days
     for name, day in days.items():
         if day is not None and known[name] is None:
-            again[name].set(FIRST_DAY_KEY, str(day))
+            stores[name].set(FIRST_DAY_KEY, str(day))
 
 
 @contextmanager
