@@ -136,6 +136,8 @@ class Agent:
         if self._order is not None:
             self._read_report(self._order)
             self._query_cluster(self._order)
+            if self._status.state.has_ended:  # perhaps since the report was read
+                self._read_report(self._order)
         now_s = self._monotonic()
         followed = self._status.state in {DriverState.WAITING, DriverState.RUNNING}
         self._followed = self._followed or followed or (self._report is not None and self._reports_read > 1)

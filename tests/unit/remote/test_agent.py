@@ -200,6 +200,23 @@ def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
     assert capfd.readouterr().err.count("first\n") == 1
 
 
+def test_a_driver_that_ends_between_its_report_and_the_clusters_answer_ends_with_its_own_reason(
+    world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end() -> DriverStatus:
+        if world.cluster.state.state is DriverState.RUNNING:
+            world.write_report(ended=DriverExit(11, "OffsetGap: lost"))
+            world.cluster.state = DriverStatus(DriverState.FAILED, "FAILED")
+        return world.cluster.state
+
+    monkeypatch.setattr(world.cluster, "status", end)
+    world.start()
+    eventually(lambda: world.ended)
+    assert world.ended == [11]
+    assert world.heartbeat is not None
+    assert world.heartbeat.error == "OffsetGap: lost"
+
+
 def test_the_next_agent_follows_the_driver_of_the_last_one(world: World, eventually: Any) -> None:
     world.start()
     eventually(lambda: (found := world.folder.order()) and found.submission)
