@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from frazil.audit.source_records import find_remaining_offsets
+from frazil.audit.kafka_source import find_remaining_offsets
 from frazil.audit.stream_audit import audit_stream
 from frazil.backfill import commit as backfill_commit
 from frazil.backfill import stage as stage_module

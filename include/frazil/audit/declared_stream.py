@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from frazil.audit.findings import Audit
-from frazil.audit.source_records import find_remaining_offsets
+from frazil.audit.kafka_source import find_remaining_offsets
 from frazil.audit.stream_audit import audit_stream
 from frazil.commit.history import Period
 from frazil.commit.open_streams import open_read_only

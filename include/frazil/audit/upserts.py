@@ -35,15 +35,8 @@ from frazil.audit.compare import (
 )
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.source_records import (
-    NO_LEADER,
-    ComparedTables,
-    SourceRecords,
-    explain_not_comparable,
-    find_truncated_logs,
-    report_not_committed,
-    scratch_folder,
-)
+from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_truncated_logs, report_not_committed
+from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
 from frazil.audit.stream_audit import audit_changes, find_metadata_problems, require_marker
 from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, deleted_by_others

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyroaring import BitMap64
 
-from frazil.audit import source_records
+from frazil.audit import kafka_source
 from frazil.audit.claims import Claims, CommittedRange
 from frazil.audit.findings import FindingKind
 from frazil.kafka.admin import Topics
@@ -84,10 +84,10 @@ def ask(monkeypatch: pytest.MonkeyPatch, accepted: tuple[tuple[int, int], ...] =
     def open_kafka(_: Any) -> Iterator[StandInKafka]:
         yield StandInKafka()
 
-    monkeypatch.setattr(source_records, "open_kafka", open_kafka)
-    monkeypatch.setattr(source_records, "resolve_kafka_properties", lambda *_: {})
+    monkeypatch.setattr(kafka_source, "open_kafka", open_kafka)
+    monkeypatch.setattr(kafka_source, "resolve_kafka_properties", lambda *_: {})
     monkeypatch.setattr(
-        source_records, "read_offsets", lambda _, spans: {tp: OffsetTally(range(*span)) for tp, span in spans.items()}
+        kafka_source, "read_offsets", lambda _, spans: {tp: OffsetTally(range(*span)) for tp, span in spans.items()}
     )
     ranges = {
         T0: (
@@ -100,4 +100,4 @@ def ask(monkeypatch: pytest.MonkeyPatch, accepted: tuple[tuple[int, int], ...] =
         source=IDENTITY, offsets={T0: 90, T1: 10}, leader_epochs={T0: 2, T1: 1}, rewritten={T0: accepted}
     )
     spec: Any = SimpleNamespace(name="s", source=SimpleNamespace(reads=("t",)))
-    return source_records.find_remaining_offsets(spec, marker, Claims(ranges))
+    return kafka_source.find_remaining_offsets(spec, marker, Claims(ranges))
