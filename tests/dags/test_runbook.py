@@ -274,7 +274,7 @@ def test_a_late_window_is_reported_with_what_it_waits_for(shift: Shift) -> None:
     complete(shift)
     shift.later(timedelta(hours=4))
     assert "late-window" in shift.red_after_the_hold()
-    assert "are from 2033-05-18T08:30:00Z" in shift.show("late-window")
+    assert "is from 2033-05-18T08:30:00Z" in shift.show("late-window")
     shift.land()
     complete(shift)
     assert "late-window" not in shift.red()
