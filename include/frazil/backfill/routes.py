@@ -117,7 +117,7 @@ class BackfillRoute:
         for attempt in range(MAX_OPEN_ATTEMPTS):
             routed = RoutedTables(spec, route, load_catalog(spec.table.catalog), tables)
             try:
-                routed.open(_wait_for_routed_tables(tables))
+                routed.open(wait_for_routed_tables(tables))
             except Fenced:  # a writer has begun in the meantime
                 if attempt == MAX_OPEN_ATTEMPTS - 1:
                     raise
@@ -129,7 +129,7 @@ class BackfillRoute:
 
     def make(self, values: Collection[str]) -> None:
         """Create tables for new routing values, up to the route's limit, as a writer does."""
-        self.routed.make(values, _wait_for_routed_tables(self.tables))
+        self.routed.make(values, wait_for_routed_tables(self.tables))
         self._check_tables_exist()
 
     def _check_tables_exist(self) -> None:
@@ -145,7 +145,7 @@ class BackfillRoute:
         return dataclasses.replace(context, targets={**context.targets, **routed})
 
 
-def require_routed_tables(tables: StreamTables) -> Marker:
+def _require_routed_tables(tables: StreamTables) -> Marker:
     """Return the default table's marker. Raises RouteBehind if a routed table is missing batches."""
     default_marker = require_own_marker(tables.stream, tables.marker(), noun="records")
     if behind := find_lagging_tables(tables, default_marker):
@@ -153,13 +153,13 @@ def require_routed_tables(tables: StreamTables) -> Marker:
     return default_marker
 
 
-def _wait_for_routed_tables(tables: StreamTables) -> Marker:
+def wait_for_routed_tables(tables: StreamTables) -> Marker:
     """Wait until the routed tables have all batches, and return the default table's marker."""
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + ROUTED_TABLES_TIMEOUT_S
     while True:
         try:
-            return require_routed_tables(tables)
+            return _require_routed_tables(tables)
         except RouteBehind:
             if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):
                 raise

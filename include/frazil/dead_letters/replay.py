@@ -22,7 +22,7 @@ from frazil.backfill.commit import find_unfinished, finish_ended_backfill
 from frazil.backfill.estimate import stage_sample
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, check_coordinates, parse_request
-from frazil.backfill.routes import BackfillRoute, require_routed_tables
+from frazil.backfill.routes import BackfillRoute, wait_for_routed_tables
 from frazil.backfill.rules import check_no_backfill, check_run_not_abandoned
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
@@ -81,11 +81,11 @@ def preview(opened: OpenStream, selection: Selection, *, run: str | None = None)
     Raises the errors with which `replay` would refuse to begin.
     """
     _find_open_replay(opened, run)
-    if opened.spec.route:
-        require_routed_tables(opened.tables)
     with tempfile.TemporaryDirectory(prefix="frazil-replay-") as folder:
         if not _copy_dead_letters(opened, selection, folder, limit=TARGET_FILE_ROWS):
             return Preview()
+        if opened.spec.route:
+            wait_for_routed_tables(opened.tables)
         files = FileSource.open(folder, opened.tables.main.current(), opened.spec)
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection))
         backfill = Backfill(files.with_listing(request), opened, files)

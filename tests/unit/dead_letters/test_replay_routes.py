@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import time
@@ -26,7 +27,7 @@ from frazil.commit.backfill_records import BackfillState, branch_name, committed
 from frazil.commit.history import Period
 from frazil.commit.open_streams import open_stream
 from frazil.dead_letters.discard import discard
-from frazil.dead_letters.replay import replay
+from frazil.dead_letters.replay import preview, replay
 from frazil.dead_letters.selection import Selection
 from frazil.errors import CommitUnavailable, RouteBehind, WriterBusy
 from frazil.ingest.contract import Target
@@ -354,6 +355,16 @@ def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop
     with pytest.raises(RouteBehind, match=r"table shop.orders does not exist"):
         replay(open_stream(made.spec), Selection())
     assert (made.dead_letters(), read_backfill(made.tables.main.refresh().properties, "shop")) == (len(KINDS), None)
+
+
+def test_a_dry_run_waits_for_rows_that_the_writer_is_committing(made: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "ROUTED_TABLES_TIMEOUT_S", 60.0)
+    made.batch({RAW_A: 1})
+    opened = open_stream(made.spec)
+    retry_policy = dataclasses.replace(opened.tables.retry_policy, wait=lambda _: made.follow())
+    tables = dataclasses.replace(opened.tables, retry_policy=retry_policy)
+    found = preview(dataclasses.replace(opened, tables=tables), Selection())
+    assert found.landing + found.failing == len(KINDS)
 
 
 def test_batches_of_the_writer_meanwhile_change_nothing_for_the_dead_letters(
