@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable
 from datetime import timedelta
@@ -283,16 +284,24 @@ class StreamSpec(Model):
         It covers only values that differ from the defaults, so a key that a newer version adds does not change it.
         """
         excluded: dict[str, Any] = dict.fromkeys(("maintenance", "application", "description", "owner"), True)
-        excluded["route"] = {"complete"}
+        excluded |= {"route": {"complete"}, "commit": {"max_records"}}
         if self.evolution.mode == "off":
             excluded["evolution"] = True
         if not self.resources.driver_in_cluster:
             excluded["resources"] = {"deploy_mode", "rest_port"}
-        digest = hashlib.sha256(self.model_dump_json(exclude=excluded, exclude_defaults=True).encode())
-        limits = self.maintenance.limits
-        if self.commit.throttle != "off" and limits != Maintenance().limits:
-            digest.update(repr(limits).encode())
-        return digest.hexdigest()[:16]
+        declared = self.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
+        values = {key: value for key, value in declared.items() if value != {}}
+        maintenance, default = self.maintenance, Maintenance()
+        if self.max_records != Commit().max_records:
+            values["max_records"] = self.max_records
+        if self.commit.throttle != "off" and maintenance.limits != default.limits:
+            values["limits"] = repr(maintenance.limits)
+        if maintenance.expiry != default.expiry:
+            values["expiry"] = maintenance.expiry.model_dump(mode="json")
+        if maintenance.compaction.enabled and maintenance.compaction.fold_files:
+            values["fold_files"] = maintenance.compaction.fold_files
+        text = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def record_columns(self) -> tuple[Column, ...]:

@@ -110,6 +110,13 @@ def test_an_append_stream_keeps_its_fingerprint_and_an_upsert_has_one_of_its_own
     assert len(reported | {plain.fingerprint()}) == len(upserts) + 1
 
 
+def test_the_fingerprint_tells_the_default_of_an_append_stream_from_that_of_an_upsert_stream() -> None:
+    upsert = {**ORDERS, "mode": "upsert", "key": "id"}
+    default, declared = (StreamSpec.model_validate({**upsert, "commit": c}) for c in ({}, {"max-records": 20_000_000}))
+    assert (default.max_records, declared.max_records) == (1_000_000, 20_000_000)
+    assert default.fingerprint() != declared.fingerprint()
+
+
 def test_the_key_is_the_identifier_of_the_table_and_stays_required_whatever_evolves() -> None:
     spec = StreamSpec.model_validate({**ORDERS, "mode": "upsert", "key": ["ref", "id"], "evolution": "full"})
     schema = iceberg.table_schema(spec)
