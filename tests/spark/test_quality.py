@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -173,3 +175,29 @@ def test_the_same_suite_gives_the_same_result_and_counts_on_both_engines(
 
 def test_spark_finds_the_window_of_an_event_time_without_a_zone(spark: Any, tmp_path: Path):
     assert open_window(_request(tmp_path, "spark", "local")).to_spark(("n",), spark).count() == 4
+
+
+SECRET = "not-for-ps"
+SHOW_COMMAND_LINE = """
+import sys
+from pathlib import Path
+from pyspark import SparkContext
+from frazil.quality.evaluate import start_spark
+from frazil.quality.gate import GateRequest
+session = start_spark(GateRequest.from_json(sys.argv[1]))
+print(session.conf.get("spark.sql.catalog.default.token"))
+print(Path(f"/proc/{SparkContext._gateway.proc.pid}/cmdline").read_text().split(chr(0)))
+"""
+
+
+def test_the_secrets_of_a_catalog_are_on_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = _request(tmp_path, "spark", "at")
+    catalog = {"TYPE": "sql", "URI": f"sqlite:///{tmp_path}/c.db", "WAREHOUSE": f"file://{tmp_path}", "TOKEN": SECRET}
+    for name, value in catalog.items():
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__DEFAULT__{name}", value)
+    program = [sys.executable, "-c", SHOW_COMMAND_LINE, request.to_json()]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    token, command_line = done.stdout.splitlines()[-2:]
+    assert token == SECRET
+    assert "frazil gate quality.kinds" in command_line
+    assert SECRET not in command_line

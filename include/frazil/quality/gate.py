@@ -39,7 +39,7 @@ class GateRequest:
     engine: Literal["auto", "arrow", "spark"] = "auto"
     """`arrow` (pandas), `spark`, or `auto`: chosen by the number of rows."""
     spark: Mapping[str, str] = field(default_factory=dict)
-    """Spark properties that take precedence over the gate's own, such as `spark.jars` with Iceberg's runtime."""
+    """Spark properties, such as `spark.jars`. They replace the gate's own properties, but not the catalog's."""
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "suite": str(self.suite.absolute()), "docs": str(self.docs.absolute())})

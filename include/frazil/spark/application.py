@@ -15,13 +15,14 @@ def start_session(
     app_name: str, *catalogs: str | None, properties: Mapping[str, str] = MappingProxyType({})
 ) -> SparkSession:
     """Start a session with these catalogs (None: the default), configured by spark-submit or `properties`."""
+    catalog_properties = [item for catalog in catalogs for item in spark_properties(catalog).items()]
     builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
     for key, value in properties.items():
         builder = builder.config(key, value)
-    for catalog in catalogs:
-        for key, value in spark_properties(catalog).items():
-            builder = builder.config(key, value)
     with explain_java_errors():
         session = builder.getOrCreate()
+    # The command line of a JVM that the builder starts has all of the builder's properties.
+    for key, value in catalog_properties:
+        session.conf.set(key, value)
     session.sparkContext.setLogLevel("WARN")
     return session
