@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +35,13 @@ lateness: 30m
 """
 DAY = 1_388_361_600_000_000
 HOUR = 3_600_000_000
+
+
+def test_a_dag_file_with_a_sensor_loads_neither_declarations_nor_what_reads_tables() -> None:
+    unwanted = ["frazil.spec.model", "frazil.airflow.declared_streams", "pyiceberg", "pyarrow"]
+    program = f"import sys, frazil.airflow.partitions.sensor; print([m for m in {unwanted} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 class Said:

@@ -22,7 +22,6 @@ from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
-from frazil.airflow.declared_streams import has_no_stream
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState, mask_numbers
 from frazil.errors import FrazilError
 from frazil.home import streams_folder
@@ -165,6 +164,7 @@ class CompletionOperator(BaseBranchOperator):
         self.expectations = str(expectations) if expectations else None
 
     def execute(self, context: Context) -> Any:
+        from frazil.airflow.declared_streams import has_no_stream
         from frazil.airflow.partitions import tasks as windows  # a DAG file that is parsed needs no PyIceberg
 
         if has_no_stream(Path(self.streams), self.table):
@@ -204,6 +204,7 @@ class CompletionTrigger(PollingTrigger):
     """Time (monotonic) of the last search for late rows; None before the first poll."""
 
     def poll(self) -> tuple[Payload | None, str]:
+        from frazil.airflow.declared_streams import has_no_stream
         from frazil.airflow.partitions import tasks as windows  # loads PyIceberg
 
         table, streams, number = (self.arguments[key] for key in ("table", "streams", "number"))
