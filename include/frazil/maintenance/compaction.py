@@ -313,12 +313,13 @@ def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) ->
     """Return the rewrite, with the files of older specs that Iceberg may also rewrite."""
     if not overlapping:
         return rewrite
-    whole = rewrite.applies_deletes  # Iceberg then takes every file that has deletes, however large
+    all_deletes = rewrite.all_deletes and rewrite.files == 1  # several small files are chosen for their size
+    whole = rewrite.applies_deletes or all_deletes  # Iceberg then takes every file that has deletes, however large
     due = rewrite.deleted_percent is not None
     files = sum(p.files if whole else p.small_files + due * p.deletes.due_files for p in overlapping)
     size = sum(p.bytes if whole else p.small_bytes + due * p.deletes.due_bytes for p in overlapping)
     why = f"{rewrite.reason}, with up to {format_count(files, 'small file')} of older specs"
-    return dataclasses.replace(rewrite, reason=why, old_spec_files=files, old_spec_bytes=size)
+    return dataclasses.replace(rewrite, reason=why, old_spec_files=files, old_spec_bytes=size, all_deletes=all_deletes)
 
 
 def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:

@@ -382,6 +382,15 @@ def test_a_partition_is_left_where_the_older_spec_s_files_beside_it_are_beyond_a
     assert [r.partition.path for r in made.rewrites] == ["day=40"]
 
 
+@pytest.mark.parametrize(("small", "old_files"), [(3, 0), (1, 2)])
+def test_large_files_of_an_older_spec_are_rewritten_only_with_one_small_file_with_deletes(small: int, old_files: int):
+    old = dataclasses.replace(at("month=1", 0, 30, spec=3, small=0), delete_files=2)
+    day = dataclasses.replace(at("day=28", 28, 29, small=small), files=small, deletes=Deletes(scaled_due_files=1))
+    (one,) = plan(old, day).rewrites
+    counted = (one.all_deletes, one.old_spec_files, one.old_spec_bytes)
+    assert counted == (old_files > 0, old_files, old_files * TARGET)
+
+
 def test_partitions_of_a_spec_that_the_table_gave_up_are_left():
     made = plan(of(spec=3))
     assert [left.reason for left in made.left] == [
