@@ -49,7 +49,7 @@ from frazil.spec.units import format_count
 from frazil.stream.routed_tables import RoutedTables
 from frazil.table.catalogs import load_catalog
 from frazil.table.landed_offsets import tally_files
-from frazil.table.tables import data_location
+from frazil.table.tables import check_rows_fit, data_location
 
 
 def writer_for_older_files(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
@@ -111,9 +111,12 @@ class BackfillRoute:
 
     @classmethod
     def open(cls, spec: StreamSpec, tables: StreamTables) -> BackfillRoute | None:
-        """Load the tables, and create declared ones; None without a route. Raises RouteBehind."""
+        """Load the tables, and create declared ones; None without a route. Raises RouteBehind, and SchemaIncompatible
+        if the stream's own tables are not as declared: a running writer may not know the newer declaration.
+        """
         if (route := spec.route) is None:
             return None
+        check_rows_fit(tables.main.refresh(), tables.dead_letters.refresh(), spec)
         for attempt in range(MAX_OPEN_ATTEMPTS):
             routed = RoutedTables(spec, route, load_catalog(spec.table.catalog), tables)
             try:

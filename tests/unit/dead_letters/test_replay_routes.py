@@ -29,7 +29,7 @@ from frazil.commit.open_streams import open_stream
 from frazil.dead_letters.discard import discard
 from frazil.dead_letters.replay import preview, replay
 from frazil.dead_letters.selection import Selection
-from frazil.errors import CommitUnavailable, RouteBehind, WriterBusy
+from frazil.errors import CommitUnavailable, RouteBehind, SchemaIncompatible, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.spec.load import load_stream
 from frazil.stream.routed_tables import RoutedTables
@@ -115,6 +115,14 @@ def test_each_dead_letter_goes_to_the_table_that_its_record_routes_to(made: Shop
     (again,) = replay(open_stream(made.spec), Selection())
     assert (again.landed, again.failed) == (0, 2)
     check_audit(made)
+
+
+def test_a_replay_of_columns_that_the_writer_does_not_have_yet_changes_no_routed_table(made: Shop) -> None:
+    before = load_catalog(None).load_table(RAW_A).metadata_location
+    newer = shop(**{**declared(made), "schema": {"kind": "string", "at": "timestamptz", "note": "string"}})
+    with pytest.raises(SchemaIncompatible, match="`frazil restart shop`"):
+        replay(open_stream(newer), Selection())
+    assert load_catalog(None).load_table(RAW_A).metadata_location == before
 
 
 STEPS_MADE = 45
