@@ -18,6 +18,7 @@ from confluent_kafka import Producer
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run
+from frazil.errors import SpecError
 from frazil.table.catalogs import load_catalog
 from tests.in_process_engine import InProcessEngine
 
@@ -91,6 +92,14 @@ def test_a_batch_that_is_dropped_as_a_whole_moves_the_position(stream: Any, fraz
     assert stream.ids() == [1, 2]
     assert dropped(stream) == 40
     clean(stream, frazil)
+
+
+def test_a_writer_with_a_refused_transform_creates_no_table(stream: Any) -> None:
+    declare(stream, TRANSFORM.replace("order_id AS id", "nosuch AS id"))
+    stream.produce([record(1)], partitions=1)
+    with pytest.raises(SpecError, match="nosuch is not a field"):
+        stream.catch_up()
+    assert not load_catalog(None).table_exists(stream.spec.table.identifier)
 
 
 def test_preview_shows_rows_drops_and_dead_letters_and_writes_nothing(

@@ -215,13 +215,15 @@ class Writer:
     def _open_tables(
         self, reporter: Reporter, emit: Callable[[StreamEvent], None]
     ) -> tuple[StreamTables, ProgressFolder]:
-        catalog = load_catalog(self.spec.table.catalog)
-        main = ensure_table(catalog, self.spec)
-        check_stream_supported(self.spec, records_schema(self.spec) if self.spec.transform else main.schema())
-        if self.spec.transform:
+        if self.spec.transform:  # before it creates a table
             from frazil.ingest.transform_sql import check_transform  # DuckDB, only where a transform is declared
 
+            check_stream_supported(self.spec, records_schema(self.spec))
             check_transform(self.spec)
+        catalog = load_catalog(self.spec.table.catalog)
+        main = ensure_table(catalog, self.spec)
+        if not self.spec.transform:
+            check_stream_supported(self.spec, main.schema())
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
