@@ -69,12 +69,14 @@ _LENGTH_ARGUMENTS = {
 """Index of the first argument that sets the length of a function's result. DuckDB's memory limit ignores it."""
 MAX_RESULT_LENGTH = 100_000
 _COMPARISONS = ("damerau_levenshtein", "editdist3", "jaro_similarity", "jaro_winkler_similarity", "levenshtein")
-_SHORT_ARGUMENTS = {
-    **dict.fromkeys(_COMPARISONS, slice(0, None)),
-    **dict.fromkeys(("regexp_replace", "replace"), slice(2, 3)),
-}
-"""Arguments whose length multiplies a function's time or memory. They must be short."""
+_REPLACEMENTS = ("regexp_replace", "replace")
 MAX_COMPARED_LENGTH = 1000
+MAX_INSERTED_LENGTH = 100
+_SHORT_ARGUMENTS = {
+    **dict.fromkeys(_COMPARISONS, (slice(0, None), MAX_COMPARED_LENGTH)),
+    **dict.fromkeys(_REPLACEMENTS, (slice(2, 3), MAX_INSERTED_LENGTH)),
+}
+"""Arguments whose length multiplies a function's time or memory, and their maximum length."""
 
 
 def open_connection() -> Any:
@@ -442,12 +444,12 @@ class _Checker:
                 "unlimited memory"
             )
             raise SpecError(f"transform: {name}: {what}")
-        short = _SHORT_ARGUMENTS.get(name)
-        if short and not all(map(_is_short, call["arguments"][short])):
-            first = short.start
+        of, limit = _SHORT_ARGUMENTS.get(name, (slice(0), 0))
+        if not all(_is_short(argument, limit) for argument in call["arguments"][of]):
+            first = of.start
             which = f"argument {first + 1} must be a constant" if first else "its arguments must be constants"
             raise SpecError(
-                f"transform: {name}: {which} or left(…, n) with n up to {MAX_COMPARED_LENGTH:,}, because otherwise a "
+                f"transform: {name}: {which} or left(…, n) with n up to {limit:,}, because otherwise a "
                 "record could use unlimited time and memory"
             )
         if _max_length(call) > MAX_RESULT_LENGTH:
@@ -493,13 +495,12 @@ def _is_small(argument: _Node) -> bool:
     return text.isdecimal() and int(text) <= MAX_RESULT_LENGTH
 
 
-def _is_short(argument: _Node) -> bool:
-    """Return whether an argument is a constant, such as `chr(10)`, or a text that `left` shortens."""
+def _is_short(argument: _Node, limit: int) -> bool:
+    """Return whether an argument is a constant, such as `chr(10)`, or a text that `left` shortens to `limit`."""
     expression = argument["expression"]
-    if expression["class"] == "FUNCTION" and expression["function_name"].lower() == "left":
-        return 0 < _constant_value(expression["arguments"][-1]["expression"]) <= MAX_COMPARED_LENGTH and _is_small(
-            expression["arguments"][-1]
-        )
+    if _is_cut(expression):
+        length = expression["arguments"][-1]
+        return 0 < _constant_value(length["expression"]) <= limit and _is_small(length)
     return _max_length(expression) == 1 and all(node["class"] != "COLUMN_REF" for node in _find_nodes(expression))
 
 
@@ -518,7 +519,19 @@ def _max_length(part: Any) -> int:
     name = part["function_name"].lower()
     lengths = arguments[_LENGTH_ARGUMENTS[name] : _LENGTH_ARGUMENTS[name] + 3] if name in _LENGTH_ARGUMENTS else []
     own = [_constant_value(argument["expression"]) for argument in lengths]
+    own += [_inserted_length(argument["expression"]) for argument in arguments[2:3] if name in _REPLACEMENTS]
     return max(sizes, default=1) * max(own, default=1)
+
+
+def _inserted_length(text: _Node) -> int:
+    """Return a bound for the length of a text that `_is_short`."""
+    if _is_cut(text):
+        return _constant_value(text["arguments"][-1]["expression"])
+    return len(str(text.get("literal", {}).get("text", "")))
+
+
+def _is_cut(expression: _Node) -> bool:
+    return bool(expression["class"] == "FUNCTION" and expression["function_name"].lower() == "left")
 
 
 def _constant_value(expression: _Node) -> int:
