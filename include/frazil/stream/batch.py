@@ -56,7 +56,7 @@ from frazil.stream.evolve import EvolutionResult, evolve_table
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.notices import Notices
 from frazil.stream.outage import retry_during_outage
-from frazil.stream.plan import Position, join_ranges, read_rates, update_rates, write_rates
+from frazil.stream.plan import Position, join_ranges, update_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.route import StreamRoute
 from frazil.stream.stage_context import build_stage_context
@@ -382,8 +382,7 @@ class BatchRunner:
     ) -> None:
         """Record rates and the metadata's size for the planner. Only logs errors."""
         try:
-            task_s = [answer.seconds for answer in answers]
-            update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s)
+            stretch = None
             if self.recent is not None:
                 self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
             if self.spec.commit.throttle != "off":
@@ -393,8 +392,9 @@ class BatchRunner:
                 pressed = before is not None and before.reason is not None
                 if pressed or now.reason:
                     self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
-                exchange = open_exchange(self.run_folder)
-                write_rates(exchange, dataclasses.replace(read_rates(exchange), stretch=now.stretch))
+                stretch = now.stretch
+            task_s = [answer.seconds for answer in answers]
+            update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s, stretch=stretch)
         except Exception as error:  # storages and full disks raise anything
             log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
 

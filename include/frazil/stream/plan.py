@@ -193,7 +193,10 @@ def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float
     )
 
 
-def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float) -> None:
+def update_rates(
+    exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float, stretch: float | None = None
+) -> None:
+    """Record a batch's rates and, unless it is None, the factor of the commit interval."""
     rates = average_rates(
         read_rates(exchange),
         records=journal.records,
@@ -201,7 +204,7 @@ def update_rates(exchange: Exchange, journal: Journal, task_s: Sequence[float], 
         task_s=sum(task_s),
         overhead_s=batch_s - max(task_s, default=0.0),
     )
-    write_rates(exchange, rates)
+    write_rates(exchange, rates if stretch is None else replace(rates, stretch=stretch))
 
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:

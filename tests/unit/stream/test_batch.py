@@ -209,6 +209,8 @@ def test_an_empty_commit_teaches_no_rates(tmp_path: Path):
     empty_commit: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
     update_rates(exchange, empty_commit, [], batch_s=9.0)
     assert read_rates(exchange) == rates
+    update_rates(exchange, empty_commit, [], batch_s=9.0, stretch=2.0)
+    assert read_rates(exchange) == dataclasses.replace(rates, stretch=2.0)
 
 
 class Swept(BatchRunner):
