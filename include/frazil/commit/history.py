@@ -160,6 +160,24 @@ def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
     return deleted if sequence_number <= 1 else None
 
 
+def is_fold(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.get("frazil.operation") == FOLD_OPERATION
+
+
+def is_replace(snapshot: Snapshot) -> bool:
+    """Return whether a snapshot has the same rows in other files or manifests. Excludes folds by writers."""
+    is_operation = snapshot.summary is not None and snapshot.summary.operation is Operation.REPLACE
+    return is_operation and not is_fold(snapshot)
+
+
+def is_compaction(snapshot: Snapshot) -> bool:
+    """Return whether data files were rewritten. The last commit of frazil's compaction may only drop delete files."""
+    if snapshot.summary is None or not is_replace(snapshot):
+        return False
+    changed = (parse_number(snapshot.summary.get(f"{change}-data-files")) for change in ("added", "deleted"))
+    return any(changed) or snapshot.summary.get("frazil.operation") == COMPACTION_OPERATION
+
+
 def parse_number(text: str | None) -> int:
     """Parse a number in a snapshot summary. Returns 0 for an invalid value."""
     return int(text) if text and text.isdecimal() else 0

@@ -19,15 +19,16 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.commit_checks import check_ancestry, check_same_source
 from frazil.commit.history import (
-    COMPACTION_OPERATION,
-    FOLD_OPERATION,
     ancestors,
     ancestors_and_older_snapshots,
     commit_records,
+    is_compaction,
+    is_fold,
+    is_replace,
     last_commit_ms,
 )
 from frazil.commit.journal import JournalStore
@@ -111,7 +112,7 @@ def _measure_table(
     main_at_ms = [snapshot.timestamp_ms for snapshot in ancestors(metadata)]
     target = target_file_bytes(table)
     compacted_at_ms, files_since, bytes_since = _growth_since_compaction(metadata, target_bytes=target)
-    folded_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots if _is_fold(snapshot)]
+    folded_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots if is_fold(snapshot)]
     watched = maintained.streams if maintained.kind is TableKind.MAIN else ()
     return TableHealth(
         table=maintained.name,
@@ -178,40 +179,25 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten (ms), and main's growth in files and bytes since then."""
+    """Return when data files were last rewritten (ms), and main's growth in files and bytes since then.
+
+    Without a rewrite in the history, all files count if the table's files are small.
+    """
     files = size = 0
     head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}
     for snapshot in ancestors_and_older_snapshots(metadata):
-        if snapshot.snapshot_id not in main and not _is_replace(snapshot):
-            continue
-        added = _summary_count(snapshot, "added-data-files")
-        if _is_replace(snapshot):
-            if added or _summary_count(snapshot, "deleted-data-files") or _is_own_compaction(snapshot):
-                if snapshot.snapshot_id not in main:  # snapshots after it have expired
-                    files = _summary_count(head, "total-data-files") - _summary_count(snapshot, "total-data-files")
-                    size = _summary_count(head, "total-files-size") - _summary_count(snapshot, "total-files-size")
-                return snapshot.timestamp_ms, max(files, 0), max(size, 0)
-            continue
-        files += added - _summary_count(snapshot, "deleted-data-files")
-        size += _summary_count(snapshot, "added-files-size") - _summary_count(snapshot, "removed-files-size")
+        if is_compaction(snapshot):
+            if snapshot.snapshot_id not in main:  # snapshots after it have expired
+                files = _summary_count(head, "total-data-files") - _summary_count(snapshot, "total-data-files")
+                size = _summary_count(head, "total-files-size") - _summary_count(snapshot, "total-files-size")
+            return snapshot.timestamp_ms, max(files, 0), max(size, 0)
+        if snapshot.snapshot_id in main and not is_replace(snapshot):
+            files += _summary_count(snapshot, "added-data-files") - _summary_count(snapshot, "deleted-data-files")
+            size += _summary_count(snapshot, "added-files-size") - _summary_count(snapshot, "removed-files-size")
     all_files, all_bytes = (_summary_count(head, name) for name in ("total-data-files", "total-files-size"))
     if not are_large(all_files, all_bytes, target_bytes):
         return None, all_files, all_bytes
     return None, max(files, 0), max(size, 0)
-
-
-def _is_replace(snapshot: Snapshot) -> bool:
-    """Return whether a snapshot has the same rows in other files. A writer's folds leave files for maintenance."""
-    summary = snapshot.summary
-    return summary is not None and summary.operation is Operation.REPLACE and not _is_fold(snapshot)
-
-
-def _is_fold(snapshot: Snapshot) -> bool:
-    return snapshot.summary is not None and snapshot.summary.get("frazil.operation") == FOLD_OPERATION
-
-
-def _is_own_compaction(snapshot: Snapshot) -> bool:
-    return snapshot.summary is not None and snapshot.summary.get("frazil.operation") == COMPACTION_OPERATION
 
 
 def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import Snapshot
 
-from frazil.commit.history import COMPACTION_OPERATION, FOLD_OPERATION, parse_number
+from frazil.commit.history import is_compaction, is_fold, is_replace, parse_number
 from frazil.maintenance.alerts import MIN_FILE_DIVISOR
 from frazil.maintenance.due import Action as DueAction
 from frazil.maintenance.due import DueCheck, is_enabled
@@ -225,12 +225,10 @@ def _snapshot_kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:
         return "dead-letters"
     if summary.get("frazil.backfill-stream") or summary.get("frazil.backfill"):
         return "backfill"
-    if summary.get("frazil.operation") == FOLD_OPERATION:
+    if is_fold(snapshot):
         return "fold"
-    if snapshot.summary and snapshot.summary.operation is Operation.REPLACE:
-        own = summary.get("frazil.operation") == COMPACTION_OPERATION
-        changes_data = own or summary.get("deleted-data-files") or summary.get("added-data-files")
-        return "compaction" if changes_data else "manifests"
+    if is_replace(snapshot):
+        return "compaction" if is_compaction(snapshot) else "manifests"
     return "position" if summary.get("frazil.stream") and summary.get("frazil.operation") else "others"
 
 
