@@ -25,12 +25,11 @@ from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection
 from frazil.ingest.formats.debezium import PlaceholderFinder, is_null_ambiguous
+from frazil.ingest.formats.fields import MakeDecoder
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT
 from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path
 from frazil.ingest.source_log import POSITIONS, encode_positions
 from frazil.spec.formats import POSITION, Envelope
-
-MakeDecoder = Callable[[Schema, Mapping[int, str]], FormatDecoder]
 
 BEFORE_IDS, PAYLOAD_IDS, OWN_IDS = 1_000_000_000, 500_000_000, 1_900_000_000
 """First field ids of the columns in `before`, of fields in `payload`, and of fields that are not columns."""
