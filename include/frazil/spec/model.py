@@ -27,12 +27,12 @@ from frazil.spec.upsert import Dedupe, Delete, MergeMode
 from frazil.spec.values import (
     MAX_DESCRIPTION_CHARACTERS,
     Bytes,
-    ColumnNames,
     Count,
     Duration,
     InconsistentError,
     Model,
     Moment,
+    Names,
     Percent,
     PositiveDuration,
     Problem,
@@ -167,7 +167,7 @@ class StreamSpec(Model):
         description="`append`: each record adds a row. `upsert`: each record changes the row of its `key`.",
     )
     dedupe: Dedupe | None = Field(default=None, description="For `mode: append`: which rows are dropped as repeats.")
-    key: ColumnNames = Field(default=(), description="For `mode: upsert`: the columns that identify a row.")
+    key: Names = Field(default=(), description="For `mode: upsert`: the columns that identify a row.")
     order_by: str | None = Field(
         default=None,
         description="For `mode: upsert`: the column that orders changes. A change with a lower value than the row's "

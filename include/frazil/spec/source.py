@@ -13,14 +13,14 @@ from pydantic import Field, field_validator
 from frazil.spec.addresses import find_servers_problem
 from frazil.spec.column import Columns
 from frazil.spec.formats import Format, Header, JsonFormat, Key
-from frazil.spec.values import ColumnNames, Model, Properties, Start, YamlForm
+from frazil.spec.values import Model, Names, Properties, Start, YamlForm
 
 
 class Source(Model):
     """The source of records."""
 
     bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
-    topics: Annotated[ColumnNames, YamlForm("topic, or list of topics")] = Field(
+    topics: Annotated[Names, YamlForm("topic, or list of topics")] = Field(
         default=(), min_length=1, description="The topics to read into one table."
     )
     topic_pattern: str | None = Field(

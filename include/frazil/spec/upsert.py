@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from frazil.spec.column import RESERVED_COLUMNS
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
-from frazil.spec.values import ColumnNames, Model, PositiveDuration, Problem, YamlForm, suggest_names
+from frazil.spec.values import Model, Names, PositiveDuration, Problem, YamlForm, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
@@ -210,7 +210,7 @@ if TYPE_CHECKING:
 class Dedupe(Model):
     """Drops repeats: of rows with the same key and close event times, only the first is kept."""
 
-    key: Annotated[ColumnNames, YamlForm("column, or list of columns")] = Field(
+    key: Annotated[Names, YamlForm("column, or list of columns")] = Field(
         min_length=1, description="The columns in which a row and its repeats are equal."
     )
     within: PositiveDuration = Field(description="The maximum difference in event time between repeats.")

@@ -167,7 +167,7 @@ Properties = Annotated[
 ]
 
 
-ColumnNames = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
+Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 """One or several names. A single name may be written without a list."""
 
 
