@@ -120,7 +120,7 @@ def recall_declaration(folder: Path, name: str, kind: FileKind[T]) -> T | None:
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return a stream, or its last valid declaration and the file's problem. Raises SpecError if there is none."""
+    """Return a stream, or its last valid declaration and the file's problem. Raises SpecError without either."""
     try:
         return find_and_remember(folder, name), None
     except SpecError as error:

@@ -159,7 +159,7 @@ def _read_application(path: Path) -> str | None:
 
 
 def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams of a table, as `view_from_table` does. Raises SpecError if there are none."""
+    """Return the streams of a table, as `view_from_table` does. Raises SpecError without any."""
     valid: list[StreamSpec] = []
     failures: list[str] = []
     for path in list_stream_files(folder):

@@ -91,7 +91,7 @@ def test_what_something_holds_beyond_main_s_line_is_not_counted_with_it(made: Ma
         ([(0, False, 9, 9)], False),
         ([(spec, deletes, 1, 1) for spec in range(9) for deletes in (False, True)], False),
     ],
-    ids=["full", "a full spec beside a tiny one", "few", "none to merge with"],
+    ids=["full", "a full spec and a tiny one", "few", "none to merge with"],
 )
 def test_manifests_are_due_where_some_can_be_merged_with_each_other(groups: list[Any], due: bool) -> None:
     assert is_due(Action.MANIFESTS, manifest_groups=tuple(ManifestGroup(*of) for of in groups)) is due
