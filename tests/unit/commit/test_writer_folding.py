@@ -54,6 +54,15 @@ class Writer:
             self.records += 1
             self.folding.continue_after(journal.staged_for("main"))
 
+    def commit_and_expire(self, batches: int) -> Expiry:
+        """Commit with a writer's expiry that keeps few snapshots. Returns its settings."""
+        settings, main = Expiry(at_least=1, at_most=4), self.world.tables.main
+        main.expiry = WriterExpiry(settings, Pins, lambda: self.world.clock_ms, lambda work: work(), 0)  # type: ignore[arg-type, return-value]
+        for _ in range(batches):
+            self.commit()
+            main.expiry.continue_after(main.current())
+        return settings
+
     def is_whole(self) -> bool:
         return bool(self.world.rows() == [(0, number) for number in range(self.records)])
 
@@ -98,12 +107,7 @@ def test_a_fold_adds_one_manifest_and_rewrites_those_of_its_files_as_one(world: 
 
 def test_every_snapshot_that_the_writers_expiry_leaves_can_be_read(world: Any):
     writer = Writer(world)
-    settings = Expiry(at_least=1, at_most=4)
-    expiry = WriterExpiry(settings, Pins, lambda: world.clock_ms, lambda work: work(), 0)  # type: ignore[arg-type, return-value]
-    world.tables.main.expiry = expiry
-    for _ in range(30):
-        writer.commit()
-        expiry.continue_after(world.tables.main.current())
+    writer.commit_and_expire(30)
     left = world.load().metadata.snapshots
     assert len(left) < 40
     for snapshot in left:
@@ -120,12 +124,7 @@ def test_maintenance_takes_no_fold_for_a_compaction(world: Any):
 
 def test_maintenance_expires_folds_that_the_writer_leaves_to_it(world: Any):
     writer = Writer(world)
-    settings = Expiry(at_least=1, at_most=4)
-    expiry = WriterExpiry(settings, Pins, lambda: world.clock_ms, lambda work: work(), 0)  # type: ignore[arg-type, return-value]
-    world.tables.main.expiry = expiry
-    for _ in range(20):
-        writer.commit()
-        expiry.continue_after(world.tables.main.current())
+    settings = writer.commit_and_expire(20)
     metadata = world.load().metadata
     plan = plan_expiry(metadata, settings, Pins(), table="demo.events", now_ms=world.clock_ms)
     assert len(metadata.snapshots) > 10, "the writer left folds"
