@@ -201,8 +201,7 @@ class StreamSpec(Model):
     )
     watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
     complete: Literal["hour", "day", "none"] | None = Field(
-        default=None,
-        description="The windows to signal. By default, as the table is partitioned by event time.",
+        default=None, description="The windows to signal. By default, as the table is partitioned by event time."
     )
     complete_from: Moment | None = Field(
         default=None, description="The first window to signal; by default the one that is open at the first check."

@@ -448,14 +448,7 @@ def set_null(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, e
 
 @loop
 def _fill_missing(
-    k: int,
-    e: int,
-    stamp: int,
-    nodes: Numbers,
-    lists: Numbers,
-    words: Numbers,
-    valid: Octets,
-    entry_counts: Numbers,
+    k: int, e: int, stamp: int, nodes: Numbers, lists: Numbers, words: Numbers, valid: Octets, entry_counts: Numbers
 ) -> bool:
     """Write null to the fields that an object does not have. Returns False if a required field is missing."""
     first = nodes[k, tree.CHILDREN]
