@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from frazil.spec.column import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import view_from_table
-from frazil.spec.types import Field, List, Map, Primitive, Struct, Type, parse_type
+from frazil.spec.types import Field, Primitive, Struct, Type, parse_type
 
 MAX_SCHEMA_CONFLICTS = 10
 
@@ -41,8 +41,8 @@ def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[
 def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     first: dict[str, Path] = {}
     for path, spec in streams.items():
-        if first.setdefault(spec.name, path) != path:
-            yield f"{path}: name: {spec.name!r} is also the name of the stream in {first[spec.name]}; rename one"
+        if (other := first.setdefault(spec.name, path)) != path:
+            yield f"{path}: name: {spec.name!r} is also the name of the stream in {other}; rename one"
 
 
 def _catalog_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
@@ -147,8 +147,9 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
             of_table = _evolution_conflict(first, f"the stream in {first_path}", spec.table.identifier)
             yield f"{path}: evolution: {spec.evolution.mode}, but {of_table}"
-        for clash in list(_struct_conflicts(_table_struct(spec), _table_struct(first), ()))[:MAX_SCHEMA_CONFLICTS]:
-            yield f"{path}: schema.{clash[0]}: {clash[1]}, but {earlier} has: {clash[2]}; declare the same"
+        clashes = _find_field_conflicts(_table_struct(spec), _table_struct(first), ())
+        for place, mine, its in islice(clashes, MAX_SCHEMA_CONFLICTS):
+            yield f"{path}: schema.{place}: {mine}, but {earlier} has: {its}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:
             if not _split_servers(spec) & _split_servers(other):  # the same cluster if they share a server name
                 continue
@@ -197,40 +198,23 @@ def _table_struct(spec: StreamSpec) -> Struct:
     return Struct(tuple(declared))
 
 
-def _struct_conflicts(mine: Struct, its: Struct, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """A column that only one struct declares is a conflict only if it is `not null`."""
+def _find_field_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+    """Yield path and both texts of each conflict. A column of only one struct is a conflict if it is `not null`."""
     fields = {field.name.lower(): field for field in its.fields}
     for field in mine.fields:
         other = fields.pop(field.name.lower(), None)
-        if other is not None:
-            yield from _field_conflicts(field, other, (*path, field.name))
-        elif field.required:
-            yield ".".join((*path, field.name)), f"{field.type} not null", "no such column"
+        place = (*path, field.name)
+        if other is None:
+            if field.required:
+                yield ".".join(place), f"{field.type} not null", "no such column"
+        elif field.name != other.name:
+            yield ".".join(place), f"written {field.name!r}", repr(other.name)
+        elif field.required != other.required:
+            yield ".".join(place), *(f"{f.type}{' not null' if f.required else ''}" for f in (field, other))
+        elif field.type.fields and type(field.type) is type(other.type):
+            yield from _find_field_conflicts(field.type, other.type, place)
+        elif field.type != other.type:
+            yield ".".join(place), str(field.type), str(other.type)
     for other in fields.values():
         if other.required:
             yield ".".join((*path, other.name)), "not declared", f"{other.type} not null"
-
-
-def _field_conflicts(mine: Field, its: Field, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    if mine.name != its.name:
-        yield ".".join(path), f"written {mine.name!r}", repr(its.name)
-    elif mine.required != its.required:
-        yield ".".join(path), _format_field(mine), _format_field(its)
-    else:
-        yield from _type_conflicts(mine.type, its.type, path)
-
-
-def _type_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    if isinstance(mine, Struct) and isinstance(its, Struct):
-        yield from _struct_conflicts(mine, its, path)
-    elif isinstance(mine, List) and isinstance(its, List):
-        yield from _type_conflicts(mine.element, its.element, (*path, "element"))
-    elif isinstance(mine, Map) and isinstance(its, Map):
-        yield from _type_conflicts(mine.key, its.key, (*path, "key"))
-        yield from _type_conflicts(mine.value, its.value, (*path, "value"))
-    elif mine != its:
-        yield ".".join(path), str(mine), str(its)
-
-
-def _format_field(field: Field) -> str:
-    return f"{field.type}{' not null' if field.required else ''}"

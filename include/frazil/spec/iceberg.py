@@ -27,32 +27,7 @@ from frazil.spec.model import StreamSpec
 FIRST_PARTITION_FIELD_ID = 1000
 """First field id of partition fields, as in the Iceberg specification ("Partition Specs")."""
 
-_PRIMITIVES: dict[str, type[Any]] = {
-    "boolean": iceberg.BooleanType,
-    "int": iceberg.IntegerType,
-    "long": iceberg.LongType,
-    "float": iceberg.FloatType,
-    "double": iceberg.DoubleType,
-    "date": iceberg.DateType,
-    "time": iceberg.TimeType,
-    "timestamp": iceberg.TimestampType,
-    "timestamptz": iceberg.TimestamptzType,
-    "string": iceberg.StringType,
-    "uuid": iceberg.UUIDType,
-    "binary": iceberg.BinaryType,
-    "decimal": iceberg.DecimalType,
-    "fixed": iceberg.FixedType,
-}
-_TRANSFORMS: dict[str, type[Any]] = {
-    "identity": transforms.IdentityTransform,
-    "bucket": transforms.BucketTransform,
-    "truncate": transforms.TruncateTransform,
-    "year": transforms.YearTransform,
-    "month": transforms.MonthTransform,
-    "day": transforms.DayTransform,
-    "hour": transforms.HourTransform,
-    "void": transforms.VoidTransform,
-}
+
 _COORDINATE_DOCS = {
     "kafka_topic": "Topic of the Kafka record",
     "kafka_partition": "Partition of the Kafka record",
@@ -69,8 +44,7 @@ class _FieldIds:
 
     def convert(self, declared: types.Type) -> iceberg.IcebergType:
         if isinstance(declared, types.Primitive):
-            primitive: iceberg.IcebergType = _PRIMITIVES[declared.name](*declared.arguments)
-            return primitive
+            return iceberg.IcebergType.model_validate(str(declared))
         if isinstance(declared, types.Struct):
             return iceberg.StructType(*self.fields([(f.name, f.type, f.required, None) for f in declared.fields]))
         if isinstance(declared, types.List):
@@ -147,57 +121,36 @@ def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
 
 
 def _build_transform(term: Term) -> transforms.Transform[Any, Any]:
-    arguments = (term.width,) if term.width else ()
-    transform: transforms.Transform[Any, Any] = _TRANSFORMS[term.transform](*arguments)
-    return transform
+    return transforms.parse_transform(f"{term.transform}[{term.width}]" if term.width else term.transform)
 
 
+_TEXT, _BYTES, _INT, _MOMENT = map(iceberg_type, ("string", "binary", "int", "timestamptz"))
+_HEADER = iceberg.StructType(
+    iceberg.NestedField(18, "name", _TEXT, required=False), iceberg.NestedField(19, "value", _BYTES, required=False)
+)
+_REQUIRED_IN_DEAD_LETTERS = frozenset({*REQUIRED_COORDINATES, "error_class", "error", "rejected_at"})
 DEAD_LETTER_SCHEMA = Schema(
-    iceberg.NestedField(1, "kafka_topic", iceberg.StringType(), required=True, doc="Topic of the record"),
-    iceberg.NestedField(2, "kafka_partition", iceberg.IntegerType(), required=True, doc="Partition of the record"),
-    iceberg.NestedField(3, "kafka_offset", iceberg.LongType(), required=True, doc="Offset of the record"),
-    iceberg.NestedField(
-        4,
-        "topic_id",
-        iceberg.StringType(),
-        required=False,
-        doc="Kafka's id of the topic, which changes if the topic is recreated",
+    *(
+        iceberg.NestedField(field_id, name, kind, required=name in _REQUIRED_IN_DEAD_LETTERS, doc=doc)
+        for field_id, name, kind, doc in (
+            (1, "kafka_topic", _TEXT, "Topic of the record"),
+            (2, "kafka_partition", _INT, "Partition of the record"),
+            (3, "kafka_offset", iceberg.LongType(), "Offset of the record"),
+            (4, "topic_id", _TEXT, "Kafka's id of the topic, which changes if the topic is recreated"),
+            (5, "kafka_timestamp", _MOMENT, "Timestamp of the record"),
+            (6, "key", _BYTES, "The key's bytes, unchanged"),
+            (7, "value", _BYTES, "The value's bytes, unchanged"),
+            (8, "error_class", _TEXT, "Class of the error, to count by"),
+            (9, "error", _TEXT, "Message of the error"),
+            (10, "rejected_at", _MOMENT, "When frazil rejected the record"),
+            (11, "stream", _TEXT, "Stream that rejected the record; several may share the table"),
+            (12, "headers", iceberg.ListType(17, _HEADER, False), "The headers in order; null if the record has none"),
+            (13, "replays", _INT, "Number of replays that failed"),
+            (14, "discarded_at", _MOMENT, "When an operator discarded it"),
+            (15, "discarded_by", _TEXT, "Who discarded it"),
+            (16, "discard_reason", _TEXT, "Why it was discarded"),
+        )
     ),
-    iceberg.NestedField(5, "kafka_timestamp", iceberg.TimestamptzType(), required=False, doc="Timestamp of the record"),
-    iceberg.NestedField(6, "key", iceberg.BinaryType(), required=False, doc="The key's bytes, unchanged"),
-    iceberg.NestedField(7, "value", iceberg.BinaryType(), required=False, doc="The value's bytes, unchanged"),
-    iceberg.NestedField(8, "error_class", iceberg.StringType(), required=True, doc="Class of the error, to count by"),
-    iceberg.NestedField(9, "error", iceberg.StringType(), required=True, doc="Message of the error"),
-    iceberg.NestedField(
-        10, "rejected_at", iceberg.TimestamptzType(), required=True, doc="When frazil rejected the record"
-    ),
-    iceberg.NestedField(
-        11,
-        "stream",
-        iceberg.StringType(),
-        required=False,
-        doc="Stream that rejected the record; several may share the table",
-    ),
-    iceberg.NestedField(
-        12,
-        "headers",
-        iceberg.ListType(
-            17,
-            iceberg.StructType(
-                iceberg.NestedField(18, "name", iceberg.StringType(), required=False),
-                iceberg.NestedField(19, "value", iceberg.BinaryType(), required=False),
-            ),
-            element_required=False,
-        ),
-        required=False,
-        doc="The headers in their order; null if the record has none",
-    ),
-    iceberg.NestedField(13, "replays", iceberg.IntegerType(), required=False, doc="Number of replays that failed"),
-    iceberg.NestedField(
-        14, "discarded_at", iceberg.TimestamptzType(), required=False, doc="When an operator discarded it"
-    ),
-    iceberg.NestedField(15, "discarded_by", iceberg.StringType(), required=False, doc="Who discarded it"),
-    iceberg.NestedField(16, "discard_reason", iceberg.StringType(), required=False, doc="Why it was discarded"),
     schema_id=0,
 )
 

@@ -158,12 +158,11 @@ def _find_term_problems(key: str, term: Term, columns: ColumnTypes) -> Iterator[
         hint = f"; write {term.column}(column)" if bare else suggest_names(term.column, columns)
         yield Problem(key, str(term), f"refers to {term.column!r}, which is not a column{hint}")
     elif not can_transform(term.transform, source):
-        yield Problem(
-            key,
-            str(term),
+        what = (
             f"does not fit: {term.column} is {source}, but {term.transform} takes "
-            f"{list_transformable_types(term.transform)}",
+            f"{list_transformable_types(term.transform)}"
         )
+        yield Problem(key, str(term), what)
 
 
 def _find_field_problems(key: str, term: Term, before: list[Term], columns: ColumnTypes) -> Iterator[Problem]:
@@ -172,16 +171,14 @@ def _find_field_problems(key: str, term: Term, before: list[Term], columns: Colu
     if other is not None:
         yield Problem(key, str(term), f"creates the same partition field {term.field_name} as {other}; keep one")
     elif term.transform != "identity" and term.field_name in columns:
-        yield Problem(
-            key, str(term), f"creates the partition field {term.field_name}, which is also a column; rename the column"
-        )
+        what = f"creates the partition field {term.field_name}, which is also a column; rename the column"
+        yield Problem(key, str(term), what)
     elif term.transform == "identity" and isinstance(source, Primitive) and source.name == "fixed":
-        yield Problem(
-            key,
-            str(term),
+        what = (
             f"has values of {source}, with which Spark 4.1 and Iceberg 1.12 cannot read the table's manifests; "
-            f"write bucket(16, {term.column}), or declare the column binary",
+            f"write bucket(16, {term.column}), or declare the column binary"
         )
+        yield Problem(key, str(term), what)
     elif term.transform in TIME_TRANSFORMS:
         clash = next((t for t in before if t.column == term.column and t.transform in TIME_TRANSFORMS), None)
         if clash is not None:

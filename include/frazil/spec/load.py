@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,6 @@ DEFAULTS_FILE = "_defaults.yaml"
 def load_stream(path: Path) -> StreamSpec:
     """Load a stream. Raises SpecError, which lists for every problem the file, key, value and allowed values."""
     return _STREAMS.get(path)
-
-
-def _load_stream(path: Path) -> StreamSpec:
-    return validate_stream(read_stream(path), path)
 
 
 def read_stream(path: Path) -> dict[str, Any]:
@@ -80,31 +75,30 @@ def load_streams(folder: Path) -> dict[str, StreamSpec]:
         raise SpecError(
             f"{folder} is not a folder; set the folder of declared streams with --streams or FRAZIL_STREAMS"
         )
-    loaded: dict[Path, StreamSpec] = {}
-    failures: list[str] = []
-    for path in list_stream_files(folder):
-        try:
-            loaded[path] = load_stream(path)
-        except SpecError as error:
-            failures.append(str(error))
-    failures.extend(find_conflicts(loaded))
-    if failures:
+    loaded, problems = _load_all(folder)
+    if failures := [*problems.values(), *find_conflicts(loaded)]:
         raise SpecError("\n".join(failures))
     return {spec.name: spec for spec in sorted(loaded.values(), key=lambda spec: spec.name)}
 
 
+def _load_all(folder: Path) -> tuple[dict[Path, StreamSpec], dict[Path, str]]:
+    """Return the valid streams of a folder, and the problems of its other files, by path."""
+    loaded: dict[Path, StreamSpec] = {}
+    problems: dict[Path, str] = {}
+    for path in list_stream_files(folder):
+        try:
+            loaded[path] = load_stream(path)
+        except SpecError as error:
+            problems[path] = str(error)
+    return loaded, problems
+
+
 def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
     """Return the valid streams, and the problems of other files. Raises SpecError if there are neither."""
-    specs: list[StreamSpec] = []
-    errors: list[str] = []
-    for path in list_stream_files(folder) if folder.is_dir() else ():
-        try:
-            specs.append(load_stream(path))
-        except SpecError as error:
-            errors.append(str(error))
-    if not specs and not errors:
+    loaded, problems = _load_all(folder)
+    if not loaded and not problems:
         raise no_stream_error(folder)
-    return sorted(specs, key=lambda spec: spec.name), errors
+    return sorted(loaded.values(), key=lambda spec: spec.name), [*problems.values()]
 
 
 def no_stream_error(folder: Path) -> SpecError:
@@ -120,10 +114,7 @@ def check_tables_are_unowned(folder: Path, spec: StreamSpec) -> None:
     """Raise SpecError if another stream owns one of the stream's tables: `frazil validate` may not have been run."""
     if not spec.sinks.has_routed_tables and spec.dead_letters.table is None:
         return
-    loaded: dict[Path, StreamSpec] = {}
-    for path in list_stream_files(folder):
-        with suppress(SpecError):
-            loaded[path] = load_stream(path)
+    loaded, _ = _load_all(folder)
     mine = next((path for path, one in loaded.items() if one.name == spec.name), None)
     if mine is not None and (found := find_foreign_writes(mine, loaded)):
         raise SpecError("\n".join(found))
@@ -144,7 +135,8 @@ def find_file(folder: Path, name: str) -> Path:
         known[str(declared)] = path
     if name in known:
         return known[name]
-    if shared := sorted(stream for stream, path in known.items() if _read_application(path) == name):
+    loaded, _ = _load_all(folder)
+    if shared := sorted(spec.name for spec in loaded.values() if spec.application == name):
         raise SpecError(f"{name!r} is an application, not a stream; use one of its streams: {', '.join(shared)}")
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
@@ -152,28 +144,16 @@ def find_file(folder: Path, name: str) -> Path:
     raise SpecError("\n".join([message, *failures]))
 
 
-def _read_application(path: Path) -> str | None:
-    with suppress(SpecError):
-        return load_stream(path).application
-    return None
-
-
 def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """Return the streams of a table, as `view_from_table` does. Raises SpecError without any."""
-    valid: list[StreamSpec] = []
-    failures: list[str] = []
-    for path in list_stream_files(folder):
-        try:
-            valid.append(load_stream(path))
-        except SpecError as error:
-            if table in path.read_text(errors="replace"):
-                raise
-            failures.append(str(error))
-    found = find_feeding_streams(valid, table)
+    loaded, problems = _load_all(folder)
+    if unsure := [problem for path, problem in problems.items() if table in path.read_text(errors="replace")]:
+        raise SpecError(unsure[0])
+    found = find_feeding_streams(loaded.values(), table)
     if not found:
-        known = sorted({each.table.identifier for spec in valid for each in list_windowed_views(spec)})
+        known = sorted({each.table.identifier for spec in loaded.values() for each in list_windowed_views(spec)})
         message = f"no stream in {folder} writes to the table {table!r}; known tables: {', '.join(known) or 'none'}"
-        raise SpecError("\n".join([message, *failures]))
+        raise SpecError("\n".join([message, *problems.values()]))
     return tuple(found)
 
 
@@ -190,31 +170,26 @@ def _merge(beneath: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-_STREAMS = FileCache(_load_stream, other_files=(DEFAULTS_FILE,))
-
+_STREAMS = FileCache(lambda path: validate_stream(read_stream(path), path), other_files=(DEFAULTS_FILE,))
 
 MAX_LISTING_AGE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    at_s: float
-    files: Mapping[str, Path | None]
-    """The file that declares each stream; None for a stream that several files declare."""
-
-
 class FolderIndex:
+    """Finds the files of streams. Lists a folder again after `MAX_LISTING_AGE_S`."""
+
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._listings: dict[Path, _Listing] = {}
+        self._listings: dict[Path, tuple[float, Mapping[str, Path | None]]] = {}
+        """When each folder was listed, and its files by stream; None for a stream that several files declare."""
         self._one_at_a_time = threading.Lock()
 
     def find_file(self, folder: Path, stream: str) -> Path | None:
         with self._one_at_a_time:
-            listing = self._listings.get(folder)
-            if listing is None or self._clock() - listing.at_s >= MAX_LISTING_AGE_S:
-                listing = self._listings[folder] = _Listing(self._clock(), _map_files(folder))
-        return listing.files.get(stream)
+            now_s = self._clock()
+            if folder not in self._listings or now_s - self._listings[folder][0] >= MAX_LISTING_AGE_S:
+                self._listings[folder] = now_s, _map_files(folder)
+            return self._listings[folder][1].get(stream)
 
 
 def _map_files(folder: Path) -> dict[str, Path | None]:

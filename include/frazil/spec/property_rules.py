@@ -78,11 +78,8 @@ def find_secret_problems(spec: StreamSpec) -> Iterator[Problem]:
     for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
         for key, value in properties.items():
             if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
-                yield Problem(
-                    f"{path}.{key}",
-                    None,
-                    "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}",
-                )
+                what = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
+                yield Problem(f"{path}.{key}", None, what)
     for path, text in (*_registry_texts(spec), *_sensitive_texts(spec)):
         if is_secret(path) and not _REFERENCES.fullmatch(text):
             what = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
@@ -113,11 +110,8 @@ def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
         if message := find_reference_problem(text):
             yield Problem(path, None, message)
     if spec.table.location and "${" in spec.table.location:
-        yield Problem(
-            "table.location",
-            spec.table.location,
-            "contains a reference, but references are not resolved here; write the location itself",
-        )
+        what = "contains a reference, but references are not resolved here; write the location itself"
+        yield Problem("table.location", spec.table.location, what)
     elif spec.table.location and (what := find_location_problem(spec.table.location)):
         yield Problem("table.location", spec.table.location, what)
 
@@ -126,11 +120,8 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
     for key, value in spec.table.properties.items():
         path = f"table.properties.{key}"
         if is_secret(key):
-            yield Problem(
-                path,
-                None,
-                "is a secret, which everyone who reads the table could see; set it in the catalog's configuration",
-            )
+            what = "is a secret, which everyone who reads the table could see; set it in the catalog's configuration"
+            yield Problem(path, None, what)
         elif key.startswith("frazil."):
             yield Problem(path, value, "begins with frazil., which is reserved for frazil; remove it")
         elif key == "format-version" and value not in ("2", "3"):

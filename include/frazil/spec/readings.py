@@ -57,11 +57,8 @@ def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, place: str)
             ):
                 named = column if column.from_ else by_name[other]
                 what = f"is also read by the column {other if named is column else column.name}; keep only one of them"
-                yield Problem(
-                    f"{place}.{named.name}.from",
-                    named.from_ if isinstance(named.from_, str) else None,
-                    f"{what}, or compute both with a transform",
-                )
+                what = f"{what}, or compute both with a transform"
+                yield Problem(f"{place}.{named.name}.from", named.from_ if isinstance(named.from_, str) else None, what)
         read[column.path[0]][column.path] = column.name
 
 

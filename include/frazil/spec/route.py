@@ -132,9 +132,8 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
     own = {spec.table.identifier: "the stream's own table", spec.dead_letter_table: "the table of its dead letters"}
     for value, identifier in route.tables.items():
         if identifier in own:
-            yield Problem(
-                f"route.tables.{value}", identifier, f"is {own[identifier]}; name another table, or leave the value out"
-            )
+            what = f"is {own[identifier]}; name another table, or leave the value out"
+            yield Problem(f"route.tables.{value}", identifier, what)
     yield from _find_window_problems(spec, route)
 
 
@@ -181,9 +180,8 @@ def _find_source_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
             what = f"is a column of type {declared[name]}; a route needs a string, int or long"
             yield Problem("route.name", name, what)
         elif spec.sensitive and name in spec.sensitive.fields:
-            yield Problem(
-                "route.name", name, "is sensitive, but table names would show its values; choose another field"
-            )
+            what = "is sensitive, but table names would show its values; choose another field"
+            yield Problem("route.name", name, what)
         elif declared[name] in {"int", "long"}:
             yield from _find_integer_problems(route, name)
 

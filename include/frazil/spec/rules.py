@@ -61,17 +61,11 @@ def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
     for column in spec.columns:
         lower = column.name.lower()
         if lower in seen:
-            yield Problem(
-                f"schema.{column.name}",
-                column.type or None,
-                f"names the column {seen[lower]!r} again; names are case-insensitive",
-            )
+            what = f"names the column {seen[lower]!r} again; names are case-insensitive"
+            yield Problem(f"schema.{column.name}", column.type or None, what)
         if spec.coordinates and lower in RESERVED_COLUMNS:
-            yield Problem(
-                f"schema.{column.name}",
-                column.type or None,
-                "has the name of a column that frazil adds; rename it, or set coordinates: false",
-            )
+            what = "has the name of a column that frazil adds; rename it, or set coordinates: false"
+            yield Problem(f"schema.{column.name}", column.type or None, what)
         seen.setdefault(lower, column.name)
 
 
@@ -88,20 +82,16 @@ def _check_event_time(spec: StreamSpec) -> Iterator[Problem]:
     declared = {column.name: column.type for column in spec.columns}
     if name == "kafka_timestamp" and spec.coordinates:
         if spec.event_time.unit != "iso":
-            yield Problem(
-                "event-time.unit",
-                spec.event_time.unit,
-                "cannot be set for kafka_timestamp, whose unit is fixed; leave it out",
-            )
+            what = "cannot be set for kafka_timestamp, whose unit is fixed; leave it out"
+            yield Problem("event-time.unit", spec.event_time.unit, what)
     elif name not in declared:
         yield Problem("event-time", name, f"is not a column of the schema{suggest_names(name, declared)}")
     elif declared[name] not in {"timestamptz", "timestamp", ""}:
-        yield Problem(
-            "event-time",
-            name,
+        what = (
             f"is a column of type {declared[name]}; event time must be a timestamptz or timestamp (if records "
-            "have a number, declare the column timestamptz, and event-time: {column: …, unit: ms})",
+            "have a number, declare the column timestamptz, and event-time: {column: …, unit: ms})"
         )
+        yield Problem("event-time", name, what)
 
 
 def _check_units(spec: StreamSpec) -> Iterator[Problem]:
@@ -184,30 +174,23 @@ def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
     if column.required:
         yield Problem("rest", name, "is declared not null, but a record may have no other fields; leave not null out")
     if column.as_ is not None:
-        yield Problem(
-            f"schema.{name}.as", "json", "cannot be used for the column of rest, which is always JSON; leave it out"
-        )
+        what = "cannot be used for the column of rest, which is always JSON; leave it out"
+        yield Problem(f"schema.{name}.as", "json", what)
     if name in spec.key_header_columns:
         yield Problem("rest", name, "is already filled by a key or header; name another column")
     if name in spec.key:
         yield Problem("rest", name, "is a key column, which rest cannot fill; name another column")
     if spec.sensitive is not None and any(path.split(".")[0] == name for path in spec.sensitive.fields):
-        yield Problem(
-            "rest",
-            name,
-            "is listed in sensitive.fields, but rest never stores sensitive fields; remove it from sensitive.fields",
-        )
+        what = "is listed in sensitive.fields, but rest never stores sensitive fields; remove it from sensitive.fields"
+        yield Problem("rest", name, what)
 
 
 def _check_topics(spec: StreamSpec) -> Iterator[Problem]:
     if not spec.source.topics and spec.source.topic_pattern is None:
         yield Problem("source.topics", None, "is missing; declare topics, or source.topic-pattern")
     if spec.source.topics and spec.source.topic_pattern is not None:
-        yield Problem(
-            "source.topic-pattern",
-            spec.source.topic_pattern,
-            "is declared together with source.topics; keep one of them",
-        )
+        what = "is declared together with source.topics; keep one of them"
+        yield Problem("source.topic-pattern", spec.source.topic_pattern, what)
 
 
 def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
@@ -245,9 +228,8 @@ def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
         return
     ((name, of_type),) = filled.items()
     if declared.column not in {"", name}:
-        yield Problem(
-            "source.format.column", declared.column, f"is not {name}, the column that the value fills; leave it out"
-        )
+        what = f"is not {name}, the column that the value fills; leave it out"
+        yield Problem("source.format.column", declared.column, what)
     if of_type not in {kind, ""}:
         what = f"is of type {of_type}, but source.format: {declared.type} needs a column of type {kind}"
         yield Problem(f"schema.{name}", None, what)
@@ -315,9 +297,8 @@ def _check_resources(spec: StreamSpec) -> Iterator[Problem]:
             what = f"does not divide resources.cores, {r.cores}, the total of all executors; choose a divisor"
             yield Problem("resources.executor-cores", r.executor_cores, what)
         if "spark.master" in r.spark:
-            yield Problem(
-                "resources.spark.spark.master", r.spark["spark.master"], "is set by resources.master; leave it out"
-            )
+            what = "is set by resources.master; leave it out"
+            yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
         deploy = r.spark.get("spark.submit.deployMode", "client")
         if deploy != "client" and not deploy.startswith("${"):
             what = "is set by resources.deploy-mode; leave it out"
@@ -335,15 +316,11 @@ def _check_resources(spec: StreamSpec) -> Iterator[Problem]:
         what = "is a cluster; write it in resources.master instead"
         yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
     if "spark.archives" in r.spark and r.package:
-        yield Problem(
-            "resources.spark.spark.archives", r.spark["spark.archives"], "is set by resources.package; leave it out"
-        )
+        what = "is set by resources.package; leave it out"
+        yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], what)
     if not r.on_cluster and r.package:
-        yield Problem(
-            "resources.package",
-            r.package,
-            "is only used by executors of a cluster, but resources.master is local[*]; leave it out",
-        )
+        what = "is only used by executors of a cluster, but resources.master is local[*]; leave it out"
+        yield Problem("resources.package", r.package, what)
 
 
 def _check_dead_letters(spec: StreamSpec) -> Iterator[Problem]:

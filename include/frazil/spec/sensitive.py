@@ -81,13 +81,12 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}
     if len(columns) < len(spec.columns):
         return
-    lower = {name.lower(): _lower_field_names(kind) for name, kind in columns.items()}
     for name, how in sensitive.fields.items():
-        found = types.find_type(columns, name.split("."))
-        place = f"sensitive.fields.{name}"
-        if how.as_ == "drop" and (found is not None or types.find_type(lower, name.lower().split("."))):
+        path, place = name.split("."), f"sensitive.fields.{name}"
+        found = types.find_type(columns, path, ignore_case=how.as_ == "drop")
+        if how.as_ == "drop" and found is not None:
             yield Problem(place, "drop", "cannot be used for a column of the schema; remove the column")
-        elif how.as_ == "drop" and isinstance(types.find_type(lower, name.lower().split(".")[:1]), types.Primitive):
+        elif how.as_ == "drop" and isinstance(types.find_type(columns, path[:1], ignore_case=True), types.Primitive):
             yield Problem(place, "drop", "cannot be used within a column that is not a struct; remove the column")
         elif how.as_ != "drop" and found is None:
             yield Problem(place, how.as_, f"is not a column of the schema{suggest_names(name, columns)}")
@@ -96,16 +95,3 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(place, how.as_, what)
     if sensitive.needs_secret and not sensitive.secret:
         yield Problem("sensitive.secret", None, "is missing: hash, tokenize and encrypted dead letters need it")
-
-
-def _lower_field_names(kind: types.Type) -> types.Type:
-    match kind:
-        case types.Struct(fields):
-            return types.Struct(
-                tuple(types.Field(f.name.lower(), _lower_field_names(f.type), f.required) for f in fields)
-            )
-        case types.List(element):
-            return types.List(_lower_field_names(element))
-        case types.Map(key, value):
-            return types.Map(_lower_field_names(key), _lower_field_names(value))
-    return kind

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import ClassVar
 
-PRIMITIVE_NAMES = (
-    "boolean",
-    "int",
-    "long",
-    "float",
-    "double",
-    "date",
-    "time",
-    "timestamp",
-    "timestamptz",
-    "string",
-    "uuid",
-    "binary",
-)
+_NUMBERS, _TIMES = ("int", "long", "float", "double"), ("date", "time", "timestamp", "timestamptz")
+PRIMITIVE_NAMES = ("boolean", *_NUMBERS, *_TIMES, "string", "uuid", "binary")
 ALLOWED_TYPES = ", ".join(
     (*PRIMITIVE_NAMES, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>")
 )
@@ -97,6 +86,7 @@ class Primitive:
 
     name: str
     arguments: tuple[int, ...] = ()
+    fields: ClassVar[tuple[Field, ...]] = ()
 
     def __str__(self) -> str:
         if self.name == "decimal":
@@ -128,6 +118,10 @@ class List:
 
     element: Type
 
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return (Field("element", self.element),)
+
     def __str__(self) -> str:
         return f"list<{self.element}>"
 
@@ -139,6 +133,10 @@ class Map:
     key: Type
     value: Type
 
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return Field("key", self.key, required=True), Field("value", self.value)
+
     def __str__(self) -> str:
         return f"map<{self.key}, {self.value}>"
 
@@ -148,33 +146,19 @@ Type = Primitive | Struct | List | Map
 
 def find_type_paths(name: str, kind: Type, where: str) -> Iterator[str]:
     """Yield the dotted paths at which `kind` contains the primitive type `name`. `where` is the path of `kind`."""
-    match kind:
-        case Primitive():
-            if kind.name == name:
-                yield where
-        case Struct():
-            for field in kind.fields:
-                yield from find_type_paths(name, field.type, f"{where}.{field.name}")
-        case List():
-            yield from find_type_paths(name, kind.element, f"{where}.element")
-        case Map():
-            yield from find_type_paths(name, kind.key, f"{where}.key")
-            yield from find_type_paths(name, kind.value, f"{where}.value")
+    if isinstance(kind, Primitive) and kind.name == name:
+        yield where
+    for field in kind.fields:
+        yield from find_type_paths(name, field.type, f"{where}.{field.name}")
 
 
-def find_type(columns: Mapping[str, Type], path: Sequence[str]) -> Type | None:
-    """`path` is the field's full name in Iceberg, split at dots."""
-    found = columns.get(path[0])
-    for part in path[1:]:
-        match found:
-            case Struct(fields):
-                found = {field.name: field.type for field in fields}.get(part)
-            case List(element):
-                found = element if part == "element" else None
-            case Map(key, value):
-                found = {"key": key, "value": value}.get(part)
-            case _:
-                return None
+def find_type(columns: Mapping[str, Type], path: Sequence[str], *, ignore_case: bool = False) -> Type | None:
+    """Return the type of a field. `path` is its full name in Iceberg, split at dots."""
+    fold = str.lower if ignore_case else str
+    found: Type | None = Struct(tuple(Field(name, kind) for name, kind in columns.items()))
+    for part in path:
+        fields = found.fields if found else ()
+        found = next((field.type for field in fields if fold(field.name) == fold(part)), None)
     return found
 
 
@@ -221,18 +205,15 @@ class _Parser:
         self._check_not_sql()
         name = self._take_name("a type")
         if self._peek() == "<":
-            makers: dict[str, Callable[[], Type]] = {
-                "struct": self._parse_struct,
-                "list": self._parse_list,
-                "map": self._parse_map,
-            }
-            inside = makers.get(name)
-            if inside is None:
+            parts = {"struct": self._parse_struct, "list": self._parse_list, "map": self._parse_map}
+            if (parse := parts.get(name)) is None:
                 raise _unknown_type_error(name)
             self._nesting += 1
             if self._nesting > MAX_NESTING:
                 raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
-            made = inside()
+            self._take_mark("<")
+            made: Type = parse()
+            self._take_mark(">")
             self._nesting -= 1
             return made
         if name == "decimal" and self._peek() == "(":
@@ -257,12 +238,10 @@ class _Parser:
                 raise ValueError(f"has SQL's {written!r}, which Iceberg writes as {name!r}")
 
     def _parse_struct(self) -> Struct:
-        self._take_mark("<")
         fields = [self._parse_field()]
         while self._peek() == ",":
             self._take_mark(",")
             fields.append(self._parse_field())
-        self._take_mark(">")
         names = [field.name.lower() for field in fields]
         if doubled := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"names the struct's field {doubled[0]!r} twice (names are case-insensitive)")
@@ -277,19 +256,15 @@ class _Parser:
         return Field(name, field_type, required)
 
     def _parse_list(self) -> List:
-        self._take_mark("<")
         element = self.parse_type()
         self._refuse_not_null("an element of a list", f"list<{element}>")
-        self._take_mark(">")
         return List(element)
 
     def _parse_map(self) -> Map:
-        self._take_mark("<")
         key = self.parse_type()
         self._take_mark(",")
         value = self.parse_type()
         self._refuse_not_null("a map's value", f"map<{key}, {value}>")
-        self._take_mark(">")
         return Map(key, value)
 
     def _refuse_not_null(self, what: str, instead: str) -> None:

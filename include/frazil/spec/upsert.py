@@ -104,9 +104,8 @@ def _check_order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Probl
     elif column.type and column.type.partition("(")[0] not in ORDERABLE_TYPES:
         yield Problem("order-by", name, f"is a column of type {column.type}; use one of {', '.join(ORDERABLE_TYPES)}")
     elif spec.sensitive and name in spec.sensitive.kept_fields:
-        yield Problem(
-            "order-by", name, "is a sensitive field, whose protected values have a different order; name another column"
-        )
+        what = "is a sensitive field, whose protected values have a different order; name another column"
+        yield Problem("order-by", name, what)
 
 
 def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
@@ -116,9 +115,8 @@ def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Prob
         if (column := columns.get(name)) is None:
             yield Problem("delete.column", name, f"is not a column of the schema{suggest_names(name, columns)}")
         elif column.type and (kind := DELETE_TYPES.get(column.type)) is None:
-            yield Problem(
-                "delete.column", name, f"is a column of type {column.type}; use one of {', '.join(DELETE_TYPES)}"
-            )
+            what = f"is a column of type {column.type}; use one of {', '.join(DELETE_TYPES)}"
+            yield Problem("delete.column", name, what)
         elif column.type:
             for index, value in enumerate(delete.values):
                 if type(value) is not kind:
@@ -151,9 +149,8 @@ def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Pr
     if (envelope := envelope_of(spec.source.format)) is None:
         return
     if spec.delete is not None:
-        yield Problem(
-            "delete", None, "is not needed, because the envelope's events mark deletes themselves; leave it out"
-        )
+        what = "is not needed, because the envelope's events mark deletes themselves; leave it out"
+        yield Problem("delete", None, what)
     for name, path in envelope.metadata.items():
         place = f"source.format.envelope.metadata.{name}"
         if (column := columns.get(name)) is None:
@@ -182,9 +179,8 @@ def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
         return
     place = "source.format.envelope.transactions"
     if len(spec.source.topics) != 1:
-        yield Problem(
-            place, topic, "needs exactly one topic of events in source.topics, so that transactions are in order"
-        )
+        what = "needs exactly one topic of events in source.topics, so that transactions are in order"
+        yield Problem(place, topic, what)
     elif topic in spec.source.topics:
         yield Problem(place, topic, "is the topic of the events; name the connector's topic of transactions")
     if isinstance(spec.source.format, AvroFormat) and spec.source.format.registry is None:

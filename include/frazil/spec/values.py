@@ -31,22 +31,16 @@ MAX_TEXT_CHARACTERS = 100_000
 MAX_DESCRIPTION_CHARACTERS = 10_000
 
 
-def _to_kebab_case(name: str) -> str:
-    return name.replace("_", "-")
-
-
 def _parse_positive_duration(value: object) -> timedelta:
-    duration = parse_duration(value)
-    if not duration:
-        raise ValueError("is zero; write a duration above 0, such as 60s")
-    return duration
+    if duration := parse_duration(value):
+        return duration
+    raise ValueError("is zero; write a duration above 0, such as 60s")
 
 
 def _parse_positive_bytes(value: object) -> int:
-    size_bytes = parse_bytes(value)
-    if not size_bytes:
-        raise ValueError("is zero; write a size above 0, such as 128MiB")
-    return size_bytes
+    if size_bytes := parse_bytes(value):
+        return size_bytes
+    raise ValueError("is zero; write a size above 0, such as 128MiB")
 
 
 def _parse_percent(value: object) -> object:
@@ -57,11 +51,7 @@ def _parse_percent(value: object) -> object:
 
 
 def _parse_start(value: object) -> object:
-    return (
-        value
-        if isinstance(value, str) and value in {"earliest", "latest"}
-        else _parse_moment(value, besides="earliest, latest or ")
-    )
+    return value if value in ("earliest", "latest") else _parse_moment(value, besides="earliest, latest or ")
 
 
 def _parse_moment(value: object, besides: str = "") -> datetime:
@@ -121,14 +111,14 @@ class YamlForm:
 
 
 _DURATION_JSON = WithJsonSchema({"type": "string", "pattern": r"^(0|(\d+(\.\d+)?(ms|s|m|h|d))+)$", "examples": ["60s"]})
-_BYTES_JSON = WithJsonSchema(
-    {
-        "anyOf": [
-            {"type": "integer", "minimum": 1, "maximum": MAX_SIZE_BYTES},
-            {"type": "string", "pattern": r"^\d+(\.\d+)?\s*([KMGT]i?B|B)?$", "examples": ["128MiB"]},
-        ]
-    }
-)
+
+
+def _number_or_text(minimum: int, maximum: int, pattern: str, example: str) -> WithJsonSchema:
+    number = {"type": "integer", "minimum": minimum, "maximum": maximum}
+    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern, "examples": [example]}]})
+
+
+_BYTES_JSON = _number_or_text(1, MAX_SIZE_BYTES, r"^\d+(\.\d+)?\s*([KMGT]i?B|B)?$", "128MiB")
 _DURATION_TEXT = PlainSerializer(format_duration, return_type=str, when_used="json")
 _BYTES_TEXT = PlainSerializer(format_bytes, return_type=str, when_used="json")
 
@@ -144,14 +134,7 @@ PositiveDuration = Annotated[
 ]
 SIZE_FORM = YamlForm("size: `128MiB`, `1GB`, or bytes")
 Bytes = Annotated[int, BeforeValidator(_parse_positive_bytes), _BYTES_TEXT, _BYTES_JSON, SIZE_FORM]
-_PERCENT_JSON = WithJsonSchema(
-    {
-        "anyOf": [
-            {"type": "integer", "minimum": 0, "maximum": MAX_PERCENT},
-            {"type": "string", "pattern": r"^\d{1,2}\s*%?$", "examples": ["50%"]},
-        ]
-    }
-)
+_PERCENT_JSON = _number_or_text(0, MAX_PERCENT, r"^\d{1,2}\s*%?$", "50%")
 Percent = Annotated[int, BeforeValidator(_parse_percent), _PERCENT_JSON, YamlForm("percent: `50%`")]
 Start = Annotated[
     Literal["earliest", "latest"] | datetime,
@@ -177,7 +160,7 @@ class Model(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="forbid",
-        alias_generator=_to_kebab_case,
+        alias_generator=lambda name: name.replace("_", "-"),
         populate_by_name=True,
         str_max_length=MAX_TEXT_CHARACTERS,
     )
