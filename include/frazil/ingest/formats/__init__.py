@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 from pyiceberg.schema import Schema
-from pyiceberg.types import StructType
 
 from frazil.errors import SpecError
 from frazil.ingest.decode import FormatDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
 from frazil.ingest.formats.fields import WHOLE_KEY, RecordShape, Unit, create_fields_decoder, with_path
-from frazil.ingest.formats.json import types as json_types
 from frazil.ingest.formats.json.lines import FRAME_BYTES
+from frazil.ingest.formats.json.nodes import check_supported as check_types
 from frazil.ingest.formats.json.record import quote_value
 from frazil.ingest.schema_drift import Path
 from frazil.spec import formats as spec
@@ -29,14 +28,41 @@ if TYPE_CHECKING:
 PlainFormat = str | Mapping[str, Any]
 """A format's name, or a mapping, as returned by `dump_format`."""
 
-DecoderMaker = Callable[[Any, Schema, Mapping[int, str]], FormatDecoder]
-"""Creates a decoder from a format, a schema and units. Raises SpecError for an unsupported column type."""
+
+def make_format_decoder(declared: spec.ValueFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
+    """Create the decoder of a format, without framing, envelope or renamed fields. Raises SpecError for a type that the
+    format does not support.
+
+    The imports are here because a driver that only checks declarations must not load the compiler.
+    """
+    if isinstance(declared, spec.JsonFormat):
+        from frazil.ingest.formats.json.decoder import JsonDecoder
+
+        return JsonDecoder(schema, units)
+    if isinstance(declared, spec.CsvFormat):
+        from frazil.ingest.formats.csv import CsvDecoder
+
+        return CsvDecoder(declared, schema, units)
+    if isinstance(declared, spec.AvroFormat):
+        from frazil.ingest.formats.avro.decoder import AvroDecoder
+
+        return AvroDecoder(schema, units, _schemas_of(declared))
+    if isinstance(declared, spec.ProtobufFormat):
+        from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
+
+        framed = declared.framing == "confluent"
+        return ProtobufDecoder(schema, units, _schemas_of(declared), declared.message, framed=framed)
+    from frazil.ingest.formats.whole_values import WholeValueDecoder
+
+    return WholeValueDecoder(schema, declared.column)
 
 
-def _json_decoder(_: spec.JsonFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
-    from frazil.ingest.formats.json.decoder import JsonDecoder  # a driver that only checks must not load the compiler
+def _schemas_of(declared: spec.AvroFormat | spec.ProtobufFormat) -> SchemaSource | SchemaText:
+    from frazil.registry.client import SchemaText, shared_registry
 
-    return JsonDecoder(schema, units)
+    if declared.registry is None:
+        return SchemaText(declared.type.upper(), spec.read_schema_text(declared))
+    return shared_registry(declared.registry, os.environ)
 
 
 def _add_framing(declared: spec.ValueFormat, decode: FormatDecoder) -> FormatDecoder:
@@ -59,60 +85,6 @@ def _add_header_ids(declared: spec.ValueFormat, decode: FormatDecoder) -> Format
     return HeaderIdDecoder(decode, shared_registry(registry, os.environ).id_of if registry else lambda _: 0)
 
 
-def _whole_value_decoder(
-    declared: spec.StringFormat | spec.BytesFormat, schema: Schema, _: Mapping[int, str]
-) -> FormatDecoder:
-    from frazil.ingest.formats.whole_values import WholeValueDecoder
-
-    return WholeValueDecoder(schema, declared.column)
-
-
-def _csv_decoder(declared: spec.CsvFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
-    from frazil.ingest.formats.csv import CsvDecoder
-
-    return CsvDecoder(declared, schema, units)
-
-
-def _avro_decoder(declared: spec.AvroFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
-    from frazil.ingest.formats.avro.decoder import AvroDecoder
-
-    return AvroDecoder(schema, units, _schemas_of(declared))
-
-
-def _schemas_of(declared: spec.AvroFormat | spec.ProtobufFormat) -> SchemaSource | SchemaText:
-    from frazil.registry.client import SchemaText, shared_registry
-
-    if declared.registry is None:
-        return SchemaText(declared.type.upper(), spec.read_schema_text(declared))
-    return shared_registry(declared.registry, os.environ)
-
-
-def _protobuf_decoder(declared: spec.ProtobufFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
-    from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
-
-    framed = declared.framing == "confluent"
-    return ProtobufDecoder(schema, units, _schemas_of(declared), declared.message, framed=framed)
-
-
-FORMATS: Mapping[str, DecoderMaker] = {
-    "json": _json_decoder,
-    "string": _whole_value_decoder,
-    "bytes": _whole_value_decoder,
-    "csv": _csv_decoder,
-    "avro": _avro_decoder,
-    "protobuf": _protobuf_decoder,
-}
-
-CHECKS: Mapping[str, Callable[[StructType], None]] = {
-    "json": json_types.check_supported,
-    "string": lambda _: None,  # the declaration's own rules suffice
-    "bytes": lambda _: None,
-    "csv": json_types.check_supported,
-    "avro": lambda schema: json_types.check_supported(schema, "avro"),
-    "protobuf": lambda schema: json_types.check_supported(schema, "protobuf"),
-}
-"""Functions by format. Each raises SpecError for a column type that the format does not support."""
-
 Quoter = Callable[[bytes, Sequence[str | int]], str | None]
 """Returns the original text of a record's value at a path, for messages; None if unavailable."""
 
@@ -131,21 +103,17 @@ def create_decoder(
     off, the decoder reports schema drift. Raises SpecError.
     """
     declared = _parse(plain)
-    make = partial(FORMATS[declared.type], declared)
+    make = partial(make_format_decoder, declared)
     lists = not isinstance(declared, spec.JsonFormat)
     if envelope := spec.envelope_of(declared):
         from frazil.ingest.formats.envelope import EnvelopeDecoder
 
-        def of_events(schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
-            return EnvelopeDecoder(lambda *of: _add_framing(declared, make(*of)), schema, units, envelope)
-
-        made = create_fields_decoder(
-            of_events, schema, units, RecordShape(lists=lists, times=envelope.times == "numbers")
-        )
+        events = partial(EnvelopeDecoder, lambda *of: _add_framing(declared, make(*of)), envelope)
+        records = RecordShape(lists=lists, times=envelope.times == "numbers")
+        made = create_fields_decoder(events, schema, units, records)
     else:
-        made = _add_framing(
-            declared, create_fields_decoder(make, schema, units, RecordShape(_unwrap_path(declared), lists))
-        )
+        records = RecordShape(_unwrap_path(declared), lists)
+        made = _add_framing(declared, create_fields_decoder(make, schema, units, records))
     made = _add_header_ids(declared, made)
     if hidden:
         made.hide_from_rest(hidden)
@@ -172,7 +140,7 @@ def create_key_decoder(
         return create_fields_decoder(lambda of, plain: AvroDecoder(of, plain, schemas), schema, whole, RecordShape())
     from frazil.ingest.formats.whole_values import WholeKeyDecoder
 
-    make = partial(FORMATS[declared.type], declared)
+    make = partial(make_format_decoder, declared)
     return _add_framing(declared, WholeKeyDecoder(create_fields_decoder(make, schema, whole, RecordShape(lists=False))))
 
 
@@ -196,11 +164,8 @@ def create_quoter(plain: PlainFormat) -> Quoter:
 
 def without_unwrap(plain: PlainFormat) -> PlainFormat:
     declared = _parse(plain)
-    return (
-        spec.dump_format(declared.model_copy(update={"unwrap": None}))
-        if isinstance(declared, spec.JsonFormat)
-        else plain
-    )
+    is_json = isinstance(declared, spec.JsonFormat)
+    return spec.dump_format(declared.model_copy(update={"unwrap": None})) if is_json else plain
 
 
 def has_lines(plain: PlainFormat) -> bool:
@@ -215,19 +180,20 @@ def has_several_rows(plain: PlainFormat) -> bool:
 
 def check_supported(schema: Schema, declared: spec.ValueFormat) -> None:
     """Raise SpecError for an unsupported column type, or an invalid declared schema."""
-    CHECKS[_check_known(declared.type)](schema.as_struct())
-    if isinstance(declared, spec.AvroFormat) and declared.registry is None:
-        try:
+    if not isinstance(declared, spec.StringFormat | spec.BytesFormat):  # the declaration's own rules check these
+        check_types(schema.as_struct(), "json" if declared.type == "csv" else declared.type)
+    if not isinstance(declared, spec.AvroFormat | spec.ProtobufFormat) or declared.registry is not None:
+        return
+    try:
+        if isinstance(declared, spec.AvroFormat):
             parse_schema(spec.read_schema_text(declared))
-        except UnreadableSchema as error:
-            raise SpecError(f"source.format: the declared schema is not a valid Avro schema: {error}") from None
-    if isinstance(declared, spec.ProtobufFormat) and declared.registry is None:
-        from frazil.ingest.formats.protobuf import schema as protobuf  # only loaded where Protobuf is used
+        else:
+            from frazil.ingest.formats.protobuf.schema import message_of  # only loaded where Protobuf is used
 
-        try:
-            protobuf.message_of(spec.read_schema_text(declared), (), declared.message)
-        except UnreadableSchema as error:
-            raise SpecError(f"source.format: the declared schema cannot be read: {error}") from None
+            message_of(spec.read_schema_text(declared), (), declared.message)
+    except UnreadableSchema as error:
+        what = "is not a valid Avro schema" if declared.type == "avro" else "cannot be read"
+        raise SpecError(f"source.format: the declared schema {what}: {error}") from None
 
 
 def check_stream_supported(stream: StreamSpec, schema: Schema) -> None:
@@ -241,14 +207,7 @@ def check_stream_supported(stream: StreamSpec, schema: Schema) -> None:
 
 def _parse(plain: PlainFormat) -> spec.ValueFormat:
     try:
-        declared = spec.parse_format(plain)
+        return spec.parse_format(plain)
     except ValidationError as error:
-        raise SpecError(f"source.format: {plain!r} is not a format (allowed: {', '.join(FORMATS)}): {error}") from None
-    _check_known(declared.type)
-    return declared
-
-
-def _check_known(name: str) -> str:
-    if name not in FORMATS:
-        raise SpecError(f"source.format: frazil does not decode {name!r}; allowed: {', '.join(FORMATS)}")
-    return name
+        known = ", ".join(spec.FORMATS)
+        raise SpecError(f"source.format: {plain!r} is not a format (allowed: {known}): {error}") from None

@@ -60,7 +60,7 @@ _DRIFT_SCOPE = tuple(
 class EnvelopeDecoder(FormatDecoder):
     """Decodes change events. Ignores events that change no row, and the tombstones after delete events."""
 
-    def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], envelope: Envelope) -> None:
+    def __init__(self, make: MakeDecoder, envelope: Envelope, schema: Schema, units: Mapping[int, str]) -> None:
         """`schema` has the columns that an event fills. Only the key's columns are required."""
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)

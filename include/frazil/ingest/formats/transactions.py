@@ -15,7 +15,7 @@ from pyiceberg.types import ListType, LongType, NestedField, StringType, StructT
 
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.decode import Decoder
-from frazil.ingest.formats import FORMATS
+from frazil.ingest.formats import make_format_decoder
 from frazil.ingest.source_log import encode_positions
 from frazil.spec.formats import AvroFormat, JsonFormat
 
@@ -56,7 +56,7 @@ class TransactionDecoder:
     def __init__(self, declared: JsonFormat | AvroFormat) -> None:
         content = declared.model_copy(update={"envelope": None})
         payload = NestedField(100, "payload", StructType(*_metadata_fields(101)), required=False)
-        self._decode: Decoder = FORMATS[declared.type](content, Schema(*_metadata_fields(1), payload), {})
+        self._decode: Decoder = make_format_decoder(content, Schema(*_metadata_fields(1), payload), {})
         self.unreadable = 0
         """Number of records that `read_ends` could not read. Each may be a transaction's end."""
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +35,19 @@ from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.debezium import is_other_schema
 from frazil.ingest.formats.fields import WHOLE_KEY
 from frazil.ingest.formats.json.lines import FRAME_BYTES
-from frazil.ingest.formats.json.nodes import BASE, ENTRY_SET, FLAG, JSON, JSON_TEXT, KIND, REST, Numbers
+from frazil.ingest.formats.json.nodes import (
+    BASE,
+    ENTRY_SET,
+    FLAG,
+    JSON,
+    JSON_TEXT,
+    KIND,
+    REST,
+    Numbers,
+    check_supported,
+)
 from frazil.ingest.formats.json.rest import rest_of
-from frazil.ingest.formats.json.types import Units, check_supported
+from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.words import USED
 from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift, select_names
 from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
@@ -334,10 +344,6 @@ def not_framed_text(value: bytes, name: str) -> str:
     )
 
 
-@overload
-def as_record_schemas(schemas: SchemaText) -> SchemaText: ...
-@overload
-def as_record_schemas(schemas: SchemaSource) -> SchemaSource: ...
 def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | SchemaText:
     """Wrap Avro schemas in records with one field. The encoded bytes are the same."""
     return _as_record(schemas) if isinstance(schemas, SchemaText) else _RecordSchemas(schemas)

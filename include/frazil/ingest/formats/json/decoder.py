@@ -21,10 +21,11 @@ from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.debezium import changes_no_row
 from frazil.ingest.formats.json import unknown_keys
 from frazil.ingest.formats.json.drift import DriftFinder
+from frazil.ingest.formats.json.nodes import check_supported
 from frazil.ingest.formats.json.record import RecordReader, Row, field_names, field_names_at
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
 from frazil.ingest.formats.json.text import MAX_DEPTH, RecordError
-from frazil.ingest.formats.json.types import check_supported, max_nesting
+from frazil.ingest.formats.json.types import max_nesting
 from frazil.ingest.schema_drift import (
     MAX_REPORTED_NAMES,
     WHOLE_RECORD,

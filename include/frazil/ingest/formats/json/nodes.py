@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pyiceberg import types as iceberg
 
+from frazil.errors import SpecError
 from frazil.ingest.formats.json import types
 from frazil.ingest.formats.json.rest import Entries, Part, Path, is_rest, parts_of
 from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
@@ -42,6 +43,25 @@ _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.ListType: LIST,
     iceberg.MapType: MAP,
 }
+
+
+def check_supported(schema: iceberg.StructType, name: str = "json") -> None:
+    """Raise SpecError with all columns whose types this format does not support."""
+    if found := "; ".join(_unsupported_errors(schema, "schema", name)):
+        raise SpecError(found)
+
+
+def _unsupported_errors(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[str]:
+    if type(kind) not in _KINDS:
+        yield f"{where}: format {name} cannot fill a column of type {kind}; declare another type"
+    if isinstance(kind, iceberg.MapType) and not isinstance(kind.key_type, iceberg.StringType):
+        yield f"{where}: keys of format {name} are strings, so the map's key must be string, not {kind.key_type}"
+    for field in types.inner_fields(kind):
+        if name == "json" and any(c < " " or c in '"\\' for c in field.name):
+            yield f"{where}: the name of column {field.name!r} has a character that JSON escapes; rename it"
+        yield from _unsupported_errors(field.field_type, f"{where}.{field.name}", name)
+
+
 _UNIT_KINDS = {"s": SECONDS, "ms": MILLISECONDS, "us": MICROSECONDS, "ns": NANOSECONDS}
 _TEXT_KINDS = {AS_JSON: JSON, types.AS_TEXT: JSON, JSON_IN_TEXT: JSON_TEXT, OF_REST: REST}
 _TWO_WORDS = (STRING, BINARY, FIXED, DECIMAL, UUID, JSON, JSON_TEXT, REST)

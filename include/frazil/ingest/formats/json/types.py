@@ -1,29 +1,10 @@
-"""Checks whether a record format supports the Iceberg types of all columns."""
+"""The forms of values in records that a column's type does not determine, and the types inside a nested type."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from pyiceberg import types as iceberg
-
-from frazil.errors import SpecError
-
-SUPPORTED = (
-    iceberg.BooleanType,
-    iceberg.IntegerType,
-    iceberg.LongType,
-    iceberg.FloatType,
-    iceberg.DoubleType,
-    iceberg.DecimalType,
-    iceberg.StringType,
-    iceberg.DateType,
-    iceberg.TimeType,
-    iceberg.TimestampType,
-    iceberg.TimestamptzType,
-    iceberg.UUIDType,
-    iceberg.FixedType,
-    iceberg.BinaryType,
-)
 
 AS_JSON, JSON_IN_TEXT, OF_REST, LISTED, AS_TEXT = "json", "json-in-text", "rest", "listed", "text"
 Units = Mapping[int, str]
@@ -36,51 +17,23 @@ fields, named by numbers, are elements of an array. `text`: any value as JSON te
 """
 
 
-def check_supported(schema: iceberg.StructType, name: str = "json") -> None:
-    """Raise SpecError with all columns whose types this format does not support."""
-    if found := "; ".join(_unsupported_errors(schema, "schema", name)):
-        raise SpecError(found)
-
-
-def _unsupported_errors(kind: iceberg.IcebergType, where: str, name: str) -> Iterator[str]:
+def inner_fields(kind: iceberg.IcebergType) -> tuple[iceberg.NestedField, ...]:
+    """Return a struct's fields, a list's element, or a map's key and value."""
     match kind:
         case iceberg.StructType():
-            for field in kind.fields:
-                if name == "json" and any(c < " " or c in '"\\' for c in field.name):
-                    yield f"{where}: the name of column {field.name!r} has a character that JSON escapes; rename it"
-                yield from _unsupported_errors(field.field_type, f"{where}.{field.name}", name)
+            return kind.fields
         case iceberg.ListType():
-            yield from _unsupported_errors(kind.element_type, f"{where}.element", name)
+            return (kind.element_field,)
         case iceberg.MapType():
-            if not isinstance(kind.key_type, iceberg.StringType):
-                what = f"so the map's key must be string, not {kind.key_type}"
-                yield f"{where}: keys of format {name} are strings, {what}"
-            yield from _unsupported_errors(kind.value_type, f"{where}.value", name)
-        case _ if not isinstance(kind, SUPPORTED):
-            yield f"{where}: format {name} cannot fill a column of type {kind}; declare another type"
+            return kind.key_field, kind.value_field
+    return ()
 
 
 def inner_types(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
-    match kind:
-        case iceberg.StructType():
-            parts = [field.field_type for field in kind.fields]
-        case iceberg.ListType():
-            parts = [kind.element_type]
-        case iceberg.MapType():
-            parts = [kind.value_type]
-        case _:
-            parts = []
-    for part in parts:
-        yield part
-        yield from inner_types(part)
+    for field in inner_fields(kind):
+        yield field.field_type
+        yield from inner_types(field.field_type)
 
 
 def max_nesting(kind: iceberg.IcebergType) -> int:
-    match kind:
-        case iceberg.StructType():
-            return 1 + max((max_nesting(field.field_type) for field in kind.fields), default=0)
-        case iceberg.ListType():
-            return 1 + max_nesting(kind.element_type)
-        case iceberg.MapType():
-            return 1 + max_nesting(kind.value_type)
-    return 0
+    return 0 if kind.is_primitive else 1 + max((max_nesting(f.field_type) for f in inner_fields(kind)), default=0)

@@ -17,7 +17,7 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.arrow_values import combine_chunks, with_children
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
-from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
+from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units, inner_fields
 from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
 
 
@@ -45,7 +45,7 @@ class JsonTexts:
         """The full name of a missing required value, by row of the last call."""
 
     def __bool__(self) -> bool:
-        return any(self._has_json(field.field_type, field.field_id) for field in self._schema.fields)
+        return any(map(self._has_json, self._schema.fields))
 
     def __call__(self, rows: pa.Table, records: Sequence[bytes], written: Sequence[Descriptor]) -> pa.Table:
         """Fill in the JSON texts. Row i comes from `records[i]`, a message of type `written[i]`."""
@@ -61,7 +61,7 @@ class JsonTexts:
             if field.name == self._rest:
                 rests = [None if one is None else self._rest_text(row, one) for row, one in enumerate(messages)]
                 rows = rows.set_column(i, rows.schema.field(i), pa.array(rests, rows.schema.field(i).type))
-            elif self._has_json(field.field_type, field.field_id):
+            elif self._has_json(field):
                 parts = [None if one is None else _find_field(one, field.name) for one in messages]
                 array = self._fill_array(combine_chunks(rows.column(i)), field, parts, range(len(parts)), field.name)
                 rows = rows.set_column(i, rows.schema.field(i), array)
@@ -77,15 +77,8 @@ class JsonTexts:
             self.faults.setdefault(row, f"{self._rest}: a field has no JSON text: {error}")
             return None
 
-    def _has_json(self, kind: iceberg.IcebergType, field_id: int) -> bool:
-        match kind:
-            case iceberg.StructType():
-                return any(self._has_json(field.field_type, field.field_id) for field in kind.fields)
-            case iceberg.ListType():
-                return self._has_json(kind.element_type, kind.element_id)
-            case iceberg.MapType():
-                return self._has_json(kind.value_type, kind.value_id)
-        return field_id in self._json_ids
+    def _has_json(self, field: iceberg.NestedField) -> bool:
+        return field.field_id in self._json_ids or any(map(self._has_json, inner_fields(field.field_type)))
 
     def _fill_array(
         self,
@@ -101,7 +94,7 @@ class JsonTexts:
                 children = []
                 for i, inner in enumerate(kind.fields):
                     child = array.field(i)
-                    if self._has_json(inner.field_type, inner.field_id):
+                    if self._has_json(inner):
                         within = [None if at is None else _subfield(at, inner.name) for at in parts]
                         # Required fields of a null struct do not count as missing.
                         there = [row if at is not None else -1 for row, at in zip(rows, parts, strict=True)]
