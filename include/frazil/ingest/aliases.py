@@ -6,7 +6,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
@@ -14,7 +13,7 @@ from pyiceberg.types import NestedField
 
 from frazil.ingest.changes import OMITTED_COLUMNS, add_change_columns
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder, FormatDecoder
+from frazil.ingest.decode import DecodedChunk, Decoder, FormatDecoder, find_nulls
 from frazil.ingest.formats.fields import Unit, default_of, fill_nulls, without_settings
 
 FIRST_ALIAS_ID = 200_000_000
@@ -65,7 +64,10 @@ class AliasedDecoder:
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)
-        merged = [self._merge_aliases(field, decoded.rows) for field in self._arrow_schema]
+        merged = [decoded.rows.column(field.name) for field in self._arrow_schema]
+        for i, field in enumerate(self._arrow_schema):
+            for name in self._others.get(field.name, ()):
+                merged[i] = fill_nulls(merged[i], decoded.rows.column(name))
         cast: Counter[str] = Counter()
         for name, count in decoded.drift.cast.items():
             cast[self._columns.get(name, name)] += count
@@ -75,13 +77,9 @@ class AliasedDecoder:
             fill_nulls(column, self._defaults.get(field.name))
             for column, field in zip(merged, self._arrow_schema, strict=True)
         ]
-        wrong: dict[int, tuple[str, str]] = {}
-        for name in self._required:
-            null = arrays[self._arrow_schema.get_field_index(name)].is_null().to_numpy()
-            for row in np.flatnonzero(null).tolist():
-                wrong.setdefault(row, ("MissingRequired", f"{name}: required, and missing or null"))
         rows = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
-        return dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows)).reject_rows(wrong)
+        whole = dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows))
+        return whole.reject_rows(find_nulls(rows, self._required))
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
         """Replace an alias column's id in `_frazil_kept` by the aliased column's id; drop it if that has a value."""
@@ -98,9 +96,3 @@ class AliasedDecoder:
                 unset = {c.field_id for i, c in self._filled_columns.items() if i in ids and null[c.name][row]}
                 lists[row] = sorted(unset.union(ids) - self._filled_columns.keys())
         return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))
-
-    def _merge_aliases(self, field: pa.Field, rows: pa.Table) -> pa.ChunkedArray:
-        column = rows.column(field.name)
-        for name in self._others.get(field.name, ()):
-            column = fill_nulls(column, rows.column(name))
-        return column

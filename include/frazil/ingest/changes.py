@@ -13,7 +13,7 @@ from pyiceberg.types import IntegerType, ListType, LongType, NestedField, String
 
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import ChangeRules
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection
+from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, find_nulls
 
 CHANGE = "_frazil_change"
 OMITTED_COLUMNS = "_frazil_kept"
@@ -78,26 +78,18 @@ class ChangeReader:
 
     def __call__(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
         enveloped = CHANGE in decoded.rows.column_names  # the envelope's decoder has added the column
-        deletes = delete_mask(decoded.rows) if enveloped else self._delete_mask(decoded.rows)
+        deletes = delete_mask(decoded.rows)
+        if self._deletes is not None and not enveloped:
+            values = decoded.rows.column(self._rules.delete_column)
+            deletes = pc.is_in(values, self._deletes.cast(values.type)).to_numpy()
         if self._rules.tombstones:
             deletes = deletes | (chunk.values.lengths == NULL)[decoded.record_indexes]
-        wrong: dict[int, tuple[str, str]] = {}
-        for name in self._rules.required:
-            missing = decoded.rows.column(name).is_null().to_numpy() & ~deletes
-            for row in np.flatnonzero(missing).tolist():
-                wrong.setdefault(row, ("MissingRequired", f"{name}: required, and missing or null"))
+        wrong = find_nulls(decoded.rows, self._rules.required, ~deletes)
         rows = decoded.rows
         if not enveloped:
             rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
             rows = rows.append_column(OMITTED_COLUMNS, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
         return dataclasses.replace(decoded, rows=rows).reject_rows(wrong)
-
-    def _delete_mask(self, rows: pa.Table) -> NDArray[np.bool_]:
-        if self._rules.delete_column is None or self._deletes is None:
-            return np.zeros(rows.num_rows, np.bool_)
-        values = rows.column(self._rules.delete_column)
-        found: NDArray[np.bool_] = pc.is_in(values, self._deletes.cast(values.type)).to_numpy()
-        return found
 
 
 def delete_mask(rows: pa.Table) -> NDArray[np.bool_]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -75,15 +75,11 @@ class DecodedChunk:
         return DecodedChunk(self.rows.filter(pa.array(stays)), self.record_indexes[stays], rejections, dropped=dropped)
 
 
-class Decoder(Protocol):
-    """Decodes chunks of one format to rows of one schema. A record's result does not depend on other records."""
+Decoder = Callable[[RecordChunk], DecodedChunk]
+"""Decodes each record to one row or one rejection, which does not depend on other records.
 
-    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
-        """Decode each record to one row or to one rejection.
-
-        With JSON lines, envelopes or transforms, a record may have several rows. Envelopes and transforms may drop a
-        record.
-        """
+With JSON lines, envelopes or transforms, a record may have several rows. Envelopes and transforms may drop a record.
+"""
 
 
 class FormatDecoder:
@@ -128,6 +124,17 @@ class WrappingDecoder(FormatDecoder):
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         self._decode.rename(aliases, required)
+
+
+def find_nulls(
+    rows: pa.Table, required: Iterable[str], where: NDArray[np.bool_] | bool = True
+) -> dict[int, tuple[str, str]]:
+    """Return the error class and text of each row (of the mask `where`) with a null in a required column."""
+    wrong: dict[int, tuple[str, str]] = {}
+    for name in required:
+        for row in np.flatnonzero(rows.column(name).is_null().to_numpy() & where).tolist():
+            wrong.setdefault(row, ("MissingRequired", f"{name}: required, and missing or null"))
+    return wrong
 
 
 def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:

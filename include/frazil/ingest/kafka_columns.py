@@ -41,10 +41,9 @@ _INITIAL_BYTES = 2**20
 def compile_loop() -> None:
     """Compile the loop, or load it from the cache. Call this before fetching messages, so that failures occur early."""
     empty, no_words = _ChunkColumns(0, 0, 0), np.zeros(0, np.int64)
-    rows, index = np.zeros((0, 3), np.int64), np.zeros(0, np.int32)
-    loop.copy_records(
-        no_words, np.zeros(9, np.int64), rows, index, rows, index, *empty.arrays(), no_words, 0, 0, 0, 0, 0
-    )
+    where = (np.zeros((0, 3), np.int64), np.zeros(0, np.int32))
+    functions = [0] * len(loop.FUNCTIONS)
+    loop.copy_records(no_words, np.zeros(9, np.int64), *where, *where, *empty.arrays(), no_words, *functions)
 
 
 class ColumnReader(RangeReader):
@@ -163,22 +162,9 @@ class ColumnReader(RangeReader):
         return taken
 
     def _copy_records(self) -> int:
-        columns, of = self._columns, self._library.addresses
-        why = loop.copy_records(
-            self._messages,
-            self._at,
-            self._topics,
-            self._lookup,
-            self._states,
-            self._ended,
-            *columns.arrays(),
-            self._work,
-            of["message_destroy"],
-            of["message_timestamp"],
-            of["message_leader_epoch"],
-            of["message_headers"],
-            of["header_get_all"],
-        )
+        where = (self._topics, self._lookup, self._states, self._ended)
+        columns, functions = self._columns.arrays(), [self._library.addresses[name] for name in loop.FUNCTIONS]
+        why = loop.copy_records(self._messages, self._at, *where, *columns, self._work, *functions)
         if number := self._at[loop.ENDED]:
             self._at[loop.ENDED] = 0
             self._finish_ranges(self._ended[:number].tolist())

@@ -18,6 +18,8 @@ from frazil.kafka.librdkafka import Message
 ALL_TAKEN, CHUNK_FULL, NO_ROOM, NO_RECORD, UNKNOWN_TOPIC = range(5)
 # The loop's state: the slots of its `at`.
 NEXT, COUNT, RECORDS, VALUES_END, KEYS_END, ENDED, HEADERS_END, HEADERS_NEEDED, ASKS = range(9)
+FUNCTIONS = ("message_destroy", "message_timestamp", "message_leader_epoch", "message_headers", "header_get_all")
+"""librdkafka's functions that the loop calls. The last arguments of `copy_records` are their addresses."""
 _CHECK_INTERVAL = 64
 END_SLOTS = [VALUES_END, KEYS_END, HEADERS_END]
 # Columns of `ranges` and of `topics`; the ranges of a topic's partitions are `lookup[first : first + partitions]`.
@@ -107,8 +109,7 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
 
     `messages` has addresses of `rd_kafka_message_t`. `ended` receives the indexes of the ranges that end here.
     `values`, `keys` and `headers` receive bytes; their `_places` receive each start and length. `index` receives each
-    record's range, and `places` its offset and timestamp (ms). `work` has three scratch words. The last five arguments
-    are librdkafka's functions.
+    record's range, and `places` its offset and timestamp (ms). `work` has three scratch words.
     """
     capacity = index.shape[0]
     i, count, record = at[NEXT], at[COUNT], at[RECORDS]

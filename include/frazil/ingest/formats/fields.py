@@ -25,7 +25,7 @@ from frazil.errors import SpecError
 from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, FormatDecoder, join_results
+from frazil.ingest.decode import DecodedChunk, FormatDecoder, find_nulls, join_results
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (
     convert_debezium_times,
@@ -256,7 +256,7 @@ class FieldsDecoder(FormatDecoder):
         texts = pc.fill_null(combine_chunks(decoded.rows.column(name)), "null")
         (key,) = self._within
         around = _text_scalar(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text_scalar("}\n"), _text_scalar("")
-        found = self(RecordChunk.of_column(_as_lines(pc.binary_join_element_wise(*around))))
+        found = self(RecordChunk.of_column(as_lines(pc.binary_join_element_wise(*around))))
         drift = dataclasses.replace(found.drift, new={}, records=0, unknown=0, names=())
         return _merge_columns(decoded, dataclasses.replace(found, drift=drift), self.columns)
 
@@ -376,7 +376,7 @@ class _TextColumns:
                 pc.fill_null(values, "null"),
             ]
         records = pc.binary_join_element_wise(*parts, _text_scalar("}\n"), _text_scalar(""))
-        found = self.decode(RecordChunk.of_column(_as_lines(records)))
+        found = self.decode(RecordChunk.of_column(as_lines(records)))
         counts = {name: pc.sum(mask.take(pa.array(found.record_indexes))).as_py() or 0 for name, mask in cast.items()}
         drift = dataclasses.replace(found.drift, unknown=0, names=(), cast={n: c for n, c in counts.items() if c})
         return _merge_columns(decoded, dataclasses.replace(found, drift=drift), [*self.columns])
@@ -404,7 +404,7 @@ def _text_scalar(text: str) -> pa.Scalar:
     return pa.scalar(text, pa.large_string())
 
 
-def _as_lines(texts: pa.Array) -> BinaryColumn:
+def as_lines(texts: pa.Array) -> BinaryColumn:
     """Return texts as record values in the same buffer, each without its final newline."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
@@ -502,11 +502,7 @@ def _has_required(inside: Any) -> bool:
 
 def reject_missing(decoded: DecodedChunk, required: Sequence[str], schema: pa.Schema) -> DecodedChunk:
     """Reject records in which a `required` column is null. `schema` has the decoder's own columns."""
-    wrong: dict[int, tuple[str, str]] = {}
-    for name in required:
-        for row in np.flatnonzero(decoded.rows.column(name).is_null().to_numpy()).tolist():
-            wrong.setdefault(row, ("MissingRequired", f"{name}: required, and missing or null"))
-    found = decoded.reject_rows(wrong)
+    found = decoded.reject_rows(find_nulls(decoded.rows, required))
     own = pa.Table.from_arrays([found.rows.column(name) for name in schema.names], schema=schema)
     return dataclasses.replace(found, rows=add_change_columns(own, found.rows))
 

@@ -10,9 +10,9 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import find_failures, to_arrow_binary
-from frazil.ingest.chunk import BinaryColumn, RecordChunk
+from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection, WrappingDecoder
-from frazil.ingest.formats.fields import WHOLE_KEY
+from frazil.ingest.formats.fields import WHOLE_KEY, as_lines
 
 
 class WholeValueDecoder(FormatDecoder):
@@ -29,12 +29,9 @@ class WholeValueDecoder(FormatDecoder):
             rejections = [Rejection(i, "MissingRequired", text) for i in range(len(chunk))]
             return DecodedChunk(empty_table(self._arrow_schema), np.zeros(0, np.int64), rejections)
         wrong = find_failures(chunk.values, self._field, what="value")
-        arrays = [
-            to_arrow_binary(chunk.values, field.type)
-            if field.name == self._field.name
-            else pa.nulls(len(chunk), field.type)
-            for field in self._arrow_schema
-        ]
+        arrays = [pa.nulls(len(chunk), field.type) for field in self._arrow_schema]
+        place = self._arrow_schema.get_field_index(self._field.name)
+        arrays[place] = to_arrow_binary(chunk.values, self._arrow_schema.field(place).type)
         rows = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
         return DecodedChunk(rows, np.arange(len(chunk))).reject_rows(wrong)
 
@@ -50,13 +47,10 @@ class WholeKeyDecoder(WrappingDecoder):
         texts = to_arrow_binary(chunk.values, pa.large_binary())
         scalar = pc.match_substring_regex(texts, _JSON_SCALAR).fill_null(False).to_numpy(zero_copy_only=False)
         places = np.flatnonzero(scalar)
-        around = (pa.scalar(text, pa.large_binary()) for text in (b'{"%s":' % WHOLE_KEY.encode(), b"}\n", b""))
-        begin, end, between = around
+        around = (b'{"%s":' % WHOLE_KEY.encode(), b"}\n", b"")
+        begin, end, between = (pa.scalar(text, pa.large_binary()) for text in around)
         records = pc.binary_join_element_wise(begin, texts.take(pa.array(places)), end, between)
-        _, offsets, data = records.buffers()
-        ends = np.frombuffer(offsets, np.int64)[: len(records) + 1]
-        values = BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)
-        decoded = self._decode(RecordChunk.of_column(values)).with_indexes(places)
+        decoded = self._decode(RecordChunk.of_column(as_lines(records))).with_indexes(places)
         text = "the key is not one JSON string, number or boolean"
         others = [Rejection(place, "TypeMismatch", text) for place in np.flatnonzero(~scalar).tolist()]
         return decoded.with_rejections(others)

@@ -108,9 +108,8 @@ class AvroDecoder(FormatDecoder):
         return written is not None and written.kind == "record" and is_other_schema(written.name)
 
     def _schema_id(self, record: bytes) -> int:
-        return (
-            DECLARED_ID if isinstance(self._schemas, SchemaText) else int.from_bytes(record[1:FRAME_BYTES], signed=True)
-        )
+        framed = not isinstance(self._schemas, SchemaText)
+        return int.from_bytes(record[1:FRAME_BYTES], signed=True) if framed else DECLARED_ID
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         values = chunk.values
@@ -149,24 +148,13 @@ class AvroDecoder(FormatDecoder):
         """
         columns, program = self._columns, self._program
         columns.begin(len(values), program.text)
-        data, starts, lengths = as_loop_arguments(values)
-        roots, read = read_only(roots), 0
+        records, read = (*as_loop_arguments(values), read_only(roots)), 0
         while True:
-            read, missing = self._read_records(
-                data,
-                starts,
-                lengths,
-                roots,
-                read,
-                program.plan,
-                columns.memory,
-                Scratch(self._frames, self._slots, self._seed),
-                wrong,
-                where,
-            )
+            scratch, errors = Scratch(self._frames, self._slots, self._seed), (wrong, where)
+            read, missing = self._read_records(*records, read, program.plan, columns.memory, scratch, *errors)
             if read == len(values):
-                with self._json_texts_in_columns(data):
-                    return columns.table(data)
+                with self._json_texts_in_columns(records[0]):
+                    return columns.table(records[0])
             if missing == len(columns.entry_counts):
                 self._slots = np.zeros(2 * len(self._slots), np.int64)
             else:
@@ -311,10 +299,8 @@ class AvroDecoder(FormatDecoder):
             unfit: Fault = self._program.unfit[place]
             return unfit
         error_class, text = self._op.ERRORS[wrong]
-        return (
-            error_class,
-            f"{self._program.paths[place] or 'the record'}: {text} (byte {byte} of the record's content)",
-        )
+        where = self._program.paths[place] or "the record"
+        return error_class, f"{where}: {text} (byte {byte} of the record's content)"
 
 
 def _find_json_fault(value: object) -> str | None:

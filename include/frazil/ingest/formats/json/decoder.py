@@ -104,31 +104,14 @@ class JsonDecoder(FormatDecoder):
     def _read_part(self, values: BinaryColumn, flags: NDArray[np.uint8]) -> pa.Table:
         columns = self._columns
         columns.begin(len(values))
-        data, starts, lengths = as_loop_arguments(values)
-        read = 0
+        records, read = as_loop_arguments(values), 0
+        scratch = (self._frames, self._scratch, self._slots, self._pieces, self._new_keys)
         while True:
-            read, missing = read_records(
-                data,
-                starts,
-                lengths,
-                read,
-                columns.nodes,
-                columns.lists,
-                columns.names,
-                columns.words,
-                columns.valid,
-                columns.text,
-                columns.entry_counts,
-                self._frames,
-                self._scratch,
-                self._slots,
-                self._pieces,
-                self._new_keys,
-                flags,
-            )
+            schema, memory = (columns.nodes, columns.lists, columns.names), (columns.words, columns.valid, columns.text)
+            read, missing = read_records(*records, read, *schema, *memory, columns.entry_counts, *scratch, flags)
             if read == len(values):
                 self._casts.update(columns.take_casts())
-                return columns.table(data)
+                return columns.table(records[0])
             columns.grow(missing)
 
     def _find_drift(self, chunk: RecordChunk, flags: NDArray[np.uint8]) -> SchemaDrift:
