@@ -45,12 +45,10 @@ class CoordinateColumns:
         whole = len(record_indexes) == len(chunk) and bool((record_indexes == np.arange(len(chunk))).all())
         places = slice(None) if whole else record_indexes
         arrays = [
-            self._column(field.name, chunk, places)
-            if field.name in COORDINATE_COLUMNS
-            else self._line_numbers(record_indexes)
-            if field.name == LINE_COLUMN
-            else rows.column(field.name)
-            for field in self._schema
+            self._column(name, chunk, places, record_indexes)
+            if name == LINE_COLUMN or name in COORDINATE_COLUMNS
+            else rows.column(name)
+            for name in self._schema.names
         ]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
@@ -62,15 +60,13 @@ class CoordinateColumns:
         late = np.flatnonzero(stamps > MILLISECONDS[1]).tolist()
         return {row: range_error("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
 
-    def _line_numbers(self, record_indexes: NDArray[np.int64]) -> pa.Array:
-        return (
-            pa.array(number_rows_in_records(record_indexes))
-            if self._lines
-            else pa.nulls(len(record_indexes), pa.int32())
-        )
-
-    def _column(self, name: str, chunk: RecordChunk, places: slice | NDArray[np.int64]) -> pa.Array:
+    def _column(
+        self, name: str, chunk: RecordChunk, places: slice | NDArray[np.int64], record_indexes: NDArray[np.int64]
+    ) -> pa.Array:
         match name:
+            case "kafka_line":
+                numbers = number_rows_in_records(record_indexes) if self._lines else None
+                return pa.nulls(len(record_indexes), pa.int32()) if numbers is None else pa.array(numbers)
             case "kafka_topic":
                 return self._topics.take(pa.array(chunk.range_index[places]))
             case "kafka_partition":

@@ -24,23 +24,9 @@ from frazil.ingest.decode import Rejection
 from frazil.ingest.sealing import header_part, place_of
 from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import escape_unsafe
+from frazil.spec.iceberg import DEAD_LETTER_SCHEMA
 
 MAX_ERROR_CHARACTERS = 1000
-COLUMNS = (
-    "kafka_topic",
-    "kafka_partition",
-    "kafka_offset",
-    "topic_id",
-    "kafka_timestamp",
-    "key",
-    "value",
-    "error_class",
-    "error",
-    "rejected_at",
-    "stream",
-    "headers",
-)
-
 
 SealPart = Callable[[bytes | None, str], bytes | None]
 """Returns what a dead letter stores for a part of a record, given the part and its place (`sealing.place_of`)."""
@@ -73,7 +59,7 @@ class DeadLetterTable:
         seal: SealPart | None = None,
     ) -> None:
         """Raises SpecError if users added a required column to the table."""
-        strange = [f.name for f in schema.fields if f.required and f.name not in COLUMNS]
+        strange = [f.name for f in schema.fields if f.required and f.name not in DEAD_LETTER_SCHEMA.column_names]
         if strange:
             raise SpecError(
                 f"the dead-letter table's column {strange[0]} is required, but frazil does not fill it. Make "
@@ -89,40 +75,31 @@ class DeadLetterTable:
         """Return one row for each rejection. Columns that users added to the table are null."""
         ranges = [self._ranges[chunk.range_index[r.index]] for r in rejections]
         stamps = [int(chunk.timestamps_ms[r.index]) for r in rejections]
-        values = (
-            [r.topic for r in ranges],
-            [r.partition for r in ranges],
-            [int(chunk.offsets[r.index]) for r in rejections],
-            [self._topic_ids.get(r.topic) for r in ranges],
-            [s * 1000 if 0 <= s <= MILLISECONDS[1] else None for s in stamps],
-            [self._key_or_value(chunk, r.index, "key") for r in rejections],
-            [self._key_or_value(chunk, r.index, "value") for r in rejections],
-            [_storable_text(r.error_class) for r in rejections],
-            [
-                _storable_text(r.error) + _timestamp_remark(r, stamp)
-                for r, stamp in zip(rejections, stamps, strict=True)
-            ],
-            [rejected_at_us] * len(rejections),
-            [self._stream] * len(rejections),
-            [self._headers(chunk, r.index) for r in rejections],
-        )
-        columns: dict[str, list[Any]] = dict(zip(COLUMNS, values, strict=True))
+        texts = zip(rejections, stamps, strict=True)
+        columns: dict[str, list[Any]] = {
+            "kafka_topic": [r.topic for r in ranges],
+            "kafka_partition": [r.partition for r in ranges],
+            "kafka_offset": [int(chunk.offsets[r.index]) for r in rejections],
+            "topic_id": [self._topic_ids.get(r.topic) for r in ranges],
+            "kafka_timestamp": [s * 1000 if 0 <= s <= MILLISECONDS[1] else None for s in stamps],
+            "key": [self._seal_part(chunk.keys[r.index], chunk, r.index, "key") for r in rejections],
+            "value": [self._seal_part(chunk.values[r.index], chunk, r.index, "value") for r in rejections],
+            "error_class": [_storable_text(r.error_class) for r in rejections],
+            "error": [_storable_text(r.error) + _timestamp_remark(r, stamp) for r, stamp in texts],
+            "rejected_at": [rejected_at_us] * len(rejections),
+            "stream": [self._stream] * len(rejections),
+            "headers": [self._headers(chunk, r.index) for r in rejections],
+        }
         absent = [None] * len(rejections)
         arrays = [pa.array(columns.get(field.name, absent), field.type) for field in self._schema]
         return pa.Table.from_arrays(arrays, schema=self._schema)
-
-    def _key_or_value(self, chunk: RecordChunk, index: int, part: str) -> bytes | None:
-        value = (chunk.keys if part == "key" else chunk.values)[index]
-        return self._seal_part(value, chunk, index, part)
 
     def _headers(self, chunk: RecordChunk, index: int) -> list[dict[str, Any]] | None:
         found = None if chunk.headers is None else chunk.headers[index]
         if found is None:
             return None
-        return [
-            {"name": name, "value": self._seal_part(value, chunk, index, header_part(name))}
-            for name, value in unpack_headers(found)
-        ]
+        parts = [(name, value, header_part(name)) for name, value in unpack_headers(found)]
+        return [{"name": name, "value": self._seal_part(value, chunk, index, part)} for name, value, part in parts]
 
     def _seal_part(self, value: bytes | None, chunk: RecordChunk, index: int, part: str) -> bytes | None:
         if self._seal is None:
@@ -166,13 +143,8 @@ class RejectCounter:
             samples = self._samples.setdefault(rejection.error_class, [])
             if (first is None or offset < first.offset) or len(samples) < MAX_SAMPLES:
                 of = self._ranges[index]
-                reject = Reject(
-                    of.topic,
-                    of.partition,
-                    offset,
-                    rejection.error_class,
-                    escape_unsafe(rejection.error[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False),
-                )
+                text = escape_unsafe(rejection.error[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)
+                reject = Reject(of.topic, of.partition, offset, rejection.error_class, text)
                 if first is None or offset < first.offset:
                     self._first[index] = reject
                 if len(samples) < MAX_SAMPLES:

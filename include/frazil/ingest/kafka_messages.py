@@ -35,14 +35,8 @@ class MessageReader(RangeReader):
         self._batch: list[Message] = []
         self._unfinished = _UnfinishedChunk()
         with translate_client_errors():
-            self._consumer = create_client(
-                Consumer,
-                {
-                    **consumer_properties(properties),
-                    "error_cb": self._on_client_error,
-                    "throttle_cb": self._on_throttle_event,
-                },
-            )
+            callbacks = {"error_cb": self._on_client_error, "throttle_cb": self._on_throttle_event}
+            self._consumer = create_client(Consumer, {**consumer_properties(properties), **callbacks})
 
     def close(self) -> None:
         self._consumer.close()
@@ -121,14 +115,11 @@ class MessageReader(RangeReader):
 
 class _UnfinishedChunk:
     def __init__(self) -> None:
-        self.records = 0
-        self.bytes = 0
-        self._values: list[bytes | None] = []
-        self._keys: list[bytes | None] = []
-        self._headers: list[bytes | None] = []
-        self._indexes: list[NDArray[np.int32]] = []
-        self._offsets: list[NDArray[np.int64]] = []
-        self._timestamps: list[NDArray[np.int64]] = []
+        self.records = self.bytes = 0
+        self._texts: tuple[list[bytes | None], ...] = ([], [], [])
+        """Values, keys and headers."""
+        self._numbers: tuple[list[NDArray[Any]], ...] = ([], [], [])
+        """Range indexes, offsets and timestamps, one array for each call of `add`."""
 
     def add(self, messages: list[Message], index: NDArray[np.int32], offsets: NDArray[np.int64]) -> None:
         """Copy the needed attributes of the messages, so that the messages can be freed at once."""
@@ -138,19 +129,12 @@ class _UnfinishedChunk:
         stamps = map(itemgetter(1), map(Message.timestamp, messages))
         self.records += len(values)
         self.bytes += sum(map(len, filter(None, chain(values, keys, headers))))
-        self._values += values
-        self._keys += keys
-        self._headers += headers
-        self._indexes.append(index)
-        self._offsets.append(offsets)
-        self._timestamps.append(np.fromiter(stamps, np.int64, len(messages)))
+        for column, texts in zip(self._texts, (values, keys, headers), strict=True):
+            column.extend(texts)
+        for parts, part in zip(self._numbers, (index, offsets, np.fromiter(stamps, np.int64)), strict=True):
+            parts.append(part)
 
     def chunk(self) -> RecordChunk:
-        return RecordChunk(
-            BinaryColumn.of(self._values),
-            BinaryColumn.of(self._keys),
-            np.concatenate(self._indexes),
-            np.concatenate(self._offsets),
-            np.concatenate(self._timestamps),
-            headers=BinaryColumn.of(self._headers) if any(self._headers) else None,
-        )
+        values, keys, headers = map(BinaryColumn.of, self._texts)
+        numbers = map(np.concatenate, self._numbers)
+        return RecordChunk(values, keys, *numbers, headers=headers if any(self._texts[2]) else None)

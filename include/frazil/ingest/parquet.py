@@ -174,22 +174,16 @@ class FileLayout:
     @classmethod
     def of(cls, table: TargetTable, target: Target) -> FileLayout:
         """Parse a table's metadata. Raises SpecError for a table property with an invalid value."""
-        properties = tuple(sorted(table.properties.items()))
-        return _parse(target, table.schema_json, table.spec_json, table.sort_order_json, properties, table.content)
+        texts = (table.schema_json, table.spec_json, table.sort_order_json)
+        return _parse(target, texts, tuple(sorted(table.properties.items())), table.content)
 
 
 @lru_cache(maxsize=16)
-def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
-    target: Target,
-    schema_json: str,
-    spec_json: str,
-    sort_order_json: str,
-    all_properties: tuple[tuple[str, str], ...],
-    content: Content,
+def _parse(
+    target: Target, texts: tuple[str, str, str], all_properties: tuple[tuple[str, str], ...], content: Content
 ) -> FileLayout:
-    """Parse a table's metadata. Cached for the next batches of the same table."""
-    schema = Schema.model_validate_json(schema_json)
-    spec = PartitionSpec.model_validate_json(spec_json)
+    """Parse a table's schema, partition spec, sort order and properties. Cached for the table's next batches."""
+    schema, spec = Schema.model_validate_json(texts[0]), PartitionSpec.model_validate_json(texts[1])
     properties = dict(all_properties)
     version = properties.get(ENCODINGS_PROPERTY, "v1")
     if version not in ("v1", "v2"):
@@ -198,7 +192,7 @@ def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
         target=target,
         schema=schema,
         spec=spec,
-        order=SortOrder.model_validate_json(sort_order_json),
+        order=SortOrder.model_validate_json(texts[2]),
         arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
         row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", 128 * 2**20),
         row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", 1_048_576),
@@ -288,10 +282,7 @@ class ParquetFile:
             spec_id=layout.spec.spec_id,
             sort_order_id=layout.order.order_id if ordered else None,
             partition=encode_partition(layout, self._partition),
-            column_sizes=statistics["column_sizes"],
-            value_counts=statistics["value_counts"],
-            null_value_counts=statistics["null_value_counts"],
-            nan_value_counts=statistics["nan_value_counts"],
+            **{name: statistics[name] for name in ("column_sizes", *_COUNTS)},
             lower_bounds=_encode_bounds(statistics["lower_bounds"]),
             upper_bounds=_encode_bounds(statistics["upper_bounds"]),
             split_offsets=tuple(statistics["split_offsets"]),
@@ -314,6 +305,9 @@ def encode_partition(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKe
         None if value is None else base64.b64encode(to_bytes(kind, value)).decode()  # type: ignore[arg-type]  # transforms give primitives
         for kind, value in zip(layout.partition_types, values, strict=True)
     )
+
+
+_COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
 
 
 def _encode_bounds(bounds: Mapping[int, bytes]) -> dict[int, str]:

@@ -89,16 +89,16 @@ class SchemaDrift:
         """Return the drift inside these structs. Each path becomes relative to its struct."""
         if parts == WHOLE_RECORD:
             return self
-        new = [
-            (path[len(p) :], found_type) for p, *_ in parts for path, found_type in self.new.items() if _is_in(path, p)
+        each = [
+            SchemaDrift(
+                {path[len(p) :]: found_type for path, found_type in self.new.items() if _is_in(path, p)},
+                {path[len(p) :]: kind for path, kind in self.wider.items() if _is_in(path, p)},
+                frozenset(path[len(p) :] for path in self.optional if _is_in(path, p)),
+            )
+            for p, *_ in parts
         ]
-        wider = [(path[len(p) :], kind) for p, *_ in parts for path, kind in self.wider.items() if _is_in(path, p)]
-        optional = frozenset(path[len(p) :] for p, *_ in parts for path in self.optional if _is_in(path, p))
-        each = [SchemaDrift({path: found_type}) for path, found_type in new] + [
-            SchemaDrift(wider={path: kind}) for path, kind in wider
-        ]
-        here = SchemaDrift(optional=optional, records=self.records if new else 0)
-        return join_drift([here, self.without_changes(), *each])
+        records = self.records if any(one.new for one in each) else 0
+        return join_drift([SchemaDrift(records=records), self.without_changes(), *each])
 
     def without_changes(self) -> SchemaDrift:
         """Return only the counts: unknown records, casts, and change events without a position."""
@@ -300,11 +300,8 @@ def _convert_type(
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None
     if found_type == MIXED:
-        problems.append(
-            NewField(
-                path, None, f"has values that no column of one type can hold, or more than {MAX_OBJECT_FIELDS:,} fields"
-            )
-        )
+        what = f"has values that no column of one type can hold, or more than {MAX_OBJECT_FIELDS:,} fields"
+        problems.append(NewField(path, None, what))
         return None
     return iceberg_type(found_type)
 

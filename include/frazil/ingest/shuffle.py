@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from frazil.ingest.contract import OffsetRange, PartitionKey, Shuffle
+from frazil.ingest.contract import OffsetRange, Shuffle
 from frazil.ingest.parquet import FileLayout, encode_partition
 from frazil.ingest.partitioning import group_by_partition
 
@@ -34,7 +34,8 @@ class Shuffler:
     def __init__(self, shuffle: Shuffle, layout: FileLayout, ranges: Sequence[OffsetRange], *, task: int) -> None:
         self._shuffle, self._layout, self._task = shuffle, layout, task
         self._salts = np.array([zlib.crc32(f"{r.topic}\0{r.partition}".encode()) for r in ranges], np.uint64)
-        self._found: dict[tuple[object, ...], _WriterShares] = {}
+        self._found: dict[tuple[object, ...], tuple[NDArray[np.uint16], NDArray[np.float64]]] = {}
+        """The shuffle writers of each partition, and the end of each writer's share of `[0, 1)`."""
         self.sent = [0] * shuffle.writers
 
     @property
@@ -46,12 +47,12 @@ class Shuffler:
             return []
         codes, values = group_by_partition(rows, self._layout.schema, self._layout.spec)
         found = [self._find_shares(value) for value in values]
-        writers = np.array([one.writers[0] for one in found], np.uint16)[codes]
-        for code, one in enumerate(found):
-            if len(one.writers) > 1:
+        writers = np.array([several[0] for several, _ in found], np.uint16)[codes]
+        for code, (several, ends) in enumerate(found):
+            if len(several) > 1:
                 mine = np.flatnonzero(codes == code)
                 at = _pseudo_random(self._salts[range_index[mine]], offsets[mine])
-                writers[mine] = np.array(one.writers, np.uint16)[np.searchsorted(one.ends[:-1], at, side="right")]
+                writers[mine] = several[np.searchsorted(ends[:-1], at, side="right")]
         order = np.argsort(writers, kind="stable")
         counts = np.bincount(writers, minlength=self._shuffle.writers).tolist()
         sorted_rows = rows if counts.count(0) == len(counts) - 1 else rows.take(pa.array(order))
@@ -68,28 +69,15 @@ class Shuffler:
                 start += count
         return parcels
 
-    def _find_shares(self, values: tuple[object, ...]) -> _WriterShares:
+    def _find_shares(self, values: tuple[object, ...]) -> tuple[NDArray[np.uint16], NDArray[np.float64]]:
         # Floats that compare equal can be different partitions: 0.0 and -0.0.
         name = tuple(repr(v) if isinstance(v, float) else v for v in values)
-        found = self._found.get(name)
-        if found is None:
-            found = self._found[name] = _WriterShares.of(self._shuffle, encode_partition(self._layout, values))
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class _WriterShares:
-    """A partition's shuffle writers, each with the end of its share of `[0, 1)`."""
-
-    writers: tuple[int, ...]
-    ends: tuple[float, ...] = field(default=(1.0,))
-
-    @classmethod
-    def of(cls, shuffle: Shuffle, key: PartitionKey) -> _WriterShares:
-        shares = shuffle.shares.get(key)
-        if shares is None:
-            return cls((zlib.crc32(repr(key).encode()) % shuffle.writers,))
-        return cls(tuple(writer for writer, _ in shares), tuple(end for _, end in shares))
+        if name not in self._found:
+            key = encode_partition(self._layout, values)
+            one = zlib.crc32(repr(key).encode()) % self._shuffle.writers
+            writers, ends = zip(*self._shuffle.shares.get(key, ((one, 1.0),)), strict=True)
+            self._found[name] = np.array(writers, np.uint16), np.array(ends)
+        return self._found[name]
 
 
 def unpack_parcel(parcel: Parcel) -> pa.Table:

@@ -34,7 +34,7 @@ from frazil.ingest.formats.avro.schema import (
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.debezium import is_other_schema
 from frazil.ingest.formats.fields import WHOLE_KEY
-from frazil.ingest.formats.json.lines import FRAME_BYTES
+from frazil.ingest.formats.json.lines import FRAME_BYTES, framed_mask, not_framed_text
 from frazil.ingest.formats.json.nodes import (
     BASE,
     ENTRY_SET,
@@ -222,10 +222,9 @@ class AvroDecoder(FormatDecoder):
 
     def _find_framed(self, values: BinaryColumn, min_bytes: int, rejections: dict[int, Fault]) -> Numbers:
         """Return the places of the values with a frame, and reject other values that are not empty."""
-        framed = values.lengths >= min_bytes
-        framed[framed] = values.data[values.starts[framed]] == 0
+        framed = framed_mask(values, min_bytes)
         for i in np.flatnonzero((values.lengths > 0) & ~framed).tolist():
-            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", self._name))
+            rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", f"{self._name} with schema ids", _REMEDY))
         return np.flatnonzero(framed)
 
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
@@ -312,6 +311,7 @@ def _find_json_fault(value: object) -> str | None:
 
 _FAULT_PREFIX = b"\0frazil: "
 _LENGTH_MASK = (1 << SPAN_BITS) - 1
+_REMEDY = "write it with the registry's serializer, or declare another format"
 EMPTY_FAULT: Fault = ("Empty", "the message's value is empty")
 
 
@@ -320,14 +320,6 @@ def read_schema_ids(data: NDArray[np.uint8], starts: Numbers) -> Numbers:
     for i in range(1, FRAME_BYTES):
         found = found << 8 | data[starts + i]
     return found.astype(np.int32).astype(np.int64)
-
-
-def not_framed_text(value: bytes, name: str) -> str:
-    what = "is JSON" if value.lstrip().startswith(b"{") else "does not begin with a zero byte and a schema id"
-    return (
-        f"the value {what}, but source.format is {name} with schema ids: write it with the registry's serializer, "
-        "or declare another format"
-    )
 
 
 def as_record_schemas(schemas: SchemaSource | SchemaText) -> SchemaSource | SchemaText:

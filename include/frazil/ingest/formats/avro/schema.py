@@ -208,10 +208,13 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    found = list(_find_changes(written, struct, (), frozenset()))
+    return collect_drift(_find_changes(written, struct, (), frozenset()), widening=widening)
+
+
+def collect_drift(changes: Iterable[tuple[Path, FoundType, str]], *, widening: bool) -> SchemaDrift:
+    found = [*changes]
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
-    wider = {path: kind for path, _, kind in found if kind} if widening else {}
-    return SchemaDrift(new, wider)
+    return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
 
 
 def _find_changes(

@@ -130,8 +130,7 @@ class FramedDecoder(WrappingDecoder):
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         values = chunk.values
         has_value = values.lengths >= 0
-        framed = values.lengths >= FRAME_BYTES
-        framed[framed] = values.data[values.starts[framed]] == 0
+        framed = framed_mask(values, FRAME_BYTES)
         inside = BinaryColumn(
             values.data,
             np.where(framed, values.starts + FRAME_BYTES, values.starts),
@@ -142,13 +141,21 @@ class FramedDecoder(WrappingDecoder):
             return self._decode(RecordChunk.of_column(inside))
         rest = np.flatnonzero(~has_value | framed)
         decoded = self._decode(RecordChunk.of_column(inside.take(rest))).with_indexes(rest)
-        rejections = [Rejection(place, "NotFramed", _not_framed_text(values[place] or b"")) for place in bare.tolist()]
-        return decoded.with_rejections(rejections)
+        declared, remedy = (
+            "{type: json, framing: confluent}",
+            "write it with the registry's serializer, or declare framing: none",
+        )
+        texts = [(place, not_framed_text(values[place] or b"", declared, remedy)) for place in bare.tolist()]
+        return decoded.with_rejections(Rejection(place, "NotFramed", text) for place, text in texts)
 
 
-def _not_framed_text(value: bytes) -> str:
+def framed_mask(values: BinaryColumn, min_bytes: int) -> NDArray[np.bool_]:
+    """Return a mask of the values that begin with a zero byte and have at least `min_bytes`."""
+    framed = values.lengths >= min_bytes
+    framed[framed] = values.data[values.starts[framed]] == 0
+    return framed
+
+
+def not_framed_text(value: bytes, declared: str, remedy: str) -> str:
     what = "is plain JSON" if value.lstrip().startswith(b"{") else "does not begin with a zero byte and a schema id"
-    return (
-        f"the value {what}, but source.format is {{type: json, framing: confluent}}: write it with the serializer of "
-        "the registry, or declare framing: none"
-    )
+    return f"the value {what}, but source.format is {declared}: {remedy}"

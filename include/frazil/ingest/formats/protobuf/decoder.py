@@ -15,6 +15,7 @@ from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats.avro.decoder import DECLARED_ID, EMPTY_FAULT, AvroDecoder, read_schema_ids
 from frazil.ingest.formats.avro.program import Fault
+from frazil.ingest.formats.avro.schema import collect_drift
 from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
@@ -121,8 +122,9 @@ class ProtobufDecoder(AvroDecoder):
         root = self._program.add(written)
         if isinstance(root, int):
             self._messages[root] = written
-        if self._widening is not None and isinstance(root, int):
-            self._beyond[schema_id] = find_drift(written, self._struct, widening=self._widening).within(self._within)
+            if self._widening is not None:
+                drift = find_drift(written, self._struct, widening=self._widening)
+                self._beyond[schema_id] = drift.within(self._within)
         return root  # type: ignore[no-any-return]
 
     def _fault(self, wrong: int, place: int, byte: int) -> Fault:
@@ -148,9 +150,7 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    found = list(_find_changes(written, struct, (), frozenset()))
-    new = {path: found_type for path, found_type, _ in found if found_type is not None}
-    return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
+    return collect_drift(_find_changes(written, struct, (), frozenset()), widening=widening)
 
 
 def _find_changes(
