@@ -10,13 +10,10 @@ from numpy.typing import NDArray
 from pyiceberg.types import NestedField, StringType
 
 from frazil.ingest.chunk import NULL, BinaryColumn
-from frazil.ingest.compiled import compiled, load32, load64, memcpy
-from frazil.ingest.formats.json.scan import utf8_length
+from frazil.ingest.compiled import compiled, load32, memcpy
+from frazil.ingest.formats.json.scan import find_invalid_utf8
 
 Kind = TypeVar("Kind", bound=np.generic)
-
-_HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
-"""Mask of the highest bit of each of eight bytes. ASCII text has only zeros there."""
 
 
 @compiled
@@ -33,32 +30,20 @@ def copy_values(
 
 
 @compiled
-def find_invalid_utf8(
+def find_each_invalid_utf8(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], found: NDArray[np.int64]
 ) -> None:
     """Write the position of each value's first invalid UTF-8 byte to `found`; -1 for a valid value. A newline must
     follow each value.
     """
-    address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
-        found[i] = -1
-        p, end = starts[i], starts[i] + max(lengths[i], 0)
-        while p < end:
-            while p + 8 <= end and load64(address + p) & _HIGH_BITS == 0:
-                p += 8
-            if p < end and data[p] >= 0x80:
-                length = utf8_length(data, p)
-                if length == 0:
-                    found[i] = p - starts[i]
-                    break
-                p += length
-            elif p < end:
-                p += 1
+        place = find_invalid_utf8(data, starts[i], starts[i] + max(lengths[i], 0))
+        found[i] = place - starts[i] if place >= 0 else -1
 
 
 def locate_invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
     found = np.empty(len(values), np.int64)
-    find_invalid_utf8(*as_loop_arguments(values), found)
+    find_each_invalid_utf8(*as_loop_arguments(values), found)
     return found
 
 

@@ -18,8 +18,8 @@ from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scalars import INVALID_DATE, parse_date, parse_time, parse_timestamp, times_ten
-from frazil.ingest.formats.json.scan import HEX, Octets, loop, utf8_length
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
+from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8, loop
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, has_duplicate_key, parse_uuid
 
 NO_ROOM = 64
 """Result NO_ROOM + d: entry set d needs more room, and the record must be read again. If d is the number of entry sets,
@@ -33,7 +33,6 @@ SPAN_BITS = 32
 MAX_EMPTY_ELEMENTS = 64
 """Maximum number of elements without bytes (such as nulls) in one record: each takes memory."""
 
-_HIGH_BITS = np.int64(-0x7F7F7F7F7F7F7F80)
 _0, _1 = np.uint64(0), np.uint64(1)
 
 
@@ -53,13 +52,13 @@ class Scratch(NamedTuple):
 
 
 @loop
-def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Read a zigzag varint. Returns the position after it (or a negative error code), and its value."""
+def read_bits(b: Octets, p: int, end: int) -> tuple[int, Any]:
+    """Read a varint. Returns the position after it (or a negative error code), and its bits."""
     if p >= end:
         return -code.ENDS_EARLY, 0
     c = np.int64(b[p])
     if c < 128:
-        return p + 1, (c >> 1) ^ -(c & 1)
+        return p + 1, c
     value = np.uint64(c & 127)
     for k in range(1, 10):
         if p + k >= end:
@@ -69,8 +68,15 @@ def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
         if c < 128:
             if k == 9 and c > 1:
                 return -code.LONG_VARINT, 0
-            return p + k + 1, np.int64(value >> _1) ^ -np.int64(value & _1)
+            return p + k + 1, np.int64(value)
     return -code.LONG_VARINT, 0
+
+
+@loop
+def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
+    """Read a zigzag varint. Returns the position after it (or a negative error code), and its value."""
+    p, bits = read_bits(b, p, end)
+    return p, np.int64(np.uint64(bits) >> _1) ^ -(bits & 1)
 
 
 @loop
@@ -84,39 +90,6 @@ def read_span(b: Octets, p: int, end: int) -> tuple[int, int]:
     if length > end - p:
         return -code.ENDS_EARLY, 0
     return p, length
-
-
-@loop
-def is_utf8(b: Octets, p: int, end: int) -> bool:
-    address = np.int64(b.ctypes.data)
-    while p < end:
-        while p + 8 <= end and load64(address + p) & _HIGH_BITS == 0:
-            p += 8
-        if p < end:
-            if b[p] < 128:
-                p += 1
-            else:
-                length = utf8_length(b, p)
-                if length == 0 or p + length > end:
-                    return False
-                p += length
-    return True
-
-
-@loop
-def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> bool:
-    """Parse 32 hexadecimal digits, with hyphens anywhere, and write the UUID as two words. Returns False if invalid."""
-    digits = 0
-    words[at] = 0
-    words[at + 1] = 0
-    for q in range(p, end):
-        if b[q] != 45:
-            digit = HEX[b[q]]
-            if digit < 0 or digits == 32:
-                return False
-            words[at + digits // 16] |= digit << (digits % 16 // 2 * 8 + (4 if digits % 2 == 0 else 0))
-            digits += 1
-    return digits == 32
 
 
 @loop
@@ -144,18 +117,18 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers
 @loop
 def write_decimal(
     negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
-) -> int:
-    """Write a decimal in the column's scale. `high` and `low` are the absolute value. Returns VALID or an error."""
+) -> bool:
+    """Write a decimal in the column's scale. `high` and `low` are the absolute value. Returns False if too big."""
     limit = np.uint64(ops[op, code.LIMIT_HIGH])
     if high > limit or (high == limit and low >= np.uint64(ops[op, code.LIMIT_LOW])):
-        return code.NOT_HELD
+        return False
     for _ in range(ops[op, code.TENS]):
         high, low = times_ten(high, low, _0)
     if negative:
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
     words[at] = np.int64(low)
     words[at + 1] = np.int64(high)
-    return code.VALID
+    return True
 
 
 @loop
@@ -176,34 +149,7 @@ def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: 
         low = (low << np.uint64(8)) | np.uint64(b[q])
     if negative:
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
-    return write_decimal(negative, high, low, op, ops, at, words)
-
-
-@loop
-def has_duplicate_key(b: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int) -> bool:
-    """Return whether a map has a duplicate key. `slots` is a hash table with at least four slots per entry."""
-    bits = 1
-    while 1 << bits < 2 * (end - first):
-        bits += 1
-    mask = (1 << bits) - 1
-    slots[: mask + 1] = -1
-    for i in range(first, end):
-        start, length = words[base + 2 * i], words[base + 2 * i + 1]
-        value = np.uint64(length)
-        for q in range(start, start + length):
-            value = (value + np.uint64(b[q]) + _1) * np.uint64(seed)
-        slot = np.int64(value >> np.uint64(64 - bits))
-        while slots[slot] >= 0:
-            other = words[base + 2 * slots[slot]]
-            if words[base + 2 * slots[slot] + 1] == length:
-                q = 0
-                while q < length and b[start + q] == b[other + q]:
-                    q += 1
-                if q == length:
-                    return True
-            slot = (slot + 1) & mask
-        slots[slot] = i
-    return False
+    return code.VALID if write_decimal(negative, high, low, op, ops, at, words) else code.NOT_HELD
 
 
 @loop
@@ -237,8 +183,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
             return p
         if kind == code.INTEGER_AS_DECIMAL:
             amount = np.uint64(value) if value >= 0 else _0 - np.uint64(value)
-            wrong = write_decimal(value < 0, _0, amount, op, ops, at + e, words)
-            return p if wrong == code.VALID else -wrong
+            return p if write_decimal(value < 0, _0, amount, op, ops, at + e, words) else -code.NOT_HELD
         if not ops[op, code.MIN_VALUE] <= value <= ops[op, code.MAX_VALUE]:
             return -code.NOT_HELD
         factor = ops[op, code.FACTOR]
@@ -251,7 +196,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         p, length = read_span(b, p, end)
         if p < 0:
             return p
-        if kind == code.TEXT and not is_utf8(b, p, p + length):
+        if kind == code.TEXT and find_invalid_utf8(b, p, p + length) >= 0:
             return -code.INVALID_UTF8
         words[at + e] = p
         words[at + e + 1] = length
@@ -302,7 +247,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         words[at + e] = load64(np.int64(b.ctypes.data) + p)
         words[at + e + 1] = load64(np.int64(b.ctypes.data) + p + 8)
     elif kind == code.TEXT_AS_UUID:
-        if not parse_uuid(b, p, p + length, at + e, words):
+        if parse_uuid(b, p, p + length, at + e, words) != p + length:
             return -code.NO_UUID
     elif kind == code.TEXT_AS_MOMENT:
         if not parse_moment(b, p, p + length, nodes[node, tree.KIND], at, words, slots):
@@ -404,7 +349,7 @@ def read_record(
                             first = words[to - 1] if e else 0
                             if 4 * (used - first) > len(slots):
                                 return NO_ROOM + len(entry_counts), outer, p
-                            if has_duplicate_key(b, nodes[node + 1, tree.BASE], first, used, words, slots, seed):
+                            if has_duplicate_key(b, b, nodes[node + 1, tree.BASE], first, used, words, slots, seed):
                                 return code.REPEATED_KEY, outer, p
                         words[to] = used
                     depth -= 1
@@ -426,7 +371,7 @@ def read_record(
                     return -after, outer, p
                 p = after + length
                 if node >= 0:
-                    if not is_utf8(b, after, p):
+                    if find_invalid_utf8(b, after, p) >= 0:
                         return code.INVALID_UTF8, outer, after
                     to = nodes[node + 1, tree.BASE] + 2 * e
                     words[to] = after

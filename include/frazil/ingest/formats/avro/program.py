@@ -259,7 +259,7 @@ def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
         case (("int" | "long"), iceberg.FloatType() | iceberg.DoubleType()):
             return {op.OPERATION: op.INTEGER_AS_FLOAT, op.BITS: bits}
         case (("int" | "long"), iceberg.DecimalType()):
-            return {op.OPERATION: op.INTEGER_AS_DECIMAL, op.BITS: bits, **_decimal_fields(0, kind)}
+            return {op.OPERATION: op.INTEGER_AS_DECIMAL, op.BITS: bits, **decimal_fields(0, kind)}
         case "int", iceberg.DateType() if written.logical == "date":
             return _integer_operation(bits, INT)
         case "int", iceberg.TimeType() if written.logical == "time-millis":
@@ -292,7 +292,7 @@ def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
             if written.scale > scale:
                 return None
             of = op.BYTES_AS_DECIMAL if written.kind == "bytes" else op.FIXED_AS_DECIMAL
-            return {op.OPERATION: of, op.SIZE: written.size, **_decimal_fields(written.scale, kind)}
+            return {op.OPERATION: of, op.SIZE: written.size, **decimal_fields(written.scale, kind)}
     return None
 
 
@@ -326,7 +326,7 @@ def _integer_operation(bits: int, within: tuple[int, int], factor: int = 1) -> d
     }
 
 
-def _decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
+def decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
     tens = kind.scale - scale
     limit = np.array(divmod(10 ** max(0, kind.precision - tens), 2**64), np.uint64).view(np.int64).tolist()
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}

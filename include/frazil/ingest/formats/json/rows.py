@@ -26,6 +26,7 @@ from frazil.ingest.formats.json.scan import (
 from frazil.ingest.formats.json.unknown_keys import FLAGGED, ON, SAMPLED, check_key
 from frazil.ingest.formats.json.words import (
     BEFORE,
+    HASH_FACTOR,
     ROOM,
     USED,
     has_duplicate_key,
@@ -348,17 +349,13 @@ def _read_record(
                     return UNSURE
             else:
                 inner = entry_counts[nodes[k, tree.INNER], USED]
-                if kind == tree.MAP and has_duplicate_key(
-                    b,
-                    text,
-                    nodes[k + 1, tree.BASE],
-                    words[nodes[k, tree.BASE] + e - 1] if e else 0,
-                    inner,
-                    words,
-                    slots,
-                ):
-                    return UNSURE
-                words[nodes[k, tree.BASE] + e] = inner
+                to = nodes[k, tree.BASE] + e
+                if kind == tree.MAP:
+                    first = words[to - 1] if e else 0
+                    keys = nodes[k + 1, tree.BASE]
+                    if has_duplicate_key(b, text, keys, first, inner, words, slots, HASH_FACTOR):
+                        return UNSURE
+                words[to] = inner
             if depth == 0:
                 return SURE if skip_white_space(b, p, end) == end else UNSURE
             depth -= 1

@@ -134,6 +134,24 @@ def utf8_length(b: Octets, p: int) -> int:
 
 
 @loop
+def find_invalid_utf8(b: Octets, p: int, end: int) -> int:
+    """Return the position of the first invalid UTF-8 byte in `[p, end)`, or NO. Reads up to three bytes after `end`."""
+    address = np.int64(b.ctypes.data)
+    while p < end:
+        while p + 8 <= end and load64(address + p) & _HIGHEST == 0:
+            p += 8
+        if p < end:
+            if b[p] < 128:
+                p += 1
+            else:
+                length = utf8_length(b, p)
+                if length == 0 or p + length > end:
+                    return p
+                p += length
+    return NO
+
+
+@loop
 def _all_ordinary(eight: int) -> bool:
     quotes, backslashes = (eight ^ _QUOTES) - _ONES, (eight ^ _BACKSLASHES) - _ONES
     return bool((eight | eight - _SPACES | quotes | backslashes) & _HIGHEST == 0)

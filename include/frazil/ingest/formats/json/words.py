@@ -36,6 +36,8 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
     _base64[_letter] = _value
 BASE64 = _base64
 MIN_MEMCPY_BYTES = 32
+HASH_FACTOR = 0x1E3779B97F4A7C15
+"""Seed of the hash table for the keys of a JSON map, whose number is limited."""
 _MAX_PAIRED_KEYS = 16
 """Maximum number of a map's keys that are compared in pairs to find duplicates. Larger maps use a hash table."""
 
@@ -110,29 +112,28 @@ def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at
         if p < 0 or not text:
             return p
         return p + 1 if b[p] == 34 else NO
-    return _write_uuid(b, p + 1, at, words) if text else NO
+    if not text:
+        return NO
+    p = parse_uuid(b, p + 1, len(b), at, words)
+    return p + 1 if p >= 0 and b[p] == 34 else NO
 
 
 @loop
-def _write_uuid(b: Octets, p: int, at: int, words: Numbers) -> int:
-    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID.
-
-    Returns the position after it, or NO.
-
-    The UUID's first byte is the lowest byte of the first word.
+def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> int:
+    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID, whose first byte is the lowest
+    one of the first word. Returns the position after it, or NO.
     """
     digits = 0
     words[at] = 0
     words[at + 1] = 0
-    while b[p] != 34:
+    while p < end and (b[p] == 45 or HEX[b[p]] >= 0):
         if b[p] != 45:
-            digit = HEX[b[p]]
-            if digit < 0 or digits == 32:
+            if digits == 32:
                 return NO
-            words[at + digits // 16] |= digit << (digits % 16 // 2 * 8 + (4 if digits % 2 == 0 else 0))
+            words[at + digits // 16] |= HEX[b[p]] << (digits % 16 // 2 * 8 + (4 if digits % 2 == 0 else 0))
             digits += 1
         p += 1
-    return p + 1 if digits == 32 else NO
+    return p if digits == 32 else NO
 
 
 @loop
@@ -204,31 +205,34 @@ def _decode_base64(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 
 @loop
-def has_duplicate_key(b: Octets, text: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers) -> bool:
-    """Return whether a map with these entries may have a duplicate key."""
+def has_duplicate_key(
+    b: Octets, text: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int
+) -> bool:
+    """Return whether a map with these entries may have a duplicate key. `slots` is a hash table."""
     if end - first <= _MAX_PAIRED_KEYS:
         for i in range(first, end):
             for j in range(first, i):
                 if _are_equal(b, text, base + 2 * i, base + 2 * j, words):
                     return True
         return False
-    size = 1
-    while size < 2 * (end - first):
-        size *= 2
-    if size > len(slots):
+    bits = 1
+    while 1 << bits < 2 * (end - first):
+        bits += 1
+    mask = (1 << bits) - 1
+    if mask >= len(slots):
         return True
-    slots[:size] = -1
+    slots[: mask + 1] = -1
     for i in range(first, end):
         start, length = words[base + 2 * i], words[base + 2 * i + 1]
-        value = length
+        value = np.uint64(length)
         for q in range(length):
             octet = b[start + q] if start >= 0 else text[q - start - 1]
-            value = (value * 31 + octet) & 0xFFFFFFFF
-        slot = value & (size - 1)
+            value = (value + np.uint64(octet) + np.uint64(1)) * np.uint64(seed)
+        slot = np.int64(value >> np.uint64(64 - bits))
         while slots[slot] >= 0:
             if _are_equal(b, text, base + 2 * i, base + 2 * slots[slot], words):
                 return True
-            slot = (slot + 1) & (size - 1)
+            slot = (slot + 1) & mask
         slots[slot] = i
     return False
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from frazil.ingest.compiled import load32, load64
 from frazil.ingest.formats.avro import loop as avro
+from frazil.ingest.formats.avro.loop import read_bits as read_varint
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.rows import set_null
-from frazil.ingest.formats.json.scalars import times_ten
-from frazil.ingest.formats.json.scan import Octets, loop
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory
+from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8, loop
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, has_duplicate_key, parse_uuid
 from frazil.ingest.formats.protobuf import operations as code
 
 FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
@@ -26,27 +26,6 @@ FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
 
 _0, _1 = np.uint64(0), np.uint64(1)
 _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
-
-
-@loop
-def read_varint(b: Octets, p: int, end: int) -> tuple[int, Any]:
-    """Read a varint. Returns the position after it (or a negative error code), and its bits."""
-    if p >= end:
-        return -code.ENDS_EARLY, 0
-    c = np.int64(b[p])
-    if c < 128:
-        return p + 1, c
-    value = np.uint64(c & 127)
-    for k in range(1, 10):
-        if p + k >= end:
-            return -code.ENDS_EARLY, 0
-        c = np.int64(b[p + k])
-        value |= np.uint64(c & 127) << np.uint64(7 * k)
-        if c < 128:
-            if k == 9 and c > 1:
-                return -code.LONG_VARINT, 0
-            return p + k + 1, np.int64(value)
-    return -code.LONG_VARINT, 0
 
 
 @loop
@@ -154,21 +133,6 @@ def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
 
 
 @loop
-def write_decimal(negative: bool, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write an integer, whose absolute value is `low`, in the column's scale. Returns VALID or an error code."""
-    limit, high = np.uint64(ops[op, code.LIMIT_HIGH]), _0
-    if limit == _0 and low >= np.uint64(ops[op, code.LIMIT_LOW]):
-        return code.NOT_HELD
-    for _ in range(ops[op, code.TENS]):
-        high, low = times_ten(high, low, _0)
-    if negative:
-        high, low = ~high + (_1 if low == _0 else _0), ~low + _1
-    words[at] = np.int64(low)
-    words[at + 1] = np.int64(high)
-    return code.VALID
-
-
-@loop
 def read_timestamp(b: Octets, p: int, end: int, node: int, e: int, memory: Memory, frames: Numbers) -> int:
     """Read a Timestamp message into entry e of a node, as microseconds. Returns VALID or an error code."""
     nodes, words, valid, _ = memory
@@ -233,14 +197,14 @@ def read_value(
             return p + length if wrong == code.VALID else -wrong
         valid[flag] = 1
         if kind == code.TEXT_AS_UUID:
-            return p + length if avro.parse_uuid(b, p, p + length, at + e, words) else -code.NO_UUID
+            return p + length if parse_uuid(b, p, p + length, at + e, words) == p + length else -code.NO_UUID
         if kind == code.TEXT_AS_MOMENT:
             return (
                 p + length
                 if avro.parse_moment(b, p, p + length, nodes[node, tree.KIND], at, words, scratch.slots)
                 else -code.NO_MOMENT
             )
-        if kind == code.TEXT and not avro.is_utf8(b, p, p + length):
+        if kind == code.TEXT and find_invalid_utf8(b, p, p + length) >= 0:
             return -code.INVALID_UTF8
         if kind == code.BYTES_AS_FIXED and length != ops[op, code.SIZE]:
             return -code.OTHER_LENGTH
@@ -295,8 +259,7 @@ def read_value(
     if kind == code.INTEGER_AS_DECIMAL:
         negative = bits != code.UINT64 and value < 0
         amount = _0 - np.uint64(value) if negative else np.uint64(value)
-        wrong = write_decimal(negative, amount, op, ops, at + e, words)
-        return p if wrong == code.VALID else -wrong
+        return p if avro.write_decimal(negative, _0, amount, op, ops, at + e, words) else -code.NOT_HELD
     # SYMBOL
     found = find_row(places, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, value)
     if found < 0:
@@ -330,7 +293,8 @@ def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, s
         if words[to] - first > 1:
             if 4 * (words[to] - first) > len(slots):
                 return avro.NO_ROOM + len(entry_counts)
-            if avro.has_duplicate_key(b, nodes[node + 1, tree.BASE], first, words[to], words, slots, seed):
+            keys = nodes[node + 1, tree.BASE]
+            if has_duplicate_key(b, b, keys, first, words[to], words, slots, seed):
                 return code.REPEATED_KEY
     return code.VALID
 

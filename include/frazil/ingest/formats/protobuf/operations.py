@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from frazil.ingest.formats.avro.operations import (  # noqa: F401 - the loop reads them as operations of Protobuf
+    BITS,
+    FACTOR,
+    LIMIT_HIGH,
+    LIMIT_LOW,
+    MAX_VALUE,
+    MIN_VALUE,
+    TENS,
+)
+
 # Conversions of a field's value.
 (SKIP, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, BOOLEAN, FLOAT, DOUBLE, BYTES, TEXT) = range(9)
 (BYTES_AS_FIXED, TEXT_AS_UUID, TEXT_AS_MOMENT, SYMBOL, TIMESTAMP, MESSAGE, REFUSED) = range(9, 16)
@@ -14,21 +24,21 @@ VARINT, EIGHT_BYTES, BLOB, GROUP, GROUP_END, FOUR_BYTES = range(6)
 
 (INT64, INT32, UINT32, UINT64, SINT32, SINT64) = range(6)
 
-# Columns of the table of operations.
-(OPERATION, NODE, WIRE, SHAPE, OUTER, BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, SIZE) = range(13)
-"""The columns from MIN_VALUE to LIMIT_LOW have the same meaning as in Avro's operations."""
-(FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, CELLS, SYMBOLS, KNOWN, CLOSED) = range(13, 25)
+# Columns of the table of operations. Those from 7 to 13 are BITS to LIMIT_LOW of Avro's operations.
+(OPERATION, NODE, SIZE, WIRE, SHAPE, OUTER, CLOSED) = range(7)
+(FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, SYMBOLS, KNOWN, OTHERS, OTHER) = range(14, 26)
 """Pairs of columns: an index in `places`, and the number of entries there. FIELDS has pairs of a field's number and
 operation, sorted by number. BEGIN has groups of a node, whether an absent field has a value (1) or null (0), and that
 value's two words. NEEDS has nodes that must not be null, and MAPS nodes of maps. SYMBOLS has the sorted numbers of an
 enum, each with the start and length of its symbol's text.
 
-CELLS is the number of values of an empty message. CLOSED is 1 for a closed enum: its unknown numbers count as absent.
+OTHERS has the nodes of the other fields in the same oneof. CLOSED is 1 for a closed enum: its unknown numbers count as
+absent.
 """
-(OTHERS, OTHER, WIDTH) = range(25, 28)
-"""`places[OTHERS:][:OTHER]` are the nodes of the other fields in the same oneof."""
+CELLS, WIDTH = 26, 27
+"""CELLS is the number of values of an empty message."""
 
-# Errors of a record.
+# Errors of a record. The first three are those of Avro's operations.
 (VALID, ENDS_EARLY, LONG_VARINT, NO_FIELD, NO_WIRE_TYPE, NO_GROUP, TOO_DEEP, TOO_MANY) = range(8)
 (INVALID_UTF8, NOT_HELD, NO_UUID, OTHER_LENGTH, NO_SYMBOL, REPEATED_KEY, NO_TIMESTAMP, MISSING, UNFIT) = range(8, 17)
 NO_MOMENT = 17

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from google.protobuf import wrappers_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from pyiceberg import types as iceberg
@@ -21,6 +20,7 @@ from frazil.ingest.formats.avro.program import (
     Fault,
     LoopProgram,
     TargetColumn,
+    decimal_fields,
     timestamp_limits,
 )
 from frazil.ingest.formats.avro.schema import TooLarge
@@ -314,10 +314,7 @@ def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
             case iceberg.FloatType() | iceberg.DoubleType():
                 return {op.OPERATION: op.INTEGER_AS_FLOAT, **columns}
             case iceberg.DecimalType():
-                limit = divmod(10 ** max(0, kind.precision - kind.scale), 2**64)
-                high, low = np.array(limit, np.uint64).view(np.int64).tolist()
-                tens = {op.TENS: kind.scale, op.LIMIT_HIGH: high, op.LIMIT_LOW: low}
-                return {op.OPERATION: op.INTEGER_AS_DECIMAL, **columns, **tens}
+                return {op.OPERATION: op.INTEGER_AS_DECIMAL, **columns, **decimal_fields(0, kind)}
             case iceberg.TimestampType() | iceberg.TimestamptzType() if unit is not None:
                 return _integer_operation(columns, *timestamp_limits(unit))
         return None
