@@ -101,9 +101,8 @@ class RowDivider:
         schema.
         """
         codes, values = self._encode(chunk, located)
-        found = [
-            outcome if isinstance(outcome, str) else UNKNOWN_TARGET for outcome in map(self._cached_destination, values)
-        ]
+        outcomes = map(self._cached_destination, values)
+        found = [outcome if isinstance(outcome, str) else UNKNOWN_TARGET for outcome in outcomes]
         targets = [MAIN, *dict.fromkeys(alike.get(target, target) for target in found)]
         number = {target: n for n, target in enumerate(targets)}
         of_value = np.array([number[alike.get(target, target)] for target in found], np.int64)
@@ -136,16 +135,11 @@ class RowDivider:
             return self._rejection("its value is not UTF-8")
         if text in self._to.targets:
             return self._to.targets[text]
+        shown = self._quote(text[:MAX_QUOTED_CHARACTERS])
         if not self._to.makes:
-            return (
-                MAIN
-                if self._to.to_main
-                else self._rejection(f"{self._quote(text[:MAX_QUOTED_CHARACTERS])} has no table")
-            )
+            return MAIN if self._to.to_main else self._rejection(f"{shown} has no table")
         reason = find_refusal(text, self._to.allow) or self._to.refused.get(text) or self._to.full
-        return (
-            self._rejection(f"{self._quote(text[:MAX_QUOTED_CHARACTERS])} gets no table: {reason}") if reason else None
-        )
+        return self._rejection(f"{shown} gets no table: {reason}") if reason else None
 
     def _rejection(self, reason: str) -> Rejection:
         of = "" if self._to.by == "topic" else f" {self._to.name}"

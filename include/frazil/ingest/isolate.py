@@ -50,13 +50,8 @@ class IsolatedDecoder:
             reason = f"decoding this record crashed the process (exit code {answer})"
             nothing = self._here(chunk.slice(0, 0))
             return DecodedChunk(nothing.rows, nothing.record_indexes, [Rejection(0, CRASHED, reason)])
-        middle = len(chunk) // 2
-        return join_results(
-            [
-                self(chunk.slice(0, middle)).with_indexes(np.arange(middle)),
-                self(chunk.slice(middle, len(chunk))).with_indexes(np.arange(middle, len(chunk))),
-            ]
-        )
+        halves = np.array_split(np.arange(len(chunk)), 2)
+        return join_results([self(chunk.slice(half[0], half[-1] + 1)).with_indexes(half) for half in halves])
 
     def close(self) -> None:
         if self._child is not None:
@@ -75,12 +70,8 @@ class IsolatedDecoder:
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        child = self._child = subprocess.Popen(
-            [sys.executable, "-m", "frazil.ingest.isolate"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
+        command, pipe = [sys.executable, "-m", "frazil.ingest.isolate"], subprocess.PIPE
+        child = self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment)
         self._check_child(child, self._make, harmless_record())
         return child
 

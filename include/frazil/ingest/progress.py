@@ -27,10 +27,7 @@ class ProgressCounter:
         self._window_us = window_us
         self.windows: Counter[int] | None = None if window_us is None else Counter()
         """Number of rows with an event time, by window start (us); None if windows are not counted."""
-        self._records = np.zeros(len(ranges), np.int64)
-        self._rejected = np.zeros(len(ranges), np.int64)
-        self._dropped = np.zeros(len(ranges), np.int64)
-        self._future = np.zeros(len(ranges), np.int64)
+        self._records, self._rejected, self._dropped, self._future = np.zeros((4, len(ranges)), np.int64)
         self._max_event_time, self._newest_future = (np.full(len(ranges), NO_EVENT_TIME) for _ in range(2))
 
     @property

@@ -67,15 +67,19 @@ def is_record_file(path: str) -> bool:
 def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
     """Yield the coordinates of a file's records, in pieces. Raises SpecError for what cannot be staged."""
     with _name_file_in_errors(path):
-        if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
-            pieces = _read_dead_letters(path, io)
-        elif PurePosixPath(path).suffix in PARQUET_SUFFIXES:
-            needed = [f.name for f in schema.fields if f.required]
-            pieces = _read_parquet(path, io, schema, wanted=needed)
-        else:
-            pieces = _read_json_lines(path, io)
-        for piece in pieces:
+        for piece in _read_file(path, io, schema, wanted=[f.name for f in schema.fields if f.required]):
             yield piece.coordinates
+
+
+def _read_file(
+    path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
+) -> Iterator[FileRecords]:
+    """Yield a file's records. For Parquet, `wanted` are the columns to read (None: all); `within` filters rows."""
+    if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
+        return _read_dead_letters(path, io)
+    if PurePosixPath(path).suffix in PARQUET_SUFFIXES:
+        return _read_parquet(path, io, schema, wanted=wanted, within=within)
+    return _read_json_lines(path, io)
 
 
 class FileReader(RecordReader):
@@ -88,34 +92,26 @@ class FileReader(RecordReader):
         *,
         io: FileIO,
         schema: Schema,
-        unseal: Unsealer | None = None,
+        unseal: Unsealer,
     ) -> None:
-        self._unseal = unseal or Unsealer(None, sensitive=False)
+        self._unseal = unseal
         self._files, self._io, self._schema = files, io, schema
         self._lowest, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
-        by_partition = groupby(
-            sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges)), itemgetter(0, 1)
-        )
-        self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in by_partition}
+        in_order = sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges))
+        groups = groupby(in_order, itemgetter(0, 1))
+        self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in groups}
 
     def __iter__(self) -> Iterator[RecordChunk]:
         for file in self._files:
             if not any(self._may_contain(r) for r in file.ranges):
                 continue
+            offset = ds.field("kafka_offset")
+            within = (offset >= self._lowest) & (offset < self._end)
             with _name_file_in_errors(file.path):
-                for records in self._read(file.path):
+                for records in _read_file(file.path, self._io, self._schema, within=within):
                     found = self._find_ranges(records.coordinates)
                     if (kept := np.flatnonzero(found >= 0)).size:
                         yield _build_chunk(records, kept, found[kept], self._unseal)
-
-    def _read(self, path: str) -> Iterator[FileRecords]:
-        if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
-            return _read_dead_letters(path, self._io)
-        if PurePosixPath(path).suffix not in PARQUET_SUFFIXES:
-            return _read_json_lines(path, self._io)
-        offset = ds.field("kafka_offset")
-        within = (offset >= self._lowest) & (offset < self._end)
-        return _read_parquet(path, self._io, self._schema, within=within)
 
     def _may_contain(self, some: OffsetRange) -> bool:
         starts, ends, _ = self._ranges.get((some.topic, some.partition), np.empty((3, 0), np.int64))
@@ -142,12 +138,8 @@ def _build_chunk(
     if records.dead_letters is not None:
         dead_letters = _unseal_all(records.dead_letters.take(kept).to_pylist(), table, unseal)
         key, value = (BinaryColumn.of([dead_letter[name] for dead_letter in dead_letters]) for name in ("key", "value"))
-        headers = BinaryColumn.of(
-            [
-                pack_headers((header["name"], header["value"]) for header in dead_letter["headers"] or ())
-                for dead_letter in dead_letters
-            ]
-        )
+        named = [[(header["name"], header["value"]) for header in one["headers"] or ()] for one in dead_letters]
+        headers = BinaryColumn.of([*map(pack_headers, named)])
         return RecordChunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))
     values = nothing if records.lines is None else BinaryColumn.of([records.lines[i] for i in kept.tolist()])
@@ -166,9 +158,8 @@ def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unsea
 
 
 def _read_parquet(
-    path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
+    path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None, within: ds.Expression | None
 ) -> Iterator[FileRecords]:
-    """Yield coordinates and rows of a Parquet file. `wanted` are further columns (None: all); `within` filters rows."""
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
         names = [f.name for f in schema.fields] if wanted is None else [*wanted]
@@ -184,10 +175,7 @@ def _read_dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:
     with io.new_input(path).open() as source:
         for batch in pq.ParquetFile(source).iter_batches(10_000):
             rows = pa.Table.from_batches([batch])
-            yield FileRecords(
-                rows.select(COORDINATE_COLUMNS),
-                dead_letters=rows.select(DEAD_LETTER_COLUMNS[len(COORDINATE_COLUMNS) :]),
-            )
+            yield FileRecords(rows.select(COORDINATE_COLUMNS), dead_letters=rows.select(("key", "value", "headers")))
 
 
 def _read_json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:

@@ -70,10 +70,8 @@ class RoutedWriters:
             rows_of.setdefault(rows.schema.serialize().to_pybytes(), []).append((rows, codes))
         self._waiting, self._waiting_bytes = [], 0
         for waiting in rows_of.values():
-            self._write(
-                pa.concat_tables([rows for rows, _ in waiting]).combine_chunks(),
-                np.concatenate([codes for _, codes in waiting]),
-            )
+            tables, codes = zip(*waiting, strict=True)
+            self._write(pa.concat_tables(tables).combine_chunks(), np.concatenate(codes))
 
     def _write(self, rows: pa.Table, codes: NDArray[np.int64]) -> None:
         targets = list(self._codes)
@@ -156,10 +154,8 @@ def other_names(
 def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = EMPTY_NAMES) -> pa.Table:
     """Convert rows of the main table to another schema, by column names and `other_names`. Missing columns are null."""
     there = set(rows.column_names)
-    called = {
-        name: column for column, names in other_names.items() if column not in there for name in names if name in there
-    }
-    if called:
+    missing = {column: names for column, names in other_names.items() if column not in there}
+    if called := {name: column for column, names in missing.items() for name in names if name in there}:
         rows = rows.rename_columns([called.get(name, name) for name in rows.column_names])
     if rows.schema.equals(schema, check_metadata=True):
         return rows

@@ -35,9 +35,8 @@ class Protector:
         for field in declared["dropped"]:
             if (filled := there.get(field.lower())) is not None:
                 raise SpecError(
-                    f"the sensitive field {field!r} is dropped, but the table has the column {filled!r}, which "
-                    f"records would fill. Nothing was written. Drop the column first: "
-                    f"frazil evolve STREAM --drop {filled}"
+                    f"the sensitive field {field!r} is dropped, but the table has the column {filled!r}, which records "
+                    f"would fill. Nothing was written. Drop the column first: frazil evolve STREAM --drop {filled}"
                 )
         self._sealer = Sealer.of(declared["secret"], os.environ) if declared["secret"] else None
         self._dead_letters: str = declared["dead-letters"]

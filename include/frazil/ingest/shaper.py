@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal, localcontext
+from decimal import Context, Decimal
 from functools import partial
 
 import numpy as np
@@ -29,7 +29,7 @@ from frazil.ingest.coordinates import CoordinateColumns, record_schema
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows_in_records
 from frazil.ingest.formats import Quoter, create_decoder, create_quoter, has_lines, has_several_rows, without_unwrap
 from frazil.ingest.formats.fields import Unit, record_path, unit_of, with_path
-from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader
+from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields
 from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
@@ -53,8 +53,8 @@ class Shaper:
         self._decode = decode
         self._protect = protect
         self._transforms = context.transform is not None
-        keys = None if self._transforms else context.key_columns
-        self._key_columns = keys.columns if keys and context.is_in_topic_format else ()
+        from_keys = context.key_columns is not None and context.is_in_topic_format and not self._transforms
+        self._key_columns = context.key_columns.columns if context.key_columns and from_keys else ()
         unnests = context.transform is not None and bool(context.transform.unnested)
         self._several = unnests or has_several_rows(context.record_format)
         lines = unnests or has_lines(context.record_format)
@@ -83,11 +83,8 @@ class Shaper:
             if self._several:
                 wanted = pa.array(np.isin(shaped.record_indexes, shaped.record_indexes[wanted.to_numpy(False)]))
             shaped = DecodedChunk(rows.filter(wanted), shaped.record_indexes[wanted.to_numpy(False)], [], decoded.drift)
-        wrong = {
-            **self._coordinates.find_out_of_range(chunk, shaped.record_indexes),
-            **self._find_untruncatable(shaped.rows),
-            **self._find_out_of_range(chunk, shaped),
-        }
+        wrong = self._coordinates.find_out_of_range(chunk, shaped.record_indexes)
+        wrong |= self._find_untruncatable(shaped.rows) | self._find_out_of_range(chunk, shaped)
         found = shaped.reject_rows({row: (OUT_OF_RANGE, text) for row, text in wrong.items()})
         return drop_incomplete_records(found) if self._several else found
 
@@ -175,12 +172,8 @@ def find_lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tup
         kind = schema.find_type(field.source_id)
         if isinstance(field.transform, TruncateTransform) and (ends := find_limits(kind)):
             lowest = -(-ends[0] // field.transform.width * field.transform.width)
-            yield field, _to_decimal(lowest, kind) if isinstance(kind, DecimalType) else lowest
-
-
-def _to_decimal(number: int, kind: DecimalType) -> Decimal:
-    with localcontext(prec=2 * kind.precision):
-        return Decimal(number).scaleb(-kind.scale)
+            scale = kind.scale if isinstance(kind, DecimalType) else None
+            yield field, lowest if scale is None else Decimal(lowest).scaleb(-scale, Context(prec=80))
 
 
 PAYLOAD, PAYLOAD_IDS = "payload", 300_000_001
@@ -192,9 +185,7 @@ def create_tombstone_decoder(context: StageContext, schema: Schema) -> Decoder |
     if context.changes is None or not context.changes.key_fields:
         return None
     key = schema.select(*context.changes.key_fields)
-    units = {
-        key.find_field(name).field_id: unit for name, unit in context.record_units.items() if name in key.column_names
-    }
+    units = units_of_fields(key, context.record_units)
     of_key = {name: field_id for name, field_id in context.aliases.items() if key.find_column_name(field_id)}
     make = partial(create_decoder, without_unwrap(context.record_format))
     return TombstoneDecoder(lambda columns, units: create_aliased_decoder(make, columns, units, of_key), key, units)

@@ -256,10 +256,12 @@ class _Stage:
 
     def _try_records(self, chunk: RecordChunk) -> DecodedChunk:
         parts = []
-        for start, end, tried in bisect_failures(
-            len(chunk), lambda start, end: self._dry_write(chunk.slice(start, end))
-        ):
-            part = self._reject_unwritable(tried, chunk) if isinstance(tried, Exception) else tried
+        tries = bisect_failures(len(chunk), lambda start, end: self._dry_write(chunk.slice(start, end)))
+        for start, end, tried in tries:
+            part = tried
+            if isinstance(tried, Exception):
+                wrong = Rejection(0, UNWRITABLE, f"{type(tried).__name__}: {tried}")
+                part = dataclasses.replace(self._shape_chunk(chunk.slice(0, 0)), rejections=[wrong])
             parts.append(part.with_indexes(np.arange(start, end)))
         return join_results(parts)
 
@@ -283,10 +285,6 @@ class _Stage:
     def _shape_chunk(self, chunk: RecordChunk) -> DecodedChunk:
         shape = self._shaper_for(chunk.target)
         return shape.decode(chunk) if chunk.target == FIRST_PASS else shape(chunk)
-
-    def _reject_unwritable(self, error: Exception, chunk: RecordChunk) -> DecodedChunk:
-        nothing = self._shape_chunk(chunk.slice(0, 0))
-        return dataclasses.replace(nothing, rejections=[Rejection(0, UNWRITABLE, f"{type(error).__name__}: {error}")])
 
     def _dry_write(self, chunk: RecordChunk) -> DecodedChunk:
         """Return the chunk's rows, after writing them in memory only."""
@@ -362,17 +360,14 @@ class _Stage:
 
     def finish(self, *, notices: tuple[str, ...]) -> StageResult:
         files = (*self.main.finish(), *self._dead.finish(), *self._routed.finish())
+        drift = {target: shape.drift for target, shape in self._shapers.items() if shape.drift}
         return StageResult(
             files,
             self.progress.result(),
             self.progress.windows,
             notices,
             self._rejects.result(),
-            {
-                target: shape.drift
-                for target, shape in self._shapers.items()
-                if shape.drift and target not in {UNKNOWN_TARGET, FIRST_PASS}
-            },
+            {target: found for target, found in drift.items() if target not in {UNKNOWN_TARGET, FIRST_PASS}},
             self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
         )

@@ -134,10 +134,9 @@ class KafkaAdmin:
         return found
 
     def _describe_topics(self, topics: Collection[str]) -> Mapping[str, Any]:
-        if not topics:
-            return {}
-        requested = TopicCollection(list(topics))
-        futures: Mapping[str, Any] = self._admin.describe_topics(requested, request_timeout=self._timeout_s)
+        futures: Mapping[str, Any] = {}
+        if topics:
+            futures = self._admin.describe_topics(TopicCollection([*topics]), request_timeout=self._timeout_s)
         return futures
 
     def _descriptions(self, answers: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,16 +224,9 @@ class KafkaAdmin:
                 why = moving if moving is not None and is_timeout(error) else error
                 raise self._as_frazil_error(why, "listing offsets of") from why
 
-    def _request_offsets(
-        self, partitions: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel
-    ) -> dict[Any, Any]:
-        request = {KafkaTopicPartition(*tp): which for tp in partitions}
-        if not request:
-            return {}
-        answers: dict[Any, Any] = self._admin.list_offsets(
-            request, isolation_level=isolation, request_timeout=self._timeout_s
-        )
-        return answers
+    def _request_offsets(self, tps: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel) -> Any:
+        request, timeout_s = {KafkaTopicPartition(*tp): which for tp in tps}, self._timeout_s
+        return self._admin.list_offsets(request, isolation_level=isolation, request_timeout=timeout_s) if tps else {}
 
     def _wait_for(self, answer: Future[Any]) -> Any:
         """Return the response's result. Raises AccessDenied, as librdkafka would reconnect forever."""
@@ -271,10 +263,8 @@ class KafkaAdmin:
                 return TopicMissing(f"{what}: a topic that matched the pattern was deleted. The next poll ignores it")
             return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
         is_late = is_timeout(error)
-        if (is_late or code in LEADER_ERRORS) and (names := self._partitions_without_leader()):
-            return KafkaUnavailable(
-                f"{what}: no leader for {_name_some(names)}. Start the brokers that have their replicas"
-            )
+        if (is_late or code in LEADER_ERRORS) and (names := _name_some(self._partitions_without_leader())):
+            return KafkaUnavailable(f"{what}: no leader for {names}. Start the brokers that have their replicas")
         if isinstance(error, _LeaderSilent):
             return KafkaUnavailable(
                 f"{what}: the leader of {_name_some(error.args[0])} did not answer within {self._timeout_s:g} s. Check "
@@ -299,7 +289,7 @@ class _LeaderSilent(TimeoutError):
 
 
 def _name_some(partitions: Sequence[str]) -> str:
-    return f"{', '.join(partitions[:MAX_NAMED_PARTITIONS])} ({len(partitions):,} in all)"
+    return "" if not partitions else f"{', '.join(partitions[:MAX_NAMED_PARTITIONS])} ({len(partitions):,} in all)"
 
 
 def is_timeout(error: BaseException | None) -> bool:

@@ -51,17 +51,12 @@ def to_access_denied(code: int, text: str, *, what: str, stream: str | None, ser
     """Return AccessDenied if an error permanently refuses `what`, such as "access to flights"."""
     if _CERTIFICATE_ERROR.search(text):
         problem = f"the TLS connection fails: {text}"
-        check = (
-            "ssl.* in source.properties, and the broker's certificate: its authority, its host name, and whether it "
-            "has expired"
-        )
+        check = "ssl.* in source.properties, and the authority, host name and expiry of the broker's certificate"
     elif text.startswith(_TOKEN_ERROR):
         if not _TOKEN_REFUSED.search(text):
             return None
-        problem, check = (
-            text,
-            "sasl.oauthbearer.* in source.properties, the token server's answer, and this host's clock",
-        )
+        problem = text
+        check = "sasl.oauthbearer.* in source.properties, the token server's answer, and this host's clock"
     elif code in DENIED_CODES:
         problem, check = f"Kafka refuses {what}: {text}", "source.properties and the ACLs"
     else:

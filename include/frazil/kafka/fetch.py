@@ -142,10 +142,7 @@ def read_offsets(
 
 
 def _parse_message(message: Message) -> tuple[TopicPartition, int, bool]:
-    error = message.error()
-    tp = (message.topic() or "", message.partition() or 0)
-    if error is None:
-        return tp, message.offset() or 0, True
-    if error.code() == KafkaError._PARTITION_EOF:
-        return tp, message.offset() or 0, False
+    error, tp = message.error(), (message.topic() or "", message.partition() or 0)
+    if error is None or error.code() == KafkaError._PARTITION_EOF:
+        return tp, message.offset() or 0, error is None
     raise KafkaUnavailable(f"cannot read {tp[0]}-{tp[1]}: {error}; run the audit again, or omit --source")

@@ -6,19 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Mapping
-from ctypes import (
-    CFUNCTYPE,
-    POINTER,
-    Structure,
-    byref,
-    c_char_p,
-    c_int,
-    c_int32,
-    c_int64,
-    c_size_t,
-    c_ssize_t,
-    c_void_p,
-)
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from functools import cache
 from typing import Any
 
@@ -37,6 +25,7 @@ ErrorCallback = CFUNCTYPE(None, c_void_p, c_int, c_char_p, c_void_p)
 ThrottleCallback = CFUNCTYPE(None, c_void_p, c_char_p, c_int32, c_int, c_void_p)
 TokenCallback = CFUNCTYPE(None, c_void_p, c_char_p, c_void_p)
 
+_TEXTS = POINTER(c_char_p)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "version": (c_int, []),
     "conf_new": (c_void_p, []),
@@ -51,10 +40,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "destroy": (None, [c_void_p]),
     "poll_set_consumer": (c_int, [c_void_p]),
     "sasl_background_callbacks_enable": (c_void_p, [c_void_p]),
-    "oauthbearer_set_token": (
-        c_int,
-        [c_void_p, c_char_p, c_int64, c_char_p, POINTER(c_char_p), c_size_t, c_char_p, c_size_t],
-    ),
+    "oauthbearer_set_token": (c_int, [c_void_p, c_char_p, c_int64, c_char_p, _TEXTS, c_size_t, c_char_p, c_size_t]),
     "oauthbearer_set_token_failure": (c_int, [c_void_p, c_char_p]),
     "queue_new": (c_void_p, [c_void_p]),
     "queue_get_main": (c_void_p, [c_void_p]),
@@ -93,7 +79,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 """Result type and argument types of each function, without the prefix `rd_kafka_`."""
 
 
-class Message(Structure):
+class Message(ctypes.Structure):
     """The C struct `rd_kafka_message_t`."""
 
     _fields_ = (
@@ -172,10 +158,8 @@ class Librdkafka:
                 texts = [text.encode() for pair in pairs.items() for text in pair]
                 extensions = (c_char_p * len(texts))(*texts)
                 lifetime = (token.encode(), int(expiry_s * 1000), principal.encode())
-                failed = self.oauthbearer_set_token(
-                    client, *lifetime, extensions, len(texts), problem, _ERROR_BUFFER_BYTES
-                )
-                text = problem.value if failed else b""
+                arguments = (*lifetime, extensions, len(texts), problem, _ERROR_BUFFER_BYTES)
+                text = problem.value if self.oauthbearer_set_token(client, *arguments) else b""
             except Exception as error:
                 text = f"{type(error).__name__}: {error}".encode()
             if text:
@@ -215,7 +199,7 @@ class Librdkafka:
     def watermarks(self, client: int, topic: str, partition: int, *, timeout_s: float) -> tuple[int, int]:
         """Fetch the first offset and the end offset of a partition from the broker. Raises KafkaException."""
         low, high = c_int64(), c_int64()
-        arguments = (client, topic.encode(), partition, byref(low), byref(high), int(timeout_s * 1000))
+        arguments = (client, topic.encode(), partition, ctypes.byref(low), ctypes.byref(high), int(timeout_s * 1000))
         self.check(self.query_watermark_offsets(*arguments))
         return low.value, high.value
 

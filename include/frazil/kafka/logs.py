@@ -10,10 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from frazil.errors import KafkaUnavailable, OffsetGap
 from frazil.offsets.spans import TopicPartition
+
+if TYPE_CHECKING:
+    from frazil.kafka.admin import KafkaAdmin
 
 MIN_SHORT_POLLS = 3
 """Number of consecutive polls with a log end before the position that prove a truncation without leader epochs."""
@@ -48,21 +51,12 @@ def classify_answer(offset: int, end: LogEnd, *, known_epoch: int | None) -> Lea
     return LeaderAnswer.VALID if same else LeaderAnswer.ANOTHER_LEADER
 
 
-class LogSource(Protocol):
-    def log_ends(self, partitions: Mapping[TopicPartition, int]) -> Mapping[TopicPartition, LogEnd]: ...
-
-    def truncation_offsets(
-        self, positions: Mapping[TopicPartition, tuple[int, int]]
-    ) -> Mapping[TopicPartition, int]: ...
-
-
 @dataclass(slots=True)
 class LogWatch:
     """The last log ends that the leaders reported. Only a new leader can move an end back."""
 
     stable: dict[TopicPartition, int] = field(default_factory=dict)
     high: dict[TopicPartition, int] = field(default_factory=dict)
-    """The high watermark, which includes the records of open transactions."""
     leader_epochs: dict[TopicPartition, int] = field(default_factory=dict)
     """The epoch of the last leader whose log contained the stream's position."""
     short_polls: dict[TopicPartition, int] = field(default_factory=dict)
@@ -70,7 +64,7 @@ class LogWatch:
     """Number of consecutive responses from a broker with an outdated leader epoch."""
 
     def poll(
-        self, kafka: LogSource, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
+        self, kafka: KafkaAdmin, offsets: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int]
     ) -> Mapping[TopicPartition, int]:
         """Poll the ends of the logs, and return the offset at which each log was truncated below its position.
 
@@ -82,20 +76,15 @@ class LogWatch:
             tp: classify_answer(offsets[tp], end, known_epoch=self.leader_epochs.get(tp, epochs.get(tp)))
             for tp, end in ends.items()
         }
-        outdated = [tp for tp, answer in answers.items() if answer is LeaderAnswer.OUTDATED]
-        self.outdated_polls = {tp: self.outdated_polls.get(tp, 0) + 1 for tp in outdated}
-        stuck = sorted(
-            f"{topic}-{p}" for (topic, p), polls in self.outdated_polls.items() if polls >= MAX_OUTDATED_POLLS
-        )
-        if stuck:
+        self.outdated_polls = _count_again(self.outdated_polls, answers, LeaderAnswer.OUTDATED)
+        late = sorted(tp for tp, polls in self.outdated_polls.items() if polls >= MAX_OUTDATED_POLLS)
+        if stuck := [f"{topic}-{p}" for topic, p in late[:5]]:
             raise KafkaUnavailable(
-                f"{MAX_OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck[:5])} with a leader epoch "
+                f"{MAX_OUTDATED_POLLS} times in a row, brokers answered for {', '.join(stuck)} with a leader epoch "
                 "lower than an earlier one: they have not noticed that they were replaced, or the cluster's "
                 "metadata was restored from a backup. Check the brokers"
             )
-        self.short_polls = {
-            tp: self.short_polls.get(tp, 0) + 1 for tp, answer in answers.items() if answer is LeaderAnswer.SHORT
-        }
+        self.short_polls = _count_again(self.short_polls, answers, LeaderAnswer.SHORT)
         cut = {tp: ends[tp].stable for tp, polls in self.short_polls.items() if polls >= MIN_SHORT_POLLS}
         doubtful = [tp for tp, answer in answers.items() if answer in {LeaderAnswer.SHORT, LeaderAnswer.ANOTHER_LEADER}]
         if ask := {tp: (offsets[tp], epochs[tp]) for tp in doubtful if tp in epochs}:
@@ -123,8 +112,14 @@ class LogWatch:
             self.leader_epochs[tp] = end.leader_epoch
 
 
+def _count_again(
+    polls: Mapping[TopicPartition, int], answers: Mapping[TopicPartition, LeaderAnswer], which: LeaderAnswer
+) -> dict[TopicPartition, int]:
+    return {tp: polls.get(tp, 0) + 1 for tp, answer in answers.items() if answer is which}
+
+
 def find_truncations(
-    kafka: LogSource,
+    kafka: KafkaAdmin,
     offsets: Mapping[TopicPartition, int],
     epochs: Mapping[TopicPartition, int],
     *,

@@ -170,10 +170,9 @@ class SchemaRegistry:
 
     def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[tuple[str, int], tuple[str, str]] = {}
+        until_s = time.monotonic() + self._timeout_s * REFERENCES_TIMEOUT_FACTOR
         try:
-            self._add_references(
-                answer, references, inside=(), until_s=time.monotonic() + self._timeout_s * REFERENCES_TIMEOUT_FACTOR
-            )
+            self._add_references(answer, references, inside=(), until_s=until_s)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # Another error class would suggest that the records are at fault.
             raise self._unavailable_error(f"returns invalid references ({type(error).__name__})") from None
@@ -214,9 +213,8 @@ class SchemaRegistry:
         subject, version = key
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
         if answer is None:
-            raise UnknownSchema(
-                f"the schema refers to version {version} of {subject}, which the registry does not have"
-            )
+            what = f"the schema refers to version {version} of {subject}, which the registry does not have"
+            raise UnknownSchema(what)
         self._referred[key] = answer
         _evict_oldest(self._referred, MAX_CACHED_SCHEMAS)
         return answer
@@ -235,11 +233,8 @@ class SchemaRegistry:
                 raise self._unavailable_error(f"does not respond: {_describe_innermost_cause(error)}") from None
             except (requests.RequestException, OSError) as error:
                 late = time.monotonic() >= deadline
-                failure = (
-                    f"does not respond within {self._timeout_s:g} s"
-                    if late
-                    else f"does not respond: {_describe_innermost_cause(error)}"
-                )
+                reason = f" within {self._timeout_s:g} s" if late else f": {_describe_innermost_cause(error)}"
+                failure = f"does not respond{reason}"
             else:
                 if response.status_code not in _TRANSIENT_STATUSES:
                     return self._parse_response(response)
@@ -263,9 +258,8 @@ class SchemaRegistry:
             return None
         if status in (401, 403):
             raise self._unavailable_error(f"refuses the credentials ({status})")
-        raise self._unavailable_error(
-            f"responds with status {status}, but the response is not that of a schema registry"
-        )
+        what = f"responds with status {status}, but the response is not that of a schema registry"
+        raise self._unavailable_error(what)
 
     def _unavailable_error(self, what: str) -> RegistryUnavailable:
         parts = urlsplit(self._url)
