@@ -71,8 +71,6 @@ def fill_hidden_nulls(rows: pa.Table) -> pa.Table:
         return rows
     columns = [
         pa.chunked_array([_fill_array(chunk, chunk, field.type) for chunk in column.chunks], field.type)
-        if _has_required(field.type)
-        else column
         for field, column in zip(rows.schema, rows.columns, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=rows.schema)

@@ -87,13 +87,8 @@ class RecordChunk:
     @classmethod
     def of_column(cls, values: BinaryColumn) -> RecordChunk:
         count = len(values)
-        return RecordChunk(
-            values,
-            BinaryColumn.nulls(count),
-            np.zeros(count, np.int32),
-            np.arange(count, dtype=np.int64),
-            np.full(count, -1, np.int64),
-        )
+        numbers = np.zeros(count, np.int32), np.arange(count, dtype=np.int64), np.full(count, -1, np.int64)
+        return RecordChunk(values, BinaryColumn.nulls(count), *numbers)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -106,15 +101,9 @@ class RecordChunk:
         return dataclasses.replace(self, **parts)
 
     def select(self, places: NDArray[np.int64], target: str) -> RecordChunk:
-        return RecordChunk(
-            self.values.take(places),
-            self.keys.take(places),
-            self.range_index[places],
-            self.offsets[places],
-            self.timestamps_ms[places],
-            headers=None if self.headers is None else self.headers.take(places),
-            target=target,
-        )
+        headers = None if self.headers is None else self.headers.take(places)
+        numbers = self.range_index[places], self.offsets[places], self.timestamps_ms[places]
+        return RecordChunk(self.values.take(places), self.keys.take(places), *numbers, headers=headers, target=target)
 
 
 HEADER_LENGTHS = struct.Struct("<ii")

@@ -78,25 +78,15 @@ class ProgressCounter:
         self._dropped += np.bincount(range_index, minlength=len(self._ranges))
 
     def result(self) -> tuple[RangeProgress, ...]:
-        return tuple(
-            RangeProgress(
-                r.topic,
-                r.partition,
-                r.start,
-                r.end,
-                records=int(self._records[i]),
-                rejected=int(self._rejected[i]),
-                max_event_time_us=_none_if_unknown(self._max_event_time[i]),
-                future=int(self._future[i]),
-                newest_future_us=_none_if_unknown(self._newest_future[i]),
-                dropped=int(self._dropped[i]),
-            )
-            for i, r in enumerate(self._ranges)
-        )
-
-
-def _none_if_unknown(time_us: np.int64) -> int | None:
-    return None if time_us == NO_EVENT_TIME else int(time_us)
+        counts = zip(self._records, self._rejected, self._future, self._dropped, strict=True)
+        times = zip(self._max_event_time.tolist(), self._newest_future.tolist(), strict=True)
+        found = []
+        for r, of, (newest, future) in zip(self._ranges, counts, times, strict=True):
+            records, rejected, in_future, dropped = map(int, of)
+            newest_us, future_us = (None if time_us == NO_EVENT_TIME else time_us for time_us in (newest, future))
+            where = (r.topic, r.partition, r.start, r.end)
+            found.append(RangeProgress(*where, records, rejected, newest_us, in_future, dropped, future_us))
+        return tuple(found)
 
 
 def _count_by_window(times: NDArray[np.int64], window_us: int) -> dict[int, int]:

@@ -16,12 +16,7 @@ from numpy.typing import NDArray
 from pyiceberg.types import IcebergType, LongType, StringType
 
 POSITIONS: Mapping[str, IcebergType] = {
-    "lsn": LongType(),
-    "file": StringType(),
-    "pos": LongType(),
-    "row": LongType(),
-    "ts_ms": LongType(),
-    "server_id": LongType(),
+    name: StringType() if name == "file" else LongType() for name in ("lsn", "file", "pos", "row", "ts_ms", "server_id")
 }
 """Fields of `source` for an event's position in PostgreSQL's or MySQL's log, its time, and its server."""
 MIN_NEW_LOG_GAP_MS = 3_600_000

@@ -83,12 +83,8 @@ def stage(
         return run(with_trial=False)
     except PossibleRecordError as suspect:
         cause = to_safe_error(suspect.error, context)
-        log.warning(
-            "task %d failed. It runs again and first writes each chunk in memory, to find a record that causes this "
-            "error",
-            task.index,
-            exc_info=cause,
-        )
+        text = "task %d failed. It runs again and writes each chunk in memory first, to find a record that causes this"
+        log.warning(text, task.index, exc_info=cause)
     try:
         return run(with_trial=True)
     except PossibleRecordError as suspect:

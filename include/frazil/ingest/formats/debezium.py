@@ -19,16 +19,10 @@ from numpy.typing import NDArray
 from pyiceberg import types as iceberg
 
 from frazil.ingest.arrow_values import to_mask
-from frazil.ingest.schema_drift import FoundType, SchemaDrift, StructOf
+from frazil.ingest.schema_drift import FoundType, Path, SchemaDrift, StructOf
 
-_RECOGNISED_IN_LISTS = (
-    iceberg.StringType,
-    iceberg.BinaryType,
-    iceberg.UUIDType,
-    iceberg.IntegerType,
-    iceberg.LongType,
-    iceberg.DateType,
-)
+_TEXT_TYPES = (iceberg.StringType, iceberg.BinaryType, iceberg.UUIDType)
+_RECOGNISED_IN_LISTS = (*_TEXT_TYPES, iceberg.IntegerType, iceberg.LongType, iceberg.DateType)
 
 
 def is_null_ambiguous(kind: iceberg.IcebergType) -> bool:
@@ -70,13 +64,12 @@ class PlaceholderFinder:
     def without_placeholder(self, drift: SchemaDrift) -> SchemaDrift:
         if not drift.new:
             return drift
-        new = {path: self._remove_field(found_type) for path, found_type in drift.new.items() if path[-1] != self._text}
+        new: dict[Path, FoundType] = {}
+        for path, found_type in drift.new.items():
+            fields = dict(found_type.fields) if isinstance(found_type, StructOf) else {}
+            if path[-1] != self._text:
+                new[path] = StructOf(fields) if fields.pop(self._text, None) is not None else found_type
         return dataclasses.replace(drift, new=new)
-
-    def _remove_field(self, found_type: FoundType) -> FoundType:
-        if isinstance(found_type, StructOf) and self._text in found_type.fields:
-            return StructOf({name: part for name, part in found_type.fields.items() if name != self._text})
-        return found_type
 
     def __call__(self, values: pa.Array, *, as_json: bool = False) -> tuple[NDArray[np.bool_], pa.Array]:
         """Return a mask of the placeholders in a column, and the column without the field of `add_placeholder_field`.

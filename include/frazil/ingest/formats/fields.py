@@ -63,14 +63,8 @@ class ColumnSource:
         if unit is None or isinstance(unit, str):
             return cls(unit)
         path = unit.get("from")
-        return cls(
-            unit.get("unit"),
-            path and tuple(path),
-            unit.get("cast") == "lenient",
-            unit.get("rounding"),
-            tuple(unit.get("null-if", ())),
-            unit.get("default"),
-        )
+        casts = unit.get("cast") == "lenient", unit.get("rounding")
+        return cls(unit.get("unit"), path and tuple(path), *casts, tuple(unit.get("null-if", ())), unit.get("default"))
 
     def needs_text(self, field: NestedField) -> bool:
         return bool(self.nulls or self.rounding or (self.is_lenient and rules_of(field.field_type, self.unit)))

@@ -21,14 +21,9 @@ from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, Uni
 
 _SKIP_OPERATIONS = {
     "null": (op.NOTHING, 0),
-    "boolean": (op.FIXED_BYTES, 1),
-    "int": (op.VARINT, 0),
-    "long": (op.VARINT, 0),
-    "enum": (op.VARINT, 0),
-    "float": (op.FIXED_BYTES, 4),
-    "double": (op.FIXED_BYTES, 8),
-    "bytes": (op.BLOB, 0),
-    "string": (op.BLOB, 0),
+    **{name: (op.FIXED_BYTES, size) for name, size in (("boolean", 1), ("float", 4), ("double", 8))},
+    **dict.fromkeys(("int", "long", "enum"), (op.VARINT, 0)),
+    **dict.fromkeys(("bytes", "string"), (op.BLOB, 0)),
     "union": (op.UNION, 0),
     "record": (op.RECORD, 0),
     "array": (op.ARRAY, 0),
@@ -51,6 +46,11 @@ class TargetColumn(NamedTuple):
     node: int
     field_id: int
     path: str
+
+    def inside(self, field: iceberg.NestedField, node: int) -> TargetColumn:
+        """Return the target for a field, element, key or value of this one."""
+        path = f"{self.path}.{field.name}" if self.path else field.name
+        return TargetColumn(field.field_type, node, field.field_id, path)
 
 
 class LoopProgram:
@@ -83,6 +83,11 @@ class LoopProgram:
         self._rows[-1][op.OPERATION], self._rows[-1][op.NODE] = kind, target.node  # the same columns in Protobuf
         self.paths.append(target.path)
         return len(self._rows) - 1
+
+    def _targets(self, target: TargetColumn, kind: iceberg.StructType) -> dict[str, TargetColumn]:
+        first = self._columns.nodes[target.node, CHILDREN]
+        nodes = self._columns.lists[first : first + len(kind.fields)].tolist()
+        return {field.name: target.inside(field, node) for field, node in zip(kind.fields, nodes, strict=True)}
 
     def _set_field(self, row: int, column: int, value: int) -> None:
         self._rows[row][column] = int(value)
@@ -151,14 +156,12 @@ class AvroProgram(LoopProgram):
             case "record", iceberg.StructType():
                 return self._add_record(written, target, target.kind)
             case "array", iceberg.ListType():
-                field = target.kind.element_field
-                inside = TargetColumn(field.field_type, target.node + 1, field.field_id, f"{target.path}.element")
+                inside = target.inside(target.kind.element_field, target.node + 1)
                 place = self._add_row(op.ARRAY, target)
                 self._set_field(place, op.EMPTY, may_be_empty(written.parts[0]))
                 return self._set_places(place, [self._add_operation(written.parts[0], inside)])
             case "map", iceberg.MapType():
-                field = target.kind.value_field
-                inside = TargetColumn(field.field_type, target.node + 2, field.field_id, f"{target.path}.value")
+                inside = target.inside(target.kind.value_field, target.node + 2)
                 return self._set_places(self._add_row(op.MAP, target), [self._add_operation(written.parts[0], inside)])
             case "enum", iceberg.StringType():
                 places = [place for symbol in written.symbols for place in self._intern_symbol(symbol)]
@@ -185,14 +188,8 @@ class AvroProgram(LoopProgram):
         return self._set_places(row, [place])
 
     def _add_all_fields(self, written: AvroType, target: TargetColumn, kind: iceberg.StructType) -> int:
-        first = self._columns.nodes[target.node, CHILDREN]
-        wanted = {
-            field.name: TargetColumn(
-                field.field_type, int(self._columns.lists[first + i]), field.field_id, _nested_path(target, field.name)
-            )
-            for i, field in enumerate(kind.fields)
-            if not is_rest(field, self._units)
-        }
+        rests = {field.name for field in kind.fields if is_rest(field, self._units)}
+        wanted = {name: inside for name, inside in self._targets(target, kind).items() if name not in rests}
         filled = filled_columns(written, wanted)
         unfilled = [inside for name, inside in wanted.items() if name not in filled.values()]
         for inside in unfilled:
@@ -317,13 +314,8 @@ def timestamp_limits(unit: str) -> tuple[tuple[int, int], int]:
 
 
 def _integer_operation(bits: int, within: tuple[int, int], factor: int = 1) -> dict[int, int]:
-    return {
-        op.OPERATION: op.INTEGER,
-        op.BITS: bits,
-        op.MIN_VALUE: within[0],
-        op.MAX_VALUE: within[1],
-        op.FACTOR: factor,
-    }
+    low, high = within
+    return {op.OPERATION: op.INTEGER, op.BITS: bits, op.MIN_VALUE: low, op.MAX_VALUE: high, op.FACTOR: factor}
 
 
 def decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:

@@ -17,15 +17,9 @@ from frazil.ingest.schema_drift import MAX_NESTING, MIXED, FoundType, ListOf, Ma
 DEBEZIUM_JSON = "io.debezium.data.Json"
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _LOGICAL_TYPES = {
-    "date": ("int",),
-    "time-millis": ("int",),
-    "time-micros": ("long",),
-    "timestamp-millis": ("long",),
-    "timestamp-micros": ("long",),
-    "timestamp-nanos": ("long",),
-    "local-timestamp-millis": ("long",),
-    "local-timestamp-micros": ("long",),
-    "local-timestamp-nanos": ("long",),
+    **dict.fromkeys(("date", "time-millis"), ("int",)),
+    **dict.fromkeys(("time-micros", "timestamp-millis", "timestamp-micros", "timestamp-nanos"), ("long",)),
+    **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"), ("long",)),
     "decimal": ("bytes", "fixed"),
 }
 """Supported logical types, and the Avro types that they may annotate. Other logical types are ignored."""
@@ -190,13 +184,8 @@ def filled_columns(written: AvroType, wanted: Iterable[str]) -> dict[int, str]:
 
 
 _SCALAR_TYPES = {
-    "boolean": "boolean",
-    "int": "int",
-    "long": "long",
-    "float": "float",
-    "double": "double",
+    **{name: name for name in ("boolean", "int", "long", "float", "double", "string")},
     "bytes": "binary",
-    "string": "string",
     "enum": "string",
 }
 _WIDER_TYPES: dict[tuple[str, type[iceberg.IcebergType]], str] = {

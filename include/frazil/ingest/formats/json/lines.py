@@ -50,16 +50,9 @@ class LinesDecoder(WrappingDecoder):
         # Null, empty and blank records go to the decoder, for its error messages.
         record = np.concatenate([record, blank])
         number = np.arange(len(record)) - run_starts(record)
-        others = values.take(blank)
-        decoded = self._decode(
-            RecordChunk.of_column(
-                BinaryColumn(
-                    lines.data,
-                    np.concatenate([lines.starts, others.starts]),
-                    np.concatenate([lines.lengths, others.lengths]),
-                )
-            )
-        )
+        starts = np.concatenate([lines.starts, values.starts[blank]])
+        lengths = np.concatenate([lines.lengths, values.lengths[blank]])
+        decoded = self._decode(RecordChunk.of_column(BinaryColumn(lines.data, starts, lengths)))
         order = np.argsort(decoded.record_indexes, kind="stable")
         record_indexes, rows = decoded.record_indexes[order], decoded.rows
         if not (order == np.arange(len(order))).all():
@@ -131,11 +124,8 @@ class FramedDecoder(WrappingDecoder):
         values = chunk.values
         has_value = values.lengths >= 0
         framed = framed_mask(values, FRAME_BYTES)
-        inside = BinaryColumn(
-            values.data,
-            np.where(framed, values.starts + FRAME_BYTES, values.starts),
-            np.where(framed, values.lengths - FRAME_BYTES, values.lengths),
-        )
+        size = np.where(framed, FRAME_BYTES, 0)
+        inside = BinaryColumn(values.data, values.starts + size, values.lengths - size)
         bare = np.flatnonzero(has_value & ~framed)
         if not len(bare):
             return self._decode(RecordChunk.of_column(inside))

@@ -70,6 +70,8 @@ def read_records(
     more room. If all records were read, returns their number and 0. `unsure` receives 1 for each record that must be
     read one by one, and flags for other records: UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
     """
+    schema, memory = (nodes, lists, names), (words, valid, text, entry_counts)
+    working = (frames, scratch, slots, pieces, new_keys)
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
         unsure[i] = 1
@@ -79,23 +81,7 @@ def read_records(
         for d in range(len(entry_counts)):
             entry_counts[d, BEFORE] = entry_counts[d, USED]
         new_keys[FLAGGED] = new_keys[SAMPLED] = 0
-        found = _read_record(
-            b,
-            start,
-            end,
-            nodes,
-            lists,
-            names,
-            words,
-            valid,
-            text,
-            entry_counts,
-            frames,
-            scratch,
-            slots,
-            pieces,
-            new_keys,
-        )
+        found = _read_record(b, start, end, *schema, *memory, *working)
         if found == SURE:
             unsure[i] = (
                 NEW * new_keys[FLAGGED] + SAMPLE * new_keys[SAMPLED] + (0 if pieces[parts.FILLED_COLUMNS] else UNKNOWN)

@@ -19,14 +19,8 @@ MAX_DEPTH = 500
 _DEPTH_CHANGES = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 _STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
-SPECIALS = {
-    "NaN": b"1e9990001",
-    "-NaN": b"-1e9990001",
-    "Infinity": b"1e9990002",
-    "-Infinity": b"-1e9990002",
-    "Inf": b"1e9990003",
-    "-Inf": b"-1e9990003",
-}
+_SPECIAL_NUMBERS = {"NaN": "1e9990001", "Infinity": "1e9990002", "Inf": "1e9990003"}
+SPECIALS = {f"{sign}{name}": f"{sign}{text}".encode() for name, text in _SPECIAL_NUMBERS.items() for sign in ("", "-")}
 """Numbers that replace NaN and infinities, which strict JSON does not have."""
 _SPECIAL_PATTERN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
 _ENCODED_PATTERN = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")

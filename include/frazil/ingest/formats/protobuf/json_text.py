@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from pyiceberg import types as iceberg
 
-from frazil.ingest.arrow_values import combine_chunks, with_children
+from frazil.ingest.arrow_values import child_arrays, combine_chunks, with_children
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units, inner_fields
 from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
@@ -101,27 +101,19 @@ class JsonTexts:
                         child = self._fill_array(child, inner, within, there, f"{path}.{inner.name}")
                     children.append(child)
                 return with_children(array, children, array.type)
-            case iceberg.ListType():
-                found = [
-                    (at._replace(value=value), row)
-                    for at, row in zip(parts, rows, strict=True)
-                    if at is not None
-                    for value in _field_value(at)
-                ]
-                inside, of = [at for at, _ in found], [row for _, row in found]
-                elements = self._fill_array(array.values, kind.element_field, inside, of, f"{path}.element")
-                return with_children(array, [elements], array.type)
-            case iceberg.MapType():
-                keys, starts = array.keys.to_pylist(), array.offsets.to_pylist()
-                found = [
-                    (at._replace(value=_field_value(at)[keys[i]]), row)
-                    for n, (at, row) in enumerate(zip(parts, rows, strict=True))
-                    if at is not None
-                    for i in range(starts[n], starts[n + 1])
-                ]
-                inside, of = [at for at, _ in found], [row for _, row in found]
-                items = self._fill_array(array.items, kind.value_field, inside, of, f"{path}.value")
-                return with_children(array, [array.keys, items], array.type)
+            case iceberg.ListType() | iceberg.MapType():
+                keys = array.keys.to_pylist() if isinstance(kind, iceberg.MapType) else None
+                inside, of, starts = [], [], array.offsets.to_pylist()
+                for n, (at, row) in enumerate(zip(parts, rows, strict=True)):
+                    if at is not None:
+                        values = _field_value(at)
+                        some = values if keys is None else [values[key] for key in keys[starts[n] : starts[n + 1]]]
+                        inside += [at._replace(value=value) for value in some]
+                        of += [row] * len(some)
+                *before, entries = child_arrays(array)
+                inner = inner_fields(kind)[-1]
+                filled = self._fill_array(entries, inner, inside, of, f"{path}.{inner.name}")
+                return with_children(array, [*before, filled], array.type)
         texts = []
         for at, row in zip(parts, rows, strict=True):
             text = None

@@ -100,11 +100,8 @@ def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets
     """Write null to the last entry e of a node, and remove the elements of its lists and maps."""
     for k in range(node, nodes[node, tree.AFTER]):
         if nodes[k, tree.KIND] == tree.LIST or nodes[k, tree.KIND] == tree.MAP:
-            at = (
-                e
-                if nodes[k, tree.ENTRY_SET] == nodes[node, tree.ENTRY_SET]
-                else entry_counts[nodes[k, tree.ENTRY_SET], USED]
-            )
+            own = nodes[k, tree.ENTRY_SET]
+            at = e if own == nodes[node, tree.ENTRY_SET] else entry_counts[own, USED]
             entry_counts[nodes[k, tree.INNER], USED] = words[nodes[k, tree.BASE] + at - 1] if at else 0
     set_null(node, e, nodes, words, valid, entry_counts)
 
@@ -199,11 +196,8 @@ def read_value(
         if kind == code.TEXT_AS_UUID:
             return p + length if parse_uuid(b, p, p + length, at + e, words) == p + length else -code.NO_UUID
         if kind == code.TEXT_AS_MOMENT:
-            return (
-                p + length
-                if avro.parse_moment(b, p, p + length, nodes[node, tree.KIND], at, words, scratch.slots)
-                else -code.NO_MOMENT
-            )
+            fits = avro.parse_moment(b, p, p + length, nodes[node, tree.KIND], at, words, scratch.slots)
+            return p + length if fits else -code.NO_MOMENT
         if kind == code.TEXT and find_invalid_utf8(b, p, p + length) >= 0:
             return -code.INVALID_UTF8
         if kind == code.BYTES_AS_FIXED and length != ops[op, code.SIZE]:

@@ -25,7 +25,7 @@ from frazil.ingest.formats.avro.program import (
 )
 from frazil.ingest.formats.avro.schema import TooLarge
 from frazil.ingest.formats.columns import ColumnMemory
-from frazil.ingest.formats.json.nodes import AFTER, CHILDREN, REQUIRED
+from frazil.ingest.formats.json.nodes import AFTER, REQUIRED
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units
 from frazil.ingest.formats.protobuf import operations as op
 
@@ -95,16 +95,7 @@ class ProtobufProgram(LoopProgram):
 
     def _add_fields(self, written: Descriptor, target: TargetColumn) -> int:
         assert isinstance(target.kind, iceberg.StructType)
-        first = self._columns.nodes[target.node, CHILDREN]
-        wanted = {
-            one.name: TargetColumn(
-                one.field_type,
-                int(self._columns.lists[first + i]),
-                one.field_id,
-                f"{target.path}.{one.name}" if target.path else one.name,
-            )
-            for i, one in enumerate(target.kind.fields)
-        }
+        wanted = self._targets(target, target.kind)
         row = self._add_row(op.MESSAGE, target)
         absent = self._absent[row] = _AbsentFields()
         fields = {one.name: one for one in written.fields}
@@ -176,9 +167,7 @@ class ProtobufProgram(LoopProgram):
     def _add_repeated(self, written: FieldDescriptor, target: TargetColumn) -> int:
         match target.kind:
             case iceberg.ListType():
-                one = target.kind.element_field
-                inside = TargetColumn(one.field_type, target.node + 1, one.field_id, f"{target.path}.element")
-                row, _ = self._add_single(written, inside)
+                row, _ = self._add_single(written, target.inside(target.kind.element_field, target.node + 1))
                 self._set_field(row, op.SHAPE, op.LIST_ENTRY)
             case iceberg.MapType() if is_map(written):
                 row = self._add_map(written, target, target.kind)
@@ -193,8 +182,8 @@ class ProtobufProgram(LoopProgram):
         if parts["key"].type != _F.TYPE_STRING:
             what = f"Protobuf's map with keys of type {type_name(parts['key'])}"
             raise _FieldMismatch(op.MISMATCH, f"{what} cannot fill a map; declare a list of structs with key and value")
-        key = TargetColumn(kind.key_type, target.node + 1, kind.key_id, f"{target.path}.key")
-        value = TargetColumn(kind.value_type, target.node + 2, kind.value_id, f"{target.path}.value")
+        key = target.inside(kind.key_field, target.node + 1)
+        value = target.inside(kind.value_field, target.node + 2)
         row = self._add_row(op.MESSAGE, key)
         self._set_field(row, op.WIRE, op.BLOB)
         self._set_field(row, op.SHAPE, op.MAP_ENTRY)
