@@ -96,14 +96,12 @@ def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
     found: dict[int, str] = {}
     if not _has_required(field.type):
         return found
-    for start, end, tried in bisect_failures(len(array), lambda start, end: _check_array(array[start:end], field)):
+    schema = pa.schema([field])
+    check = lambda start, end: fill_hidden_nulls(pa.Table.from_arrays([array[start:end]], schema=schema))  # noqa: E731
+    for start, end, tried in bisect_failures(len(array), check):
         if isinstance(tried, Exception):
             found |= dict.fromkeys(range(start, end), f"{field.name}: {tried}")
     return found
-
-
-def _check_array(array: pa.Array, field: pa.Field) -> None:
-    fill_hidden_nulls(pa.Table.from_arrays([array], schema=pa.schema([field])))
 
 
 def default_row(schema: pa.Schema) -> pa.Table:

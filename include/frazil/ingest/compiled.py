@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -120,7 +120,8 @@ class _Cache(caching.NullCache):  # type: ignore[misc]
         )
         try:
             if (folder := code_folder()) is not None:
-                with _save_lock(folder):
+                with _saving, (folder / "lock").open("a") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                     self._open_inner().save_overload(sig, cres)
         except Exception as error:
             _warn_uncached(error)
@@ -233,13 +234,6 @@ def _sources(folder: Traversable) -> Iterator[bytes]:
 
 
 _DIGEST = _digest()
-
-
-@contextmanager
-def _save_lock(folder: Path) -> Iterator[None]:
-    with _saving, (folder / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _warn_uncached(reason: object) -> None:

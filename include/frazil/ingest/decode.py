@@ -38,6 +38,10 @@ class DecodedChunk:
     dropped: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Indexes of the records that a transform drops. They become neither rows nor rejections."""
 
+    @classmethod
+    def without_columns(cls, chunk: RecordChunk) -> DecodedChunk:
+        return cls(pa.table({}), np.arange(len(chunk)))
+
     def with_indexes(self, places: NDArray[np.int64]) -> DecodedChunk:
         """Renumber the records as part of a larger chunk: record i becomes record `places[i]`."""
         rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]

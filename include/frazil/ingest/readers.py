@@ -51,17 +51,15 @@ def create_kafka_reader(
 ) -> RecordReader:
     """Return a reader of these ranges. A topic-partition may have several ranges. Raises SpecError."""
     reason = explain_slow_reader(properties)
-    open_ranges: Callable[[Sequence[OffsetRange]], RangeReader]
+    kind: type[RangeReader] = MessageReader
     if reason is None:
         from frazil.ingest.kafka_columns import ColumnReader  # it needs Numba, which may not work here
 
-        open_ranges = partial(ColumnReader, properties, stream=stream)
-    else:
-        open_ranges = partial(MessageReader, properties, stream=stream)
+        kind = ColumnReader
+    open_ranges = partial(kind, properties, stream=stream)
     partitions = {(r.topic, r.partition) for r in ranges}
-    reader: RecordReader = (
-        open_ranges(ranges) if len(partitions) == len(ranges) else MultiPassReader(open_ranges, ranges)
-    )
+    is_one_pass = len(partitions) == len(ranges)
+    reader: RecordReader = open_ranges(ranges) if is_one_pass else MultiPassReader(open_ranges, ranges)
     reader.notice = reason and f"{SLOW_READER_TEXT}: {reason}"
     return reader
 

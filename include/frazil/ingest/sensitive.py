@@ -62,11 +62,10 @@ class Protector:
 
     def mask_errors(self, rejections: Sequence[Rejection]) -> list[Rejection]:
         """Return the rejections without texts that may quote a value."""
-        return [r._replace(error=self._remove_values(r.error)) for r in rejections]
-
-    def _remove_values(self, error: str) -> str:
-        name = next((name for name in self._names if error.startswith(f"{name}: ")), None)
-        return WITHHELD_TEXT if name is None else f"{name}: {WITHHELD_TEXT}"
+        places = (
+            next((f"{name}: " for name in self._names if r.error.startswith(f"{name}: ")), "") for r in rejections
+        )
+        return [r._replace(error=f"{place}{WITHHELD_TEXT}") for r, place in zip(rejections, places, strict=True)]
 
     def dead_letter_value(self, value: bytes | None, place: str) -> bytes | None:
         """Return what a dead letter stores for a part of a record: the part, its encryption, or a placeholder."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
@@ -95,7 +94,6 @@ def _stage_ranges(
     run: _Stage, on_progress: OnProgress, *, with_trial: bool
 ) -> Generator[Parcel | StageResult, None, None]:
     """Yield parcels for shuffle writers, then the result. `with_trial` first writes each chunk in memory."""
-    take = run.take_after_trial if with_trial else run.take
     report = ProgressReporter(on_progress)
     compilation.on_change = lambda: report(run.progress.records)
     try:
@@ -106,7 +104,7 @@ def _stage_ranges(
             reader.on_read = lambda records, delay_s: report.report_if_due(run.progress.records + records, delay_s)
             for chunk in reader:
                 with _wrap_record_errors():
-                    take(chunk)
+                    run.take(chunk, with_trial=with_trial)
                 yield from run.take_parcels()
                 report.report_if_due(run.progress.records)
         with _wrap_record_errors():
@@ -241,16 +239,13 @@ class _Stage:
         parcels, self._parcels = self._parcels, []
         return parcels
 
-    def take(self, chunk: RecordChunk) -> None:
-        for part in self._parts(chunk, self._shape_chunk):
-            self._land(part, self._shape_chunk(part))
-
-    def take_after_trial(self, chunk: RecordChunk) -> None:
-        """Write a chunk in memory first. Records that cannot be written on their own are rejected."""
-        for part in self._parts(chunk, self._try_records):
-            self._land(part, self._try_records(part))
+    def take(self, chunk: RecordChunk, *, with_trial: bool) -> None:
+        shape = self._try_records if with_trial else self._shape_chunk
+        for part in self._parts(chunk, shape):
+            self._land(part, shape(part))
 
     def _try_records(self, chunk: RecordChunk) -> DecodedChunk:
+        """Write a chunk in memory first. Records that cannot be written on their own are rejected."""
         parts = []
         tries = bisect_failures(len(chunk), lambda start, end: self._dry_write(chunk.slice(start, end)))
         for start, end, tried in tries:
@@ -265,7 +260,7 @@ class _Stage:
         """Split a chunk into parts, one for each table whose schema decodes the records."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
-        located = DecodedChunk(pa.table({}), np.arange(len(chunk)))
+        located = DecodedChunk.without_columns(chunk)
         if self._context.destinations and self._context.destinations.by == "field":
             located = decode(dataclasses.replace(chunk, target=FIRST_PASS))
         return self._divide.divide_records(chunk, located, self._alike)

@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from functools import partial
 
-import numpy as np
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
@@ -129,13 +128,9 @@ class TargetDecoder:
             context = context_for_target(self._context, chunk.target)
             schema = Schema.model_validate_json(context.main.schema_json)
             needs_no_value = chunk.target == FIRST_PASS and not select_value_columns(context, schema).fields
-            decode = _decode_without_columns if needs_no_value else open_decoder(context, schema)
+            decode = DecodedChunk.without_columns if needs_no_value else open_decoder(context, schema)
             self._made[chunk.target] = RecordDecoder(context, schema, decode)
         return self._made[chunk.target](chunk)
-
-
-def _decode_without_columns(chunk: RecordChunk) -> DecodedChunk:
-    return DecodedChunk(pa.table({}), np.arange(len(chunk)))
 
 
 def open_decoder(context: StageContext, schema: Schema) -> Decoder:

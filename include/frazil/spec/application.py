@@ -24,13 +24,8 @@ class Application:
         """The maximum of cores and of driver memory, all Spark properties, and other settings of the first stream."""
         declared = [spec.resources for spec in self.streams]
         spark = {key: value for one in declared for key, value in one.spark.items()}
-        return declared[0].model_copy(
-            update={
-                "cores": max(one.cores for one in declared),
-                "driver_memory": max(one.driver_memory for one in declared),
-                "spark": spark,
-            }
-        )
+        maxima = {name: max(getattr(one, name) for one in declared) for name in ("cores", "driver_memory")}
+        return declared[0].model_copy(update={**maxima, "spark": spark})
 
     @property
     def connections(self) -> frozenset[str]:

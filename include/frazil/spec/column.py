@@ -23,18 +23,8 @@ LINE_COLUMN = "kafka_line"
 RESERVED_COLUMNS = frozenset({*COORDINATES, LINE_COLUMN})
 
 METADATA_COLUMNS = frozenset(
-    {
-        "_file",
-        "_pos",
-        "_deleted",
-        "_spec_id",
-        "_partition",
-        "_row_id",
-        "_last_updated_sequence_number",
-        "_change_type",
-        "_change_ordinal",
-        "_commit_snapshot_id",
-    }
+    {"_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"}
+    | {"_change_type", "_change_ordinal", "_commit_snapshot_id"}
 )
 """Lower-case names of Iceberg's metadata columns, which a table's own columns cannot have."""
 METADATA_COLUMN_PROBLEM = (
@@ -156,12 +146,12 @@ class Column(Model):
         return value
 
 
-def convert_columns(value: object) -> object:
+def _convert_columns(value: object) -> object:
+    if isinstance(value, Mapping):
+        return tuple(convert_column(str(name), declared) for name, declared in value.items())
     if isinstance(value, list | tuple):
         return value
-    if not isinstance(value, Mapping):
-        raise ValueError("is not a mapping of columns; write column: type, such as id: long not null")  # noqa: TRY004 - pydantic's
-    return tuple(convert_column(str(name), declared) for name, declared in value.items())
+    raise ValueError("is not a mapping of columns; write column: type, such as id: long not null")
 
 
 def convert_column(name: str, declared: object) -> object:
@@ -172,7 +162,7 @@ def convert_column(name: str, declared: object) -> object:
     return {"name": name, **declared} if isinstance(declared, Mapping) else {"name": name, "type": declared}
 
 
-Columns = Annotated[tuple[Column, ...], BeforeValidator(convert_columns), YamlForm("mapping of columns")]
+Columns = Annotated[tuple[Column, ...], BeforeValidator(_convert_columns), YamlForm("mapping of columns")]
 
 
 class EventTime(Model):

@@ -31,11 +31,8 @@ def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
 
 def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
     """Return a message for each table that the stream in `path` would write although another stream owns it."""
-    return [
-        error
-        for error in (*_dead_letter_conflicts(streams), *_route_conflicts(streams))
-        if error.startswith(f"{path}: ")
-    ]
+    found = (*_dead_letter_conflicts(streams), *_route_conflicts(streams))
+    return [error for error in found if error.startswith(f"{path}: ")]
 
 
 def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:

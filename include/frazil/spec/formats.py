@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -219,8 +219,7 @@ class _SchemaFormat(Model):
 
     @model_validator(mode="after")
     def _check_one_schema(self) -> Self:
-        given = [of for of in (self.registry, self.schema_file, self.schema_text) if of is not None]
-        if len(given) != 1:
+        if [self.registry, self.schema_file, self.schema_text].count(None) != 2:
             raise ValueError("needs exactly one of registry, schema-file and schema-text")
         return self
 
@@ -262,18 +261,7 @@ def registry_of(value: ValueFormat) -> Registry | None:
 
 ValueFormat = JsonFormat | StringFormat | BytesFormat | CsvFormat | AvroFormat | ProtobufFormat
 
-FORMATS: Mapping[str, type[Model]] = {
-    "json": JsonFormat,
-    "string": StringFormat,
-    "bytes": BytesFormat,
-    "csv": CsvFormat,
-    "avro": AvroFormat,
-    "protobuf": ProtobufFormat,
-}
-
-
-def _expand_format_name(value: object) -> object:
-    return {"type": value} if isinstance(value, str) else value
+FORMATS: Mapping[str, type[Model]] = {kind.model_fields["type"].default: kind for kind in get_args(ValueFormat)}
 
 
 def _to_short_form(value: ValueFormat) -> object:
@@ -286,7 +274,7 @@ def _to_short_form(value: ValueFormat) -> object:
 Format = Annotated[
     ValueFormat,
     Field(discriminator="type"),
-    BeforeValidator(_expand_format_name),
+    BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value),
     PlainSerializer(_to_short_form, when_used="json"),
     YamlForm("`json`, `string`, `bytes`, `csv`, or a mapping with `type`"),
 ]
@@ -358,22 +346,17 @@ class Key(Model):
         if len(given) > 1:
             raise ValueError("has both schema-file and schema-text; remove one of them")
         if bool(given) != (self.format in {"avro", "protobuf"}):
-            named = "".join(given).replace("_", "-")
-            raise ValueError(
-                f"has {named} and the format {self.format}; remove {named}"
-                if given
-                else f"has the format {self.format}, which needs schema-file; or use the format value"
-            )
+            if not given:
+                raise ValueError(f"has the format {self.format}, which needs schema-file; or use the format value")
+            named = given[0].replace("_", "-")
+            raise ValueError(f"has {named} and the format {self.format}; remove {named}")
         return self
 
     def fields_format(self, of_value: ValueFormat) -> ValueFormat:
         """Return the format that decodes keys: by default that of the values, `of_value`."""
         if self.format in {"avro", "protobuf"}:
-            declared = (
-                AvroFormat(schema_file=self.schema_file, schema_text=self.schema_text)
-                if self.format == "avro"
-                else ProtobufFormat(schema_file=self.schema_file, schema_text=self.schema_text, message=self.message)
-            )
+            texts: dict[str, Any] = {"schema_file": self.schema_file, "schema_text": self.schema_text}
+            declared = AvroFormat(**texts) if self.format == "avro" else ProtobufFormat(**texts, message=self.message)
             declared._folder = self._folder
             return declared
         if self.format == "json":

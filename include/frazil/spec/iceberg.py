@@ -92,15 +92,10 @@ def records_schema(spec: StreamSpec) -> Schema:
 
 def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
     """Return the declared partitioning, with field ids of the schema `of`. Partition fields have Spark's names."""
-    terms = [parse_term(text) for text in spec.partition_by]
+    terms = enumerate(map(parse_term, spec.partition_by), FIRST_PARTITION_FIELD_ID)
     fields = [
-        PartitionField(
-            source_id=of.find_field(term.column).field_id,
-            field_id=FIRST_PARTITION_FIELD_ID + index,
-            transform=_build_transform(term),
-            name=term.field_name,
-        )
-        for index, term in enumerate(terms)
+        PartitionField(of.find_field(term.column).field_id, field_id, _build_transform(term), term.field_name)
+        for field_id, term in terms
     ]
     return PartitionSpec(*fields, spec_id=0)
 
@@ -155,10 +150,7 @@ DEAD_LETTER_SCHEMA = Schema(
 )
 
 DEAD_LETTER_PARTITION_SPEC = PartitionSpec(
-    PartitionField(
-        source_id=10, field_id=FIRST_PARTITION_FIELD_ID, transform=transforms.DayTransform(), name="rejected_at_day"
-    ),
-    spec_id=0,
+    PartitionField(10, FIRST_PARTITION_FIELD_ID, transforms.DayTransform(), "rejected_at_day"), spec_id=0
 )
 
 

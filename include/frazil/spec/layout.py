@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
 from frazil.spec.column import COORDINATES, LINE_COLUMN
-from frazil.spec.types import Primitive, Struct, Type, parse_type
+from frazil.spec.types import Primitive, Struct, Type, find_type, parse_type
 from frazil.spec.values import Problem, suggest_names
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ _BUCKETS = _TIMES | {"int", "long", "decimal", "date", "time", "string", "uuid",
 _TYPES_BY_TRANSFORM = {
     "bucket": _BUCKETS,
     "truncate": frozenset({"int", "long", "decimal", "string", "binary"}),
-    "year": _TIMES | {"date"},
-    "month": _TIMES | {"date"},
-    "day": _TIMES | {"date"},
+    **dict.fromkeys(("year", "month", "day"), _TIMES | {"date"}),
     "hour": _TIMES,
 }
 """Column types to which a transform can be applied. Other transforms can be applied to all primitive types."""
@@ -105,17 +103,11 @@ def parse_sort_term(text: str) -> SortTerm:
 
 
 def can_transform(transform: str, source: Type) -> bool:
-    if not isinstance(source, Primitive):
-        return False
-    return source.name in _TYPES_BY_TRANSFORM[transform] if transform in _TYPES_BY_TRANSFORM else True
+    return isinstance(source, Primitive) and source.name in _TYPES_BY_TRANSFORM.get(transform, {source.name})
 
 
 def list_transformable_types(transform: str) -> str:
-    return (
-        ", ".join(sorted(_TYPES_BY_TRANSFORM[transform]))
-        if transform in _TYPES_BY_TRANSFORM
-        else "any type but struct, list and map"
-    )
+    return ", ".join(sorted(_TYPES_BY_TRANSFORM.get(transform, ()))) or "any type but struct, list and map"
 
 
 def _parse_width(transform: str, text: str | None) -> int | None:
@@ -190,6 +182,5 @@ def _find_type(path: str, columns: ColumnTypes) -> Type | None:
     first, *rest = path.split(".")
     found = columns.get(first)
     for name in rest:
-        fields = found.fields if isinstance(found, Struct) else ()
-        found = next((field.type for field in fields if field.name == name), None)
+        found = find_type({first: found}, (first, name)) if isinstance(found, Struct) else None
     return found

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
@@ -19,7 +18,7 @@ from frazil.spec.column import Column, Columns, EventTime, Watermark
 from frazil.spec.formats import BytesFormat, CsvFormat, JsonFormat, Key, StringFormat, ValueFormat
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.resources import Resources
-from frazil.spec.route import Route
+from frazil.spec.route import IDENTIFIER, Route
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.sinks import Sinks
 from frazil.spec.source import Source
@@ -43,11 +42,10 @@ from frazil.spec.values import (
 
 MAX_UPSERT_RECORDS = 1_000_000
 STREAM_NAME = r"^[a-z][a-z0-9_-]{0,62}$"
-_IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 
 
 def _check_table_identifier(value: str) -> str:
-    if not _IDENTIFIER.fullmatch(value):
+    if not IDENTIFIER.fullmatch(value):
         raise ValueError("is not a table identifier; write namespace.table, such as demo.flights")
     return value
 

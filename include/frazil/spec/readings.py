@@ -46,6 +46,12 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
     yield from _find_overlaps([c for c in spec.record_columns if c.is_from_key], spec.key_format, place)
 
 
+def find_format_problem(declared: ValueFormat) -> str:
+    """Return why a setting for named fields cannot be used with the format; empty if it can."""
+    what = f"needs records whose fields have names, but source.format is {declared.type}; leave it out"
+    return "" if declared.type in FORMATS_WITH_FIELD_NAMES else what
+
+
 def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, place: str) -> Iterator[Problem]:
     read: defaultdict[str | int, dict[FieldPath, str]] = defaultdict(dict)  # by first step: overlapping paths share it
     by_name = {column.name: column for column in columns}
@@ -119,8 +125,8 @@ def _find_from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa:
         return (
             "needs records whose fields have names; for csv, list the column at its position in source.format.columns"
         )
-    if declared.type not in FORMATS_WITH_FIELD_NAMES:
-        return f"needs records whose fields have names, but source.format is {declared.type}; leave it out"
+    if reason := find_format_problem(declared):
+        return reason
     if envelope := envelope_of(declared):
         if column.name in envelope.metadata:
             return "applies to fields of the row, but envelope.metadata fills this column; leave it out"
@@ -157,25 +163,15 @@ def _find_conversion_problems(
         instead = "set source.format.null instead, or use a transform" if key == "null-if" else "use a transform"
         yield key, reading[key], f"cannot be used with source.format csv, whose values have no types; {instead}"
     for key in conversions if declared.type in {"string", "bytes"} else ():
-        yield (
-            key,
-            reading[key],
-            f"needs records whose fields have names, but source.format is {declared.type}; leave it out",
-        )
+        yield key, reading[key], find_format_problem(declared)
     if envelope_of(declared) and "cast" in reading:
-        yield (
-            "cast",
-            "lenient",
-            "has no effect in an envelope, whose types are those of the source's table; leave it out",
-        )
+        what = "has no effect in an envelope, whose types are those of the source's table; leave it out"
+        yield "cast", "lenient", what
     if "<" in column.type:
         written = {"cast": column.cast == "lenient", "null-if": column.null_if, "default": column.default is not None}
         for key in [key for key, is_written in written.items() if is_written]:
-            yield (
-                key,
-                None,
-                f"needs a column of a primitive type, but this one is {column.type}; read its fields with `from`",
-            )
+            what = f"needs a column of a primitive type, but this one is {column.type}; read its fields with `from`"
+            yield key, None, what
         return
     kind = column.type.partition("(")[0]
     if column.rounding and kind != "decimal":

@@ -23,7 +23,7 @@ MAX_VALUE_CHARACTERS_IN_NAME = 64
 MAX_SIGNALLED_TEMPLATE = 160
 """Maximum length of a signalled template: Airflow's partition keys have 250 characters at most."""
 
-_IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
+IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
 _PLAIN = re.compile(rf"[a-z0-9][a-z0-9_]{{0,{MAX_VALUE_CHARACTERS_IN_NAME - 1}}}")
 _HASHED = re.compile(r"_[0-9a-f]{12}$")
@@ -67,7 +67,7 @@ class Route(Model):
     @classmethod
     def _check_identifiers(cls, value: Mapping[str, str]) -> Mapping[str, str]:
         for name, identifier in value.items():
-            if not _IDENTIFIER.fullmatch(identifier):
+            if not IDENTIFIER.fullmatch(identifier):
                 raise ValueError(f"has {identifier!r} for {name!r}, which is not an identifier; write namespace.table")
         return value
 
@@ -92,16 +92,12 @@ class Route(Model):
 
     def derive_table_name(self, value: str) -> str:
         """Return the table that the template creates for a routing value. Different values have different tables."""
-        if self.template is None:
-            raise AssertionError("a route without a template creates no tables")
+        assert self.template is not None
         return self.template.replace(VALUE_PLACEHOLDER, derive_name_part(value))
 
     def makes(self, value: str, identifier: str) -> bool:
-        return (
-            self.template is not None
-            and self.derive_table_name(value) == identifier
-            and find_refusal(value, self.allow) is None
-        )
+        is_allowed = self.template is not None and find_refusal(value, self.allow) is None
+        return is_allowed and self.derive_table_name(value) == identifier
 
 
 def find_refusal(value: str, allow: Iterable[str]) -> str | None:

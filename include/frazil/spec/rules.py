@@ -38,17 +38,13 @@ def _is_affected(need: str, wrong: str) -> bool:
 
 def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
     """Return settings that are errors for a new table, or that some engines cannot read."""
-    found = [
-        (place, name, reason)
-        for column in spec.columns
-        for name, reason in UNREADABLE_TYPES.items()
-        for place in find_type_paths(name, parse_type(column.type), f"schema.{column.name}")
-    ]
-    found += [
-        (f"schema.{column.name}", column.type, METADATA_COLUMN_PROBLEM)
-        for column in spec.columns
-        if column.name.lower() in METADATA_COLUMNS
-    ]
+    found = []
+    for column in spec.columns:
+        place = f"schema.{column.name}"
+        for name, reason in UNREADABLE_TYPES.items():
+            found += [(path, name, reason) for path in find_type_paths(name, parse_type(column.type), place)]
+        if column.name.lower() in METADATA_COLUMNS:
+            found.append((place, column.type, METADATA_COLUMN_PROBLEM))
     still = "Existing tables with the column can still be written to, but no new table is created with it"
     warnings = [Problem(place, value, f"{reason}. {still}") for place, value, reason in found]
     if (version := spec.table.properties.get("format-version")) == "3":
@@ -166,8 +162,7 @@ def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
     if (column := declared.get(name)) is None:
         yield Problem("rest", name, f"is not a column of the schema{suggest_names(name, declared)}")
         return
-    if spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
-        what = f"needs records whose fields have names, but source.format is {spec.source.format.type}; leave it out"
+    if what := readings.find_format_problem(spec.source.format):
         yield Problem("rest", name, what)
     if column.type not in {"string", ""}:
         yield Problem("rest", name, f"is a column of type {column.type}; make it string")
@@ -252,8 +247,7 @@ def _check_csv(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_evolution(spec: StreamSpec) -> Iterator[Problem]:
-    if spec.evolution.mode != "off" and spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
-        what = f"needs records whose fields have names, but source.format is {spec.source.format.type}; leave it out"
+    if spec.evolution.mode != "off" and (what := readings.find_format_problem(spec.source.format)):
         yield Problem("evolution", spec.evolution.mode, what)
 
 
@@ -328,40 +322,27 @@ def _check_dead_letters(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("dead-letters.table", spec.dead_letter_table, "is the stream's own table; name another one")
 
 
+_MODE, _TABLES = ("mode", "key", "dedupe", "route", "commit"), ("route", "table.identifier", "dead-letters", "commit")
+_FILLED_COLUMNS = ("schema", "source.schema", "source.format", "source.key", "source.headers")
 _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]], ...] = (
     (_check_columns, ("schema", "coordinates")),
     (_check_lines, ("source.format", "coordinates")),
     (_check_event_time, ("schema", "event-time", "coordinates")),
     (_check_units, ("schema", "source.schema", "event-time")),
     (_check_transform, ("schema", "source.schema", "source.format", "event-time", "delete", "transform")),
-    (_check_json_columns, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
-    (
-        _check_rest,
-        ("schema", "source.schema", "source.format", "source.key", "source.headers", "key", "sensitive", "rest"),
-    ),
+    (_check_json_columns, _FILLED_COLUMNS),
+    (_check_rest, (*_FILLED_COLUMNS, "key", "sensitive", "rest")),
     (_check_topics, ("source.topics", "source.topic-pattern")),
     (_check_key_header_columns, ("schema", "source.schema", "source.key", "source.headers")),
-    (_check_whole_value, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
-    (_check_csv, ("schema", "source.schema", "source.format", "source.key", "source.headers")),
+    (_check_whole_value, _FILLED_COLUMNS),
+    (_check_csv, _FILLED_COLUMNS),
     (readings.find_problems, ("schema", "source", "cast", "rest", "mode", "key", "delete", "sensitive", "transform")),
     (_check_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
-    (
-        refused.find_problems,
-        (
-            *("mode", "key", "dedupe", "route", "commit", "evolution", "distribution", "source.format", "coordinates"),
-            "transform",
-        ),
-    ),
+    (refused.find_problems, (*_MODE, "evolution", "distribution", "source.format", "coordinates", "transform")),
     (upsert.find_dedupe_problems, ("schema", "dedupe", "sensitive")),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
-    (
-        route.find_problems,
-        (
-            *("schema", "sensitive", "route", "table.identifier", "dead-letters", "commit"),
-            *("complete", "source.topics", "source.topic-pattern"),
-        ),
-    ),
+    (route.find_problems, (*_TABLES, "schema", "sensitive", "complete", "source.topics", "source.topic-pattern")),
     (layout.find_partitioning_problems, ("schema", "coordinates", "partition-by")),
     (layout.find_sorting_problems, ("schema", "coordinates", "sort-by")),
     (_check_alignment, ("commit.align", "complete", "event-time", "partition-by")),

@@ -16,10 +16,8 @@ ALLOWED_TYPES = ", ".join(
 
 MAX_DECIMAL_PRECISION = 38
 UNREADABLE_TYPES = {
-    "time": (
-        "Spark cannot read a table with a time column, not even its other columns, and compaction fails on it; "
-        "write string ('10:11:12'), or long if records hold a number"
-    )
+    "time": "Spark cannot read a table with a time column, not even its other columns, and compaction fails on it; "
+    "write string ('10:11:12'), or long if records hold a number"
 }
 """Types that some engine cannot read, with the reason. frazil creates no table with them."""
 
@@ -31,36 +29,20 @@ _FORMAT_3_TYPES = {
 _JSON_NAMES = frozenset({"json", "jsonb", "object", "any", "dict"})
 """Types of other systems whose values are JSON."""
 _ICEBERG_NAMES = {
-    "bigint": "long",
-    "int64": "long",
-    "integer": "int",
-    "int32": "int",
-    "smallint": "int",
-    "tinyint": "int",
-    "short": "int",
-    "byte": "int",
-    "number": "decimal(p,s)",
-    "numeric": "decimal(p,s)",
-    "decimal": "decimal(p,s)",
-    "real": "float",
-    "float32": "float",
+    **dict.fromkeys(("bigint", "int64"), "long"),
+    **dict.fromkeys(("integer", "int32", "smallint", "tinyint", "short", "byte"), "int"),
+    **dict.fromkeys(("number", "numeric", "decimal"), "decimal(p,s)"),
+    **dict.fromkeys(("real", "float32"), "float"),
     "float64": "double",
     "bool": "boolean",
-    "varchar": "string",
-    "text": "string",
-    "str": "string",
-    "datetime": "timestamptz",
+    **dict.fromkeys(("varchar", "text", "str"), "string"),
+    **dict.fromkeys(("datetime", "timestamp_ltz"), "timestamptz"),
     "timestamp_ntz": "timestamp",
-    "timestamp_ltz": "timestamptz",
-    "bytes": "binary",
-    "varbinary": "binary",
-    "blob": "binary",
+    **dict.fromkeys(("bytes", "varbinary", "blob"), "binary"),
     "fixed": "fixed[n]",
-    "array": "list<type>",
-    "list": "list<type>",
+    **dict.fromkeys(("array", "list"), "list<type>"),
     "map": "map<key, value>",
-    "row": "struct<name: type>",
-    "struct": "struct<name: type>",
+    **dict.fromkeys(("row", "struct"), "struct<name: type>"),
 }
 """Iceberg's names of other systems' types, and of types without their arguments."""
 

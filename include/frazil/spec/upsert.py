@@ -199,10 +199,6 @@ def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
                 yield Problem(f"schema.{column.name}", column.type or None, what)
 
 
-if TYPE_CHECKING:
-    from frazil.spec.model import StreamSpec
-
-
 class Dedupe(Model):
     """Drops repeats: of rows with the same key and close event times, only the first is kept."""
 

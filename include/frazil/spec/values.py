@@ -69,10 +69,10 @@ def _convert_to_texts(value: object) -> object:
     """Convert numbers and booleans to text, which Kafka, Iceberg and Spark expect as properties."""
     if not isinstance(value, Mapping):
         return value
-    return {
-        str(k): str(v).lower() if isinstance(v, bool) else str(v) if isinstance(v, int | float) else v
-        for k, v in value.items()
+    texts = {
+        k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in value.items() if isinstance(v, int | float)
     }
+    return {str(k): texts.get(k, v) for k, v in value.items()}
 
 
 def _refuse_boolean(value: object) -> object:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.transforms import parse_transform
 
-from frazil.spec.iceberg import _PRIMITIVES, _TRANSFORMS
+from frazil.spec.iceberg import iceberg_type
 from frazil.spec.layout import TRANSFORMS, Term, can_transform, parse_sort_term, parse_term
 from frazil.spec.types import PRIMITIVE_NAMES, Primitive
 
@@ -88,5 +89,6 @@ def test_any_text_is_a_term_or_a_value_error(text: str) -> None:
 @pytest.mark.parametrize("name", [*PRIMITIVE_NAMES, "decimal", "fixed"])
 def test_a_transform_fits_the_types_that_pyiceberg_says(transform: str, name: str) -> None:
     arguments = {"decimal": (9, 2), "fixed": (4,)}.get(name, ())
-    theirs = _TRANSFORMS[transform](*([WIDTHS[transform]] if transform in WIDTHS else []))
-    assert can_transform(transform, Primitive(name, arguments)) == theirs.can_transform(_PRIMITIVES[name](*arguments))
+    theirs = parse_transform(f"{transform}[{WIDTHS[transform]}]" if transform in WIDTHS else transform)
+    declared = Primitive(name, arguments)
+    assert can_transform(transform, declared) == theirs.can_transform(iceberg_type(str(declared)))

@@ -141,13 +141,9 @@ class LineReader:
                 "the value is compressed with gzip (it begins with 1f 8b): write plain CSV, and let the producer's "
                 "compression.type compress it"
             )
-        found = self._count_fields(record or b"")
+        is_quoted = self._quote is not None and self._quote.encode() in (record or b"")
+        found = len(self.fields(record or b"")) if is_quoted else (record or b"").count(self._delimiter) + 1
         return "WrongFieldCount", f"the line has {found} fields, but {len(columns)} are declared: {', '.join(columns)}"
-
-    def _count_fields(self, record: bytes) -> int:
-        if self._quote and self._quote.encode() in record:
-            return len(self.fields(record))
-        return record.count(self._delimiter) + 1
 
     def fields(self, record: bytes) -> list[str]:
         text = record.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")

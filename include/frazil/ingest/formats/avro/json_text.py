@@ -122,12 +122,10 @@ def _quote_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _number_text(value: float, text: str) -> str:
-    return text if math.isfinite(value) else '"NaN"' if math.isnan(value) else f'"{"-" * (value < 0)}Infinity"'
-
-
-def _read_boolean(of: _Reader, _: AvroType) -> str:
-    return ("false", "true")[of.take(1)[0]]
+def _number_text(value: float, form: Callable[[float], object]) -> str:
+    return (
+        str(form(value)) if math.isfinite(value) else '"NaN"' if math.isnan(value) else f'"{"-" * (value < 0)}Infinity"'
+    )
 
 
 def _read_integer(of: _Reader, written: AvroType) -> str:
@@ -156,16 +154,6 @@ def _time_text(nanos: int) -> str:
     return f"{clock}.{digits}" if digits else clock
 
 
-def _read_float(of: _Reader, _: AvroType) -> str:
-    (value,) = struct.unpack("<f", of.take(4))
-    return _number_text(value, str(np.float32(value)))
-
-
-def _read_double(of: _Reader, _: AvroType) -> str:
-    (value,) = struct.unpack("<d", of.take(8))
-    return _number_text(value, repr(value))
-
-
 def _bytes_text(data: bytes, written: AvroType) -> str:
     if written.logical != "decimal":
         return f'"{b64encode(data).decode()}"'
@@ -176,11 +164,11 @@ def _bytes_text(data: bytes, written: AvroType) -> str:
 
 _SCALARS: dict[str, Callable[[_Reader, AvroType], str]] = {
     "null": lambda _, __: "null",
-    "boolean": _read_boolean,
+    "boolean": lambda of, _: ("false", "true")[of.take(1)[0]],
     "int": _read_integer,
     "long": _read_integer,
-    "float": _read_float,
-    "double": _read_double,
+    "float": lambda of, _: _number_text(*struct.unpack("<f", of.take(4)), np.float32),
+    "double": lambda of, _: _number_text(*struct.unpack("<d", of.take(8)), repr),
     "string": lambda of, _: _quote_text(of.read_blob().decode()),
     "bytes": lambda of, written: _bytes_text(of.read_blob(), written),
     "fixed": lambda of, written: _bytes_text(of.take(written.size), written),

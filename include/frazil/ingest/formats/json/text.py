@@ -136,12 +136,11 @@ def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Call
 
 
 def decode_specials(text: bytes) -> bytes:
-    return _change_outside_strings(text, b"e999000", b"e999000", _restore_specials) if b"e999000" in text else text
+    def restore(part: bytes) -> bytes:
+        return _ENCODED_PATTERN.sub(lambda found: _SPECIAL_NAMES[found[1]], part)
+
+    return _change_outside_strings(text, b"e999000", b"e999000", restore) if b"e999000" in text else text
 
 
 def _replace_specials(text: bytes) -> bytes:
     return _SPECIAL_PATTERN.sub(lambda found: b" " + SPECIALS[found[0].decode()] + b" ", text)
-
-
-def _restore_specials(text: bytes) -> bytes:
-    return _ENCODED_PATTERN.sub(lambda found: _SPECIAL_NAMES[found[1]], text)

@@ -199,7 +199,7 @@ def epoch_converter(unit: str) -> Callable[[Any], int]:
         case "s":
             return _convert_seconds
         case "ms":
-            return _convert_milliseconds
+            return lambda value: _check_int64(value * 1000, str(value), "ms")
         case "us":
             return int
     return lambda value: value // 1000 if value >= 0 else -(-value // 1000)
@@ -214,10 +214,6 @@ def _convert_seconds(raw: msgspec.Raw) -> int:
     places = power + 6
     micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
     return _check_int64(-micros if sign == b"-" else micros, text.decode(), "s")
-
-
-def _convert_milliseconds(value: int) -> int:
-    return _check_int64(value * 1000, str(value), "ms")
 
 
 def _check_int64(micros: int, text: str, unit: str) -> int:
