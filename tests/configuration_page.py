@@ -19,7 +19,7 @@ from frazil.spec.formats import FORMATS, JsonFormat
 from frazil.spec.model import StreamSpec
 from frazil.spec.property_rules import SET_BY_FRAZIL
 from frazil.spec.units import format_bytes, format_duration
-from frazil.spec.values import SIZE_FORM, YamlForm
+from frazil.spec.values import SIZE_FORM, YamlForm, field_descriptions
 
 _INTRODUCTION = """\
 # Configuration
@@ -62,12 +62,13 @@ def _section(title: str, model: type[BaseModel], prefix: str, written: set[str])
     written.add(title)
     nested: list[tuple[str, type[BaseModel]]] = []
     rows, again = [], []
-    for field in model.model_fields.values():
+    meanings = field_descriptions(model)
+    for name, field in model.model_fields.items():
         key = f"{prefix}{field.alias}"
         nested += _nested(field, key)
         if (model is Column and field.alias == "name") or model.model_fields.get("type") is field is not _COLUMN_TYPE:
             continue  # the mapping's key is the column's name, and the heading has the format's type
-        row = f"| `{key}` | {_value(field)} | {field.description or ''} |"
+        row = f"| `{key}` | {_value(field)} | {meanings.get(name, '')} |"
         if row in written:
             again.append(f"`{key}`")
         elif field.alias != "enabled" and (_value(field) != "mapping" or prefix.startswith("source.")):

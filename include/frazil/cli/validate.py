@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core.core_schema import ModelSchema
 
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo
@@ -21,6 +22,7 @@ from frazil.spec.load import list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import find_warnings
 from frazil.spec.units import format_duration
+from frazil.spec.values import field_descriptions
 
 MAX_PROBLEMS = 200
 
@@ -227,6 +229,13 @@ def stream_schema() -> _Schema:
 
 
 class _SchemaGenerator(GenerateJsonSchema):
+    def model_schema(self, schema: ModelSchema) -> _Schema:
+        made, model = super().model_schema(schema), schema["cls"]
+        for name, text in field_descriptions(model).items():
+            if name in model.model_fields:
+                made["properties"][model.model_fields[name].alias]["description"] = text
+        return made
+
     def encode_default(self, dft: Any) -> Any:
         return format_duration(dft) if isinstance(dft, timedelta) else super().encode_default(dft)
 

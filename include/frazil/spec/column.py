@@ -43,47 +43,39 @@ class Column(Model):
     """One column of the table."""
 
     name: str = Field(min_length=1)
-    type: str = Field(description="An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …")
-    required: bool = Field(False, description="`true`: a record without a value is a dead letter (`not null`).")
-    doc: str | None = Field(
-        default=None, max_length=MAX_DESCRIPTION_CHARACTERS, description="The column's documentation in the table."
-    )
-    unit: TimeUnit | None = Field(
-        default=None,
-        description="How records encode a `timestamptz` or `timestamp`: as ISO 8601 text, or as a number since 1970.",
-    )
+    type: str
+    """An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …"""
+    required: bool = False
+    """`true`: a record without a value is a dead letter (`not null`)."""
+    doc: str | None = Field(default=None, max_length=MAX_DESCRIPTION_CHARACTERS)
+    """The column's documentation in the table."""
+    unit: TimeUnit | None = None
+    """How records encode a `timestamptz` or `timestamp`: as ISO 8601 text, or as a number since 1970."""
 
     as_: Annotated[Literal["json"] | Mapping[str, Literal["json"]] | None, YamlForm("`json`, or a mapping")] = Field(
-        default=None,
-        alias="as",
-        description="For `string`. `json`: any value, as JSON text. For strings in a nested column, a mapping: "
-        "`{detail: json}`, `{element: json}`.",
+        default=None, alias="as"
     )
+    """For `string`. `json`: any value, as JSON text. For strings in a nested column, a mapping: `{detail: json}`,
+    `{element: json}`.
+    """
 
     from_: Annotated[str | Mapping[str, str] | None, YamlForm("path, or a mapping")] = Field(
-        default=None,
-        alias="from",
-        min_length=1,
-        description="The record's field, if its name differs: `userId`, `payload.user.id`, `items[0].sku`. Write "
-        r"`\.` for a dot in a name. `{key: id}`: a field of the record's key.",
+        default=None, alias="from", min_length=1
     )
+    r"""The record's field, if its name differs: `userId`, `payload.user.id`, `items[0].sku`. Write `\.` for a dot in a
+    name. `{key: id}`: a field of the record's key.
+    """
 
-    cast: Literal["strict", "lenient"] | None = Field(
-        default=None,
-        description='`lenient`: other types are converted and counted: `"7"` and `7.0` for an `int`, `"true"` and '
-        "`1` for a `boolean`, `7` for a `string`. Default: `cast` of the stream.",
-    )
-    rounding: Literal["half-even", "half-up", "down"] | None = Field(
-        default=None,
-        description="For a `decimal` with `cast: lenient`: rounds longer numbers, which otherwise are dead letters.",
-    )
-    null_if: Annotated[tuple[bool | int | float | str, ...], YamlForm("list of values")] = Field(
-        default=(), description='Values that mean null, such as `["N/A", "", -999]`.'
-    )
-    default: bool | int | float | str | None = Field(
-        default=None,
-        description="The value of a missing or null field, written as in a record; with `as: json`, as JSON text.",
-    )
+    cast: Literal["strict", "lenient"] | None = None
+    """`lenient`: other types are converted and counted: `"7"` and `7.0` for an `int`, `"true"` and `1` for a `boolean`,
+    `7` for a `string`. Default: `cast` of the stream.
+    """
+    rounding: Literal["half-even", "half-up", "down"] | None = None
+    """For a `decimal` with `cast: lenient`: rounds longer numbers, which otherwise are dead letters."""
+    null_if: Annotated[tuple[bool | int | float | str, ...], YamlForm("list of values")] = ()
+    """Values that mean null, such as `["N/A", "", -999]`."""
+    default: bool | int | float | str | None = None
+    """The value of a missing or null field, written as in a record; with `as: json`, as JSON text."""
 
     @field_validator("from_")
     @classmethod
@@ -169,19 +161,16 @@ class EventTime(Model):
     """The column with the time of a record's event."""
 
     short_form = "column"
-    column: str = Field(description="A `timestamptz` or `timestamp` column, or `kafka_timestamp`.")
-    unit: TimeUnit = Field(default="iso", description="As `unit` of a column.")
+    column: str
+    """A `timestamptz` or `timestamp` column, or `kafka_timestamp`."""
+    unit: TimeUnit = "iso"
+    """As `unit` of a column."""
 
 
 class Watermark(Model):
     """How the stream's event time advances."""
 
-    idle_timeout: PositiveDuration = Field(
-        default=timedelta(minutes=5),
-        description="A topic-partition without unread records for this long does not hold the watermark back.",
-    )
-    max_future: PositiveDuration = Field(
-        default=timedelta(minutes=10),
-        description="A row whose event time is further ahead of Kafka's timestamp or of the clock does not advance "
-        "the watermark.",
-    )
+    idle_timeout: PositiveDuration = timedelta(minutes=5)
+    """A topic-partition without unread records for this long does not hold the watermark back."""
+    max_future: PositiveDuration = timedelta(minutes=10)
+    """A row whose event time is further ahead of Kafka's timestamp or of the clock does not advance the watermark."""

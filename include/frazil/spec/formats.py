@@ -27,19 +27,22 @@ from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm, pa
 class Registry(Model):
     """A schema registry with Confluent's API."""
 
-    url: str = Field(min_length=1, description="The registry's address, `https://host:port`.")
-    username: str | None = Field(default=None, description="User name for basic authentication.")
-    password: str | None = Field(
-        default=None, description="Its password: a reference, such as `${env:REGISTRY_PASSWORD}`."
-    )
-    token: str | None = Field(default=None, description="Bearer token: a reference.")
-    ca_file: str | None = Field(
-        default=None,
-        description="PEM file of the registry's certificate authority, on each host that reads records; relative to "
-        "the declaration's folder.",
-    )
-    timeout: PositiveDuration = Field(default=timedelta(seconds=10), description="Timeout of each request.")
-    properties: Properties = Field(default_factory=dict, description="Additional request headers.")
+    url: str = Field(min_length=1)
+    """The registry's address, `https://host:port`."""
+    username: str | None = None
+    """User name for basic authentication."""
+    password: str | None = None
+    """Its password: a reference, such as `${env:REGISTRY_PASSWORD}`."""
+    token: str | None = None
+    """Bearer token: a reference."""
+    ca_file: str | None = None
+    """PEM file of the registry's certificate authority, on each host that reads records; relative to the declaration's
+    folder.
+    """
+    timeout: PositiveDuration = timedelta(seconds=10)
+    """Timeout of each request."""
+    properties: Properties = Field(default_factory=dict)
+    """Additional request headers."""
 
     @field_validator("ca_file")
     @classmethod
@@ -66,53 +69,39 @@ class Envelope(Model):
 
     short_form = "type"
     type: Literal["debezium"] = "debezium"
-    metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(
-        default_factory=dict,
-        description="Columns for fields of the envelope (`source.lsn`, `source.ts_ms`, `transaction.id`, `ts_ms`, "
-        "`op`) or, for `order-by`, for `position`, a string that increases along the source's log.",
-    )
-    times: Literal["numbers", "iso"] = Field(
-        default="numbers",
-        description="Whether `date` and `time` are numbers, Debezium's default, or text "
-        "(`time.precision.mode: isostring`). Timestamps are numbers if their column has a unit, "
-        "else text.",
-    )
-    unavailable: str = Field(
-        default="__debezium_unavailable_value",
-        min_length=1,
-        description="The placeholder for a value that an update did not change (`unavailable.value.placeholder`).",
-    )
+    metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(default_factory=dict)
+    """Columns for fields of the envelope (`source.lsn`, `source.ts_ms`, `transaction.id`, `ts_ms`, `op`) or, for
+    `order-by`, for `position`, a string that increases along the source's log.
+    """
+    times: Literal["numbers", "iso"] = "numbers"
+    """Whether `date` and `time` are numbers, Debezium's default, or text (`time.precision.mode: isostring`). Timestamps
+    are numbers if their column has a unit, else text.
+    """
+    unavailable: str = Field(default="__debezium_unavailable_value", min_length=1)
+    """The placeholder for a value that an update did not change (`unavailable.value.placeholder`)."""
 
-    transactions: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The topic of transaction ends, `<topic.prefix>.transaction`: each snapshot has complete "
-        "transactions. Needs `order-by`, and one topic with one partition.",
-    )
+    transactions: str | None = Field(default=None, min_length=1)
+    """The topic of transaction ends, `<topic.prefix>.transaction`: each snapshot has complete transactions. Needs
+    `order-by`, and one topic with one partition.
+    """
 
 
 class JsonFormat(Model):
     """One JSON object per record, or one per line."""
 
     type: Literal["json"] = "json"
-    framing: Literal["none", "confluent"] = Field(
-        default="none",
-        description="`confluent`: skip a zero byte and a four-byte schema id before the object. "
-        "The default with a `registry`.",
-    )
-    lines: bool = Field(
-        default=False, description="Each line of a record is an object and becomes a row, numbered by `kafka_line`."
-    )
-    unwrap: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The field whose object has the columns: `payload` for Kafka Connect's `{schema, payload}`, "
-        "or `outer.inner`. Write `\\.` for a dot in a name.",
-    )
-    registry: Registry | None = Field(
-        default=None, description="Only for `frazil infer`: the registry with the JSON Schema of each id."
-    )
-    envelope: Envelope | None = Field(default=None, description="`debezium`, or a mapping.")
+    framing: Literal["none", "confluent"] = "none"
+    """`confluent`: skip a zero byte and a four-byte schema id before the object. The default with a `registry`."""
+    lines: bool = False
+    """Each line of a record is an object and becomes a row, numbered by `kafka_line`."""
+    unwrap: str | None = Field(default=None, min_length=1)
+    r"""The field whose object has the columns: `payload` for Kafka Connect's `{schema, payload}`, or `outer.inner`.
+    Write `\.` for a dot in a name.
+    """
+    registry: Registry | None = None
+    """Only for `frazil infer`: the registry with the JSON Schema of each id."""
+    envelope: Envelope | None = None
+    """`debezium`, or a mapping."""
 
     @field_validator("unwrap")
     @classmethod
@@ -137,39 +126,34 @@ class JsonFormat(Model):
         return value
 
 
-_ONE_COLUMN = "The column that the value fills; by default the column without a key or header."
-
-
 class StringFormat(Model):
     """The whole value is UTF-8 text, for a `string` column."""
 
     type: Literal["string"] = "string"
-    column: str = Field(default="", description=_ONE_COLUMN)
+    column: str = ""
+    """The column that the value fills; by default the column without a key or header."""
 
 
 class BytesFormat(Model):
     """The whole value is stored unchanged, in a `binary` column."""
 
     type: Literal["bytes"] = "bytes"
-    column: str = Field(default="", description=_ONE_COLUMN)
+    column: str = ""
+    """The column that the value fills; by default the column without a key or header."""
 
 
 class CsvFormat(Model):
     """One line of fields per record, without a header line."""
 
     type: Literal["csv"] = "csv"
-    columns: tuple[str, ...] = Field(
-        default=(),
-        description="The columns of a line's fields, in order; by default all columns. Fields of other names are "
-        "skipped.",
-    )
-    delimiter: str = Field(default=",", description="The ASCII character between two fields.")
-    quote: str | None = Field(
-        default='"',
-        description="The ASCII character around a field that contains a delimiter; doubled within the field. "
-        "`null`: no quotes.",
-    )
-    null: str = Field(default="", description="An unquoted field with this text is null.")
+    columns: tuple[str, ...] = ()
+    """The columns of a line's fields, in order; by default all columns. Fields of other names are skipped."""
+    delimiter: str = ","
+    """The ASCII character between two fields."""
+    quote: str | None = '"'
+    """The ASCII character around a field that contains a delimiter; doubled within the field. `null`: no quotes."""
+    null: str = ""
+    """An unquoted field with this text is null."""
 
     @field_validator("delimiter", "quote")
     @classmethod
@@ -195,15 +179,12 @@ class CsvFormat(Model):
 class _SchemaFormat(Model):
     """Base class of formats with a schema, which comes from a registry, a file or the declaration."""
 
-    registry: Registry | None = Field(default=None, description="The registry with the schemas of the ids in records.")
-    schema_file: str | None = Field(
-        default=None,
-        description="File with the schema of all records, which then have no schema id; relative to the "
-        "declaration's folder.",
-    )
-    schema_text: str | None = Field(
-        default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The schema's text, instead of `schema-file`."
-    )
+    registry: Registry | None = None
+    """The registry with the schemas of the ids in records."""
+    schema_file: str | None = None
+    """File with the schema of all records, which then have no schema id; relative to the declaration's folder."""
+    schema_text: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
+    """The schema's text, instead of `schema-file`."""
     _folder: Path = PrivateAttr(default=Path())
     """The folder of the file that declares the format; the working directory if no file does."""
 
@@ -228,19 +209,18 @@ class AvroFormat(_SchemaFormat):
     """A record in Avro's binary encoding."""
 
     type: Literal["avro"] = "avro"
-    envelope: Envelope | None = Field(default=None, description="`debezium`, or a mapping.")
+    envelope: Envelope | None = None
+    """`debezium`, or a mapping."""
 
 
 class ProtobufFormat(_SchemaFormat):
     """A Protobuf message. A schema is a .proto file or a compiled descriptor, which is base64 in `schema-text`."""
 
     type: Literal["protobuf"] = "protobuf"
-    message: str | None = Field(default=None, description="The message's full name, if a declared schema has several.")
-    framing: Literal["none", "confluent"] = Field(
-        default="none",
-        description="With a declared schema: `confluent` skips the zero byte, schema id and message indexes "
-        "before each message.",
-    )
+    message: str | None = None
+    """The message's full name, if a declared schema has several."""
+    framing: Literal["none", "confluent"] = "none"
+    """With a declared schema: `confluent` skips the zero byte, schema id and message indexes before each message."""
 
     @model_validator(mode="after")
     def _check_message(self) -> Self:
@@ -318,25 +298,20 @@ def parse_format(plain: str | Mapping[str, Any]) -> ValueFormat:
 class Key(Model):
     """How a record's key is encoded, and the column that stores the whole key."""
 
-    column: str | None = Field(
-        default=None,
-        description="The column of the whole key: `string`, `binary` for `bytes`, or for other formats any "
-        "primitive type. Columns with `from: {key: …}` take fields of the key.",
-    )
-    format: Literal["string", "bytes", "value", "json", "avro", "protobuf"] = Field(
-        default="string",
-        description="`string`: UTF-8 text. `bytes`: any bytes. `value`: as `source.format`, without `unwrap`, "
-        "`envelope` and `lines`; also the default for `from: {key: …}`.",
-    )
-    schema_file: str | None = Field(
-        default=None, description="For `avro` and `protobuf`: as in `source.format`, for all keys."
-    )
-    schema_text: str | None = Field(
-        default=None, max_length=MAX_SCHEMA_CHARACTERS, description="The schema's text, instead of `schema-file`."
-    )
-    message: str | None = Field(
-        default=None, description="For `protobuf`: the message's full name, if the schema has several."
-    )
+    column: str | None = None
+    """The column of the whole key: `string`, `binary` for `bytes`, or for other formats any primitive type. Columns
+    with `from: {key: …}` take fields of the key.
+    """
+    format: Literal["string", "bytes", "value", "json", "avro", "protobuf"] = "string"
+    """`string`: UTF-8 text. `bytes`: any bytes. `value`: as `source.format`, without `unwrap`, `envelope` and `lines`;
+    also the default for `from: {key: …}`.
+    """
+    schema_file: str | None = None
+    """For `avro` and `protobuf`: as in `source.format`, for all keys."""
+    schema_text: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
+    """The schema's text, instead of `schema-file`."""
+    message: str | None = None
+    """For `protobuf`: the message's full name, if the schema has several."""
     _folder: Path = PrivateAttr(default=Path())
 
     @model_validator(mode="after")
@@ -368,5 +343,7 @@ class Key(Model):
 class Header(Model):
     """A column that stores a header of the record: the last one, if several have that name."""
 
-    name: str = Field(min_length=1, description="The header's name in Kafka.")
-    column: str = Field(description="A column of the schema, `string` (UTF-8) or `binary`.")
+    name: str = Field(min_length=1)
+    """The header's name in Kafka."""
+    column: str
+    """A column of the schema, `string` (UTF-8) or `binary`."""

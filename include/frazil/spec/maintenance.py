@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from frazil.spec.values import Bytes, Count, CountFromTwo, Model, Percentage, PositiveDuration, Records
 
@@ -16,7 +16,8 @@ _SWITCH = {"on": True, "off": False, "true": True, "false": False}
 class SwitchableAction(Model):
     """A maintenance action, which the value `off` disables."""
 
-    enabled: bool = Field(True, description="`false`, or `off` in place of the mapping, switches this off.")
+    enabled: bool = True
+    """`false`, or `off` in place of the mapping, switches this off."""
 
     @model_validator(mode="before")
     @classmethod
@@ -28,107 +29,98 @@ class SwitchableAction(Model):
 class Compaction(SwitchableAction):
     """Rewrites the small data files of a partition as few large files."""
 
-    strategy: Literal["binpack", "sort"] = Field(
-        default="binpack", description="`sort` also sorts by the table's sort order, at about twice the cost."
-    )
-    budget: Bytes = Field(default=20 * 2**30, description="Maximum size of the data files that one run rewrites.")
-    min_files: CountFromTwo = Field(
-        default=5, description="Number of small files at which a complete partition is rewritten."
-    )
-    open_files: CountFromTwo = Field(
-        default=200, description="Number of small files at which an open partition is rewritten."
-    )
-    fold_files: CountFromTwo | None = Field(
-        default=None,
-        description="A running writer rewrites this many of its small files in a partition as one. By default, it "
-        "rewrites none.",
-    )
-    deleted_rows: Percentage = Field(
-        default=20,
-        description="Percentage of deleted rows at which a data file is rewritten. A file of a tenth of the target "
-        "size needs a tenth of it.",
-    )
+    strategy: Literal["binpack", "sort"] = "binpack"
+    """`sort` also sorts by the table's sort order, at about twice the cost."""
+    budget: Bytes = 20 * 2**30
+    """Maximum size of the data files that one run rewrites."""
+    min_files: CountFromTwo = 5
+    """Number of small files at which a complete partition is rewritten."""
+    open_files: CountFromTwo = 200
+    """Number of small files at which an open partition is rewritten."""
+    fold_files: CountFromTwo | None = None
+    """A running writer rewrites this many of its small files in a partition as one. By default, it rewrites none."""
+    deleted_rows: Percentage = 20
+    """Percentage of deleted rows at which a data file is rewritten. A file of a tenth of the target size needs a tenth
+    of it.
+    """
 
 
 class Manifests(SwitchableAction):
     """Rewrites many small manifests as few manifests, sorted by partition."""
 
-    max_count: CountFromTwo = Field(default=100, description="Number of manifests at which they are rewritten.")
+    max_count: CountFromTwo = 100
+    """Number of manifests at which they are rewritten."""
 
 
 class Expiry(SwitchableAction):
     """Removes old snapshots, and the files that only these snapshots use."""
 
-    keep: PositiveDuration = Field(
-        default=timedelta(hours=6), description="How far back queries can time-travel, up to `at-most` snapshots."
-    )
-    at_least: Count = Field(default=20, description="Number of newest snapshots that are always kept.")
-    at_most: Count = Field(
-        default=500,
-        description="Maximum number of snapshots kept because of `keep`. Writers expire those above it plus an "
-        "eighth. With a commit each second, 500 are 8 minutes.",
-    )
+    keep: PositiveDuration = timedelta(hours=6)
+    """How far back queries can time-travel, up to `at-most` snapshots."""
+    at_least: Count = 20
+    """Number of newest snapshots that are always kept."""
+    at_most: Count = 500
+    """Maximum number of snapshots kept because of `keep`. Writers expire those above it plus an eighth. With a commit
+    each second, 500 are 8 minutes.
+    """
 
 
 class Orphans(SwitchableAction):
     """Deletes, once a day, the files below the table's location that no snapshot, journal or backfill references."""
 
-    older_than: PositiveDuration = Field(default=timedelta(days=3), description="Younger files are never deleted.")
-    max_listed: Count = Field(default=5_000_000, description="With more files in the location, nothing is deleted.")
-    max_share: Percentage = Field(
-        default=20, description="If a larger percentage of files or bytes would go, nothing is deleted."
-    )
+    older_than: PositiveDuration = timedelta(days=3)
+    """Younger files are never deleted."""
+    max_listed: Count = 5_000_000
+    """With more files in the location, nothing is deleted."""
+    max_share: Percentage = 20
+    """If a larger percentage of files or bytes would go, nothing is deleted."""
 
 
 class Alerts(SwitchableAction):
     """Thresholds. An alert fires when its value exceeds the threshold for `hold`, and ends when it is well below."""
 
-    hold: PositiveDuration = Field(
-        default=timedelta(minutes=15), description="How long a value must exceed its threshold."
-    )
-    manifest_list_bytes_per_file: Count = Field(default=1_024, description="Bytes of the manifest list per data file.")
-    manifests: Count = Field(default=500, description="Manifests of the newest snapshot.")
-    snapshots: Count = Field(default=2_000, description="Snapshots in the metadata.")
-    metadata_bytes: Bytes = Field(default=8 * 2**20, description="Size of `metadata.json`.")
-    small_files: Count = Field(
-        default=5_000, description="Data files, if their average size is below a tenth of the target size."
-    )
-    delete_files: Count = Field(
-        default=100, description="Delete files, beyond one for each data file of an upsert table."
-    )
-    deleted_rows: Percentage = Field(default=30, description="Percentage of deleted rows in data files.")
-    since_compaction: Bytes = Field(default=100 * 2**30, description="Bytes added since the last compaction.")
-    freshness: PositiveDuration = Field(
-        default=timedelta(minutes=15), description="Age of the oldest record that waits in Kafka."
-    )
-    lag: Records | None = Field(
-        default=None, description="Unread records of one stream. By default there is no such alert."
-    )
-    late_window: PositiveDuration = Field(
-        default=timedelta(hours=2), description="How long a window may stay incomplete after its end and `lateness`."
-    )
-    writer_down: PositiveDuration = Field(
-        default=timedelta(minutes=1), description="How long a stream that should run may have no writer."
-    )
-    stall: PositiveDuration = Field(
-        default=timedelta(seconds=45),
-        description="How long a writer may be stalled, or without Kafka, catalog, storage or registry. A shorter "
-        "`hold` applies instead.",
-    )
-    restarts: Count = Field(default=2, description="Consecutive ends of the writer without a commit, within an hour.")
-    waiting_batches: Count = Field(
-        default=3, description="Journaled batches that are not committed, if the last commit is not recent."
-    )
-    dead_letters: Percentage = Field(default=5, description="Percentage of the last records that are dead letters.")
-    stale_changes: Percentage = Field(
-        default=20, description="For `mode: upsert`: percentage of the last changes that were stale."
-    )
-    dead_letters_per_minute: Count | None = Field(
-        default=None,
-        description="Dead letters of one error class per minute, averaged over five minutes or the longest commit "
-        "interval.",
-    )
-    failed_runs: Count = Field(default=1, description="Failed runs of the table's partition DAG in a row.")
+    hold: PositiveDuration = timedelta(minutes=15)
+    """How long a value must exceed its threshold."""
+    manifest_list_bytes_per_file: Count = 1_024
+    """Bytes of the manifest list per data file."""
+    manifests: Count = 500
+    """Manifests of the newest snapshot."""
+    snapshots: Count = 2_000
+    """Snapshots in the metadata."""
+    metadata_bytes: Bytes = 8 * 2**20
+    """Size of `metadata.json`."""
+    small_files: Count = 5_000
+    """Data files, if their average size is below a tenth of the target size."""
+    delete_files: Count = 100
+    """Delete files, beyond one for each data file of an upsert table."""
+    deleted_rows: Percentage = 30
+    """Percentage of deleted rows in data files."""
+    since_compaction: Bytes = 100 * 2**30
+    """Bytes added since the last compaction."""
+    freshness: PositiveDuration = timedelta(minutes=15)
+    """Age of the oldest record that waits in Kafka."""
+    lag: Records | None = None
+    """Unread records of one stream. By default there is no such alert."""
+    late_window: PositiveDuration = timedelta(hours=2)
+    """How long a window may stay incomplete after its end and `lateness`."""
+    writer_down: PositiveDuration = timedelta(minutes=1)
+    """How long a stream that should run may have no writer."""
+    stall: PositiveDuration = timedelta(seconds=45)
+    """How long a writer may be stalled, or without Kafka, catalog, storage or registry. A shorter `hold` applies
+    instead.
+    """
+    restarts: Count = 2
+    """Consecutive ends of the writer without a commit, within an hour."""
+    waiting_batches: Count = 3
+    """Journaled batches that are not committed, if the last commit is not recent."""
+    dead_letters: Percentage = 5
+    """Percentage of the last records that are dead letters."""
+    stale_changes: Percentage = 20
+    """For `mode: upsert`: percentage of the last changes that were stale."""
+    dead_letters_per_minute: Count | None = None
+    """Dead letters of one error class per minute, averaged over five minutes or the longest commit interval."""
+    failed_runs: Count = 1
+    """Failed runs of the table's partition DAG in a row."""
 
 
 MIN_STALE_INTERVALS = 2
@@ -138,14 +130,18 @@ MIN_STALE_INTERVALS = 2
 class Maintenance(Model):
     """How the table is maintained. All streams of a table must declare the same maintenance."""
 
-    every: PositiveDuration = Field(
-        default=timedelta(hours=1), description="How often Airflow checks whether an action is due."
-    )
-    compaction: Compaction = Field(default=Compaction(), description="Compaction: few large files.")
-    manifests: Manifests = Field(default=Manifests(), description="Rewrites of manifests: few manifests.")
-    expiry: Expiry = Field(default=Expiry(), description="Expiry of snapshots: few snapshots.")
-    orphans: Orphans = Field(default=Orphans(), description="Removal of orphan files.")
-    alerts: Alerts = Field(default=Alerts(), description="Thresholds of alerts.")
+    every: PositiveDuration = timedelta(hours=1)
+    """How often Airflow checks whether an action is due."""
+    compaction: Compaction = Compaction()
+    """Compaction: few large files."""
+    manifests: Manifests = Manifests()
+    """Rewrites of manifests: few manifests."""
+    expiry: Expiry = Expiry()
+    """Expiry of snapshots: few snapshots."""
+    orphans: Orphans = Orphans()
+    """Removal of orphan files."""
+    alerts: Alerts = Alerts()
+    """Thresholds of alerts."""
 
     def stale_after_ms(self, longest_interval_ms: int) -> int:
         """Return at least two commit intervals, so that one missed commit does not keep an alert active."""

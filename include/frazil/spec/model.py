@@ -57,42 +57,39 @@ class Table(Model):
     """The stream's table, and settings for its creation."""
 
     short_form = "identifier"
-    identifier: Identifier = Field(description="`namespace.table`; created at the first start if missing.")
-    catalog: str | None = Field(None, description="The PyIceberg catalog; by default the default catalog.")
-    location: str | None = Field(None, description="The location of a new table; by default the catalog decides.")
-    properties: Properties = Field(default_factory=dict, description="Table properties of a new table.")
+    identifier: Identifier
+    """`namespace.table`; created at the first start if missing."""
+    catalog: str | None = None
+    """The PyIceberg catalog; by default the default catalog."""
+    location: str | None = None
+    """The location of a new table; by default the catalog decides."""
+    properties: Properties = Field(default_factory=dict)
+    """Table properties of a new table."""
 
 
 class Commit(Model):
     """When a batch is due: by its size, or by the age of its oldest record, whichever comes first."""
 
-    interval: PositiveDuration = Field(
-        default=timedelta(seconds=60), description="The longest time that a record waits for its batch."
-    )
-    size: Bytes = Field(default=128 * 2**20, description="A batch of this Parquet size is due immediately.")
-    max_records: Records = Field(
-        default=20_000_000,
-        description="Maximum number of records in a batch. For `mode: upsert` the default is 1,000,000.",
-    )
-    throttle: Literal["off", "warn", "stretch"] = Field(
-        default="warn",
-        description="If metadata grows faster than maintenance shrinks it. `warn`: a warning. `stretch`: also "
-        "longer commit intervals.",
-    )
-    max_interval: PositiveDuration = Field(
-        default=timedelta(minutes=10), description="The longest commit interval with `throttle: stretch`."
-    )
-    align: Literal["none", "watermark"] = Field(
-        default="none",
-        description="`none`: rows become visible with their batch. `watermark`: each window becomes visible as a "
-        "whole; open windows wait on the branch `frazil-open-<stream>`.",
-    )
+    interval: PositiveDuration = timedelta(seconds=60)
+    """The longest time that a record waits for its batch."""
+    size: Bytes = 128 * 2**20
+    """A batch of this Parquet size is due immediately."""
+    max_records: Records = 20_000_000
+    """Maximum number of records in a batch. For `mode: upsert` the default is 1,000,000."""
+    throttle: Literal["off", "warn", "stretch"] = "warn"
+    """If metadata grows faster than maintenance shrinks it. `warn`: a warning. `stretch`: also longer commit intervals.
+    """
+    max_interval: PositiveDuration = timedelta(minutes=10)
+    """The longest commit interval with `throttle: stretch`."""
+    align: Literal["none", "watermark"] = "none"
+    """`none`: rows become visible with their batch. `watermark`: each window becomes visible as a whole; open windows
+    wait on the branch `frazil-open-<stream>`.
+    """
 
-    atomic: bool | tuple[str, ...] = Field(
-        default=False,
-        description="Commit a batch to all its tables in one step, if the catalog can. A list limits this to tables "
-        "of `route.tables`, the stream's table and its dead letters.",
-    )
+    atomic: bool | tuple[str, ...] = False
+    """Commit a batch to all its tables in one step, if the catalog can. A list limits this to tables of `route.tables`,
+    the stream's table and its dead letters.
+    """
 
     @property
     def longest_interval(self) -> timedelta:
@@ -102,123 +99,104 @@ class Commit(Model):
 class CircuitBreaker(Model):
     """Ends the writer before it commits a batch of mostly dead letters."""
 
-    share: Percent = Field(default=50, description="A batch with a larger percentage of dead letters is not committed.")
-    at_least: Count = Field(default=1000, description="A batch with fewer records is always committed.")
+    share: Percent = 50
+    """A batch with a larger percentage of dead letters is not committed."""
+    at_least: Count = 1000
+    """A batch with fewer records is always committed."""
 
 
 class DeadLetters(Model):
     """The table of records that cannot become rows."""
 
-    table: Identifier | None = Field(default=None, description="`namespace.table`; by default `<table>_dead_letters`.")
-    circuit: Annotated[CircuitBreaker | Literal["off"], YamlForm("mapping, or `off`")] = Field(
-        default=CircuitBreaker(), description="When too many dead letters end the writer. `off`: never."
-    )
+    table: Identifier | None = None
+    """`namespace.table`; by default `<table>_dead_letters`."""
+    circuit: Annotated[CircuitBreaker | Literal["off"], YamlForm("mapping, or `off`")] = CircuitBreaker()
+    """When too many dead letters end the writer. `off`: never."""
 
 
 class Evolution(Model):
     """Changes in records that the table follows automatically: a mode, or a mapping."""
 
     short_form = "mode"
-    mode: Literal["off", "additive", "full"] = Field(
-        default="off",
-        description="`off`: unknown fields are ignored. `additive`: unknown fields become optional columns. `full`: "
-        "columns also become wider or optional if a record needs that.",
-    )
-    max_columns: Count = Field(
-        default=500, description="Maximum number of columns, including nested fields. Further new fields are ignored."
-    )
+    mode: Literal["off", "additive", "full"] = "off"
+    """`off`: unknown fields are ignored. `additive`: unknown fields become optional columns. `full`: columns also
+    become wider or optional if a record needs that.
+    """
+    max_columns: Count = 500
+    """Maximum number of columns, including nested fields. Further new fields are ignored."""
 
 
 class StreamSpec(Model):
     """One declared stream."""
 
-    name: str = Field(pattern=STREAM_NAME, description="Lower-case letters, digits, `-` and `_`; never reused.")
-    description: str | None = Field(
-        default=None, max_length=MAX_DESCRIPTION_CHARACTERS, description="Shown with the stream's DAGs."
-    )
-    owner: str | None = Field(
-        default=None, min_length=1, max_length=200, description="Owner of the stream's DAGs: a person or a team."
-    )
-    application: str | None = Field(
-        default=None,
-        pattern=STREAM_NAME,
-        description="Streams with the same `application` share one writer process. By default, each has its own.",
-    )
-    source: Source = Field(description="Where records come from.")
-    table: Table = Field(description="The table: `namespace.table`, or a mapping.")
-    columns: Columns = Field(
-        alias="schema",
-        min_length=1,
-        description="`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`.",
-    )
-    cast: Literal["strict", "lenient"] = Field(
-        default="strict",
-        description="Default `cast` of columns with primitive types, also of those that `evolution` adds.",
-    )
-    transform: str | None = Field(
-        default=None,
-        min_length=1,
-        description="A DuckDB `SELECT … FROM records [WHERE …]` that computes the columns of `schema`.",
-    )
-    mode: Literal["append", "upsert"] = Field(
-        default="append",
-        description="`append`: each record adds a row. `upsert`: each record changes the row of its `key`.",
-    )
-    dedupe: Dedupe | None = Field(default=None, description="For `mode: append`: which rows are dropped as repeats.")
-    key: Names = Field(default=(), description="For `mode: upsert`: the columns that identify a row.")
-    order_by: str | None = Field(
-        default=None,
-        description="For `mode: upsert`: the column that orders changes. A change with a lower value than the row's "
-        "is stale. By default, Kafka's order decides.",
-    )
-    delete: Delete | None = Field(
-        default=None, description="For `mode: upsert`: which records delete the row of their key."
-    )
-    merge: MergeMode = Field(
-        default="auto",
-        description="For `mode: upsert`. `copy-on-write` rewrites changed files, `merge-on-read` writes delete "
-        "files. `auto` rewrites a file once many of its rows are deleted.",
-    )
-    route: Route | None = Field(
-        default=None, description="Which records go to which tables; `table` gets all other records."
-    )
-    rest: str | None = Field(
-        default=None, min_length=1, description="The `string` column of all fields without a column, as a JSON object."
-    )
-    event_time: EventTime = Field(description="The column of the event time, or a mapping of column and unit.")
-    partition_by: tuple[str, ...] = Field((), description="Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`.")
-    sort_by: tuple[str, ...] = Field((), description="`column`, `column desc`, `bucket(16, id) asc nulls last`.")
-    distribution: Literal["none", "hash", "auto"] = Field(
-        default="none",
-        description="`hash`: tasks shuffle rows by table partition, for fewer files. `auto`: only while that saves "
-        "many files.",
-    )
-    commit: Commit = Field(default=Commit(), description="When a batch is due.")
-    lateness: Duration = Field(
-        default=timedelta(0), description="How long a window waits for late records after its end."
-    )
-    watermark: Watermark = Field(default=Watermark(), description="How event time advances.")
-    complete: Literal["hour", "day", "none"] | None = Field(
-        default=None, description="The windows to signal. By default, as the table is partitioned by event time."
-    )
-    complete_from: Moment | None = Field(
-        default=None, description="The first window to signal; by default the one that is open at the first check."
-    )
-    evolution: Evolution = Field(
-        default=Evolution(), description="Which changes in records change the table's columns automatically."
-    )
-    coordinates: bool = Field(
-        default=True,
-        description="Store `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp` as columns.",
-    )
-    dead_letters: DeadLetters = Field(
-        default=DeadLetters(), description="The table for records that cannot become rows."
-    )
-    sensitive: Sensitive | None = Field(
-        default=None, description="Fields whose values must not be readable in tables, dead letters and logs."
-    )
-    resources: Resources = Field(default=Resources(), description="Cores, memory and cluster of the writer.")
-    maintenance: Maintenance = Field(default=Maintenance(), description="Maintenance of the table.")
+    name: str = Field(pattern=STREAM_NAME)
+    """Lower-case letters, digits, `-` and `_`; never reused."""
+    description: str | None = Field(default=None, max_length=MAX_DESCRIPTION_CHARACTERS)
+    """Shown with the stream's DAGs."""
+    owner: str | None = Field(default=None, min_length=1, max_length=200)
+    """Owner of the stream's DAGs: a person or a team."""
+    application: str | None = Field(default=None, pattern=STREAM_NAME)
+    """Streams with the same `application` share one writer process. By default, each has its own."""
+    source: Source
+    """Where records come from."""
+    table: Table
+    """The table: `namespace.table`, or a mapping."""
+    columns: Columns = Field(alias="schema", min_length=1)
+    """`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`."""
+    cast: Literal["strict", "lenient"] = "strict"
+    """Default `cast` of columns with primitive types, also of those that `evolution` adds."""
+    transform: str | None = Field(default=None, min_length=1)
+    """A DuckDB `SELECT … FROM records [WHERE …]` that computes the columns of `schema`."""
+    mode: Literal["append", "upsert"] = "append"
+    """`append`: each record adds a row. `upsert`: each record changes the row of its `key`."""
+    dedupe: Dedupe | None = None
+    """For `mode: append`: which rows are dropped as repeats."""
+    key: Names = ()
+    """For `mode: upsert`: the columns that identify a row."""
+    order_by: str | None = None
+    """For `mode: upsert`: the column that orders changes. A change with a lower value than the row's is stale. By
+    default, Kafka's order decides.
+    """
+    delete: Delete | None = None
+    """For `mode: upsert`: which records delete the row of their key."""
+    merge: MergeMode = "auto"
+    """For `mode: upsert`. `copy-on-write` rewrites changed files, `merge-on-read` writes delete files. `auto` rewrites
+    a file once many of its rows are deleted.
+    """
+    route: Route | None = None
+    """Which records go to which tables; `table` gets all other records."""
+    rest: str | None = Field(default=None, min_length=1)
+    """The `string` column of all fields without a column, as a JSON object."""
+    event_time: EventTime
+    """The column of the event time, or a mapping of column and unit."""
+    partition_by: tuple[str, ...] = ()
+    """Iceberg transforms: `day(ts)`, `bucket(16, id)`, `carrier`."""
+    sort_by: tuple[str, ...] = ()
+    """`column`, `column desc`, `bucket(16, id) asc nulls last`."""
+    distribution: Literal["none", "hash", "auto"] = "none"
+    """`hash`: tasks shuffle rows by table partition, for fewer files. `auto`: only while that saves many files."""
+    commit: Commit = Commit()
+    """When a batch is due."""
+    lateness: Duration = timedelta(0)
+    """How long a window waits for late records after its end."""
+    watermark: Watermark = Watermark()
+    """How event time advances."""
+    complete: Literal["hour", "day", "none"] | None = None
+    """The windows to signal. By default, as the table is partitioned by event time."""
+    complete_from: Moment | None = None
+    """The first window to signal; by default the one that is open at the first check."""
+    evolution: Evolution = Evolution()
+    """Which changes in records change the table's columns automatically."""
+    coordinates: bool = True
+    """Store `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp` as columns."""
+    dead_letters: DeadLetters = DeadLetters()
+    """The table for records that cannot become rows."""
+    sensitive: Sensitive | None = None
+    """Fields whose values must not be readable in tables, dead letters and logs."""
+    resources: Resources = Resources()
+    """Cores, memory and cluster of the writer."""
+    maintenance: Maintenance = Maintenance()
+    """Maintenance of the table."""
 
     @field_validator("partition_by", "sort_by", mode="before")
     @classmethod

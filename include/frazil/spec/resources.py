@@ -64,35 +64,28 @@ class Resources(Model):
         str,
         AfterValidator(_check_master),
         YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`"),
-    ] = Field(
-        default=LOCAL,
-        description="Where tasks run: on this host, a standalone cluster (several masters: "
-        "`spark://host:port,host:port`), the YARN cluster of `HADOOP_CONF_DIR`, or Kubernetes.",
-    )
-    deploy_mode: DeployMode = Field(
-        default=DeployMode.CLIENT,
-        description="Whether the driver runs on this host, or in the cluster, where it outlives this host.",
-    )
-    rest_port: Annotated[int, IntegerBounds(1, 65_535)] = Field(
-        default=6066,
-        description="For `deploy-mode: cluster` on a standalone cluster: port of the masters' REST servers.",
-    )
-    cores: Cores = Field(default=2, description="Concurrent tasks; on a cluster, of all executors together.")
-    driver_memory: Bytes = Field(default=1 * 2**30, description="Heap of the driver's JVM.")
-    executor_cores: Cores = Field(
-        default=1, description="On a cluster: concurrent tasks of one executor, a divisor of `cores`."
-    )
-    executor_memory: Bytes = Field(
-        default=512 * 2**20,
-        description="On a cluster: heap of an executor's JVM. Records are outside it, in Python processes.",
-    )
-    package: str | None = Field(
-        default=None,
-        min_length=1,
-        description="On a cluster: path or URL of the archive from `frazil package`. Without it, executors need "
-        "frazil at the driver's path.",
-    )
-    spark: Properties = Field(default_factory=dict, description="Other Spark properties.")
+    ] = LOCAL
+    """Where tasks run: on this host, a standalone cluster (several masters: `spark://host:port,host:port`), the YARN
+    cluster of `HADOOP_CONF_DIR`, or Kubernetes.
+    """
+    deploy_mode: DeployMode = DeployMode.CLIENT
+    """Whether the driver runs on this host, or in the cluster, where it outlives this host."""
+    rest_port: Annotated[int, IntegerBounds(1, 65_535)] = 6066
+    """For `deploy-mode: cluster` on a standalone cluster: port of the masters' REST servers."""
+    cores: Cores = 2
+    """Concurrent tasks; on a cluster, of all executors together."""
+    driver_memory: Bytes = 1 * 2**30
+    """Heap of the driver's JVM."""
+    executor_cores: Cores = 1
+    """On a cluster: concurrent tasks of one executor, a divisor of `cores`."""
+    executor_memory: Bytes = 512 * 2**20
+    """On a cluster: heap of an executor's JVM. Records are outside it, in Python processes."""
+    package: str | None = Field(default=None, min_length=1)
+    """On a cluster: path or URL of the archive from `frazil package`. Without it, executors need frazil at the driver's
+    path.
+    """
+    spark: Properties = Field(default_factory=dict)
+    """Other Spark properties."""
 
     @property
     def on_cluster(self) -> bool:

@@ -33,35 +33,24 @@ _HASHED = re.compile(r"_[0-9a-f]{12}$")
 class Route(Model):
     """Chooses a table for each record. All tables have the stream's columns."""
 
-    by: Literal["topic", "field", "header"] = Field(description="The part of a record that chooses its table.")
-    name: str | None = Field(
-        default=None, description="For `field`: a `string`, `int` or `long` column. For `header`: its name."
-    )
-    tables: Properties = Field(
-        default_factory=dict, description="`value: namespace.table`. Several values may share a table."
-    )
-    template: str | None = Field(
-        default=None,
-        description="For values that are not in `tables`: `namespace.{value}`. A table is created with its first "
-        "record.",
-    )
-    allow: tuple[str, ...] = Field(
-        default=("*",),
-        description="Patterns of values for which `template` creates tables. Other values make dead letters.",
-    )
-    limit: Annotated[int, IntegerBounds(1, 10_000)] = Field(
-        default=100, description="Maximum number of tables that `template` creates. Records for more are dead letters."
-    )
-    otherwise: Literal["table", "dead-letters"] = Field(
-        default="table", description="Where records without a value or a table go."
-    )
-    complete: tuple[str, ...] = Field(
-        default=(),
-        description="The routed tables whose windows are signalled. The text of `template` stands for all its tables.",
-    )
-    lag: PositiveDuration = Field(
-        default=timedelta(minutes=15), description="How long rows may wait for a failing table before the stream stops."
-    )
+    by: Literal["topic", "field", "header"]
+    """The part of a record that chooses its table."""
+    name: str | None = None
+    """For `field`: a `string`, `int` or `long` column. For `header`: its name."""
+    tables: Properties = Field(default_factory=dict)
+    """`value: namespace.table`. Several values may share a table."""
+    template: str | None = None
+    """For values that are not in `tables`: `namespace.{value}`. A table is created with its first record."""
+    allow: tuple[str, ...] = ("*",)
+    """Patterns of values for which `template` creates tables. Other values make dead letters."""
+    limit: Annotated[int, IntegerBounds(1, 10_000)] = 100
+    """Maximum number of tables that `template` creates. Records for more are dead letters."""
+    otherwise: Literal["table", "dead-letters"] = "table"
+    """Where records without a value or a table go."""
+    complete: tuple[str, ...] = ()
+    """The routed tables whose windows are signalled. The text of `template` stands for all its tables."""
+    lag: PositiveDuration = timedelta(minutes=15)
+    """How long rows may wait for a failing table before the stream stops."""
 
     @field_validator("tables")
     @classmethod

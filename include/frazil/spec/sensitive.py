@@ -18,16 +18,12 @@ class Protection(Model):
     """How one field is protected: the value of `as`, or a mapping."""
 
     short_form = "as"
-    as_: Literal["mask", "hash", "tokenize", "drop"] = Field(
-        alias="as",
-        description="`mask`: `****` instead of the text. `hash`: HMAC-SHA-256 in hexadecimal. `tokenize`: encrypted; "
-        "equal texts stay equal, and the secret decrypts them. `drop`: the field never becomes a column.",
-    )
-    keep_last: Annotated[int, IntegerBounds(0, 64)] = Field(
-        default=0,
-        description="For `mask`: how many characters stay visible at the end of a text, if it is at least twice as "
-        "long.",
-    )
+    as_: Literal["mask", "hash", "tokenize", "drop"] = Field(alias="as")
+    """`mask`: `****` instead of the text. `hash`: HMAC-SHA-256 in hexadecimal. `tokenize`: encrypted; equal texts stay
+    equal, and the secret decrypts them. `drop`: the field never becomes a column.
+    """
+    keep_last: Annotated[int, IntegerBounds(0, 64)] = 0
+    """For `mask`: how many characters stay visible at the end of a text, if it is at least twice as long."""
 
     @model_validator(mode="after")
     def _check_keep_last(self) -> Protection:
@@ -39,21 +35,16 @@ class Protection(Model):
 class Sensitive(Model):
     """Values that must not be readable in tables, dead letters and logs."""
 
-    fields: Annotated[Mapping[str, Protection], YamlForm("mapping of fields")] = Field(
-        min_length=1,
-        description="Protection by column name: `email: hash`, `customer.phone: {as: mask, keep-last: 4}`, "
-        "`stops.element.street: mask`. Fields that stay must be of type `string`.",
-    )
-    secret: str | None = Field(
-        default=None,
-        description="For `hash`, `tokenize` and encrypted dead letters: a reference, such as `${env:FRAZIL_SECRET}`, "
-        "to at least 16 characters.",
-    )
-    dead_letters: Literal["omit", "encrypt", "keep"] = Field(
-        default="omit",
-        description="What a dead letter keeps of its record: nothing, everything encrypted with AES-GCM, or "
-        "everything.",
-    )
+    fields: Annotated[Mapping[str, Protection], YamlForm("mapping of fields")] = Field(min_length=1)
+    """Protection by column name: `email: hash`, `customer.phone: {as: mask, keep-last: 4}`, `stops.element.street:
+    mask`. Fields that stay must be of type `string`.
+    """
+    secret: str | None = None
+    """For `hash`, `tokenize` and encrypted dead letters: a reference, such as `${env:FRAZIL_SECRET}`, to at least 16
+    characters.
+    """
+    dead_letters: Literal["omit", "encrypt", "keep"] = "omit"
+    """What a dead letter keeps of its record: nothing, everything encrypted with AES-GCM, or everything."""
 
     @field_validator("fields")
     @classmethod

@@ -19,37 +19,28 @@ from frazil.spec.values import Model, Names, Properties, Start, YamlForm
 class Source(Model):
     """The source of records."""
 
-    bootstrap_servers: str = Field(min_length=1, description="The brokers, `host:port` separated by commas.")
-    topics: Annotated[Names, YamlForm("topic, or list of topics")] = Field(
-        default=(), min_length=1, description="The topics to read into one table."
-    )
-    topic_pattern: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Instead of `topics`: an RE2 pattern of whole topic names. New topics are read from their "
-        "beginning.",
-    )
-    format: Format = Field(default=JsonFormat(), description="How a record's value is encoded.")
-    columns: Columns = Field(
-        default=(),
-        alias="schema",
-        description="With `transform`: the fields of a record, declared like `schema`; by default those of `schema`.",
-    )
-    key: Key | None = Field(default=None, description="The column that stores a record's key.")
-    headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = Field(
-        default=(), description="The columns that store headers: `{name: …, column: …}`."
-    )
-    start: Start = Field(
-        default="earliest", description="Where a new stream begins. Later starts continue from the marker."
-    )
-    on_gap: Literal["fail", "skip"] = Field(
-        default="fail",
-        description="If retention deleted unread records, or the log was truncated: `fail` ends the writer; `skip` "
-        "continues, and records the lost offsets in the snapshot's summary.",
-    )
-    properties: Properties = Field(
-        default_factory=dict, description="librdkafka's consumer properties. Secrets must be references."
-    )
+    bootstrap_servers: str = Field(min_length=1)
+    """The brokers, `host:port` separated by commas."""
+    topics: Annotated[Names, YamlForm("topic, or list of topics")] = Field(default=(), min_length=1)
+    """The topics to read into one table."""
+    topic_pattern: str | None = Field(default=None, min_length=1)
+    """Instead of `topics`: an RE2 pattern of whole topic names. New topics are read from their beginning."""
+    format: Format = JsonFormat()
+    """How a record's value is encoded."""
+    columns: Columns = Field(default=(), alias="schema")
+    """With `transform`: the fields of a record, declared like `schema`; by default those of `schema`."""
+    key: Key | None = None
+    """The column that stores a record's key."""
+    headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = ()
+    """The columns that store headers: `{name: …, column: …}`."""
+    start: Start = "earliest"
+    """Where a new stream begins. Later starts continue from the marker."""
+    on_gap: Literal["fail", "skip"] = "fail"
+    """If retention deleted unread records, or the log was truncated: `fail` ends the writer; `skip` continues, and
+    records the lost offsets in the snapshot's summary.
+    """
+    properties: Properties = Field(default_factory=dict)
+    """librdkafka's consumer properties. Secrets must be references."""
 
     @property
     def reads(self) -> tuple[str, ...] | TopicPattern:

@@ -30,13 +30,14 @@ DELETE_TYPES: dict[str, type] = {"string": str, "int": int, "long": int, "boolea
 class Delete(Model):
     """The records that delete the row of their key: `tombstones`, or a mapping."""
 
-    column: str | None = Field(default=None, description="The column that marks deletes.")
-    values: tuple[str | int | bool, ...] = Field(default=(), description="The values of `column` that mark a delete.")
-    tombstones: bool = Field(
-        default=False,
-        description="A record without a value deletes the row of its Kafka key, which is the only key column "
-        "(`source.key`) or has the key columns as fields.",
-    )
+    column: str | None = None
+    """The column that marks deletes."""
+    values: tuple[str | int | bool, ...] = ()
+    """The values of `column` that mark a delete."""
+    tombstones: bool = False
+    """A record without a value deletes the row of its Kafka key, which is the only key column (`source.key`) or has the
+    key columns as fields.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -202,10 +203,10 @@ def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
 class Dedupe(Model):
     """Drops repeats: of rows with the same key and close event times, only the first is kept."""
 
-    key: Annotated[Names, YamlForm("column, or list of columns")] = Field(
-        min_length=1, description="The columns in which a row and its repeats are equal."
-    )
-    within: PositiveDuration = Field(description="The maximum difference in event time between repeats.")
+    key: Annotated[Names, YamlForm("column, or list of columns")] = Field(min_length=1)
+    """The columns in which a row and its repeats are equal."""
+    within: PositiveDuration
+    """The maximum difference in event time between repeats."""
 
 
 def find_dedupe_problems(spec: StreamSpec) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -171,6 +172,23 @@ class Model(BaseModel):
     @classmethod
     def _expand_short_form(cls, value: object) -> object:
         return {cls.short_form: value} if cls.short_form and isinstance(value, str) else value
+
+
+def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """Return the text below each field of a model, from its source. Only the schema and the reference need it."""
+    import ast
+    import inspect
+    from textwrap import dedent
+
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, Model):
+            (parsed,) = ast.parse(dedent(inspect.getsource(base))).body
+            for field, text in pairwise(parsed.body):  # type: ignore[attr-defined]  # a class
+                match field, text:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(description))):
+                        found[name] = " ".join(description.split())
+    return found
 
 
 FieldPath = tuple[str | int, ...]
