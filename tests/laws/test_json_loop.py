@@ -21,7 +21,7 @@ from pyiceberg import types as t
 from pyiceberg.schema import Schema
 
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.decode import DecodedChunk, DecoderOptions
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.ingest.formats.json.types import Units
 
@@ -185,8 +185,7 @@ def strings(kind: t.IcebergType) -> Iterator[int]:
 
 def check(schema: Schema, values: list[bytes], units: Units, hidden: Sequence[tuple[str, ...]] = ()) -> None:
     """The law."""
-    decoder = JsonDecoder(schema, units)
-    decoder.hide_from_rest(hidden)
+    decoder = JsonDecoder(schema, units, DecoderOptions(hidden))
     decoded, alone = decoder(RecordChunk.of_values(values)), decoder._read_one_by_one(values, range(len(values)))
     assert rows(decoded) == rows(alone), (schema, values)
     assert sorted(decoded.rejections) == sorted(alone.rejections), (schema, values)

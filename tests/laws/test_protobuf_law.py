@@ -214,7 +214,7 @@ def shown(row: Any, kind: Kind) -> str:
 
 
 def decoder(kind: Kind, text: str) -> ProtobufDecoder:
-    return ProtobufDecoder(Schema(*kind.columns), {}, SchemaText("PROTOBUF", text), kind.name, framed=False)
+    return ProtobufDecoder(Schema(*kind.columns), {}, SchemaText("PROTOBUF", text), message=kind.name, framed=False)
 
 
 def outcomes(decoded: DecodedChunk, count: int) -> list[Any]:

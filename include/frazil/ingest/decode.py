@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -86,21 +86,26 @@ With JSON lines, envelopes or transforms, a record may have several rows. Envelo
 """
 
 
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    hidden: Collection[Path] = ()
+    """Lower-case paths of the fields that `rest` omits."""
+    drift: Literal["off", "additive", "full"] = "off"
+    """The drift to report in `DecodedChunk.drift`. `full`: also columns that must become wider or optional."""
+    within: Sequence[DriftScope] = WHOLE_RECORD
+    """The structs to search for drift, which must have the same fields. Decoders that compare writer schemas ignore
+    `DriftScope.selector`.
+    """
+
+
+PLAIN = DecoderOptions()
+
+
 class FormatDecoder:
     """A decoder of one format. Methods that its format does not need do nothing."""
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         raise NotImplementedError
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        """Omit the fields at these lower-case paths from `rest`. Call this before `enable_drift_reporting`."""
-
-    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        """Report new fields and, if `widening`, columns that must become wider or optional, in `DecodedChunk.drift`.
-
-        All structs in `within` must have the same fields. Decoders that compare writer schemas ignore
-        `DriftScope.selector`.
-        """
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         """Fill null columns from their `aliases` (alias to column). A `required` column needs a value by any name."""
@@ -119,12 +124,6 @@ class WrappingDecoder(FormatDecoder):
 
     def __init__(self, decode: FormatDecoder) -> None:
         self._decode = decode
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        self._decode.hide_from_rest(hidden)
-
-    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        self._decode.enable_drift_reporting(widening=widening, within=within)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         self._decode.rename(aliases, required)

@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import RegistryUnavailable, SpecError
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.decode import DecodedChunk, DecoderOptions
 from frazil.ingest.formats import check_supported, create_decoder
 from frazil.ingest.formats.avro import program
 from frazil.ingest.formats.avro.decoder import AvroDecoder
@@ -245,8 +245,7 @@ def test_types_that_unfold_to_exponentially_many_are_read_or_refused_at_once() -
     for i in range(60):
         inner = record(("a", inner), ("b", f"R{i}"), name=f"R{i + 1}")
     schema = record(("new", {"type": "array", "items": inner}))
-    decode = AvroDecoder(COLUMNS_OF_ONE, {}, SchemaText("AVRO", json.dumps(schema)))
-    decode.enable_drift_reporting(widening=True)
+    decode = AvroDecoder(COLUMNS_OF_ONE, {}, SchemaText("AVRO", json.dumps(schema)), DecoderOptions(drift="full"))
     assert outcomes(decode(RecordChunk.of_values([b"\0"]))) == {0: {"s": None}}
 
 

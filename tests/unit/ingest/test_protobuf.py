@@ -100,7 +100,9 @@ def test_the_last_field_of_a_oneof_stays_also_where_no_column_wants_it() -> None
     columns = Schema(t.NestedField(1, "s", t.StringType()), t.NestedField(2, "l", t.LongType()))
     values = [b"\n\1a\x10\5", b"\x10\5\n\1a", b"\x10\5\x1a\0"]
     schemas = SchemaText("PROTOBUF", TEXT, (("other.proto", OTHER),))
-    found = outcomes(ProtobufDecoder(columns, {}, schemas, "a.b.Second", framed=False)(RecordChunk.of_values(values)))
+    found = outcomes(
+        ProtobufDecoder(columns, {}, schemas, message="a.b.Second", framed=False)(RecordChunk.of_values(values))
+    )
     assert found == {0: {"s": None, "l": 5}, 1: {"s": "a", "l": None}, 2: {"s": None, "l": None}}
 
 
@@ -129,7 +131,7 @@ DEEP = 'syntax = "proto3"; message R { repeated In n = 1; } message In { R r = 1
     ],
 )
 def test_what_the_record_cannot_have_costs_little(content: bytes, error_class: str) -> None:
-    decode = ProtobufDecoder(WIDE, {}, SchemaText("PROTOBUF", DEEP), "R", framed=False)
+    decode = ProtobufDecoder(WIDE, {}, SchemaText("PROTOBUF", DEEP), message="R", framed=False)
     decode(RecordChunk.of_values([b""]))
     tracemalloc.start()
     try:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
-from frazil.ingest.decode import FormatDecoder
+from frazil.ingest.decode import PLAIN, DecoderOptions, FormatDecoder
 from frazil.ingest.formats.avro.schema import UnreadableSchema, parse_schema
 from frazil.ingest.formats.fields import WHOLE_KEY, RecordShape, Unit, create_fields_decoder, with_path
 from frazil.ingest.formats.json.lines import FRAME_BYTES
@@ -29,7 +29,9 @@ PlainFormat = str | Mapping[str, Any]
 """A format's name, or a mapping, as returned by `dump_format`."""
 
 
-def make_format_decoder(declared: spec.ValueFormat, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
+def make_format_decoder(
+    declared: spec.ValueFormat, schema: Schema, units: Mapping[int, str], options: DecoderOptions = PLAIN
+) -> FormatDecoder:
     """Create the decoder of a format, without framing, envelope or renamed fields. Raises SpecError for a type that the
     format does not support.
 
@@ -38,7 +40,7 @@ def make_format_decoder(declared: spec.ValueFormat, schema: Schema, units: Mappi
     if isinstance(declared, spec.JsonFormat):
         from frazil.ingest.formats.json.decoder import JsonDecoder
 
-        return JsonDecoder(schema, units)
+        return JsonDecoder(schema, units, options)
     if isinstance(declared, spec.CsvFormat):
         from frazil.ingest.formats.csv import CsvDecoder
 
@@ -46,12 +48,12 @@ def make_format_decoder(declared: spec.ValueFormat, schema: Schema, units: Mappi
     if isinstance(declared, spec.AvroFormat):
         from frazil.ingest.formats.avro.decoder import AvroDecoder
 
-        return AvroDecoder(schema, units, _schemas_of(declared))
+        return AvroDecoder(schema, units, _schemas_of(declared), options)
     if isinstance(declared, spec.ProtobufFormat):
         from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
 
-        framed = declared.framing == "confluent"
-        return ProtobufDecoder(schema, units, _schemas_of(declared), declared.message, framed=framed)
+        framed, schemas = declared.framing == "confluent", _schemas_of(declared)
+        return ProtobufDecoder(schema, units, schemas, options, message=declared.message, framed=framed)
     from frazil.ingest.formats.whole_values import WholeValueDecoder
 
     return WholeValueDecoder(schema, declared.column)
@@ -103,23 +105,18 @@ def create_decoder(
     off, the decoder reports schema drift. Raises SpecError.
     """
     declared = _parse(plain)
-    make = partial(make_format_decoder, declared)
+    make, options = partial(make_format_decoder, declared), DecoderOptions(hidden, evolution)
     lists = not isinstance(declared, spec.JsonFormat)
     if envelope := spec.envelope_of(declared):
         from frazil.ingest.formats.envelope import EnvelopeDecoder
 
         events = partial(EnvelopeDecoder, lambda *of: _add_framing(declared, make(*of)), envelope)
         records = RecordShape(lists=lists, times=envelope.times == "numbers")
-        made = create_fields_decoder(events, schema, units, records)
+        made = create_fields_decoder(events, schema, units, records, options)
     else:
         records = RecordShape(_unwrap_path(declared), lists)
-        made = _add_framing(declared, create_fields_decoder(make, schema, units, records))
-    made = _add_header_ids(declared, made)
-    if hidden:
-        made.hide_from_rest(hidden)
-    if evolution != "off":
-        made.enable_drift_reporting(widening=evolution == "full")
-    return made
+        made = _add_framing(declared, create_fields_decoder(make, schema, units, records, options))
+    return _add_header_ids(declared, made)
 
 
 def create_key_decoder(
@@ -137,7 +134,7 @@ def create_key_decoder(
         from frazil.ingest.formats.avro.decoder import AvroDecoder, as_record_schemas
 
         schemas = as_record_schemas(_schemas_of(declared))
-        return create_fields_decoder(lambda of, plain: AvroDecoder(of, plain, schemas), schema, whole, RecordShape())
+        return create_fields_decoder(lambda of, plain, _: AvroDecoder(of, plain, schemas), schema, whole, RecordShape())
     from frazil.ingest.formats.whole_values import WholeKeyDecoder
 
     make = partial(make_format_decoder, declared)

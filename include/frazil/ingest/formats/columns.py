@@ -27,10 +27,11 @@ MIN_RECORDS = 1024
 class ColumnMemory:
     """Memory for the columns of one schema, reused for the next records. Arrow tables are copies of it."""
 
-    def __init__(self, schema: Schema, units: Units) -> None:
+    def __init__(self, schema: Schema, units: Units, hidden: Collection[Path] = ()) -> None:
+        """`hidden` has the lower-case paths of the fields that `rest` columns omit."""
         self.arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._schema, self._units = schema.as_struct(), units
-        self.nodes, self.lists, self.names = tree.build_nodes(self._schema, units)
+        self.nodes, self.lists, self.names = tree.build_nodes(self._schema, units, hidden)
         self._width = tree.WORDS[self.nodes[:, tree.KIND]]
         self.entry_counts = np.zeros((2 + int((self.nodes[:, tree.KIND] >= tree.LIST).sum()), 3), np.int64)
         self.entry_counts[1:, ROOM] = MIN_RECORDS
@@ -45,12 +46,6 @@ class ColumnMemory:
     @property
     def field_names(self) -> frozenset[str]:
         return frozenset(field.name for field in self._schema.fields if not is_rest(field, self._units))
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        """Omit fields at these lower-case paths from `rest` columns. Undoes `watch`."""
-        self.nodes, self.lists, self.names = tree.build_nodes(self._schema, self._units, hidden)
-        self.cast(self._casts)
-        self._allocate()
 
     def cast(self, columns: Mapping[str, Path]) -> None:
         self._casts = columns

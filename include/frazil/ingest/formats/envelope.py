@@ -23,11 +23,11 @@ from pyiceberg.schema import Schema
 from frazil.ingest.arrow_values import combine_chunks, select_where, to_mask, unwrap_extension
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.chunk import NULL, RecordChunk
-from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection
+from frazil.ingest.decode import DecodedChunk, DecoderOptions, FormatDecoder, Rejection
 from frazil.ingest.formats.debezium import PlaceholderFinder, is_null_ambiguous
 from frazil.ingest.formats.fields import MakeDecoder
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT
-from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path
+from frazil.ingest.schema_drift import DriftScope
 from frazil.ingest.source_log import POSITIONS, encode_positions
 from frazil.spec.formats import POSITION, Envelope
 
@@ -60,8 +60,12 @@ _DRIFT_SCOPE = tuple(
 class EnvelopeDecoder(FormatDecoder):
     """Decodes change events. Ignores events that change no row, and the tombstones after delete events."""
 
-    def __init__(self, make: MakeDecoder, envelope: Envelope, schema: Schema, units: Mapping[int, str]) -> None:
-        """`schema` has the columns that an event fills. Only the key's columns are required."""
+    def __init__(
+        self, make: MakeDecoder, envelope: Envelope, schema: Schema, units: Mapping[int, str], options: DecoderOptions
+    ) -> None:
+        """`schema` has the columns that an event fills. Only the key's columns are required. Reports drift of `after`,
+        the row after the change.
+        """
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._key = [[field.name] for field in schema.fields if field.required]  # names, then aliases
@@ -71,12 +75,13 @@ class EnvelopeDecoder(FormatDecoder):
         self._null_hiding = {field.name: [field.name] for field in self._columns if is_null_ambiguous(field.field_type)}
         self._ids = {field.name: field.field_id for field in schema.fields}
         self._as_json = {field.name for field in schema.fields if units.get(field.field_id) == AS_TEXT}
-        self._make_decoder = partial(self._make, make, schema, units)
+        within = dataclasses.replace(options, within=_DRIFT_SCOPE)
+        self._make_decoder = partial(self._make, make, schema, units, within)
         self._decode = self._make_decoder()
-        self._widening: bool | None = None
-        self._hidden: Collection[Path] = ()
 
-    def _make(self, make: MakeDecoder, schema: Schema, units: Mapping[int, str]) -> FormatDecoder:
+    def _make(
+        self, make: MakeDecoder, schema: Schema, units: Mapping[int, str], options: DecoderOptions
+    ) -> FormatDecoder:
         layers = self._envelope_fields(schema)
         payload = iceberg.NestedField(
             OWN_IDS, "payload", iceberg.StructType(*_shift_ids(layers, PAYLOAD_IDS)), required=False
@@ -84,17 +89,7 @@ class EnvelopeDecoder(FormatDecoder):
         of_before = {BEFORE_IDS + i: unit for i, unit in units.items()}
         plain = {i: _JSON_ARRIVES_AS.get(unit, unit) for i, unit in {**units, **of_before}.items()}
         shifted = {PAYLOAD_IDS + i: unit for i, unit in plain.items()}
-        return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted})
-
-    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        """Report new fields of `after`, the row after the change. `within` must be WHOLE_RECORD."""
-        assert within == WHOLE_RECORD
-        self._widening = widening
-        self._decode.enable_drift_reporting(widening=widening, within=_DRIFT_SCOPE)
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        self._hidden = hidden
-        self._decode.hide_from_rest(hidden)
+        return make(Schema(*layers, payload, schema_id=schema.schema_id), {**plain, **shifted}, options)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
@@ -103,9 +98,6 @@ class EnvelopeDecoder(FormatDecoder):
         if renamed:  # key columns, for which `before` still has the old names
             self._key += renamed
             self._decode = self._make_decoder()
-            self.hide_from_rest(self._hidden)
-            if self._widening is not None:
-                self.enable_drift_reporting(widening=self._widening)
 
     @property
     def _key_names(self) -> set[str]:

@@ -25,7 +25,7 @@ from frazil.errors import SpecError
 from frazil.ingest.arrow_values import combine_chunks
 from frazil.ingest.changes import add_change_columns
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, FormatDecoder, find_nulls, join_results
+from frazil.ingest.decode import PLAIN, DecodedChunk, DecoderOptions, FormatDecoder, find_nulls, join_results
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, LISTED, OF_REST
 from frazil.ingest.formats.text_rewrites import (
     convert_debezium_times,
@@ -35,7 +35,7 @@ from frazil.ingest.formats.text_rewrites import (
     round_numbers,
     rules_of,
 )
-from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift
+from frazil.ingest.schema_drift import WHOLE_RECORD, Path, SchemaDrift, join_drift
 from frazil.spec.values import FieldPath
 
 WHOLE_KEY = "key"
@@ -43,7 +43,7 @@ WHOLE_KEY = "key"
 FIRST_CONTAINER_ID = 400_000_000
 Unit = str | Mapping[str, Any]
 """How a column's values arrive in records: as a unit (`json.types.Units`), or with settings (`ColumnSource`)."""
-MakeDecoder = Callable[[Schema, Mapping[int, str]], FormatDecoder]
+MakeDecoder = Callable[[Schema, Mapping[int, str], DecoderOptions], FormatDecoder]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +104,34 @@ class RecordShape:
 
 
 def create_fields_decoder(
-    make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape
+    make: MakeDecoder,
+    schema: Schema,
+    units: Mapping[int, Unit],
+    records: RecordShape,
+    options: DecoderOptions = PLAIN,
 ) -> FormatDecoder:
     is_plain = all(isinstance(unit, str) for unit in units.values())
     if records.within or not is_plain or any(field.write_default is not None for field in schema.fields):
-        casting = FieldsDecoder(make, schema, units, records)
+        casting = FieldsDecoder(make, schema, units, records, options)
         strict = {field_id: without_settings(unit, "cast", "rounding") for field_id, unit in units.items()}
         if strict == units or not casting.has_compiled_loop:
             return casting
         lenient = [f.name for f in schema.fields if ColumnSource.of(units.get(f.field_id)).is_lenient]
-        return CastingDecoder(casting, FieldsDecoder(make, schema, strict, records), lenient)
-    return make(schema, cast("Mapping[int, str]", units))
+        plain = FieldsDecoder(make, schema, strict, records, options)
+        return CastingDecoder(casting, plain, lenient, reports_drift=options.drift != "off")
+    return make(schema, cast("Mapping[int, str]", units), options)
 
 
 class FieldsDecoder(FormatDecoder):
-    def __init__(self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape) -> None:
+    def __init__(
+        self,
+        make: MakeDecoder,
+        schema: Schema,
+        units: Mapping[int, Unit],
+        records: RecordShape,
+        options: DecoderOptions = PLAIN,
+    ) -> None:
+        """`options.hidden` has paths of columns. They are omitted at these paths and at their paths in records."""
         within, lists = records.within, records.lists
         readings = {field_id: ColumnSource.of(unit) for field_id, unit in units.items()}
         plain = {field_id: reading.unit for field_id, reading in readings.items() if reading.unit}
@@ -132,7 +145,9 @@ class FieldsDecoder(FormatDecoder):
             for field in schema.fields
             if (default := default_of(field, units.get(field.field_id))) is not None
         }
-        self._inside = self._text_decoders(schema, units, plain) if not lists else {}
+        widening = options if options.drift == "full" else PLAIN  # texts are not searched for new fields
+        inside = dataclasses.replace(widening, hidden=(), within=WHOLE_RECORD)
+        self._inside = self._text_decoders(schema, units, plain, inside) if not lists else {}
         inner = {name for decode in self._inside.values() for name in decode.columns}
         fields = [field for field in schema.fields if field.name not in inner]
         self._own = [field.name for field in fields]
@@ -147,7 +162,7 @@ class FieldsDecoder(FormatDecoder):
             if (reading := readings.get(field.field_id, _PLAIN_SOURCE)).needs_text(field)
             or len(forms[shape.error_path(self._paths[field.name])]) > 1  # elements of one list, read in several ways
         }
-        self._texts = _TextColumns(texts, plain, self._defaults, times=records.times) if texts else None
+        self._texts = _TextColumns(texts, plain, self._defaults, inside, times=records.times) if texts else None
         for field in fields:
             as_text = {"field_type": StringType(), "required": False} if field in texts else {}
             optional = {"required": False} if field.name in self._defaults else {}
@@ -156,7 +171,11 @@ class FieldsDecoder(FormatDecoder):
         record = Schema.model_construct(fields=tuple(shape.fields()), schema_id=schema.schema_id)
         record._name_to_id = {field.name: field.field_id for field in record.fields}
         of_texts = {field.field_id: AS_TEXT for field in texts}
-        self._decode = make(record, {**plain, **of_texts, **shape.units})
+        columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
+        moved = [(*columns[path[0]], *path[1:]) for path in options.hidden if path[0] in columns]
+        scopes = tuple(part._replace(path=within + part.path) for part in options.within)
+        options = dataclasses.replace(options, hidden=[*options.hidden, *moved], within=scopes)
+        self._decode = make(record, {**plain, **of_texts, **shape.units}, options)
         self._optional = [
             field.name
             for field in fields
@@ -166,7 +185,7 @@ class FieldsDecoder(FormatDecoder):
         self._errors = sorted(before.items(), reverse=True)
 
     def _text_decoders(
-        self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str]
+        self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str], options: DecoderOptions
     ) -> dict[str, FieldsDecoder]:
         """Return decoders for columns whose fields are inside another column's JSON text, by that column's name."""
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
@@ -184,6 +203,7 @@ class FieldsDecoder(FormatDecoder):
                 Schema(*fields),
                 {f.field_id: with_path(self._paths[f.name][len(path) :], units.get(f.field_id)) for f in fields},
                 RecordShape((".".join(map(str, path)),), lists=False, is_object_optional=True),
+                options,
             )
             for path, fields in inside.items()
         }
@@ -191,12 +211,6 @@ class FieldsDecoder(FormatDecoder):
     @property
     def columns(self) -> list[str]:
         return [*self._arrow_schema.names]
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        """Omit fields from the `rest` column, at these lower-case column paths and at their paths in records."""
-        columns = {name.lower(): tuple(str(step).lower() for step in path) for name, path in self._paths.items()}
-        moved = [(*columns[path[0]], *path[1:]) for path in hidden if path[0] in columns]
-        self._decode.hide_from_rest([*hidden, *moved])
 
     @property
     def has_compiled_loop(self) -> bool:
@@ -217,14 +231,6 @@ class FieldsDecoder(FormatDecoder):
             self._texts.decode.cast({})
         for inside in self._inside.values():
             inside.cast([name for name in names if name not in self._own])
-
-    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        inside = tuple(part._replace(path=self._within + part.path) for part in within)
-        self._decode.enable_drift_reporting(widening=widening, within=inside)
-        if self._texts and widening:
-            self._texts.decode.enable_drift_reporting(widening=True)
-        for decode in self._inside.values() if widening else ():
-            decode.enable_drift_reporting(widening=True)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         self._decode.rename(aliases, required)
@@ -289,19 +295,11 @@ class FieldsDecoder(FormatDecoder):
 class CastingDecoder(FormatDecoder):
     """Casts values in the compiled loop. If the loop cannot decode a record, casts its values' JSON texts instead."""
 
-    def __init__(self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str]) -> None:
-        self._casting, self._strict = casting, strict
-        self._reports_drift = False
+    def __init__(
+        self, casting: FieldsDecoder, strict: FieldsDecoder, lenient: Collection[str], *, reports_drift: bool
+    ) -> None:
+        self._casting, self._strict, self._reports_drift = casting, strict, reports_drift
         strict.cast(lenient)
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        for decode in (self._casting, self._strict):
-            decode.hide_from_rest(hidden)
-
-    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        self._reports_drift = True
-        for decode in (self._casting, self._strict):
-            decode.enable_drift_reporting(widening=widening, within=within)
 
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for decode in (self._casting, self._strict):
@@ -332,6 +330,7 @@ class _TextColumns:
         columns: Mapping[NestedField, ColumnSource],
         units: Mapping[int, str],
         optional: Collection[str],
+        options: DecoderOptions,
         *,
         times: bool,
     ) -> None:
@@ -342,9 +341,8 @@ class _TextColumns:
         fields = [
             field.model_copy(update={"required": field.required and field.name not in optional}) for field in columns
         ]
-        self.decode = JsonDecoder(
-            Schema(*fields), {i: unit for i, unit in units.items() if i in {f.field_id for f in fields}}
-        )
+        ids = {field.field_id for field in fields}
+        self.decode = JsonDecoder(Schema(*fields), {i: unit for i, unit in units.items() if i in ids}, options)
 
     def __call__(self, decoded: DecodedChunk) -> DecodedChunk:
         parts: list[pa.Array | pa.Scalar] = []

@@ -18,7 +18,7 @@ from pyiceberg.types import StructType
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments, read_only
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection
+from frazil.ingest.decode import PLAIN, DecodedChunk, DecoderOptions, FormatDecoder, Rejection
 from frazil.ingest.formats.avro import operations as op
 from frazil.ingest.formats.avro.json_text import InvalidAvroValue, json_text
 from frazil.ingest.formats.avro.loop import NOT_READ, SPAN_BITS, Scratch, read_records
@@ -49,7 +49,7 @@ from frazil.ingest.formats.json.nodes import (
 from frazil.ingest.formats.json.rest import rest_of
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.formats.json.words import USED
-from frazil.ingest.schema_drift import WHOLE_RECORD, DriftScope, Path, SchemaDrift, join_drift, select_names
+from frazil.ingest.schema_drift import Path, SchemaDrift, join_drift, select_names
 from frazil.registry.client import SchemaSource, SchemaText, UnknownSchema
 
 MAX_DEPTH = 500
@@ -61,21 +61,28 @@ MAX_IDS_PER_REQUEST = 1000
 
 class AvroDecoder(FormatDecoder):
     _read_records = staticmethod(read_records)
-    _make_program: Callable[[StructType, ColumnMemory, Units], Any] = AvroProgram
+    _make_program: Callable[[StructType, ColumnMemory, Units, Collection[Path]], Any] = AvroProgram
+    _find_drift: Callable[..., SchemaDrift] = staticmethod(find_drift)
     _frame_words = 3
     _name, _invalid = "avro", "is not a valid Avro schema"
     _index_bits = 0
     _op: Any = op
     _max_depth = MAX_DEPTH
 
-    def __init__(self, schema: Schema, units: Mapping[int, str], schemas: SchemaSource | SchemaText) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        units: Mapping[int, str],
+        schemas: SchemaSource | SchemaText,
+        options: DecoderOptions = PLAIN,
+    ) -> None:
         """`schemas` is a registry for the ids in frames, or the one schema of records without frames. Raises SpecError
         for an unsupported column type.
         """
         struct = schema.as_struct()
         check_supported(struct, self._name)
         self._columns = ColumnMemory(schema, units)
-        self._program: Any = self._make_program(struct, self._columns, units)
+        self._program: Any = self._make_program(struct, self._columns, units, options.hidden)
         self._schemas = schemas
         self._roots: dict[int, int | Fault] = {}
         self._written: dict[int, AvroType] = {}
@@ -83,19 +90,12 @@ class AvroDecoder(FormatDecoder):
         self._struct = struct
         self._has_json_faults = False
         self._unknown: dict[int, tuple[str, ...]] = {}
-        self._widening: bool | None = None
-        self._within: Sequence[DriftScope] = WHOLE_RECORD
+        self._options = options
         self._beyond: dict[int, SchemaDrift] = {}
         self._drift: list[SchemaDrift] = []
         self._frames = np.zeros((self._max_depth, self._frame_words), np.int64)
         self._slots = np.zeros(_MIN_SLOTS, np.int64)
         self._seed = secrets.randbits(62) | 1  # unpredictable, so that no writer can choose keys that compare slowly
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        self._program.hide_from_rest(hidden)
-
-    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        self._widening, self._within = widening, within
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         key = self._schema_id(record), tuple(path)
@@ -283,9 +283,13 @@ class AvroDecoder(FormatDecoder):
         root: int = self._program.add(written)
         self._written[schema_id] = written
         self._note_unknown(schema_id, field_names_at(written, ()))
-        if self._widening is not None:
-            self._beyond[schema_id] = find_drift(written, self._struct, widening=self._widening).within(self._within)
+        self._add_drift(schema_id, written)
         return root
+
+    def _add_drift(self, schema_id: int, written: Any) -> None:
+        if self._options.drift != "off":
+            found = self._find_drift(written, self._struct, widening=self._options.drift == "full")
+            self._beyond[schema_id] = found.within(self._options.within)
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
         """If no field of a schema fills a column, report some of its field names as drift."""

@@ -103,20 +103,19 @@ class LoopProgram:
 class AvroProgram(LoopProgram):
     _width = op.WIDTH
 
-    def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
+    def __init__(
+        self, schema: iceberg.StructType, columns: ColumnMemory, units: Units, hidden: Collection[Path] = ()
+    ) -> None:
         super().__init__(schema, columns, units)
+        self._hidden = hidden
         self._skips: dict[int, int] = {}
         self._kept_types: list[AvroType] = []
-        self._hidden: Collection[Path] = ()
         self.rests: dict[int, Part | None] = {}
         """Fields of each SPAN operation that fill other columns. The remaining fields become JSON text."""
         self.numbers: set[int] = set()
         """SPAN operations whose values are numbers. Their JSON text has infinities as numbers, not as strings."""
         self.spans: dict[int, AvroType] = {}
         """The Avro type of each SPAN operation's values, which become JSON text."""
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        self._hidden = hidden
 
     def add(self, written: AvroType) -> int:
         """Add a writer schema, and return the first operation of its records. Adds nothing if it raises TooLarge."""

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.arrow_values import empty_table
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, FormatDecoder, Rejection, join_results
+from frazil.ingest.decode import PLAIN, DecodedChunk, DecoderOptions, FormatDecoder, Rejection, join_results
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.debezium import changes_no_row
 from frazil.ingest.formats.json import unknown_keys
@@ -28,8 +28,6 @@ from frazil.ingest.formats.json.text import MAX_DEPTH, RecordError
 from frazil.ingest.formats.json.types import max_nesting
 from frazil.ingest.schema_drift import (
     MAX_REPORTED_NAMES,
-    WHOLE_RECORD,
-    DriftScope,
     Path,
     SchemaDrift,
     has_unknown_part,
@@ -42,19 +40,21 @@ _MAX_MAP_KEYS = 4096
 
 
 class JsonDecoder(FormatDecoder):
-    def __init__(self, schema: Schema, units: Mapping[int, str]) -> None:
+    def __init__(self, schema: Schema, units: Mapping[int, str], options: DecoderOptions = PLAIN) -> None:
         """Raises SpecError for a column type that JSON does not support."""
         struct = schema.as_struct()
         check_supported(struct)
-        self._struct, self._units = struct, units
-        self._record = RecordReader(struct, units)
-        self._columns = ColumnMemory(schema, units)
+        self._record = RecordReader(struct, units, options.hidden)
+        self._columns = ColumnMemory(schema, units, options.hidden)
         self._frames = np.zeros((1 + max_nesting(struct), 6), np.int64)
         self._pieces = np.zeros(unknown_keys.FIRST_PIECE + 3 * unknown_keys.MAX_PIECES, np.int64)
         self._scratch = np.zeros(MAX_DEPTH, np.uint8)
         self._slots = np.zeros(2 * _MAX_MAP_KEYS, np.int64)
-        self._new_keys = unknown_keys.allocate_memory(on=False)
+        self._new_keys = unknown_keys.allocate_memory(on=options.drift != "off")
         self._beyond: DriftFinder | None = None
+        if options.drift != "off":
+            self._beyond = DriftFinder(struct, units, widening=options.drift == "full", within=options.within)
+            self._columns.watch([part.path for part in options.within])
         self._has_casts = False
         self._casts: Counter[str] = Counter()
 
@@ -62,19 +62,6 @@ class JsonDecoder(FormatDecoder):
         """Accept other forms of values in these columns. Omits records that the loop cannot decode with certainty."""
         self._has_casts = True
         self._columns.cast(columns)
-
-    def enable_drift_reporting(self, *, widening: bool, within: Sequence[DriftScope] = WHOLE_RECORD) -> None:
-        self._beyond = DriftFinder(self._struct, self._units, widening=widening, within=within)
-        self._find_new_keys()
-        self._columns.watch([part.path for part in within])
-
-    def _find_new_keys(self) -> None:
-        """Start to search for unknown keys, and forget the keys found so far."""
-        self._new_keys = unknown_keys.allocate_memory(on=True)
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        self._record = RecordReader(self._struct, self._units, hidden)
-        self._columns.hide_from_rest(hidden)
 
     def field_names(self, record: bytes, path: Sequence[str]) -> Collection[str]:
         return field_names_at(record, path)
@@ -125,7 +112,7 @@ class JsonDecoder(FormatDecoder):
             return unknown
         new = self._beyond.find_new_fields(chunk.values.take(np.flatnonzero(flags & SAMPLE)))
         if any(map(has_unknown_part, new.values())):
-            self._find_new_keys()
+            self._new_keys = unknown_keys.allocate_memory(on=True)  # forget the keys found so far
         return join_drift([unknown, SchemaDrift(new, records=records)])
 
     def _read_one_by_one(self, values: Sequence[bytes | None], places: Iterable[int]) -> DecodedChunk:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -12,7 +12,7 @@ from pyiceberg.schema import Schema
 
 from frazil.ingest.binary_arrays import as_loop_arguments
 from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.decode import PLAIN, DecodedChunk, DecoderOptions
 from frazil.ingest.formats.avro.decoder import DECLARED_ID, EMPTY_FAULT, AvroDecoder, read_schema_ids
 from frazil.ingest.formats.avro.program import Fault
 from frazil.ingest.formats.avro.schema import collect_drift
@@ -28,109 +28,6 @@ from frazil.registry.client import SchemaSource, SchemaText
 
 _INDEX_BITS = 32
 """Low bits of a message type's key, for the message indexes. The high bits hold the schema id."""
-
-
-class ProtobufDecoder(AvroDecoder):
-    _read_records = staticmethod(read_records)
-    _make_program = ProtobufProgram
-    _frame_words = 5
-    _max_depth = 100
-    """Maximum nesting of messages, as in other Protobuf readers."""
-    _name, _invalid = "protobuf", "cannot be read"
-    _index_bits = _INDEX_BITS
-    _op = op
-
-    def __init__(
-        self,
-        schema: Schema,
-        units: Mapping[int, str],
-        schemas: SchemaSource | SchemaText,
-        message: str | None = None,
-        *,
-        framed: bool = True,
-    ) -> None:
-        """`schemas` is a registry for the ids in frames, or the one declared schema. `message` names the message in a
-        declared schema; None if it has only one. `framed`: whether records begin with Confluent's frame (a zero byte,
-        schema id and message indexes); always true with a registry. Raises SpecError for an unsupported column type.
-        """
-        super().__init__(schema, units, schemas)
-        self._units = units
-        self._texts_of_json = JsonTexts(self._struct, units)
-        self._messages: dict[int, Descriptor] = {}
-        self._message = message
-        self._framed = framed or not isinstance(schemas, SchemaText)
-
-    def hide_from_rest(self, hidden: Collection[Path]) -> None:
-        self._texts_of_json = JsonTexts(self._struct, self._units, hidden)
-
-    def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
-        roots = np.full(len(values), -1, np.int64)
-        for i in np.flatnonzero(values.lengths == NULL).tolist():
-            rejections[i] = ("Tombstone", "the message has no value")
-        if not self._framed:  # a message without fields has no bytes
-            self._assign(roots, np.flatnonzero(values.lengths != NULL), DECLARED_ID, rejections)
-            return roots, values
-        for i in np.flatnonzero(values.lengths == 0).tolist():
-            rejections[i] = EMPTY_FAULT
-        places = self._find_framed(values, FRAME_BYTES + 1, rejections)
-        indexes, sizes = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
-        read_message_indexes(*as_loop_arguments(values.take(places)), indexes, sizes)
-        for i in places[sizes < 0].tolist():
-            rejections[i] = ("InvalidProtobuf", "no message indexes, or more than three, come before the message")
-        places, indexes, sizes = places[sizes >= 0], indexes[sizes >= 0], sizes[sizes >= 0]
-        if isinstance(self._schemas, SchemaText):
-            self._assign(roots, places, DECLARED_ID, rejections)
-        else:
-            keys = read_schema_ids(values.data, values.starts[places]) << _INDEX_BITS | indexes
-            self._assign_each(roots, places, keys, rejections)
-        starts, lengths = values.starts.copy(), values.lengths.copy()
-        starts[places] += FRAME_BYTES + sizes
-        lengths[places] -= FRAME_BYTES + sizes
-        return roots, BinaryColumn(values.data, starts, lengths)
-
-    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
-        decoded = super().__call__(chunk)
-        if not self._texts_of_json or not len(decoded.record_indexes):
-            return decoded
-        roots, content = self._split_frames(chunk.values, {})
-        records = [content[i] or b"" for i in decoded.record_indexes.tolist()]
-        kinds = [self._messages[root] for root in roots[decoded.record_indexes].tolist()]
-        rows = self._texts_of_json(decoded.rows, records, kinds)
-        missing, faults = self._texts_of_json.missing, self._texts_of_json.faults
-        wrong: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
-        wrong |= {row: (op.MISSING_REQUIRED, f"{path}: {op.ERRORS[op.MISSING][1]}") for row, path in missing.items()}
-        return dataclasses.replace(decoded, rows=rows).reject_rows(wrong)
-
-    def _request(self, schema_ids: list[int]) -> None:
-        super()._request(sorted({key >> _INDEX_BITS for key in schema_ids}))
-
-    def _compile(self, schema_id: int, found: SchemaText) -> int | Fault:
-        if isinstance(self._schemas, SchemaText):
-            written = message_of(found.text, found.references, self._message)
-        else:
-            # The count of indexes, then zigzag varints. A count of 0 means the first message.
-            numbers, value, shift = [], 0, 0
-            for octet in (schema_id & 2**_INDEX_BITS - 1).to_bytes(4, "big"):
-                value |= (octet & 127) << shift
-                shift += 7
-                if octet < 128:
-                    numbers.append((value >> 1) ^ -(value & 1))
-                    value = shift = 0
-            indexes = numbers[1 : 1 + numbers[0]] or [0]
-            written = message_at_indexes(found.text, found.references, indexes)
-        self._note_unknown(schema_id, (one.name for one in written.fields))
-        root = self._program.add(written)
-        if isinstance(root, int):
-            self._messages[root] = written
-            if self._widening is not None:
-                drift = find_drift(written, self._struct, widening=self._widening)
-                self._beyond[schema_id] = drift.within(self._within)
-        return root  # type: ignore[no-any-return]
-
-    def _fault(self, wrong: int, place: int, byte: int) -> Fault:
-        if wrong == op.MISSING:
-            return op.MISSING_REQUIRED, f"{self._program.required_paths(place)}: {op.ERRORS[op.MISSING][1]}"
-        return super()._fault(wrong, place, byte)
 
 
 _F = FieldDescriptor
@@ -213,3 +110,102 @@ class _ColumnTypeFinder:
             return MIXED
         within = inside | {message.full_name}
         return struct_of({one.name: self.field(one, within) for one in message.fields})
+
+
+class ProtobufDecoder(AvroDecoder):
+    _read_records = staticmethod(read_records)
+    _make_program = ProtobufProgram
+    _find_drift = staticmethod(find_drift)
+    _frame_words = 5
+    _max_depth = 100
+    """Maximum nesting of messages, as in other Protobuf readers."""
+    _name, _invalid = "protobuf", "cannot be read"
+    _index_bits = _INDEX_BITS
+    _op = op
+
+    def __init__(  # noqa: PLR0913 - the settings of a format
+        self,
+        schema: Schema,
+        units: Mapping[int, str],
+        schemas: SchemaSource | SchemaText,
+        options: DecoderOptions = PLAIN,
+        *,
+        message: str | None = None,
+        framed: bool = True,
+    ) -> None:
+        """`schemas` is a registry for the ids in frames, or the one declared schema. `message` names the message in a
+        declared schema; None if it has only one. `framed`: whether records begin with Confluent's frame (a zero byte,
+        schema id and message indexes); always true with a registry. Raises SpecError for an unsupported column type.
+        """
+        super().__init__(schema, units, schemas, options)
+        self._texts_of_json = JsonTexts(self._struct, units, options.hidden)
+        self._messages: dict[int, Descriptor] = {}
+        self._message = message
+        self._framed = framed or not isinstance(schemas, SchemaText)
+
+    def _split_frames(self, values: BinaryColumn, rejections: dict[int, Fault]) -> tuple[Numbers, BinaryColumn]:
+        roots = np.full(len(values), -1, np.int64)
+        for i in np.flatnonzero(values.lengths == NULL).tolist():
+            rejections[i] = ("Tombstone", "the message has no value")
+        if not self._framed:  # a message without fields has no bytes
+            self._assign(roots, np.flatnonzero(values.lengths != NULL), DECLARED_ID, rejections)
+            return roots, values
+        for i in np.flatnonzero(values.lengths == 0).tolist():
+            rejections[i] = EMPTY_FAULT
+        places = self._find_framed(values, FRAME_BYTES + 1, rejections)
+        indexes, sizes = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
+        read_message_indexes(*as_loop_arguments(values.take(places)), indexes, sizes)
+        for i in places[sizes < 0].tolist():
+            rejections[i] = ("InvalidProtobuf", "no message indexes, or more than three, come before the message")
+        places, indexes, sizes = places[sizes >= 0], indexes[sizes >= 0], sizes[sizes >= 0]
+        if isinstance(self._schemas, SchemaText):
+            self._assign(roots, places, DECLARED_ID, rejections)
+        else:
+            keys = read_schema_ids(values.data, values.starts[places]) << _INDEX_BITS | indexes
+            self._assign_each(roots, places, keys, rejections)
+        starts, lengths = values.starts.copy(), values.lengths.copy()
+        starts[places] += FRAME_BYTES + sizes
+        lengths[places] -= FRAME_BYTES + sizes
+        return roots, BinaryColumn(values.data, starts, lengths)
+
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
+        decoded = super().__call__(chunk)
+        if not self._texts_of_json or not len(decoded.record_indexes):
+            return decoded
+        roots, content = self._split_frames(chunk.values, {})
+        records = [content[i] or b"" for i in decoded.record_indexes.tolist()]
+        kinds = [self._messages[root] for root in roots[decoded.record_indexes].tolist()]
+        rows = self._texts_of_json(decoded.rows, records, kinds)
+        missing, faults = self._texts_of_json.missing, self._texts_of_json.faults
+        wrong: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
+        wrong |= {row: (op.MISSING_REQUIRED, f"{path}: {op.ERRORS[op.MISSING][1]}") for row, path in missing.items()}
+        return dataclasses.replace(decoded, rows=rows).reject_rows(wrong)
+
+    def _request(self, schema_ids: list[int]) -> None:
+        super()._request(sorted({key >> _INDEX_BITS for key in schema_ids}))
+
+    def _compile(self, schema_id: int, found: SchemaText) -> int | Fault:
+        if isinstance(self._schemas, SchemaText):
+            written = message_of(found.text, found.references, self._message)
+        else:
+            # The count of indexes, then zigzag varints. A count of 0 means the first message.
+            numbers, value, shift = [], 0, 0
+            for octet in (schema_id & 2**_INDEX_BITS - 1).to_bytes(4, "big"):
+                value |= (octet & 127) << shift
+                shift += 7
+                if octet < 128:
+                    numbers.append((value >> 1) ^ -(value & 1))
+                    value = shift = 0
+            indexes = numbers[1 : 1 + numbers[0]] or [0]
+            written = message_at_indexes(found.text, found.references, indexes)
+        self._note_unknown(schema_id, (one.name for one in written.fields))
+        root = self._program.add(written)
+        if isinstance(root, int):
+            self._messages[root] = written
+            self._add_drift(schema_id, written)
+        return root  # type: ignore[no-any-return]
+
+    def _fault(self, wrong: int, place: int, byte: int) -> Fault:
+        if wrong == op.MISSING:
+            return op.MISSING_REQUIRED, f"{self._program.required_paths(place)}: {op.ERRORS[op.MISSING][1]}"
+        return super()._fault(wrong, place, byte)

@@ -64,7 +64,7 @@ class _AbsentFields:
 class ProtobufProgram(LoopProgram):
     _width = op.WIDTH
 
-    def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units) -> None:
+    def __init__(self, schema: iceberg.StructType, columns: ColumnMemory, units: Units, _: object = ()) -> None:
         super().__init__(schema, columns, units)
         self._absent: dict[int, _AbsentFields] = {}
         self._needed: dict[int, str] = {}
