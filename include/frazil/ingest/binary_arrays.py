@@ -33,9 +33,7 @@ def copy_values(
 def find_each_invalid_utf8(
     data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], found: NDArray[np.int64]
 ) -> None:
-    """Write the position of each value's first invalid UTF-8 byte to `found`; -1 for a valid value. A newline must
-    follow each value.
-    """
+    """Write where each value's first invalid UTF-8 byte is to `found`; -1 if valid. A newline follows each value."""
     for i in range(len(starts)):
         place = find_invalid_utf8(data, starts[i], starts[i] + max(lengths[i], 0))
         found[i] = place - starts[i] if place >= 0 else -1

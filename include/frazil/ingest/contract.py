@@ -173,9 +173,7 @@ class Transform:
     where_reads: tuple[str, ...] = ()
     unnested: tuple[str, ...] = ()
     may_fail: tuple[str, ...] = ()
-    """SQL conditions that select the records in which a cast or division may fail. An optimisation only: other failures
-    are found too.
-    """
+    """SQL conditions for the records in which a cast or division may fail. Other failures are found too."""
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Transform:
@@ -199,9 +197,7 @@ class StageContext:
     is_lenient: bool = False
     """Whether primitive columns that are not in `units` are read with lenient casts."""
     key_header_columns: Mapping[str, str | None] = field(default_factory=dict)
-    """The record header that fills each column, or None for the record key. Columns filled from the record's value are
-    not included.
-    """
+    """The record header that fills each column; None for the record key. Other columns are not included."""
     key_columns: KeyColumns | None = None
     """The columns of `key_header_columns` that decoded keys fill; None if keys are text or bytes."""
     max_future_us: int = 600_000_000
@@ -209,9 +205,7 @@ class StageContext:
     window_us: int | None = None
     """Length (us) of an event-time window; None if rows are not counted by window."""
     existing_dead_letters: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """Offsets of records that are already dead letters, as serialised `pyroaring.BitMap64`. They count as rejected, but
-    are not written again.
-    """
+    """Offsets of records that are dead letters already, as serialised `BitMap64`s. They are not written again."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The circuit breaker ignores rejected records before these offsets, because an operator accepted them."""
     event_times_us: tuple[int, int] | None = None
@@ -402,9 +396,7 @@ class StageResult:
     drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
     """New fields and types in records, by target; empty unless tables may evolve."""
     other_events: int = 0
-    """Number of change events that change no row, such as heartbeats and deletes without a routed table. Records
-    without a value do not count.
-    """
+    """Number of change events with a value that change no row, such as heartbeats."""
     values: tuple[str, ...] = ()
     """Route values that need new tables. Their rows were not written, so the batch must be staged again."""
 

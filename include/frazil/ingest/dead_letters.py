@@ -1,6 +1,4 @@
-"""Turns rejected records into rows of the dead-letter table (coordinates, raw bytes and error), and summarises them, so
-that the driver can decide whether to commit the batch.
-"""
+"""Turns rejected records into rows of the dead-letter table, and summarises them for the circuit breaker."""
 
 from __future__ import annotations
 

@@ -27,9 +27,7 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodedChunk:
-    """The result of decoding a chunk. Row i of `rows` comes from record `record_indexes[i]`. A record may have several
-    rows, in order.
-    """
+    """Decoded records. Row i of `rows` comes from record `record_indexes[i]`. A record's rows are in order."""
 
     rows: pa.Table
     record_indexes: NDArray[np.int64]
@@ -93,9 +91,7 @@ class DecoderOptions:
     drift: Literal["off", "additive", "full"] = "off"
     """The drift to report in `DecodedChunk.drift`. `full`: also columns that must become wider or optional."""
     within: Sequence[DriftScope] = WHOLE_RECORD
-    """The structs to search for drift, which must have the same fields. Decoders that compare writer schemas ignore
-    `DriftScope.selector`.
-    """
+    """The structs to search for drift. All must have the same fields."""
 
 
 PLAIN = DecoderOptions()

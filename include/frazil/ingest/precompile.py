@@ -1,6 +1,4 @@
-"""Compiles the loops over records before the first batch: `python -m frazil.ingest.precompile`. Otherwise, a user's
-first task on a host compiles for about 15 CPU seconds.
-"""
+"""Compiles the loops before the first batch, about 15 CPU seconds: `python -m frazil.ingest.precompile`."""
 
 from __future__ import annotations
 

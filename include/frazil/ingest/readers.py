@@ -1,6 +1,4 @@
-"""Chooses the reader of a task: of files, or of Kafka's offset ranges. Of these, `kafka_columns` is fast, and
-`kafka_messages` works in every environment.
-"""
+"""Chooses a task's reader: files, `kafka_columns` (fast), or `kafka_messages` (works in every environment)."""
 
 from __future__ import annotations
 

@@ -103,9 +103,7 @@ class Sealer:
 
 class Unsealer:
     def __init__(self, reference: str | None, *, sensitive: bool) -> None:
-        """`reference` is resolved when the first encrypted part is found. Unless the stream is `sensitive`, parts are
-        returned unchanged, even if they look encrypted.
-        """
+        """`reference` is resolved at the first encrypted part. Unless `sensitive`, parts are returned unchanged."""
         self._reference, self._sensitive = reference, sensitive
         self._sealer: Sealer | None = None
 

@@ -1,6 +1,4 @@
-"""Protects sensitive values before records are staged, logged or stored as dead letters. Masks, hashes or tokenizes
-columns. Error texts name only the column.
-"""
+"""Masks, hashes or tokenizes sensitive columns before records are staged, logged or stored as dead letters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Turns a chunk of records into rows that fit the table, or rejections. A tombstone's key fills the key columns; keys
-have the same format as values.
-"""
+"""Turns a chunk of records into rows that fit the table, or rejections."""
 
 from __future__ import annotations
 

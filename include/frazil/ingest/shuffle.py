@@ -1,6 +1,4 @@
-"""Chooses the shuffle writer of each row by its table partition and Kafka coordinates. A repeated task makes the same
-choices.
-"""
+"""Chooses each row's shuffle writer by table partition and Kafka coordinates, so repeated tasks agree."""
 
 from __future__ import annotations
 
@@ -86,9 +84,7 @@ def unpack_parcel(parcel: Parcel) -> pa.Table:
 
 
 def _pseudo_random(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Derive a number in `[0, 1)` from each salt and offset, with SplitMix64's finalizer (Steele, Lea, Flood: OOPSLA
-    2014).
-    """
+    """Derive a number in `[0, 1)` from each salt and offset, with SplitMix64's finalizer (OOPSLA 2014)."""
     with np.errstate(over="ignore"):
         mixed = offsets.astype(np.uint64) + salts * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,6 +1,4 @@
-"""Decodes each record of a routed stream with the columns of its own table. A first pass decodes only the column that
-selects the table, with the default table's type.
-"""
+"""Decodes each record of a routed stream with the columns of its own table, after a pass that selects the table."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Calls librdkafka's C API through ctypes, to read records without creating a Python object for each. Uses the same
-library as confluent-kafka.
-"""
+"""Calls librdkafka's C API through ctypes, in the library of confluent-kafka: no Python object for each record."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Sends HTTP requests with a timeout for the whole request: a server that sends one byte per second never exceeds a
-read timeout.
-"""
+"""Sends HTTP requests with one timeout for the whole request, however slowly the server sends."""
 
 from __future__ import annotations
 

@@ -71,9 +71,7 @@ class SchemaRegistry:
     """A client of one schema registry. Thread-safe."""
 
     def __init__(self, declared: Registry, environment: Mapping[str, str], *, meanwhile: str = RECORDS_WAIT) -> None:
-        """Error messages end with `meanwhile`. Raises SpecError for a reference that `environment` does not resolve, or
-        a missing CA file.
-        """
+        """Error messages end with `meanwhile`. Raises SpecError for an unresolved reference or a missing CA file."""
         self._meanwhile = meanwhile
         self._url = resolve(declared.url, environment).rstrip("/")
         self._timeout_s = declared.timeout.total_seconds()

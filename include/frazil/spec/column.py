@@ -55,9 +55,7 @@ class Column(Model):
     as_: Annotated[Literal["json"] | Mapping[str, Literal["json"]] | None, YamlForm("`json`, or a mapping")] = Field(
         default=None, alias="as"
     )
-    """For `string`. `json`: any value, as JSON text. For strings in a nested column, a mapping: `{detail: json}`,
-    `{element: json}`.
-    """
+    """For `string`. `json`: any value, as JSON text. In a nested column, a mapping of its strings: `{detail: json}`."""
 
     from_: Annotated[str | Mapping[str, str] | None, YamlForm("path, or a mapping")] = Field(
         default=None, alias="from", min_length=1

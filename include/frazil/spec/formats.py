@@ -36,9 +36,7 @@ class Registry(Model):
     token: str | None = None
     """Bearer token: a reference."""
     ca_file: str | None = None
-    """PEM file of the registry's certificate authority, on each host that reads records; relative to the declaration's
-    folder.
-    """
+    """PEM file of the registry's certificate authority, on all hosts of the writer; relative to the declaration."""
     timeout: PositiveDuration = timedelta(seconds=10)
     """Timeout of each request."""
     properties: Properties = Field(default_factory=dict)

@@ -1,6 +1,4 @@
-"""Loads declared streams from YAML, and reports all problems of a file in one SpecError. Does not import PyIceberg,
-because Airflow's DAG processor loads streams often.
-"""
+"""Loads declared streams from YAML, without PyIceberg: Airflow's DAG processor loads streams often."""
 
 from __future__ import annotations
 

@@ -106,9 +106,7 @@ class Alerts(SwitchableAction):
     writer_down: PositiveDuration = timedelta(minutes=1)
     """How long a stream that should run may have no writer."""
     stall: PositiveDuration = timedelta(seconds=45)
-    """How long a writer may be stalled, or without Kafka, catalog, storage or registry. A shorter `hold` applies
-    instead.
-    """
+    """How long a writer may be stalled, or without Kafka, catalog, storage or registry; `hold`, if that is shorter."""
     restarts: Count = 2
     """Consecutive ends of the writer without a commit, within an hour."""
     waiting_batches: Count = 3

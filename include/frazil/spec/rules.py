@@ -1,6 +1,4 @@
-"""Validates a stream's declaration as a whole: its parts must fit each other and the schema. Reports every problem, not
-only the first.
-"""
+"""Checks that a declaration's parts fit each other and the schema. Reports every problem, not only the first."""
 
 from __future__ import annotations
 

@@ -40,9 +40,7 @@ class Sensitive(Model):
     mask`. Fields that stay must be of type `string`.
     """
     secret: str | None = None
-    """For `hash`, `tokenize` and encrypted dead letters: a reference, such as `${env:FRAZIL_SECRET}`, to at least 16
-    characters.
-    """
+    """For `hash`, `tokenize` and `encrypt`: a reference (`${env:FRAZIL_SECRET}`) to at least 16 characters."""
     dead_letters: Literal["omit", "encrypt", "keep"] = "omit"
     """What a dead letter keeps of its record: nothing, everything encrypted with AES-GCM, or everything."""
 

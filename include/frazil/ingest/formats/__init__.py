@@ -122,9 +122,7 @@ def create_decoder(
 def create_key_decoder(
     plain: PlainFormat, schema: Schema, units: Mapping[int, Unit], *, is_whole: bool
 ) -> FormatDecoder:
-    """Return a decoder of record keys, passed as a chunk's values. If `is_whole`, each key is one value that fills the
-    only column.
-    """
+    """Return a decoder of record keys, passed as values. If `is_whole`, a key is the value of the only column."""
     declared = _parse(plain)
     if not is_whole:
         return create_decoder(plain, schema, units)

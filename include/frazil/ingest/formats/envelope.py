@@ -63,9 +63,7 @@ class EnvelopeDecoder(FormatDecoder):
     def __init__(
         self, make: MakeDecoder, envelope: Envelope, schema: Schema, units: Mapping[int, str], options: DecoderOptions
     ) -> None:
-        """`schema` has the columns that an event fills. Only the key's columns are required. Reports drift of `after`,
-        the row after the change.
-        """
+        """`schema` has the columns that an event fills; only its key is required. Drift is that of `after`."""
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._key = [[field.name] for field in schema.fields if field.required]  # names, then aliases

@@ -1,6 +1,4 @@
-"""Rewrites JSON values before they are read by the strict rules: for lenient casts, rounding, and values that become
-null.
-"""
+"""Rewrites JSON values before strict decoding: for lenient casts, rounding, and values that become null."""
 
 from __future__ import annotations
 

@@ -124,9 +124,7 @@ def _shorten_id(transaction: str) -> str:
 
 @lru_cache
 def _possible_table_names(db: str | None, schema: str | None, table: str | None) -> tuple[str, ...]:
-    """Return a table's possible names in transaction metadata: `db.table` without a schema (MySQL), otherwise
-    `schema.table` (PostgreSQL) and `db.schema.table` (others).
-    """
+    """Return the names of a table in transaction metadata: `db.table` (MySQL), `schema.table`, `db.schema.table`."""
     ways = ((schema, table), (db, schema, table)) if schema else ((db, table),)
     return tuple(".".join(filter(None, parts)) for parts in ways if all(parts))
 

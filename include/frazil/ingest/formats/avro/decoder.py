@@ -76,9 +76,7 @@ class AvroDecoder(FormatDecoder):
         schemas: SchemaSource | SchemaText,
         options: DecoderOptions = PLAIN,
     ) -> None:
-        """`schemas` is a registry for the ids in frames, or the one schema of records without frames. Raises SpecError
-        for an unsupported column type.
-        """
+        """`schemas` is a registry for the ids in frames, or the schema of records without frames. Raises SpecError."""
         struct = schema.as_struct()
         check_supported(struct, self._name)
         self._columns = ColumnMemory(schema, units)

@@ -1,6 +1,4 @@
-"""Converts Avro values to the JSON text of equivalent JSON records. A union becomes its value; a decimal, a number;
-bytes, base64; dates and times, ISO 8601.
-"""
+"""Converts Avro values to JSON text. Bytes become base64; dates and times, ISO 8601; a union, its value."""
 
 from __future__ import annotations
 

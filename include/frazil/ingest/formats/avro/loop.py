@@ -22,9 +22,7 @@ from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8, loop
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, has_duplicate_key, parse_uuid
 
 NO_ROOM = 64
-"""Result NO_ROOM + d: entry set d needs more room, and the record must be read again. If d is the number of entry sets,
-the hash table of map keys needs more room.
-"""
+"""Result NO_ROOM + d: entry set d is full or, if d is their number, the hash table of map keys."""
 NOT_READ = 255
 QUOTE, LETTER_Z = 34, 90
 MAX_MOMENT_LENGTH = 64

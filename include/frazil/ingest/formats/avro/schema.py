@@ -1,6 +1,4 @@
-"""Parses Avro schemas: resolves names and logical types (Avro specification 1.12), and compares them with a table's
-schema.
-"""
+"""Parses Avro schemas (Avro specification 1.12), and compares them with a table's schema."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Decodes JSON messages to Arrow with a compiled loop (`rows`). Records that the loop cannot decode with certainty are
-read by module `record`, the reference implementation.
-"""
+"""Decodes JSON with a compiled loop (`rows`). Module `record`, the reference, reads the records that it leaves out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Handles fields that fill no column, in compiled code: collects the pieces of a record for its `rest` column
-(`json.rest`), and samples records with keys outside the schema.
-"""
+"""Collects a record's pieces for its `rest` column, and samples records with unknown keys, in compiled code."""
 
 # ruff: noqa: PLR0913, PLR0917, PLR1714 - compiled code: each container costs
 
@@ -20,9 +18,7 @@ of columns that the record's fields fill. The pieces follow: start, length and k
 MAX_PIECES = 4096
 """Maximum number of pieces per record. Larger records are read one by one."""
 MEMBER, OPEN, CLOSE, NOTHING = range(4)
-"""Kinds of pieces: members of an object; the key and opening bracket of an object or array; a closing bracket, whose
-byte is the piece's start; null.
-"""
+"""Kinds of pieces: members of an object; key and opening bracket; a closing bracket, whose byte is `start`; null."""
 NULL = np.frombuffer(b"null", np.uint8)
 
 
