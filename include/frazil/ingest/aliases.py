@@ -43,20 +43,12 @@ class AliasedDecoder:
             for n, (name, column) in enumerate(aliases.items())
         ]
         own = [f.model_copy(update={"required": f.required and f.field_id not in filled}) for f in schema.fields]
-        self._defaults = {
-            column.name: default
-            for column in aliases.values()
-            if (default := default_of(column, units.get(column.field_id))) is not None
-        }
+        self._defaults = {column.name: default_of(column, units.get(column.field_id)) for column in aliases.values()}
         of_own = {i: without_settings(unit, "default") if i in filled else unit for i, unit in units.items()}
-        of_extra = {
-            one.field_id: of_own[column.field_id]
-            for one, column in zip(extra, aliases.values(), strict=True)
-            if column.field_id in units
-        }
+        self._filled_columns = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
+        of_extra = {i: of_own[c.field_id] for i, c in self._filled_columns.items() if c.field_id in units}
         self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**of_own, **of_extra})
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._filled_columns = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
         self._columns = {name: column.name for name, column in aliases.items()}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
         self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
@@ -73,11 +65,8 @@ class AliasedDecoder:
             cast[self._columns.get(name, name)] += count
         drift = dataclasses.replace(decoded.drift, cast=dict(cast))
         decoded = dataclasses.replace(decoded, rows=self._update_omitted(decoded.rows, merged), drift=drift)
-        arrays = [
-            fill_nulls(column, self._defaults.get(field.name))
-            for column, field in zip(merged, self._arrow_schema, strict=True)
-        ]
-        rows = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
+        defaults = map(self._defaults.get, self._arrow_schema.names)
+        rows = pa.Table.from_arrays([*map(fill_nulls, merged, defaults)], schema=self._arrow_schema)
         whole = dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows))
         return whole.reject_rows(find_nulls(rows, self._required))
 

@@ -11,35 +11,28 @@ from pyiceberg.types import NestedField, StringType
 
 from frazil.ingest.chunk import NULL, BinaryColumn
 from frazil.ingest.compiled import compiled, load32, memcpy
-from frazil.ingest.formats.json.scan import find_invalid_utf8
+from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8
 
 Kind = TypeVar("Kind", bound=np.generic)
 
 
 @compiled
-def copy_values(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    to: NDArray[np.uint8],
-) -> None:
+def copy_values(data: Octets, starts: Numbers, lengths: Numbers, offsets: Numbers, to: Octets) -> None:
     for i in range(len(starts)):
         if lengths[i] > 0:
             memcpy(to.ctypes.data + offsets[i], data.ctypes.data + starts[i], lengths[i])
 
 
 @compiled
-def find_each_invalid_utf8(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64], found: NDArray[np.int64]
-) -> None:
+def find_each_invalid_utf8(data: Octets, starts: Numbers, lengths: Numbers, found: Numbers) -> None:
     """Write where each value's first invalid UTF-8 byte is to `found`; -1 if valid. A newline follows each value."""
     for i in range(len(starts)):
         place = find_invalid_utf8(data, starts[i], starts[i] + max(lengths[i], 0))
         found[i] = place - starts[i] if place >= 0 else -1
 
 
-def locate_invalid_utf8(values: BinaryColumn) -> NDArray[np.int64]:
+def locate_invalid_utf8(values: BinaryColumn) -> Numbers:
     found = np.empty(len(values), np.int64)
     find_each_invalid_utf8(*as_loop_arguments(values), found)
     return found
@@ -74,7 +67,7 @@ def find_failures(values: BinaryColumn, field: NestedField, *, what: str) -> dic
     return found
 
 
-def as_loop_arguments(values: BinaryColumn) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+def as_loop_arguments(values: BinaryColumn) -> tuple[Octets, Numbers, Numbers]:
     """Return data, starts and lengths as contiguous, read-only arrays, as compiled loops require."""
     return read_only(values.data), read_only(values.starts), read_only(values.lengths)
 
@@ -95,13 +88,7 @@ def header_column(headers: BinaryColumn | None, name: str, count: int) -> Binary
 
 
 @compiled
-def find_last_header(
-    data: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    name: NDArray[np.uint8],
-    places: NDArray[np.int64],
-) -> None:
+def find_last_header(data: Octets, starts: Numbers, lengths: Numbers, name: Octets, places: Numbers) -> None:
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
         places[0, i], places[1, i] = 0, NULL

@@ -74,7 +74,6 @@ class ColumnReader(RangeReader):
         self._queue = self._library.queue_get_consumer(self._client)
 
     def close(self) -> None:
-        """Close the client without waiting for brokers."""
         client, self._client = self._client, None
         if client is None or os.getpid() != self._pid:  # a forked process does not have librdkafka's threads
             return

@@ -84,27 +84,11 @@ def has_no_headers(message: Any, leader_epoch: int) -> bool:
 
 @compiled
 def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the work per record
-    messages: Any,
-    at: Any,
-    topics: Any,
-    lookup: Any,
-    ranges: Any,
-    ended: Any,
-    values: Any,
-    value_places: Any,
-    keys: Any,
-    key_places: Any,
-    headers: Any,
-    header_places: Any,
-    index: Any,
-    places: Any,
-    work: Any,
-    destroy: int,
-    timestamp: int,
-    leader_epoch: int,
-    headers_of: int,
-    get_header: int,
-) -> int:
+    messages: Any, at: Any, topics: Any, lookup: Any, ranges: Any, ended: Any,
+    values: Any, value_places: Any, keys: Any, key_places: Any, headers: Any, header_places: Any,
+    index: Any, places: Any, work: Any,
+    destroy: int, timestamp: int, leader_epoch: int, headers_of: int, get_header: int,
+) -> int:  # fmt: skip
     """Copy the messages from `at[NEXT]` to `at[COUNT]` into columns, and return why the loop stopped.
 
     `messages` has addresses of `rd_kafka_message_t`. `ended` receives the indexes of the ranges that end here.

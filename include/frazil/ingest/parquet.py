@@ -300,7 +300,6 @@ class ParquetFile:
 
 
 def encode_partition(layout: FileLayout, values: tuple[Any, ...]) -> PartitionKey:
-    """Encode partition values as Iceberg's single-value serialisation in base64."""
     return tuple(
         None if value is None else base64.b64encode(to_bytes(kind, value)).decode()  # type: ignore[arg-type]  # transforms give primitives
         for kind, value in zip(layout.partition_types, values, strict=True)

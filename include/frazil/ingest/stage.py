@@ -278,7 +278,6 @@ class _Stage:
         return shape.decode(chunk) if chunk.target == FIRST_PASS else shape(chunk)
 
     def _dry_write(self, chunk: RecordChunk) -> DecodedChunk:
-        """Return the chunk's rows, after writing them in memory only."""
         shaped = self._shape_chunk(chunk)
         if chunk.target == FIRST_PASS:
             return shaped

@@ -150,5 +150,4 @@ def open_decoder(context: StageContext, schema: Schema) -> Decoder:
 
 
 def select_value_columns(context: StageContext, schema: Schema) -> Schema:
-    """Return the columns of this schema that the value of a record fills."""
     return value_schema(record_schema(schema, context.coordinates), context.filled_from_keys_and_headers)

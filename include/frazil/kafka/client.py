@@ -104,7 +104,6 @@ class AdminClient(confluent_admin.AdminClient):
         return self._connection_errors.get_recent()
 
     def clear_errors(self) -> None:
-        """Discard the connection errors, after a response."""
         self.connection_errors()
         self._connection_errors.errors.clear()
 

@@ -58,8 +58,6 @@ class SchemaText(NamedTuple):
 
 
 class SchemaSource(Protocol):
-    """Provides schemas by id."""
-
     def prefetch(self, schema_ids: Sequence[int]) -> None:
         """Fetch these schemas concurrently into the cache of `get`. Raises RegistryUnavailable."""
 

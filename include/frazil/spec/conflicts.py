@@ -65,7 +65,7 @@ def _dead_letter_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Its windows would wait for an unrelated stream."""
+    """Find a table of a route that another stream writes: its windows would wait for both."""
     own = {
         (spec.table.catalog, name): path
         for path, spec in streams.items()

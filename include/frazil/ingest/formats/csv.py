@@ -49,7 +49,6 @@ class CsvDecoder(FormatDecoder):
     """Decodes chunks to tables with one schema. Columns that no field fills are null."""
 
     def __init__(self, declared: CsvFormat, schema: Schema, units: Mapping[int, str]) -> None:
-        """Raises SpecError for a column type that CSV does not support."""
         self._decode = JsonDecoder(schema, units)
         self._line = LineReader(declared)
         fields = {field.name: field for field in schema.fields}
@@ -331,15 +330,9 @@ def write_object(b: Octets, p: int, end: int, line_format: LineFormat, to: Octet
 
 @loop
 def write_objects(
-    data: Octets,
-    starts: Numbers,
-    lengths: Numbers,
-    first: int,
-    line_format: LineFormat,
-    to: Octets,
-    places: Numbers,
-    outcomes: Octets,
-) -> tuple[int, int]:
+    data: Octets, starts: Numbers, lengths: Numbers, first: int,
+    line_format: LineFormat, to: Octets, places: Numbers, outcomes: Octets,
+) -> tuple[int, int]:  # fmt: skip
     """Write records as JSON objects, from index `first` on, until `to` is full.
 
     Returns the index of the first record that was not written, and 0. If this record does not fit into an empty `to`,

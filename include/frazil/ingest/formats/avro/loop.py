@@ -381,17 +381,9 @@ def read_record(
 
 @loop
 def read_records(
-    b: Octets,
-    starts: Numbers,
-    lengths: Numbers,
-    roots: Numbers,
-    first: int,
-    plan: Plan,
-    memory: Memory,
-    scratch: Scratch,
-    wrong: Octets,
-    where: Numbers,
-) -> tuple[int, int]:
+    b: Octets, starts: Numbers, lengths: Numbers, roots: Numbers, first: int,
+    plan: Plan, memory: Memory, scratch: Scratch, wrong: Octets, where: Numbers,
+) -> tuple[int, int]:  # fmt: skip
     """Read records, from index `first` on, until a record needs more room.
 
     Returns the index of that record, and the entry set (the rows, or the elements of one list or map column) that needs

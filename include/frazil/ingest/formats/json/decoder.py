@@ -39,7 +39,6 @@ _MAX_MAP_KEYS = 4096
 
 class JsonDecoder(FormatDecoder):
     def __init__(self, schema: Schema, units: Mapping[int, str], options: DecoderOptions = PLAIN) -> None:
-        """Raises SpecError for a column type that JSON does not support."""
         struct = schema.as_struct()
         check_supported(struct)
         self._record = RecordReader(struct, units, options.hidden)

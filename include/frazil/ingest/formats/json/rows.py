@@ -46,24 +46,10 @@ FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)])
 
 @loop
 def read_records(
-    b: Octets,
-    starts: Numbers,
-    lengths: Numbers,
-    first: int,
-    nodes: Numbers,
-    lists: Numbers,
-    names: Octets,
-    words: Numbers,
-    valid: Octets,
-    text: Octets,
-    entry_counts: Numbers,
-    frames: Numbers,
-    scratch: Octets,
-    slots: Numbers,
-    pieces: Numbers,
-    new_keys: Numbers,
-    unsure: Octets,
-) -> tuple[int, int]:
+    b: Octets, starts: Numbers, lengths: Numbers, first: int,
+    nodes: Numbers, lists: Numbers, names: Octets, words: Numbers, valid: Octets, text: Octets, entry_counts: Numbers,
+    frames: Numbers, scratch: Octets, slots: Numbers, pieces: Numbers, new_keys: Numbers, unsure: Octets,
+) -> tuple[int, int]:  # fmt: skip
     """Read records, from index `first` on, until a record needs more room.
 
     Returns the index of that record, and the entry set (the rows, or the elements of one list or map column) that needs
@@ -97,22 +83,10 @@ def read_records(
 
 @loop
 def _read_record(
-    b: Octets,
-    p: int,
-    end: int,
-    nodes: Numbers,
-    lists: Numbers,
-    names: Octets,
-    words: Numbers,
-    valid: Octets,
-    text: Octets,
-    entry_counts: Numbers,
-    frames: Numbers,
-    scratch: Octets,
-    slots: Numbers,
-    pieces: Numbers,
-    new_keys: Numbers,
-) -> int:
+    b: Octets, p: int, end: int,
+    nodes: Numbers, lists: Numbers, names: Octets, words: Numbers, valid: Octets, text: Octets, entry_counts: Numbers,
+    frames: Numbers, scratch: Octets, slots: Numbers, pieces: Numbers, new_keys: Numbers,
+) -> int:  # fmt: skip
     """Read one record. Returns SURE, UNSURE, or FULL + d if entry set d needs more room."""
     p = skip_white_space(b, p, end)
     if b[p] != 123:

@@ -86,16 +86,9 @@ def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Nu
 
 @loop
 def write_rest(
-    b: Octets,
-    node: int,
-    e: int,
-    nodes: Numbers,
-    words: Numbers,
-    valid: Octets,
-    text: Octets,
-    entry_counts: Numbers,
+    b: Octets, node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, text: Octets, entry_counts: Numbers,
     pieces: Numbers,
-) -> bool:
+) -> bool:  # fmt: skip
     """Write the pieces as the JSON text of entry e of the node. Returns False if `text` is full."""
     size = 2
     for i in range(pieces[COUNT]):

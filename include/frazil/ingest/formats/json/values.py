@@ -50,7 +50,6 @@ class InvalidValue(Exception):
             self.error_class = "MissingRequired"
 
     def within(self, name: str) -> InvalidValue:
-        """Put a field's name before the path."""
         self.path = f"{name}.{self.path}" if self.path else name
         return self
 
