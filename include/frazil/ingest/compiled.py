@@ -280,15 +280,14 @@ def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Intege
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def call(_: Any, function: types.Integer, argument: types.Integer) -> Any:
-    """Call the C function `void f(void *)` at an address."""
+def load8(_: Any, address: types.Integer) -> Any:
+    return types.uint8(types.int64), _load(8)
 
-    def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-        pointer = ir.FunctionType(ir.VoidType(), [_byte]).as_pointer()
-        builder.call(builder.inttoptr(arguments[0], pointer), [builder.inttoptr(arguments[1], _byte)])
-        return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), generate
+@intrinsic  # type: ignore[untyped-decorator]
+def call64(_: Any, function: types.Integer, first: types.Integer, second: types.Integer) -> Any:
+    """Call the C function `int64_t f(void *, void *)` at an address."""
+    return types.int64(types.int64, types.int64, types.int64), _call
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -297,28 +296,14 @@ def call_with_outputs(
 ) -> Any:
     """Call the C function `int f(void *, size_t, void **, void **, size_t *)`. Stores its outputs at address `to`."""
 
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        pointer = ir.FunctionType(ir.IntType(32), [_byte, word, _byte, _byte, _byte]).as_pointer()
-        given = [builder.inttoptr(arguments[1], _byte), arguments[2]]
-        given += [builder.inttoptr(builder.add(arguments[3], word(8 * i)), _byte) for i in range(3)]
-        return builder.call(builder.inttoptr(arguments[0], pointer), given)
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        outputs = [builder.add(arguments[3], ir.IntType(64)(8 * i)) for i in range(3)]
+        return _call(context, builder, signature, [*arguments[:3], *outputs])
 
-    return types.int32(types.int64, types.int64, types.int64, types.int64), generate
+    return types.int64(types.int64, types.int64, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def load8(_: Any, address: types.Integer) -> Any:
-    return types.uint8(types.int64), _load(8)
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def call64(_: Any, function: types.Integer, first: types.Integer, second: types.Integer) -> Any:
-    """Call the C function `int64_t f(void *, void *)` at an address."""
-
-    def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
-        pointer = ir.FunctionType(ir.IntType(64), [_byte, _byte]).as_pointer()
-        given = [builder.inttoptr(argument, _byte) for argument in arguments[1:]]
-        return builder.call(builder.inttoptr(arguments[0], pointer), given)
-
-    return types.int64(types.int64, types.int64, types.int64), generate
+def _call(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
+    word = ir.IntType(64)  # passed like a pointer
+    function = ir.FunctionType(word, [word] * len(arguments[1:])).as_pointer()
+    return builder.call(builder.inttoptr(arguments[0], function), arguments[1:])

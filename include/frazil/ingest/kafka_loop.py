@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from frazil.ingest.chunk import NULL
-from frazil.ingest.compiled import call, call64, call_with_outputs, compiled, load8, load32, load64, memcpy
+from frazil.ingest.compiled import call64, call_with_outputs, compiled, load8, load32, load64, memcpy
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES
 from frazil.kafka.librdkafka import Message
 
@@ -49,7 +49,7 @@ def c_string_length(address: Any) -> Any:
 def packed_headers_size(headers: Any, get: int, work: Any) -> Any:
     """Return the number of bytes of a record's headers when packed. `work` is scratch memory of three words."""
     index, size = np.int64(0), np.int64(0)
-    while call_with_outputs(get, headers, index, work.ctypes.data) == 0:
+    while call_with_outputs(get, headers, index, work.ctypes.data) & 0xFFFFFFFF == 0:
         size += 9 + c_string_length(work[0])
         if work[1] != 0:
             size += work[2]
@@ -60,7 +60,7 @@ def packed_headers_size(headers: Any, get: int, work: Any) -> Any:
 @compiled
 def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
     index = np.int64(0)
-    while call_with_outputs(get, headers, index, work.ctypes.data) == 0:
+    while call_with_outputs(get, headers, index, work.ctypes.data) & 0xFFFFFFFF == 0:
         name, value = work[0], work[1]
         length, size = c_string_length(name), work[2] if value != 0 else np.int64(0)
         write_int32(to, at, length)
@@ -172,7 +172,7 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
                 ended[number_ended] = r
                 number_ended += 1
         messages[i] = 0
-        call(destroy, message)
+        call64(destroy, message, 0)
         i += 1
     at[NEXT], at[RECORDS] = i, record
     at[VALUES_END], at[KEYS_END], at[ENDED] = values_end, keys_end, number_ended

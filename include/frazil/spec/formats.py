@@ -93,9 +93,7 @@ class JsonFormat(Model):
     lines: bool = False
     """Each line of a record is an object and becomes a row, numbered by `kafka_line`."""
     unwrap: str | None = Field(default=None, min_length=1)
-    r"""The field whose object has the columns: `payload` for Kafka Connect's `{schema, payload}`, or `outer.inner`.
-    Write `\.` for a dot in a name.
-    """
+    r"""The field whose object has the columns: `payload` for Kafka Connect, or `outer.inner`. A dot in a name: `\.`."""
     registry: Registry | None = None
     """Only for `frazil infer`: the registry with the JSON Schema of each id."""
     envelope: Envelope | None = None

@@ -40,9 +40,7 @@ class Compaction(SwitchableAction):
     fold_files: CountFromTwo | None = None
     """A running writer rewrites this many of its small files in a partition as one. By default, it rewrites none."""
     deleted_rows: Percentage = 20
-    """Percentage of deleted rows at which a data file is rewritten. A file of a tenth of the target size needs a tenth
-    of it.
-    """
+    """Percentage of deleted rows at which a data file is rewritten; a tenth of it for a tenth of the target size."""
 
 
 class Manifests(SwitchableAction):
@@ -60,9 +58,7 @@ class Expiry(SwitchableAction):
     at_least: Count = 20
     """Number of newest snapshots that are always kept."""
     at_most: Count = 500
-    """Maximum number of snapshots kept because of `keep`. Writers expire those above it plus an eighth. With a commit
-    each second, 500 are 8 minutes.
-    """
+    """Maximum number of snapshots kept because of `keep`. Writers expire those above it plus an eighth."""
 
 
 class Orphans(SwitchableAction):

@@ -154,9 +154,7 @@ class StreamSpec(Model):
     key: Names = ()
     """For `mode: upsert`: the columns that identify a row."""
     order_by: str | None = None
-    """For `mode: upsert`: the column that orders changes. A change with a lower value than the row's is stale. By
-    default, Kafka's order decides.
-    """
+    """For `mode: upsert`: the column that orders changes; one below the row's is stale. Default: Kafka order."""
     delete: Delete | None = None
     """For `mode: upsert`: which records delete the row of their key."""
     merge: MergeMode = "auto"

@@ -81,9 +81,7 @@ class Resources(Model):
     executor_memory: Bytes = 512 * 2**20
     """On a cluster: heap of an executor's JVM. Records are outside it, in Python processes."""
     package: str | None = Field(default=None, min_length=1)
-    """On a cluster: path or URL of the archive from `frazil package`. Without it, executors need frazil at the driver's
-    path.
-    """
+    """On a cluster: path or URL of the archive from `frazil package`; without it, executors have frazil's own path."""
     spark: Properties = Field(default_factory=dict)
     """Other Spark properties."""
 

@@ -35,9 +35,7 @@ class Delete(Model):
     values: tuple[str | int | bool, ...] = ()
     """The values of `column` that mark a delete."""
     tombstones: bool = False
-    """A record without a value deletes the row of its Kafka key, which is the only key column (`source.key`) or has the
-    key columns as fields.
-    """
+    """A record without a value deletes its Kafka key's row. The key is the only key column, or has them as fields."""
 
     @model_validator(mode="before")
     @classmethod
