@@ -194,7 +194,7 @@ class _Parser:
             if self._nesting > MAX_NESTING:
                 raise ValueError(f"is nested more than {MAX_NESTING} levels deep")
             self._take_mark("<")
-            made: Type = parse()
+            made = parse()
             self._take_mark(">")
             self._nesting -= 1
             return made
@@ -219,7 +219,7 @@ class _Parser:
                 written = re.sub(r" \( \d+ \)", "", found[0])
                 raise ValueError(f"has SQL's {written!r}, which Iceberg writes as {name!r}")
 
-    def _parse_struct(self) -> Struct:
+    def _parse_struct(self) -> Type:
         fields = [self._parse_field()]
         while self._peek() == ",":
             self._take_mark(",")
@@ -237,12 +237,12 @@ class _Parser:
         self._position += 2 * required
         return Field(name, field_type, required)
 
-    def _parse_list(self) -> List:
+    def _parse_list(self) -> Type:
         element = self.parse_type()
         self._refuse_not_null("an element of a list", f"list<{element}>")
         return List(element)
 
-    def _parse_map(self) -> Map:
+    def _parse_map(self) -> Type:
         key = self.parse_type()
         self._take_mark(",")
         value = self.parse_type()
