@@ -131,7 +131,8 @@ class _UnfinishedChunk:
         self.bytes += sum(map(len, filter(None, chain(values, keys, headers))))
         for column, texts in zip(self._texts, (values, keys, headers), strict=True):
             column.extend(texts)
-        for parts, part in zip(self._numbers, (index, offsets, np.fromiter(stamps, np.int64)), strict=True):
+        numbers: tuple[NDArray[Any], ...] = (index, offsets, np.fromiter(stamps, np.int64))
+        for parts, part in zip(self._numbers, numbers, strict=True):
             parts.append(part)
 
     def chunk(self) -> RecordChunk:

@@ -70,8 +70,8 @@ class RoutedWriters:
             rows_of.setdefault(rows.schema.serialize().to_pybytes(), []).append((rows, codes))
         self._waiting, self._waiting_bytes = [], 0
         for waiting in rows_of.values():
-            tables, codes = zip(*waiting, strict=True)
-            self._write(pa.concat_tables(tables).combine_chunks(), np.concatenate(codes))
+            tables, parts = zip(*waiting, strict=True)
+            self._write(pa.concat_tables(tables).combine_chunks(), np.concatenate(parts))
 
     def _write(self, rows: pa.Table, codes: NDArray[np.int64]) -> None:
         targets = list(self._codes)

@@ -249,10 +249,11 @@ class _Stage:
         parts = []
         tries = bisect_failures(len(chunk), lambda start, end: self._dry_write(chunk.slice(start, end)))
         for start, end, tried in tries:
-            part = tried
             if isinstance(tried, Exception):
                 wrong = Rejection(0, UNWRITABLE, f"{type(tried).__name__}: {tried}")
                 part = dataclasses.replace(self._shape_chunk(chunk.slice(0, 0)), rejections=[wrong])
+            else:
+                part = tried
             parts.append(part.with_indexes(np.arange(start, end)))
         return join_results(parts)
 

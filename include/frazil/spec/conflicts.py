@@ -207,7 +207,8 @@ def _find_field_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Itera
         elif field.name != other.name:
             yield ".".join(place), f"written {field.name!r}", repr(other.name)
         elif field.required != other.required:
-            yield ".".join(place), *(f"{f.type}{' not null' if f.required else ''}" for f in (field, other))
+            one, another = (f"{f.type}{' not null' if f.required else ''}" for f in (field, other))
+            yield ".".join(place), one, another
         elif field.type.fields and type(field.type) is type(other.type):
             yield from _find_field_conflicts(field.type, other.type, place)
         elif field.type != other.type:

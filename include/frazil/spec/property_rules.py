@@ -112,8 +112,8 @@ def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
     if spec.table.location and "${" in spec.table.location:
         what = "contains a reference, but references are not resolved here; write the location itself"
         yield Problem("table.location", spec.table.location, what)
-    elif spec.table.location and (what := find_location_problem(spec.table.location)):
-        yield Problem("table.location", spec.table.location, what)
+    elif spec.table.location and (problem := find_location_problem(spec.table.location)):
+        yield Problem("table.location", spec.table.location, problem)
 
 
 def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
@@ -130,8 +130,8 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
         elif key in _VERSION_PROPERTIES and value not in ("v1", "v2"):
             yield Problem(path, value, "is not v1 or v2")
-        elif key in FOLDER_PROPERTIES and (what := find_path_problem(value)):
-            yield Problem(path, value, what)
+        elif key in FOLDER_PROPERTIES and (problem := find_path_problem(value)):
+            yield Problem(path, value, problem)
         elif _INTEGER_PROPERTIES.fullmatch(key) and not re.fullmatch(r"\d+", value):
             yield Problem(path, value, "is not an integer, as Iceberg requires")
 

@@ -128,8 +128,9 @@ class EnvelopeDecoder(FormatDecoder):
             return kind
         if isinstance(kind, iceberg.ListType) and isinstance(kind.element_type, iceberg.DateType):
             return iceberg.ListType(kind.element_id, iceberg.IntegerType(), element_required=kind.element_required)
-        numbers = {iceberg.DateType: iceberg.IntegerType(), iceberg.TimeType: iceberg.LongType()}
-        return numbers.get(type(kind), kind)  # type: ignore[call-overload,no-any-return]
+        if isinstance(kind, iceberg.DateType):
+            return iceberg.IntegerType()
+        return iceberg.LongType() if isinstance(kind, iceberg.TimeType) else kind
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         decoded = self._decode(chunk)

@@ -120,7 +120,7 @@ def _quote_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _number_text(value: float, form: Callable[[float], object]) -> str:
+def _number_text(form: Callable[[float], object], value: float) -> str:
     return (
         str(form(value)) if math.isfinite(value) else '"NaN"' if math.isnan(value) else f'"{"-" * (value < 0)}Infinity"'
     )
@@ -165,8 +165,8 @@ _SCALARS: dict[str, Callable[[_Reader, AvroType], str]] = {
     "boolean": lambda of, _: ("false", "true")[of.take(1)[0]],
     "int": _read_integer,
     "long": _read_integer,
-    "float": lambda of, _: _number_text(*struct.unpack("<f", of.take(4)), np.float32),
-    "double": lambda of, _: _number_text(*struct.unpack("<d", of.take(8)), repr),
+    "float": lambda of, _: _number_text(np.float32, *struct.unpack("<f", of.take(4))),
+    "double": lambda of, _: _number_text(repr, *struct.unpack("<d", of.take(8))),
     "string": lambda of, _: _quote_text(of.read_blob().decode()),
     "bytes": lambda of, written: _bytes_text(of.read_blob(), written),
     "fixed": lambda of, written: _bytes_text(of.take(written.size), written),

@@ -6,6 +6,8 @@ leaves no values. Records of uncertain validity are read by module `record`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from frazil.ingest.compiled import load64
@@ -56,8 +58,9 @@ def read_records(
     more room. If all records were read, returns their number and 0. `unsure` receives 1 for each record that must be
     read one by one, and flags for other records: UNKNOWN and, if `new_keys` is on, NEW and SAMPLE.
     """
-    schema, memory = (nodes, lists, names), (words, valid, text, entry_counts)
-    working = (frames, scratch, slots, pieces, new_keys)
+    schema: Any = (nodes, lists, names)
+    memory: Any = (words, valid, text, entry_counts)
+    working: Any = (frames, scratch, slots, pieces, new_keys)
     for i in range(first, len(starts)):
         start, end = starts[i], starts[i] + lengths[i]
         unsure[i] = 1

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from frazil.ingest.formats.avro.operations import (  # noqa: F401 - the loop reads them as operations of Protobuf
-    BITS,
-    FACTOR,
-    LIMIT_HIGH,
-    LIMIT_LOW,
-    MAX_VALUE,
-    MIN_VALUE,
-    TENS,
-)
+from frazil.ingest.formats.avro import operations as avro
+
+BITS, FACTOR, TENS = avro.BITS, avro.FACTOR, avro.TENS
+MIN_VALUE, MAX_VALUE, LIMIT_LOW, LIMIT_HIGH = avro.MIN_VALUE, avro.MAX_VALUE, avro.LIMIT_LOW, avro.LIMIT_HIGH
 
 # Conversions of a field's value.
 (SKIP, INTEGER, INTEGER_AS_FLOAT, INTEGER_AS_DECIMAL, BOOLEAN, FLOAT, DOUBLE, BYTES, TEXT) = range(9)
