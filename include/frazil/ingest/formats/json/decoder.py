@@ -25,14 +25,7 @@ from frazil.ingest.formats.json.record import RecordReader, Row, field_names, fi
 from frazil.ingest.formats.json.rows import NEW, SAMPLE, UNKNOWN, read_records
 from frazil.ingest.formats.json.text import MAX_DEPTH, RecordError
 from frazil.ingest.formats.json.types import max_nesting
-from frazil.ingest.schema_drift import (
-    MAX_REPORTED_NAMES,
-    Path,
-    SchemaDrift,
-    has_unknown_part,
-    join_drift,
-    select_names,
-)
+from frazil.ingest.schema_drift import MAX_REPORTED_NAMES, Path, SchemaDrift, has_unknown_part, join_drift, select_names
 
 _MAX_MAP_KEYS = 4096
 """Maximum number of keys per map. Records with a larger map are read one by one."""
