@@ -109,7 +109,7 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
     expected: list[tuple[bytes | None, tuple[str, str]]] = [
         (None, ("Tombstone", "no value")),
         (b"", ("Empty", "value is empty")),
-        (b'{"s":"x"}', ("NotFramed", "the value is JSON")),
+        (b'{"s":"x"}', ("NotFramed", "the value is plain JSON")),
         (b"\0\0\0\0", ("NotFramed", "does not begin with a zero byte and a schema id")),
         (framed(9, b"\2a\2"), ("UnknownSchema", "the registry has no schema with id 9")),
         (framed(2**31, b"\2a\2"), ("UnknownSchema", "the registry has no schema with id -2147483648")),

@@ -76,7 +76,7 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
     expected: list[tuple[bytes | None, str, str]] = [
         (None, "Tombstone", "no value"),
         (b"", "Empty", "value is empty"),
-        (b'{"s":"x"}', "NotFramed", "the value is JSON"),
+        (b'{"s":"x"}', "NotFramed", "the value is plain JSON"),
         (b"\0\0\0\0\7", "NotFramed", "does not begin with a zero byte and a schema id"),
         (framed(9, b"\0", b""), "UnknownSchema", "no schema with id 9"),
         (framed(8, b"\0", b""), "UnreadableSchema", "the schema of id 8 is of type AVRO"),
