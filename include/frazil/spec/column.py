@@ -55,7 +55,7 @@ class Column(Model):
     as_: Annotated[Literal["json"] | Mapping[str, Literal["json"]] | None, YamlForm("`json`, or a mapping")] = Field(
         default=None, alias="as"
     )
-    """For `string`. `json`: any value, as JSON text. In a nested column, a mapping of its strings: `{detail: json}`."""
+    """`json`: any value as JSON text, in a `string`. In a nested column, a mapping of its strings: `{detail: json}`."""
 
     from_: Annotated[str | Mapping[str, str] | None, YamlForm("path, or a mapping")] = Field(
         default=None, alias="from", min_length=1
@@ -69,7 +69,7 @@ class Column(Model):
     `7` for a `string`. Default: `cast` of the stream.
     """
     rounding: Literal["half-even", "half-up", "down"] | None = None
-    """For a `decimal` with `cast: lenient`: rounds longer numbers, which otherwise are dead letters."""
+    """Rounds longer numbers for a `decimal` with `cast: lenient`. Otherwise, they are dead letters."""
     null_if: Annotated[tuple[bool | int | float | str, ...], YamlForm("list of values")] = ()
     """Values that mean null, such as `["N/A", "", -999]`."""
     default: bool | int | float | str | None = None
@@ -162,7 +162,7 @@ class EventTime(Model):
     column: str
     """A `timestamptz` or `timestamp` column, or `kafka_timestamp`."""
     unit: TimeUnit = "iso"
-    """As `unit` of a column."""
+    """Like `unit` of a column."""
 
 
 class Watermark(Model):

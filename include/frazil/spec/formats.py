@@ -216,7 +216,7 @@ class ProtobufFormat(_SchemaFormat):
     message: str | None = None
     """The message's full name, if a declared schema has several."""
     framing: Literal["none", "confluent"] = "none"
-    """With a declared schema: `confluent` skips the zero byte, schema id and message indexes before each message."""
+    """`confluent`: with a declared schema, skips the zero byte, schema id and message indexes before each message."""
 
     @model_validator(mode="after")
     def _check_message(self) -> Self:
@@ -303,11 +303,11 @@ class Key(Model):
     also the default for `from: {key: …}`.
     """
     schema_file: str | None = None
-    """For `avro` and `protobuf`: as in `source.format`, for all keys."""
+    """Like in `source.format`, for all keys in `avro` and `protobuf`."""
     schema_text: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
     """The schema's text, instead of `schema-file`."""
     message: str | None = None
-    """For `protobuf`: the message's full name, if the schema has several."""
+    """The message's full name for `protobuf`, if the schema has several."""
     _folder: Path = PrivateAttr(default=Path())
 
     @model_validator(mode="after")

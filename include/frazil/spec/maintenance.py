@@ -67,7 +67,7 @@ class Orphans(SwitchableAction):
     older_than: PositiveDuration = timedelta(days=3)
     """Younger files are never deleted."""
     max_listed: Count = 5_000_000
-    """With more files in the location, nothing is deleted."""
+    """Nothing is deleted with more files in the location."""
     max_share: Percentage = 20
     """If a larger percentage of files or bytes would go, nothing is deleted."""
 
@@ -110,7 +110,7 @@ class Alerts(SwitchableAction):
     dead_letters: Percentage = 5
     """Percentage of the last records that are dead letters."""
     stale_changes: Percentage = 20
-    """For `mode: upsert`: percentage of the last changes that were stale."""
+    """Percentage of the last changes that were stale, for `mode: upsert`."""
     dead_letters_per_minute: Count | None = None
     """Dead letters of one error class per minute, averaged over five minutes or the longest commit interval."""
     failed_runs: Count = 1

@@ -138,7 +138,7 @@ class StreamSpec(Model):
     application: str | None = Field(default=None, pattern=STREAM_NAME)
     """Streams with the same `application` share one writer process. By default, each has its own."""
     source: Source
-    """Where records come from."""
+    """The origin of records."""
     table: Table
     """The table: `namespace.table`, or a mapping."""
     columns: Columns = Field(alias="schema", min_length=1)
@@ -150,19 +150,19 @@ class StreamSpec(Model):
     mode: Literal["append", "upsert"] = "append"
     """`append`: each record adds a row. `upsert`: each record changes the row of its `key`."""
     dedupe: Dedupe | None = None
-    """For `mode: append`: which rows are dropped as repeats."""
+    """The rows that `mode: append` drops as repeats."""
     key: Names = ()
-    """For `mode: upsert`: the columns that identify a row."""
+    """The columns that identify a row, for `mode: upsert`."""
     order_by: str | None = None
-    """For `mode: upsert`: the column that orders changes; one below the row's is stale. Default: Kafka order."""
+    """The column that orders changes, for `mode: upsert`. A value below the row's is stale. Default: Kafka's order."""
     delete: Delete | None = None
-    """For `mode: upsert`: which records delete the row of their key."""
+    """The records that delete the row of their key, for `mode: upsert`."""
     merge: MergeMode = "auto"
-    """For `mode: upsert`. `copy-on-write` rewrites changed files, `merge-on-read` writes delete files. `auto` rewrites
-    a file once many of its rows are deleted.
+    """`copy-on-write` rewrites changed files, `merge-on-read` writes delete files. `auto` rewrites a file once many of
+    its rows are deleted. Only for `mode: upsert`.
     """
     route: Route | None = None
-    """Which records go to which tables; `table` gets all other records."""
+    """The tables that records go to; `table` gets all other records."""
     rest: str | None = Field(default=None, min_length=1)
     """The `string` column of all fields without a column, as a JSON object."""
     event_time: EventTime
@@ -184,7 +184,7 @@ class StreamSpec(Model):
     complete_from: Moment | None = None
     """The first window to signal; by default the one that is open at the first check."""
     evolution: Evolution = Evolution()
-    """Which changes in records change the table's columns automatically."""
+    """The changes in records that change the table's columns automatically."""
     coordinates: bool = True
     """Store `kafka_topic`, `kafka_partition`, `kafka_offset` and `kafka_timestamp` as columns."""
     dead_letters: DeadLetters = DeadLetters()

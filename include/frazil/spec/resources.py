@@ -65,23 +65,23 @@ class Resources(Model):
         AfterValidator(_check_master),
         YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`"),
     ] = LOCAL
-    """Where tasks run: on this host, a standalone cluster (several masters: `spark://host:port,host:port`), the YARN
+    """Place of the tasks: this host, a standalone cluster (several masters: `spark://host:port,host:port`), the YARN
     cluster of `HADOOP_CONF_DIR`, or Kubernetes.
     """
     deploy_mode: DeployMode = DeployMode.CLIENT
     """Whether the driver runs on this host, or in the cluster, where it outlives this host."""
     rest_port: Annotated[int, IntegerBounds(1, 65_535)] = 6066
-    """For `deploy-mode: cluster` on a standalone cluster: port of the masters' REST servers."""
+    """Port of the masters' REST servers, for `deploy-mode: cluster` on a standalone cluster."""
     cores: Cores = 2
     """Concurrent tasks; on a cluster, of all executors together."""
     driver_memory: Bytes = 1 * 2**30
     """Heap of the driver's JVM."""
     executor_cores: Cores = 1
-    """On a cluster: concurrent tasks of one executor, a divisor of `cores`."""
+    """Concurrent tasks of one executor on a cluster, a divisor of `cores`."""
     executor_memory: Bytes = 512 * 2**20
-    """On a cluster: heap of an executor's JVM. Records are outside it, in Python processes."""
+    """Heap of an executor's JVM on a cluster. Records are outside it, in Python processes."""
     package: str | None = Field(default=None, min_length=1)
-    """On a cluster: path or URL of the archive from `frazil package`; without it, executors have frazil's own path."""
+    """Path or URL of `frazil package`'s archive on a cluster. Without it, executors need it at the driver's path."""
     spark: Properties = Field(default_factory=dict)
     """Other Spark properties."""
 

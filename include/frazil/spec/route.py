@@ -36,17 +36,17 @@ class Route(Model):
     by: Literal["topic", "field", "header"]
     """The part of a record that chooses its table."""
     name: str | None = None
-    """For `field`: a `string`, `int` or `long` column. For `header`: its name."""
+    """The `string`, `int` or `long` column for `field`; the header's name for `header`."""
     tables: Properties = Field(default_factory=dict)
     """`value: namespace.table`. Several values may share a table."""
     template: str | None = None
-    """For values that are not in `tables`: `namespace.{value}`. A table is created with its first record."""
+    """`namespace.{value}`, for values that are not in `tables`. A table is created with its first record."""
     allow: tuple[str, ...] = ("*",)
     """Patterns of values for which `template` creates tables. Other values make dead letters."""
     limit: Annotated[int, IntegerBounds(1, 10_000)] = 100
     """Maximum number of tables that `template` creates. Records for more are dead letters."""
     otherwise: Literal["table", "dead-letters"] = "table"
-    """Where records without a value or a table go."""
+    """The place of records without a value or a table."""
     complete: tuple[str, ...] = ()
     """The routed tables whose windows are signalled. The text of `template` stands for all its tables."""
     lag: PositiveDuration = timedelta(minutes=15)

@@ -23,7 +23,7 @@ class Protection(Model):
     equal, and the secret decrypts them. `drop`: the field never becomes a column.
     """
     keep_last: Annotated[int, IntegerBounds(0, 64)] = 0
-    """For `mask`: how many characters stay visible at the end of a text, if it is at least twice as long."""
+    """How many characters stay visible for `mask`, at the end of a text, if it is at least twice as long."""
 
     @model_validator(mode="after")
     def _check_keep_last(self) -> Protection:
@@ -40,7 +40,7 @@ class Sensitive(Model):
     mask`. Fields that stay must be of type `string`.
     """
     secret: str | None = None
-    """For `hash`, `tokenize` and `encrypt`: a reference (`${env:FRAZIL_SECRET}`) to at least 16 characters."""
+    """A reference (`${env:FRAZIL_SECRET}`) to at least 16 characters, for `hash`, `tokenize` and `encrypt`."""
     dead_letters: Literal["omit", "encrypt", "keep"] = "omit"
     """What a dead letter keeps of its record: nothing, everything encrypted with AES-GCM, or everything."""
 

@@ -28,13 +28,13 @@ class Source(Model):
     format: Format = JsonFormat()
     """How a record's value is encoded."""
     columns: Columns = Field(default=(), alias="schema")
-    """With `transform`: the fields of a record, declared like `schema`; by default those of `schema`."""
+    """The fields of a record, with `transform`, declared like `schema`; by default those of `schema`."""
     key: Key | None = None
     """The column that stores a record's key."""
     headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = ()
     """The columns that store headers: `{name: …, column: …}`."""
     start: Start = "earliest"
-    """Where a new stream begins. Later starts continue from the marker."""
+    """The place where a new stream begins. Later starts continue from the marker."""
     on_gap: Literal["fail", "skip"] = "fail"
     """If retention deleted unread records, or the log was truncated: `fail` ends the writer; `skip` continues, and
     records the lost offsets in the snapshot's summary.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -83,10 +82,10 @@ class JsonDecoder(FormatDecoder):
         columns = self._columns
         columns.begin(len(values))
         records, read = as_loop_arguments(values), 0
-        scratch: Any = (self._frames, self._scratch, self._slots, self._pieces, self._new_keys)
+        scratch = (self._frames, self._scratch, self._slots, self._pieces, self._new_keys)
         while True:
             schema, memory = (columns.nodes, columns.lists, columns.names), (columns.words, columns.valid, columns.text)
-            read, missing = read_records(*records, read, *schema, *memory, columns.entry_counts, *scratch, flags)
+            read, missing = read_records(*records, read, *schema, *memory, columns.entry_counts, *scratch, flags)  # type: ignore[arg-type]
             if read == len(values):
                 self._casts.update(columns.take_casts())
                 return columns.table(records[0])
