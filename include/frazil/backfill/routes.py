@@ -33,13 +33,7 @@ from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import rewrite_files
-from frazil.errors import (
-    CommitUnavailable,
-    Fenced,
-    RouteBehind,
-    SchemaIncompatible,
-    format_error,
-)
+from frazil.errors import CommitUnavailable, Fenced, RouteBehind, SchemaIncompatible, format_error
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
 from frazil.merge.contract import MergeRules
 from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps

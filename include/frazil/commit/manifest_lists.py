@@ -14,12 +14,7 @@ from typing import Any, Self
 from pyiceberg.avro.codecs import AvroCompressionCodec
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.io import FileIO, OutputFile
-from pyiceberg.manifest import (
-    MANIFEST_LIST_FILE_SCHEMAS,
-    ManifestContent,
-    ManifestFile,
-    ManifestListWriterV2,
-)
+from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, ManifestFile, ManifestListWriterV2
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import TableVersion

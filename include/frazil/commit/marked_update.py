@@ -83,9 +83,7 @@ class MarkedUpdate:
         marked: Change[M] = self._with_marker(table, prepared, marker, head_id)
         unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
         return dataclasses.replace(
-            marked,
-            requirements=(*marked.requirements, unmoved),
-            updates=(*marked.updates, *to_branch),
+            marked, requirements=(*marked.requirements, unmoved), updates=(*marked.updates, *to_branch)
         )
 
     def _with_marker(

@@ -287,11 +287,7 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
 def _append_summary(table: str, signals: list[Signal]) -> dict[str, str]:
     if not signals:
         return {}
-    return {
-        TABLE_KEY: table,
-        FROM_KEY: str(min(s.start_us for s in signals)),
-        "frazil.number": str(signals[0].number),
-    }
+    return {TABLE_KEY: table, FROM_KEY: str(min(s.start_us for s in signals)), "frazil.number": str(signals[0].number)}
 
 
 def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
