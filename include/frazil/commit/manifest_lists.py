@@ -22,6 +22,7 @@ from pyiceberg.typedef import TableVersion
 from frazil.commit.manifest_writing import (
     IN_MEMORY,
     AvroEncoding,
+    NewManifest,
     PreparedAvroFile,
     WrittenEntries,
     metadata_folder,
@@ -186,5 +187,5 @@ def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot
     if len(found) < 2:
         return None
     path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m0.avro"
-    merged = write_merged(found, path=path, table=table, snapshot_id=snapshot_id)
+    merged = write_merged(found, NewManifest(path, table, snapshot_id))
     return MergedManifest(merged, frozenset((one.manifest_path, first_row_id(one)) for one in found))

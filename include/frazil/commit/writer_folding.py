@@ -22,6 +22,7 @@ from frazil.commit.history import FOLD_OPERATION
 from frazil.commit.manifest_lists import live_manifests
 from frazil.commit.manifest_writing import (
     ManifestLayout,
+    NewManifest,
     WrittenEntries,
     metadata_folder,
     recently_written,
@@ -62,10 +63,6 @@ class _Fold:
     """Time before the first new file was made, in ms since 1970."""
 
 
-def _start_thread(work: Callable[[], None]) -> threading.Thread:
-    return start_thread(work, "folding")
-
-
 @dataclass(slots=True)
 class WriterFolding:
     """Rewrites `fan_in` small files of a partition as one, and `fan_in` of the results as a larger one.
@@ -77,7 +74,7 @@ class WriterFolding:
     handle: TableHandle
     fan_in: int
     clock_ms: Callable[[], int]
-    start: Callable[[Callable[[], None]], threading.Thread | None] = _start_thread
+    start: Callable[[Callable[[], None]], threading.Thread | None] = lambda work: start_thread(work, "folding")
     _waiting: dict[Tier, list[StagedFile]] = field(default_factory=dict)
     _rewritten: _Fold | None = None
     _running: threading.Thread | None = None
@@ -231,7 +228,7 @@ def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequenc
         return None
     snapshot_id, folder = metadata.new_snapshot_id(), metadata_folder(metadata)
     rewritten = [
-        write_merged(group, removed=gone, path=f"{folder}/{uuid.uuid4()}-m0.avro", table=table, snapshot_id=snapshot_id)
+        write_merged(group, NewManifest(f"{folder}/{uuid.uuid4()}-m0.avro", table, snapshot_id), removed=gone)
         for group in groups.values()
     ]
     replaced = {manifest.manifest_path for group in groups.values() for manifest in group}
