@@ -132,6 +132,11 @@ class Marker:
             return BatchOutcome.UNKNOWN
         return BatchOutcome.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else BatchOutcome.NOT_COMMITTED
 
+    def has_committed(self, key: BatchKey) -> bool:
+        """Return whether a batch up to the settled one was committed. Forgotten batches are old, so they were."""
+        is_settled = self.settled is not None and key <= self.settled
+        return is_settled and self.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
+
     def to_property(self) -> str:
         return json.dumps(
             {

@@ -233,7 +233,8 @@ class RoutedTables:
         except (AdoptionRequired, Fenced):
             raise
         except Exception as error:  # catalogs' clients raise anything
-            if self._commits_atomically(target):
+            atomic = self.spec.commit.atomic
+            if target in atomic if not isinstance(atomic, bool) else atomic:
                 raise
             reason = explain_table_error(error)
             if target not in self.absent:
@@ -244,10 +245,6 @@ class RoutedTables:
         else:
             if self.absent.pop(target, None):
                 log.warning("table %s can be used again", target)
-
-    def _commits_atomically(self, target: Target) -> bool:
-        atomic = self.spec.commit.atomic
-        return atomic if isinstance(atomic, bool) else target in atomic
 
     def retry_absent(self, default_marker: Marker) -> None:
         values = self._made_values()
@@ -351,7 +348,7 @@ class RoutedTables:
         def change(target: Target) -> None:
             table = self.tables.handle(target).refresh()
             # A table without this stream's marker must not change.
-            require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)
+            require_marker(table, self.spec.name)
             found[target] = evolve_table(table, self.spec, drift[target], main=main)
 
         _run_many(lambda target: self._try_table(target, values.get(target), lambda: change(target)), sorted(drift))
