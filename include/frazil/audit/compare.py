@@ -87,13 +87,12 @@ def count_duplicates(evidence: Evidence) -> int:
 
 def count_dropped(e: Evidence) -> int:
     """Return the number of records that the transform dropped. A record counts once, even if read repeatedly."""
-    return sum(_dropped_in(e, group) for group in e.groups)
-
-
-def _dropped_in(e: Evidence, group: OverlappingRanges) -> int:
-    bounds = group.bounds(lambda r: r.dropped)
-    lowest = sum(lowest for lowest, _ in bounds.values())
-    return lowest if group.is_single or len(bounds) > 1 else min(lowest, len(group.offsets - e.seen))
+    total = 0
+    for group in e.groups:
+        bounds = group.bounds(lambda r: r.dropped)
+        lowest = sum(lowest for lowest, _ in bounds.values())
+        total += lowest if group.is_single or len(bounds) > 1 else min(lowest, len(group.offsets - e.seen))
+    return total
 
 
 def count_rows_of_former_topics(e: Evidence) -> int:
@@ -233,11 +232,10 @@ class _TableClaims:
     """Missing offsets that the comparison with Kafka already reports."""
     rewritten: BitMap64
     accepted: BitMap64
-    """Offsets in no table, if an operator accepted their loss."""
 
     def compare(self, group: OverlappingRanges) -> tuple[int, int]:
         """Return the minimum number of missing records in a group, and the number of records beyond its claims."""
-        accepted = self.accepted
+        accepted, rewritten = self.accepted, self.rewritten
 
         def count(r: CommittedRange) -> int:
             return self.tally.seen.range_cardinality(r.start, r.end) + self.lost.range_cardinality(r.start, r.end)
@@ -247,13 +245,13 @@ class _TableClaims:
 
         if group.is_single:
             (r,) = group.audited
-            is_rewritten = self.rewritten.range_cardinality(r.start, r.end) > 0
+            is_rewritten = rewritten.range_cardinality(r.start, r.end) > 0
             return count_missing(r), 0 if is_rewritten else max(0, count(r) - self.claimed(r))
         audited = group_by_topic_id(group.audited)
         missing_ = max(group.missing(count_missing), self.count_missing_records(group, audited))
         highest = sum(highest for _, highest in group.bounds(self.claimed).values())
         surplus = len((self.tally.seen | self.lost) & group.offsets) - highest
-        return missing_, 0 if self.rewritten & group.offsets else max(0, surplus)
+        return missing_, 0 if rewritten & group.offsets else max(0, surplus)
 
     def count_missing_records(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
         """Return the minimum number of missing records of these topic ids, if all rows of the group have these ids."""
@@ -271,22 +269,20 @@ def _row_claims(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return min(r.end - r.start, r.records + e.replayed_of(r))
 
-    return _TableClaims(
-        "row", e.rows, claimed, e.groups, find_missing_offsets(e), covered_offsets(e.rewritten), _accepted_offsets(e)
-    )
+    rewritten, accepted = covered_offsets(e.rewritten), _accepted_offsets(e)
+    return _TableClaims("row", e.rows, claimed, e.groups, find_missing_offsets(e), rewritten, accepted)
 
 
 def _dead_letter_claims(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return max(0, r.rejected - e.replayed_of(r))
 
-    twice = covered_offsets(e.rewritten)
-    return _TableClaims(
-        "dead letter", e.dead_letters, claimed, e.dead_letter_groups, BitMap64(), twice, _accepted_offsets(e)
-    )
+    rewritten, accepted = covered_offsets(e.rewritten), _accepted_offsets(e)
+    return _TableClaims("dead letter", e.dead_letters, claimed, e.dead_letter_groups, BitMap64(), rewritten, accepted)
 
 
 def _accepted_offsets(e: Evidence) -> BitMap64:
+    """Return the offsets in no table, if an operator accepted their loss."""
     return covered_offsets(e.given_up) - e.seen
 
 
@@ -325,18 +321,10 @@ def _claimed_records(r: CommittedRange) -> int:
     return min(r.end - r.start, r.records + r.rejected)
 
 
-def _max_records(
-    group: OverlappingRanges, claimed: Callable[[CommittedRange], int], *, excluded_topic_id: str | None = None
-) -> int:
-    """Return the maximum number of records in a group. Omits the topic id `excluded_topic_id`."""
-    return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != excluded_topic_id)
-
-
 def _is_exact(e: Evidence, group: OverlappingRanges) -> bool:
     """Return whether `OverlappingRanges.lowest` applies: overlapping ranges in one log that was not truncated."""
-    return (
-        not group.is_single and len(group.ranges_by_topic_id) == 1 and not covered_offsets(e.rewritten) & group.offsets
-    )
+    is_one_log = len(group.ranges_by_topic_id) == 1 and not covered_offsets(e.rewritten) & group.offsets
+    return is_one_log and not group.is_single
 
 
 def _hidden_rows(e: Evidence, group: OverlappingRanges) -> int:
@@ -353,7 +341,8 @@ def compare_repeats(
     """Compare a dedupe stream's rows with its records minus `repeats`, if commit records determine them."""
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
-    records = sum(_max_records(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
+    bounds = (group.bounds(_row_claims(e).claimed).values() for e in evidence for group in e.groups)
+    records = sum(highest for of in bounds for _, highest in of)
     if not can_count_rows(evidence, repeats):
         if by_source or records <= rows:
             return ()
@@ -400,9 +389,8 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
         bounds = group.bounds(_claimed_records)
         if _is_exact(e, group):
             ((topic_id, (lowest, highest)),) = bounds.items()
-            bounds = {
-                topic_id: (min(max(lowest, group.lowest(_claimed_records)) - _hidden_rows(e, group), highest), highest)
-            }
+            lowest = max(lowest, group.lowest(_claimed_records)) - _hidden_rows(e, group)
+            bounds = {topic_id: (min(lowest, highest), highest)}
         open_ += sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
     remedy = "use `--source`" if e.kafka is None else "Kafka no longer has all of them"
     # The same sentence for each partition, so that it is printed once.
@@ -431,9 +419,8 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
         f"forgotten stream's topic was recreated. The table may have two rows at: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
-        former = sum(
-            _max_records(g, lambda r: r.records + e.replayed_of(r), excluded_topic_id=e.topic_id) for g in e.groups
-        )
+        of_ranges = (g.bounds(lambda r: r.records + e.replayed_of(r)).items() for g in e.groups)
+        former = sum(highest for of in of_ranges for topic_id, (_, highest) in of if topic_id != e.topic_id)
         sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}{BY_COMMIT_RECORDS}"
         yield _make_finding(e, FindingKind.UNCHECKED, former, sentence)
         gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))

@@ -86,9 +86,8 @@ class PublishedReplays:
         last = unsettled_backfill(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
             return cls(rows, routed)
-        return cls(
-            rows, routed, last, committed_chunks(tables.journals, last), list_given_up_targets(tables.journals, last.id)
-        )
+        given_up = list_given_up_targets(tables.journals, last.id)
+        return cls(rows, routed, last, committed_chunks(tables.journals, last), given_up)
 
     def find_waiting_files(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
         """Return the replay's files for a routed table; empty if its `properties` show that it has the rows."""
@@ -188,11 +187,9 @@ def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target |
     if property_name(search.tables.stream) in table.properties:
         return None
     member = read_table_record(search.tables, target)
-    return (
-        find_renamed_table(search.tables, member, search.candidate_names)
-        if member and member.is_other_table(table)
-        else None
-    )
+    if member is None or not member.is_other_table(table):
+        return None
+    return find_renamed_table(search.tables, member, search.candidate_names)
 
 
 def _missing_table_message(tables: StreamTables, target: Target, member: RoutedTableRecord | None) -> str:

@@ -119,11 +119,12 @@ class _Run:
             *notes,
             *report_unread_rows(routed),
             *self._compare_tables(found, own, routed, claimed, replays),
-            *(f for name, table in sorted(changed.items()) for f in self.foreign_changes(table, where=name)),
+            *(
+                finding
+                for name, table in sorted(changed.items())
+                for finding in report_foreign_changes(table, where=name, window=self.window, signals=self.signals)
+            ),
         )
-
-    def foreign_changes(self, table: Table, *, where: str) -> tuple[Finding, ...]:
-        return _report_foreign_changes(table, where=where, window=self.window, signals=self.signals)
 
     def _compare_tables(
         self,
@@ -202,7 +203,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
             tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, place, signals
         )
         claimed = load_claims(tables.journals, marker, table.metadata, window)
-        before = _metadata_findings(table, marker, claimed)
+        before = report_metadata_problems(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):
             return _build_audit(
                 run, claimed, (), (*before, *_compare_without_coordinates(run, claimed, declared=coordinates))
@@ -259,15 +260,15 @@ def require_marker(tables: StreamTables, table: Table) -> Marker:
     return marker
 
 
-def find_metadata_problems(
-    table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
-) -> tuple[Finding, ...]:
-    changed = _report_foreign_changes(table, where=marker.stream, window=window, signals=signals)
-    return (*_metadata_findings(table, marker, claimed), *changed)
-
-
-def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
+def report_metadata_problems(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
+    """Report a rollback, missing commit records and skipped offsets."""
     findings = []
+    if is_rolled_back(table, marker, name=".".join(table.name())):
+        sentence = (
+            "the table was rolled back to before the marker. To read the missing records again, run `frazil reset "
+            f"{marker.stream} --to table`"
+        )
+        findings.append(Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream))
     for path in claimed.missing_commit_records:
         key = parse_key(path)
         is_forgotten = key is None or marker.outcome_of(key) is BatchOutcome.UNKNOWN
@@ -275,11 +276,8 @@ def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[F
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
         findings.append(Finding(kind, 1, sentence, marker.stream))
     sentence = "retention deleted offsets before they were read, and source.on-gap skipped them: {}"
-    return (
-        *_report_rollback(table, marker),
-        *findings,
-        *(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost),
-    )
+    lost = (Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
+    return (*findings, *lost)
 
 
 def _has_new_replay(run: _Run) -> bool:
@@ -325,9 +323,9 @@ def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
 
 
 def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
-    findings = (*findings, *run.foreign_changes(run.table, where=run.marker.stream))
+    changed = report_foreign_changes(run.table, where=run.marker.stream, window=run.window, signals=run.signals)
     partitions = tuple(_count_partition(e) for e in evidence)
-    return Audit(run.tables.stream, partitions, findings, claimed.batches, run.window)
+    return Audit(run.tables.stream, partitions, (*findings, *changed), claimed.batches, run.window)
 
 
 def _count_partition(e: Evidence) -> PartitionAudit:
@@ -348,17 +346,7 @@ def _count_partition(e: Evidence) -> PartitionAudit:
     )
 
 
-def _report_rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
-    if not is_rolled_back(table, marker, name=".".join(table.name())):
-        return ()
-    sentence = (
-        "the table was rolled back to before the marker. To read the missing records again, run `frazil reset "
-        f"{marker.stream} --to table`"
-    )
-    return (Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream),)
-
-
-def _report_foreign_changes(table: Table, *, where: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
+def report_foreign_changes(table: Table, *, where: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
     """Report other programs' commits that deleted or overwrote rows. They do not reopen windows."""
     foreign = [
         snapshot

@@ -37,7 +37,7 @@ from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_truncated_logs, report_not_committed
 from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
-from frazil.audit.stream_audit import audit_changes, find_metadata_problems, require_marker
+from frazil.audit.stream_audit import audit_changes, report_foreign_changes, report_metadata_problems, require_marker
 from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, deleted_by_others
 from frazil.commit.marker import Marker
@@ -72,8 +72,9 @@ def audit_upserts(
     of_commits, rows = result
     partitions = tuple(_count_partitions(claimed, marker.source.topic_ids))
     changes = sum(partition.rows for partition in partitions)
-    standing = find_metadata_problems(table, marker, claimed, window, signals=spec.window is not None)
-    findings = (*standing, *of_commits, *_report_offsets_read_again(claimed))
+    changed = report_foreign_changes(table, where=spec.name, window=window, signals=spec.window is not None)
+    of_metadata = report_metadata_problems(table, marker, claimed)
+    findings = (*of_metadata, *changed, *of_commits, *_report_offsets_read_again(claimed))
     if with_source:
         findings = (*findings, *_compare_with_kafka(spec, tables, table, marker, claimed, window=window))
     elif changes:
@@ -319,27 +320,15 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
         else ""
     )
     late = LATE_AFTER_DELETE if spec.order_by else again
+    absent, of_key = FindingKind.MISSING, "Kafka's newest record of the key"
+    of_absent = f"is not in the table, although {of_key} is not a delete{again}{restored}"
+    if may_delete:
+        absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"
+    updated, deleted = counts.updated - keys.others_updated, counts.deleted - keys.others_deleted
     for kind, count, which, what in (
-        (
-            FindingKind.NOT_COMPARED if may_delete else FindingKind.MISSING,
-            counts.inserted,
-            keys.inserted,
-            f"is not in the table; {may_delete} may have deleted it"
-            if may_delete
-            else f"is not in the table, although Kafka's newest record of the key is not a delete{again}{restored}",
-        ),
-        (
-            FindingKind.MISCOUNTED,
-            counts.updated - keys.others_updated,
-            keys.updated,
-            f"has other values in the table than in Kafka's newest record of the key{again}",
-        ),
-        (
-            FindingKind.UNCLAIMED,
-            counts.deleted - keys.others_deleted,
-            keys.deleted,
-            f"is in the table, although Kafka's newest record of the key is a delete{late}",
-        ),
+        (absent, counts.inserted, keys.inserted, of_absent),
+        (FindingKind.MISCOUNTED, updated, keys.updated, f"has other values in the table than in {of_key}{again}"),
+        (FindingKind.UNCLAIMED, deleted, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
     ):
         if count:
             sentence = f"{format_count(count, 'key')}{_format_keys(which, count)}: each {what}"

@@ -48,11 +48,8 @@ class FileIndex:
     records: Mapping[TopicPartition, BitMap64]
 
     def describe_files_at(self, tp: TopicPartition, offset: int) -> str:
-        around = (
-            f.path
-            for f in self.files
-            if any((r.topic, r.partition) == tp and r.start <= offset < r.end for r in f.ranges)
-        )
+        ranges = ((f.path, r) for f in self.files for r in f.ranges)
+        around = (path for path, r in ranges if (r.topic, r.partition) == tp and r.start <= offset < r.end)
         return ", ".join(islice(around, 3))
 
 
@@ -188,10 +185,6 @@ def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[Fi
         folder = location.rpartition("/")[0]
         if one := tuple(f for f in store.list_files(folder) if f.path == location):
             return one
-    found = store.list_files(location)
-    return tuple(
-        f
-        for f in found
-        if is_record_file(f.path)
-        and not any(part.startswith(("_", ".")) for part in PurePosixPath(f.path.removeprefix(location)).parts)
-    )
+    found = [(f, PurePosixPath(f.path.removeprefix(location)).parts) for f in store.list_files(location)]
+    hidden = ("_", ".")
+    return tuple(f for f, parts in found if is_record_file(f.path) and not any(p.startswith(hidden) for p in parts))

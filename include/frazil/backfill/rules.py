@@ -200,12 +200,9 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
     for snapshot in ancestors(table.metadata):
         if snapshot.snapshot_id == audited_at:
             return
-        summary = snapshot.summary
-        if (
-            summary
-            and summary.get("frazil.stream") == stream
-            and summary.get("frazil.operation") in {"reset", "adopt", "forget"}
-        ):
+        summary = snapshot.summary if snapshot.summary else {}
+        is_own = summary.get("frazil.stream") == stream
+        if is_own and summary.get("frazil.operation") in {"reset", "adopt", "forget"}:
             break
     raise StaleBatch(
         f"stream {stream!r} was reset, or its table was rolled back, since backfill {backfill.id} was audited"

@@ -166,10 +166,7 @@ class Backfill:
         return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:
-        """Whether `dedupe` would drop every row that is read again.
-
-        That is so if all rows have an event time.
-        """
+        """Return whether `dedupe` would drop every row that is read again, because all have an event time."""
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.sinks.mode.drops_repeats and column.required and not self.request.dead_letters
 
@@ -305,12 +302,6 @@ class Backfill:
         """Whether a replay must write exactly the records that are still dead letters."""
         return self.request.dead_letters is not None and (self.spec.sinks.mode.merges or self.route is not None)
 
-    @property
-    def _skips_records(self) -> bool:
-        """Whether some records may change no row, such as deletes whose routing value has no table."""
-        deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.has_routed_tables and not self.request.files
-        return deletes or envelope_of(self.spec.source.format) is not None
-
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
         """Run the audit. If it fails because the backfill was abandoned, raises BackfillAbandoned."""
         try:
@@ -343,7 +334,10 @@ class Backfill:
                 *table_tallies,
                 tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source)),
             )
-        is_whole = self.request.event_times_us is None and not self._skips_records
+        # Some records may change no row, such as deletes whose routing value has no table.
+        deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.has_routed_tables and not self.request.files
+        may_skip = deletes or envelope_of(self.spec.source.format) is not None
+        is_whole = self.request.event_times_us is None and not may_skip
         staged = StagedRecords(
             journals,
             rows=rows,

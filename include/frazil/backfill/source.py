@@ -1,7 +1,5 @@
-"""Reads Kafka as a backfill's source, and computes the offsets that a backfill reads.
-
-These are the requested offsets before the marker whose records are in no table yet.
-`frazil.backfill.files` is the source for files, with the same methods.
+"""Reads Kafka as a backfill's source, and computes the offsets that a backfill reads: the requested ones before the
+marker whose records are in no table yet. `frazil.backfill.files` is the source for files, with the same methods.
 """
 
 from __future__ import annotations
@@ -62,14 +60,11 @@ def split_by_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *
     within = offsets_within(spans, records)
     count = math.ceil(sum(map(len, within.values())) / limit)
     pieces = (
-        {
-            tp: piece
-            for tp, offsets in within.items()
-            if (piece := _slice_spans(spans[tp], offsets, *_share_bounds(len(offsets), i, count)))
-        }
+        {tp: _slice_spans(spans[tp], of, *_share_bounds(len(of), i, count)) for tp, of in within.items()}
         for i in range(count)
     )
-    return tuple(filter(None, pieces))
+    present = ({tp: piece for tp, piece in pieces_by_tp.items() if piece} for pieces_by_tp in pieces)
+    return tuple(filter(None, present))
 
 
 def select_first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:

@@ -294,21 +294,14 @@ def published_records(
     """Yield the records of published backfills. With `window`, only of those published to main in this period."""
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
-    paths: Iterable[str]
     if window is None:
         listed = [f.path for f in journals.store.list_files(backfills_folder(journals))]
         paths = [path for path in listed if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
     else:
-        paths = _published_paths(metadata, stream, window)
+        in_window = (s.summary for s in ancestors_and_older_snapshots(metadata) if s.timestamp_ms in window)
+        paths = [str(s["frazil.commit-record"]) for s in in_window if s and s.get("frazil.backfill-stream") == stream]
     for path in paths:
         data = journals.store.get(path)
         record = BackfillRecord.from_bytes(data) if data else None
         if record and record.backfill.id != intended:
             yield record
-
-
-def _published_paths(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:
-    for snapshot in ancestors_and_older_snapshots(metadata):
-        summary = snapshot.summary
-        if summary and summary.get("frazil.backfill-stream") == stream and snapshot.timestamp_ms in window:
-            yield str(summary["frazil.commit-record"])

@@ -108,11 +108,9 @@ class Committer:
                 check_fence(marker, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             offsets = keep_same_topics(marker.offsets, marker.source, source)
+            merged = merge_identities(marker.source, source)
             return dataclasses.replace(
-                marker.with_epoch(self.epoch),
-                offsets=offsets,
-                source=merge_identities(marker.source, source),
-                own_table=own_table,
+                marker.with_epoch(self.epoch), offsets=offsets, source=merged, own_table=own_table
             )
 
         own_table = self._tables.own_table()
@@ -181,11 +179,9 @@ class Committer:
         def to_main(table: Table, marker: Marker) -> BranchChange | None:
             return release_waiting_files(table, marker.stream)
 
-        summary = {"frazil.operation": "release"}
-        release = prepare_commit(
-            self._tables, self._tables.main, decide, files=(), summary=summary, branch_change=to_main
-        )
-        commit_snapshots((release,), retry_policy=self._tables.retry_policy)
+        tables, summary = self._tables, {"frazil.operation": "release"}
+        release = prepare_commit(tables, tables.main, decide, files=(), summary=summary, branch_change=to_main)
+        commit_snapshots((release,), retry_policy=tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
         files = journal.staged_for("dead-letters")
@@ -204,12 +200,9 @@ class Committer:
             _check_can_land(table, journal, decision, files, at=marker)
             # The table's dead letters lie below these offsets, even after a reset to lower offsets.
             offsets = keep_same_topics(marker.offsets, marker.source, journal.source)
-            ends = {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
-            return dataclasses.replace(
-                marker.with_batch(journal.key),
-                offsets={**offsets, **ends},
-                source=merge_identities(marker.source, journal.source),
-            )
+            offsets |= {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
+            source = merge_identities(marker.source, journal.source)
+            return dataclasses.replace(marker.with_batch(journal.key), offsets=offsets, source=source)
 
         dead_letters = self._tables.dead_letters
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
@@ -250,14 +243,9 @@ class Committer:
         return read_marker(self._tables.dead_letters.current().metadata.properties, self._tables.stream)
 
     def _batch_summary(self, journal: Journal) -> dict[str, str]:
-        counts = {
-            "frazil.dropped": journal.dropped,
-            "frazil.future": journal.future_rows,
-            "frazil.with-ignored-fields": journal.with_ignored,
-            "frazil.without-columns": journal.without_columns,
-            "frazil.cast": journal.cast,
-            "frazil.other-events": journal.other_events,
-        }
+        counts = {"frazil.dropped": journal.dropped, "frazil.future": journal.future_rows, "frazil.cast": journal.cast}
+        counts |= {"frazil.with-ignored-fields": journal.with_ignored, "frazil.other-events": journal.other_events}
+        counts |= {"frazil.without-columns": journal.without_columns}
         return {
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
@@ -322,10 +310,8 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
     if not ahead:
         return {}
     wanted = RowSelection({topic for topic, _ in ahead}, ahead, marker.source.topic_ids, stream=marker.stream)
-    return {
-        tp: found.seen - covered_offsets(marker.rewritten.get(tp, ()))
-        for tp, found in tally_rows(table, wanted).items()
-    }
+    found = tally_rows(table, wanted)
+    return {tp: tally.seen - covered_offsets(marker.rewritten.get(tp, ())) for tp, tally in found.items()}
 
 
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
@@ -334,4 +320,4 @@ def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[
     if head is None or (head.summary and head.summary.get("total-records") == "0"):
         return {}
     found = tally_rows(table, RowSelection(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
-    return {tp: int(tally_.seen.max()) + 1 for tp, tally_ in found.items() if tally_.seen}
+    return {tp: int(tally.seen.max()) + 1 for tp, tally in found.items() if tally.seen}

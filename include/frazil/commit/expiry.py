@@ -75,7 +75,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     unread = [] if pins.cursor is None else _uncounted_commits(main, pins.cursor)
     holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
-    single = _referenced_snapshots(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
+    single = _referenced_snapshots(metadata, markers, pins, line=line, now_ms=now_ms)
     held = {line[at].snapshot_id: holds.get(at, "an older snapshot must be kept") for at in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch_name(marker.stream)) for marker in markers)
@@ -102,11 +102,8 @@ def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snap
     """Return planned snapshots that writers may expire. Those that removed files are left to maintenance."""
     main, planned = list(ancestors(metadata)), set(plan.expire)
     with_children = zip(main[1:], main, strict=False)
-    return [
-        snapshot
-        for snapshot, child in with_children
-        if snapshot.snapshot_id in planned and _removes_no_file(snapshot) and _removes_no_file(child)
-    ]
+    pairs = ((one, child) for one, child in with_children if one.snapshot_id in planned)
+    return [one for one, child in pairs if _removes_no_file(one) and _removes_no_file(child)]
 
 
 def _removes_no_file(snapshot: Snapshot) -> bool:
@@ -163,18 +160,12 @@ def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], 
     return {first: "the audit of an open backfill may need it"}
 
 
-def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
-    metadata: TableMetadata,
-    markers: Sequence[Marker],
-    pins: Pins,
-    *,
-    main: Sequence[Snapshot],
-    line: Sequence[Snapshot],
-    now_ms: int,
+def _referenced_snapshots(
+    metadata: TableMetadata, markers: Sequence[Marker], pins: Pins, *, line: Sequence[Snapshot], now_ms: int
 ) -> dict[int, str]:
-    """Return why snapshots outside main's kept history are referenced, by snapshot id."""
+    """Return why snapshots outside main's kept history (`line`) are referenced, by snapshot id."""
     ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
-    reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
+    reasons = dict(_branch_snapshots(metadata, ours, now_ms=now_ms))
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
     kept = [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
@@ -189,10 +180,9 @@ def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
     return {found: why for found, why in reasons.items() if found in present}
 
 
-def _branch_snapshots(
-    metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
-) -> Iterator[tuple[int, str]]:
+def _branch_snapshots(metadata: TableMetadata, ours: set[str], *, now_ms: int) -> Iterator[tuple[int, str]]:
     """Yield snapshots of other users' branches: not in main, or within the branch's own retention."""
+    main = {snapshot.snapshot_id for snapshot in ancestors(metadata)}
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue
@@ -205,12 +195,8 @@ def _branch_snapshots(
 def _describe_plan(
     expire: Sequence[int], line: Sequence[Snapshot], retained_reasons: Mapping[int, str], lost: int
 ) -> str:
-    expired = (
-        f"{format_count(len(expire), 'snapshot', 'is|are')} expired"
-        if expire
-        else "no snapshot is old enough to expire"
-    )
-    sentence = f"{expired}, {len(line):,} of main are kept"
+    expired = f"{format_count(len(expire), 'snapshot', 'is|are')} expired"
+    sentence = f"{expired if expire else 'no snapshot is old enough to expire'}, {len(line):,} of main are kept"
     if retained_reasons:
         reasons = ", ".join(f"{reason} ({n:,})" for reason, n in Counter(retained_reasons.values()).most_common(3))
         sentence += f"; {len(retained_reasons):,} are kept beyond the retention: {reasons}"

@@ -76,9 +76,8 @@ def newest_remaining_metadata(tables: StreamTables, member: RoutedTableRecord) -
     if member.uuid is None:
         return None
     try:
-        return find_newest_metadata(
-            open_store(member.location, tables.main.io_properties), member.location, member.uuid
-        )
+        store = open_store(member.location, tables.main.io_properties)
+        return find_newest_metadata(store, member.location, member.uuid)
     except (FrazilError, OSError):
         return None
 
@@ -98,12 +97,8 @@ def find_renamed_table(
         except NoSuchTableError:  # it was renamed once more
             continue
         except Exception as error:  # catalogs' clients raise anything; the other names may still match
-            log.warning(
-                "cannot load table %s to check whether it is the renamed table %s: %s",
-                name,
-                member.target,
-                format_error(error),
-            )
+            what = "cannot load table %s to check whether it is the renamed table %s: %s"
+            log.warning(what, name, member.target, format_error(error))
             continue
         if not member.is_other_table(table):
             return name

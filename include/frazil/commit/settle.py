@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
@@ -49,7 +49,10 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
     committed: list[Journal] = []
     discarded: list[BatchKey] = []
     keys = tables.journals.keys()
-    for journal in _waiting_journals(tables, marker, keys):
+    uuid = str(tables.main.current().metadata.table_uuid)
+    for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
+        if journal.key.epoch >= marker.at.epoch or marker.outcome_of(journal.key) is not BatchOutcome.NOT_COMMITTED:
+            continue
         try:
             _commit_waiting(committer, journal, tables)
         except (StaleBatch, TopicRecreated) as reason:
@@ -68,13 +71,6 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
         commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
     deleted = sweep(tables, below_epoch=committer.epoch, just_settled=True, keys=keys)
     return SettleResult(tuple(committed), tuple(discarded), deleted)
-
-
-def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    uuid = str(tables.main.current().metadata.table_uuid)
-    for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
-        if journal.key.epoch < marker.at.epoch and marker.outcome_of(journal.key) is BatchOutcome.NOT_COMMITTED:
-            yield journal
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:

@@ -78,11 +78,8 @@ class _MainHistory:
         return next((value for _, s in self.commits(stream, begin) if (value := read(s)) is not None), None)
 
     def index_at(self, at_ms: int | None) -> int:
-        if at_ms is None:
-            return 0
-        return self.require_unexpired(
-            next((index for index, s in enumerate(self.snapshots) if s.timestamp_ms <= at_ms), len(self.snapshots))
-        )
+        at = (i for i, s in enumerate(self.snapshots) if at_ms is None or s.timestamp_ms <= at_ms)
+        return self.require_unexpired(next(at, len(self.snapshots)))
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
         """Return the index of the newest snapshot, from `begin` on, whose history has no commit in `excluded`."""
@@ -110,10 +107,11 @@ def find_snapshot_set(
     indexes = {stream.main: histories[stream.main].index_at(at_ms) for stream in streams}
     watermark_ms = None
     if len(streams) > 1:
-        watermark_ms = min(_require_watermark(histories[s.main], s.stream, indexes[s.main]) for s in streams)
+        end_ms = watermark_ms = min(_require_watermark(histories[s.main], s.stream, indexes[s.main]) for s in streams)
         for stream in streams:
-            is_past = partial(_is_past_watermark, watermark_ms)
-            indexes[stream.main] = histories[stream.main].index_before(stream.stream, indexes[stream.main], is_past)
+            indexes[stream.main] = histories[stream.main].index_before(
+                stream.stream, indexes[stream.main], lambda s: (_watermark_ms(s) or end_ms) > end_ms
+            )
     others: dict[str, int] = {}
     for stream in streams:
         indexes[stream.main], is_left_out = _choose_snapshots(stream, histories, indexes[stream.main])
@@ -178,18 +176,19 @@ def _choose_snapshots(
             if end is not None and key < end
         ]
         if not out_of_order:
-            return main, partial(_is_left_out, stream.stream, end, later)
+            break
         end = min(out_of_order)
+
+    def is_left_out(snapshot: Snapshot) -> bool:
+        is_own = _summary_entry(snapshot, "frazil.stream") == stream.stream
+        return (is_own and _has_batch_from(end, snapshot)) or _backfill_id(snapshot) in later
+
+    return main, is_left_out
 
 
 def _batches_after(history: _MainHistory, stream: str, later_backfills: Collection[str]) -> list[BatchKey]:
     first = max((index for index, s in enumerate(history.snapshots) if _backfill_id(s) in later_backfills), default=0)
     return [key for _, s in history.commits(stream, 0, first) if (key := _batch_of(s))]
-
-
-def _is_left_out(stream: str, end: BatchKey | None, later_backfills: Collection[str], snapshot: Snapshot) -> bool:
-    is_own = _summary_entry(snapshot, "frazil.stream") == stream
-    return (is_own and _has_batch_from(end, snapshot)) or _backfill_id(snapshot) in later_backfills
 
 
 def _has_batch_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
@@ -201,12 +200,9 @@ def _has_batch_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
 def _follower_index(history: _MainHistory, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
     index = history.require_unexpired(max([0, *(p + 1 for p, s in enumerate(history.snapshots) if is_left_out(s))]))
     # Later changes by others (a compaction) are left out, as in the default table.
-    while (
-        at_ms is not None
-        and index < len(history.snapshots)
-        and history.snapshots[index].timestamp_ms > at_ms
-        and not (_batch_of(history.snapshots[index]) or _backfill_id(history.snapshots[index]))
-    ):
+    for snapshot in history.snapshots[index:]:
+        if at_ms is None or snapshot.timestamp_ms <= at_ms or _batch_of(snapshot) or _backfill_id(snapshot):
+            break
         index = history.require_unexpired(index + 1)
     return index
 
@@ -248,11 +244,6 @@ def _watermark_ms(snapshot: Snapshot) -> int | None:
 
 def _summary_entry(snapshot: Snapshot, key: str) -> str | None:
     return snapshot.summary.get(key) if snapshot.summary else None
-
-
-def _is_past_watermark(end_ms: int, snapshot: Snapshot) -> bool:
-    watermark_ms = _watermark_ms(snapshot)
-    return watermark_ms is not None and watermark_ms > end_ms
 
 
 def _require_watermark(history: _MainHistory, stream: str, begin: int) -> int:

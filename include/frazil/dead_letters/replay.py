@@ -1,7 +1,6 @@
-"""Replays dead letters with the current declaration, as a backfill whose source is a copy of the dead letters.
-
-It works on a copy, because the dead-letter table may change. `frazil.backfill.commit` decides which records land, and
-when their dead letters leave the table.
+"""Replays dead letters with the current declaration, as a backfill whose source is a copy of the dead letters, because
+the dead-letter table may change. `frazil.backfill.commit` decides which records land, and when their dead letters leave
+the table.
 """
 
 from __future__ import annotations

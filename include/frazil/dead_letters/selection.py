@@ -247,7 +247,7 @@ def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOutR
 
 
 def load_own_marker(opened: OpenStream) -> Marker:
-    """Return the stream's marker. Raises AdoptionRequired if the stream has no marker."""
+    """Return the stream's marker. Raises AdoptionRequired if it is missing."""
     return require_own_marker(opened.spec.name, opened.tables.marker())
 
 

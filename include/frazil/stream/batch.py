@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -67,6 +69,7 @@ from frazil.table.object_store import upload_requests
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Answers = tuple[TaskAnswer, ...]
 
 MAX_RESTAGES = 10
@@ -151,20 +154,15 @@ class BatchRunner:
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
         key, files = journal.key, len(journal.files)
-        self.emit(
-            BatchCommitted(
-                key,
-                self.marker,
-                journal.records,
-                journal.rejected,
-                files,
-                stage_s=stage_s,
-                commit_s=commit_s,
-                bytes=sum(file.bytes for file in journal.files),
-                changes=self._total_merge_counts(journal),
-                cost=journal.cost or BatchCost(),
-            )
+        committed = BatchCommitted(
+            key,
+            self.marker,
+            *(journal.records, journal.rejected, files),
+            *(stage_s, commit_s, sum(file.bytes for file in journal.files)),
+            changes=self._total_merge_counts(journal),
+            cost=journal.cost or BatchCost(),
         )
+        self.emit(committed)
         if journal.future_rows:
             by_partition = {p.topic_partition: p.future for p in journal.progress if p.future}
             newest_ms = max((p.newest_future_us // 1000 for p in journal.progress if p.newest_future_us), default=None)
@@ -185,13 +183,8 @@ class BatchRunner:
 
     def _journal_and_commit(self, journal: Journal) -> float:
         self.emit(PhaseBegan(Phase.JOURNALING))
-        written = retry_during_outage(
-            lambda: self.tables.journals.put(journal),
-            f"the journal of batch {journal.key} cannot be written",
-            wait=self.wait,
-            report=self._report_outage,
-        )
-        if not written:
+        what = f"the journal of batch {journal.key} cannot be written"
+        if not self._retry_during_outage(lambda: self.tables.journals.put(journal), what):
             raise Fenced(
                 f"batch {journal.key} of stream {self.spec.name!r} is already journaled or closed: another writer "
                 "took over"
@@ -217,16 +210,18 @@ class BatchRunner:
             raise fenced from error
 
     def _stage_with_retries(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        return retry_during_outage(
-            lambda: self.stage(stage, key, end, tasks=tasks),
-            f"batch {key} cannot be staged",
-            wait=self.wait,
-            report=self._report_outage,
-            prepare_retry=lambda: self._prepare_restage(key),
+        again = partial(self._prepare_restage, key)
+        return self._retry_during_outage(
+            lambda: self.stage(stage, key, end, tasks=tasks), f"batch {key} cannot be staged", again
         )
 
-    def _report_outage(self, sentence: str, code: int) -> None:
-        self.emit(OutageReported(sentence, code))
+    def _retry_during_outage(
+        self, operation: Callable[[], T], what: str, again: Callable[[], None] = lambda: None
+    ) -> T:
+        def report(sentence: str, code: int) -> None:
+            self.emit(OutageReported(sentence, code))
+
+        return retry_during_outage(operation, what, wait=self.wait, report=report, prepare_retry=again)
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
         """Stage the batch, again if tables changed. Returns the answers and the journal. Raises StaleBatch."""
@@ -326,8 +321,13 @@ class BatchRunner:
             discard_batch(self.tables, key)
 
     def _build_context(self, key: BatchKey) -> StageContext:
+        topic_ids = self.marker.source.topic_ids
+        if self.spec.source.topic_pattern is not None:  # a new topic is not in the marker yet
+            found = self.kafka.describe().identity
+            check_same_source(self.marker.source, found, stream=self.spec.name)
+            topic_ids = merge_identities(self.marker.source, found).topic_ids
         context = build_stage_context(
-            self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self._topic_ids()
+            self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=topic_ids
         )
         return dataclasses.replace(
             self.route.add_targets(context, key, self.marker),
@@ -336,15 +336,6 @@ class BatchRunner:
             rejects_accepted=self.rejects_accepted,
             evolution=self.spec.evolution.mode,
         )
-
-    def _topic_ids(self) -> Mapping[str, str]:
-        """Return the id of each topic, including a pattern's new topics that are not in the marker."""
-        known = self.marker.source
-        if self.spec.source.topic_pattern is None:
-            return known.topic_ids
-        found = self.kafka.describe().identity
-        check_same_source(known, found, stream=self.spec.name)
-        return merge_identities(known, found).topic_ids
 
     def _build_journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
         source = self.kafka.describe().identity

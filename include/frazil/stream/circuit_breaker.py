@@ -45,19 +45,15 @@ def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -
 
 def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
+    share = "" if before is None else _percent(before.rejected, before.records + before.rejected)
+    previous = f"In the previous batch, the share was {share}. " if share else ""
     return (
-        f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"
+        f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {previous}"
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
         f"wrong: `frazil resume {stream} --accept` stores its records up to now as dead letters; `frazil reset "
         f"{stream} --to latest` skips the records that Kafka has now. First at {_format_first_locations(rejects)}. "
         + " | ".join(f"{_location(r)} {r.error_class}: {r.error.rstrip('.')}" for r in _choose_samples(rejects))
     )
-
-
-def _previous_batch_text(before: Journal | None) -> str:
-    if before is None or not (total := before.records + before.rejected):
-        return ""
-    return f"In the previous batch, the share was {_percent(before.rejected, total)}. "
 
 
 def _format_first_locations(rejects: Rejects) -> str:
@@ -90,16 +86,9 @@ class AcceptedRejects:
 
 
 def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
-    text = json.dumps(
-        {
-            "offsets": nest_by_topic(accepted.offsets),
-            "cluster-id": accepted.source.cluster_id,
-            "topic-ids": dict(accepted.source.topic_ids),
-            "by": accepted.by,
-            "reason": accepted.reason,
-            "at-ms": accepted.at_ms,
-        }
-    )
+    source = {"cluster-id": accepted.source.cluster_id, "topic-ids": dict(accepted.source.topic_ids)}
+    who = {"by": accepted.by, "reason": accepted.reason, "at-ms": accepted.at_ms}
+    text = json.dumps({"offsets": nest_by_topic(accepted.offsets), **source, **who})
     tables.store.put(_path(tables), text.encode())
 
 
@@ -118,11 +107,8 @@ def _read(tables: StreamTables) -> AcceptedRejects | None:
         source = SourceIdentity(raw["cluster-id"], raw["topic-ids"])
         return AcceptedRejects(flatten_topics(raw["offsets"]), source, raw["by"], raw["reason"], raw["at-ms"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning(
-            "%s is malformed (%r), so no rejected record counts as accepted. Run `frazil resume STREAM --accept` again",
-            _path(tables),
-            error,
-        )
+        what = "%s is malformed (%r), so no rejected record counts as accepted. Run `frazil resume %s --accept` again"
+        log.warning(what, _path(tables), error, tables.stream)
         return None
 
 

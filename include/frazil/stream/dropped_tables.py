@@ -72,11 +72,15 @@ def find_dropped_tables(
             continue
         replacement = None if member.target in gone or loaded is None else _find_replacement(catalog, member, loaded)
         if member.target in gone or replacement is not None:
-            sentence = describe_dropped_table(spec, tables, member, replacement)
-            found.append(
-                DroppedTable(member.target, sentence, TableAbsence.REPLACED if replacement else TableAbsence.MISSING)
-            )
+            found.append(_make_dropped_table(spec, tables, member, replacement))
     return found
+
+
+def _make_dropped_table(
+    spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord, replacement: Table | None
+) -> DroppedTable:
+    absence = TableAbsence.REPLACED if replacement else TableAbsence.MISSING
+    return DroppedTable(member.target, describe_dropped_table(spec, tables, member, replacement), absence)
 
 
 def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
@@ -84,11 +88,8 @@ def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
     listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
     # A listing may leave out tables that we may not see, so each missing name is requested by itself.
     unlisted = sorted(names - listed)
-    return {
-        name
-        for name, exists in zip(unlisted, run_in_parallel(catalog.table_exists, unlisted), strict=True)
-        if not exists
-    }
+    found = zip(unlisted, run_in_parallel(catalog.table_exists, unlisted), strict=True)
+    return {name for name, exists in found if not exists}
 
 
 def _find_replacement(catalog: Catalog, member: RoutedTableRecord, loaded: Mapping[Target, Table]) -> Table | None:
@@ -146,11 +147,7 @@ def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) 
         replacement = _find_replacement(tables.main.current().catalog, member, {})
     except Exception:  # catalogs' clients raise anything, and the missing rows are reported anyway
         return {}
-    if replacement is None:
-        return {}
-    return {
-        target: DroppedTable(target, describe_dropped_table(spec, tables, member, replacement), TableAbsence.REPLACED)
-    }
+    return {} if replacement is None else {target: _make_dropped_table(spec, tables, member, replacement)}
 
 
 def has_other_route_value(spec: StreamSpec, table: Table, value: str | None) -> bool:
@@ -262,10 +259,6 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
     """Return the table's route value, according to its note, record or name; None if unknown."""
-    known = [
-        found.value
-        for found in (load_missing_table_note(tables, identifier), read_table_record(tables, identifier))
-        if found
-    ]
-    known.append(spec.sinks.extract_value(identifier))
+    found = load_missing_table_note(tables, identifier), read_table_record(tables, identifier)
+    known = (*(one.value for one in found if one), spec.sinks.extract_value(identifier))
     return next((value for value in known if value is not None), None)

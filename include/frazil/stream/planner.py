@@ -217,9 +217,8 @@ class BatchPlanner:
         waits_for = self.whole_transactions.waits_for if self.whole_transactions else ""
         waiting = self.watch.count_in_transactions()
         known, leaderless = dict(self.watch.stable), self.leaderless & read.keys()
-        self.reported = PlannerReport(
-            known, dict(self.first_offsets), waiting, waits_for, self.clock_ms(), None, leaderless
-        )
+        first, at_ms = dict(self.first_offsets), self.clock_ms()
+        self.reported = PlannerReport(known, first, waiting, waits_for, at_ms, leaderless=leaderless)
         self.report(self.reported)
 
     def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
@@ -251,10 +250,9 @@ class BatchPlanner:
             raise TopicRecreated(f"{error}{self._unread_message(made_again, ends)}") from error
         self.source = merge_identities(self.source, found.identity)
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
-        if missing := sorted(
-            t for t in read if t not in found.identity.topic_ids and self.absent.get(t, 0) < MAX_ABSENT_POLLS
-        ):
-            self.kafka.check_not_hidden(missing)
+        missing = sorted(read - found.identity.topic_ids.keys())
+        if new_missing := [topic for topic in missing if self.absent.get(topic, 0) < MAX_ABSENT_POLLS]:
+            self.kafka.check_not_hidden(new_missing)
         self.polls += 1
         self._count_missing_polls(found.identity.topic_ids)
         if found.leaderless != self.leaderless:
@@ -311,15 +309,15 @@ class BatchPlanner:
         unread = sum(max(ends.get(tp, start) - start, 0) for tp, start in offsets.items())
         rates = read_rates(self._exchange)
         rates = replace(rates, overhead_s=rates.overhead_s + self.queue_s)
-        due = decide_batch(unread=unread, oldest_age_s=self._oldest_age_s(now), rates=rates, policy=policy)
+        known = [seen for seen in self.first_seen.values() if seen is not None]
+        oldest_age_s = now - min(known) if known and len(known) == len(self.first_seen) else None
+        due = decide_batch(unread=unread, oldest_age_s=oldest_age_s, rates=rates, policy=policy)
         idle = self._idle_partitions(now)
         if due.now:
             end = limit_ends(offsets, ends, max_records=policy.max_records)
             if self.whole_transactions:
-                end = {
-                    tp: max(offsets[tp], self.whole_transactions.at) if tp in self._read_offsets() else offsets[tp]
-                    for tp in end
-                }
+                read, at = self._read_offsets(), self.whole_transactions.at
+                end = {tp: max(offsets[tp], at) if tp in read else offsets[tp] for tp in end}
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
                 # Records that a bounded batch leaves unread keep their waiting time.
@@ -336,11 +334,6 @@ class BatchPlanner:
             self.position = replace(self.position, idle=idle)
         return self.position
 
-    def _oldest_age_s(self, now: float) -> float | None:
-        seen = list(self.first_seen.values())
-        known = [s for s in seen if s is not None]
-        return None if len(known) < len(seen) or not known else now - min(known)
-
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
         """Return the partitions without unread records for the idle timeout. Records in open transactions count as
         unread. Partitions that the marker has as idle stay so until they have unread records. Partitions of a missing
@@ -348,11 +341,8 @@ class BatchPlanner:
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, at in read.items() if tp not in self.leaderless and self.watch.has_no_more_records(tp, at)}
-        retired = {
-            tp
-            for tp in self.position.offsets
-            if tp not in read and self.absent.get(tp[0], MAX_ABSENT_POLLS) >= MAX_ABSENT_POLLS
-        }
-        return frozenset(retired).union(
-            tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s
+        idle = {tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s}
+        unread = (tp for tp in self.position.offsets if tp not in read)
+        return frozenset(
+            idle.union(tp for tp in unread if self.absent.get(tp[0], MAX_ABSENT_POLLS) >= MAX_ABSENT_POLLS)
         )

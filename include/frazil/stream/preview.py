@@ -50,16 +50,14 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
     found: list[PreviewedRecord] = []
     with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:
-            tries = bisect_failures(
-                len(chunk),
-                lambda start, end: [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect)],  # noqa: B023 - called here
-            )
-            for start, _, tried in tries:
-                found += (
-                    [_preview_unwritable(chunk, start, ranges, to_safe_error(tried, context))]
-                    if isinstance(tried, Exception)
-                    else tried
-                )
+
+            def attempt(start: int, end: int, chunk: RecordChunk = chunk) -> list[PreviewedRecord]:
+                return [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect)]
+
+            for start, _, tried in bisect_failures(len(chunk), attempt):
+                if isinstance(tried, Exception):
+                    tried = [_preview_unwritable(chunk, start, ranges, to_safe_error(tried, context))]  # noqa: PLW2901
+                found += tried
     return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]
 
 

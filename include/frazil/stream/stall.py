@@ -123,7 +123,8 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
         since_ms = sample.at_ms if _has_not_advanced(before) else before.watermark_since_ms
         return dataclasses.replace(before, sampled_at_ms=sample.at_ms, watermark_since_ms=since_ms)
     moved = [tp for tp, offset in sample.offsets.items() if before.offsets.get(tp) != offset]
-    read_up_since_ms = _read_up_since_ms(before, sample, moved=bool(moved))
+    still_read_up = None if moved else before.read_up_since_ms
+    read_up_since_ms = None if sample.unread else sample.at_ms if still_read_up is None else still_read_up
     quiet = read_up_since_ms is not None and sample.at_ms - read_up_since_ms >= limits.stall_timeout_ms
     starts = sample.planned_at_ms is None and _has_not_advanced(before)
     fresh = quiet or starts or sample.watermark_us != before.watermark_us
@@ -145,12 +146,6 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
 def _has_not_advanced(before: SampleHistory) -> bool:
     """Return whether no offset has advanced since the watermark last moved."""
     return before.advances == 0
-
-
-def _read_up_since_ms(before: SampleHistory, sample: WriterSample, *, moved: bool) -> int | None:
-    if sample.unread:
-        return None
-    return sample.at_ms if moved or before.read_up_since_ms is None else before.read_up_since_ms
 
 
 def _open_since(before: tuple[int, int] | None, tp: TopicPartition, sample: WriterSample) -> tuple[int, int]:
