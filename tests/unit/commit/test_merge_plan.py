@@ -34,7 +34,7 @@ from pyiceberg.types import (
 )
 
 from frazil.commit import merge_plan
-from frazil.commit.manifest_writing import ManifestLayout, write_added
+from frazil.commit.manifest_writing import ManifestLayout, NewManifest, write_added
 from frazil.commit.merge_plan import plan_merge
 from frazil.commit.merging import UPSERT_MODE
 from frazil.commit.snapshot import SnapshotWriter
@@ -225,9 +225,7 @@ def _land_deletes(world, *files):
     layout = ManifestLayout.for_spec(table.spec(), table.metadata)
     path = f"{table.location()}/metadata/deletes.avro"
     writer.manifests = [
-        write_added(
-            files, layout, content=ManifestContent.DELETES, path=path, table=table, snapshot_id=writer.snapshot_id
-        )
+        write_added(files, layout, ManifestContent.DELETES, NewManifest(path, table, writer.snapshot_id)),
     ]
     prepared = writer.prepare(table, summary={}, now_ms=world.clock_ms)
     world.catalog.inner.commit_table(table, prepared.requirements, prepared.updates)
