@@ -294,9 +294,5 @@ def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dic
 
 
 def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
-    return sum(
-        offsets[tp].range_cardinality(*span)
-        for tp, ranges in claimed.ranges.items()
-        if tp in offsets
-        for span in merge_ranges(ranges)
-    )
+    of_both = ((offsets[tp], merge_ranges(ranges)) for tp, ranges in claimed.ranges.items() if tp in offsets)
+    return sum(found.range_cardinality(*span) for found, spans in of_both for span in spans)

@@ -74,11 +74,8 @@ class SourceRecords:
         targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in base.targets.items()}
         wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
         dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
-        context = dataclasses.replace(
-            base,
-            targets=targets,
-            existing_dead_letters={tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen},
-        )
+        existing = {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
+        context = dataclasses.replace(base, targets=targets, existing_dead_letters=existing)
         rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
         tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
         return [stage(context, task, attempt=0) for task in tasks], context

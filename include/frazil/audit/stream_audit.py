@@ -81,23 +81,13 @@ class _Run:
         """Return evidence and findings. `every` has the claims of all times, for recreated topics."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.find_remaining_offsets(self.marker, claimed) if self.find_remaining_offsets else ({}, ())
-        default = tally_rows(
-            self.table,
-            RowSelection(topics, within),
-            RowSelection(topics, within, branch=open_branch_name(self.marker.stream)),
-        )
-        replays = (
-            PublishedReplays.load(self.tables, self.table) if self.marker.routed is not None else PublishedReplays()
-        )
+        on_main = RowSelection(topics, within)
+        default = tally_rows(self.table, on_main, replace(on_main, branch=open_branch_name(self.marker.stream)))
+        has_route = self.marker.routed is not None
+        replays = PublishedReplays.load(self.tables, self.table) if has_route else PublishedReplays()
         dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
-        routed = read_routed_rows(
-            self.tables,
-            self.marker,
-            every or claimed,
-            within=within,
-            replays=replays,
-            candidate_names=self.candidate_names,
-        )
+        stream, names = (self.tables, self.marker, every or claimed), self.candidate_names
+        routed = read_routed_rows(*stream, within=within, replays=replays, candidate_names=names)
         found = gather_evidence(
             self.marker,
             claimed,

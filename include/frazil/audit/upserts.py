@@ -168,11 +168,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
-        why_not = {
-            topic: why
-            for topic in sorted({topic for topic, _ in starts})
-            if (why := explain_not_comparable(topic, marker.source, topics.identity, spec))
-        }
+        explained = {topic: explain_not_comparable(topic, marker.source, topics.identity, spec) for topic, _ in starts}
+        why_not = {topic: why for topic, why in sorted(explained.items()) if why}
         why_not |= {topic: NO_LEADER for topic, _ in sorted(topics.leaderless & starts.keys()) if topic not in why_not}
         first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)
         starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
@@ -246,17 +243,12 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
             yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
         for target, table in replay.sinks.tables.items():
             changes = tuple(file for result in results for file in result.files if file.target == target)
-            rules = dataclasses.replace(
-                build_merge_rules(replay.spec, table),
-                how="merge-on-read",
-                traced=False,
-                landed=replay.tables.landed(table),
-            )
+            rules, landed = build_merge_rules(replay.spec, table), replay.tables.landed(table)
+            rules = dataclasses.replace(rules, how="merge-on-read", traced=False, landed=landed)
             merged = target_table(table, folder=str(folder / "merged" / target))
             context = MergeContext(stream, rules, staged.targets[target], merged)
-            yield from _report_table_differences(
-                replay, table, changes, context, stream if target == "main" else target
-            )
+            subject = stream if target == "main" else target
+            yield from _report_table_differences(replay, table, changes, context, subject)
 
 
 def _report_table_differences(
@@ -276,9 +268,7 @@ def _report_table_differences(
         return
     if missing := _inserted_offsets(done, changes, context):
         count = sum(map(len, missing.values()))
-        where = "; ".join(
-            f"{topic}-{partition} {format_at_offsets(of)}" for (topic, partition), of in sorted(missing.items())
-        )
+        where = "; ".join(f"{tp[0]}-{tp[1]} {format_at_offsets(offsets)}" for tp, offsets in sorted(missing.items()))
         verbs = "has no row and is not a repeat" if count == 1 else "have no row and are not repeats"
         sentence = f"{format_count(count, 'record')} in Kafka {verbs}: {where}"
         yield Finding(FindingKind.MISSING, count, sentence, subject)

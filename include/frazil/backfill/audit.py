@@ -33,12 +33,8 @@ def topic_generations(
     requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str
 ) -> set[str]:
     """Return the topic ids of the requested offsets; several if the topic was recreated."""
-    return {
-        r.topic_id
-        for tp, spans in requested.items()
-        for r in claimed.get(tp, ())
-        if tp[0] == topic and any(r.start < end and start < r.end for start, end in spans)
-    }
+    ranges = ((r, spans) for tp, spans in requested.items() if tp[0] == topic for r in claimed.get(tp, ()))
+    return {r.topic_id for r, spans in ranges if any(r.start < end and start < r.end for start, end in spans)}
 
 
 @dataclass(frozen=True, slots=True)

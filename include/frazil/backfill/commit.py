@@ -143,10 +143,9 @@ class BackfillCommitter:
             **({} if merges else windows_summary(record.late)),  # a merge reports its own counts
             "frazil.commit-record": path,
         }
+        tables, staged = self.tables, self.backfill
         try:
-            self.backfill = _publish(
-                self.tables, self.tables.main, self.backfill, written=writer, summary=summary, check=check
-            )
+            self.backfill = _publish(tables, tables.main, staged, written=writer, summary=summary, check=check)
         except CommitUnavailable as error:
             if (self.backfill.replays or merges) and isinstance(error.__cause__, CommitFailedException):
                 raise CommitUnavailable(lost_races_message(self.backfill, str(error))) from error
@@ -342,11 +341,8 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
     """Delete staged files that no committed chunk lists, after voiding the keys of uncommitted chunks."""
-    keys = {
-        key
-        for target, handle in own.targets.items()
-        for key, _ in batch_folders(own.store_of(target), handle.refresh(), own.stream)
-    }
+    staged = [batch_folders(own.store_of(t), handle.refresh(), own.stream) for t, handle in own.targets.items()]
+    keys = {key for folders in staged for key, _ in folders}
     for key in sorted(keys):
         journal = own.journals.get(key)
         if backfill.has_chunk(key):
@@ -357,11 +353,8 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
-    return dataclasses.replace(
-        tables,
-        stream=staging_stream(tables.stream, backfill_id),
-        journals=backfill_journals(tables.journals, backfill_id),
-    )
+    journals = backfill_journals(tables.journals, backfill_id)
+    return dataclasses.replace(tables, stream=staging_stream(tables.stream, backfill_id), journals=journals)
 
 
 def _load_backfill(handle: TableHandle, stream: str) -> BackfillMarker | None:

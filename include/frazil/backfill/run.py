@@ -204,9 +204,8 @@ class Backfill:
                 if self.request.target == "branch":
                     return committer.backfill
                 routed = {target: seen_offsets(of) for target, of in audited.routed.items()}
-                record = BackfillRecord(
-                    committer.backfill, self._count_late_rows(), seen_offsets(audited.replayed), routed
-                )
+                late, replayed = self._count_late_rows(), seen_offsets(audited.replayed)
+                record = BackfillRecord(committer.backfill, late, replayed, routed)
                 return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
             except StaleBatch as stale:
                 log.warning("%s", stale)
@@ -330,10 +329,8 @@ class Backfill:
         else:
             table_tallies = self._tally_tables(table, marker, spans)[-1 if self._drops_reread_rows(table) else 0 :]
         if self.request.dead_letters:
-            table_tallies = (
-                *table_tallies,
-                tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source)),
-            )
+            former = tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source))
+            table_tallies = (*table_tallies, former)
         # Some records may change no row, such as deletes whose routing value has no table.
         deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.has_routed_tables and not self.request.files
         may_skip = deletes or envelope_of(self.spec.source.format) is not None

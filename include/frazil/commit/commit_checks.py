@@ -179,10 +179,8 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}
     current = metadata.schema()
     pairs = {(f.spec_id, f.schema_id) for f in files}
-    return all(
-        spec_id in specs and schema_id in schemas and _schema_fits(schemas[schema_id], current)
-        for spec_id, schema_id in pairs
-    )
+    is_known = all(spec_id in specs and schema_id in schemas for spec_id, schema_id in pairs)
+    return is_known and all(_schema_fits(schemas[schema_id], current) for _, schema_id in pairs)
 
 
 def _schema_fits(written: Schema, current: Schema) -> bool:
@@ -190,9 +188,8 @@ def _schema_fits(written: Schema, current: Schema) -> bool:
     left = set(now.values())
     if any(name in now and field_id not in left for name, field_id in index_by_name(written).items()):
         return False
-    return all(
-        field.field_id in before and before[field.field_id].required for field in current.fields if field.required
-    )
+    required = (field.field_id for field in current.fields if field.required)
+    return all(field_id in before and before[field_id].required for field_id in required)
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:

@@ -80,11 +80,8 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch_name(marker.stream)) for marker in markers)
     ours = {s.snapshot_id for s in chain(main, *open_lines, _left_by_writers(metadata, main))}
-    expire = tuple(
-        s.snapshot_id
-        for s in metadata.snapshots
-        if s.snapshot_id not in stays and (s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
-    )
+    may_expire = (s.snapshot_id for s in metadata.snapshots if s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
+    expire = tuple(snapshot_id for snapshot_id in may_expire if snapshot_id not in stays)
     lost = sum(at >= len(line) for at in unread)
     return ExpiryPlan(expire, held | single, _describe_plan(expire, line, held | single, lost))
 

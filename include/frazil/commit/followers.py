@@ -313,12 +313,9 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
 
 def _advance_marker(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
-    return dataclasses.replace(
-        marker.with_epoch(journal.key.epoch).with_batch(journal.key),
-        at=journal.key,
-        offsets={**marker.offsets, **ends},
-        source=merge_identities(marker.source, journal.source),
-    )
+    advanced = marker.with_epoch(journal.key.epoch).with_batch(journal.key)
+    source = merge_identities(marker.source, journal.source)
+    return dataclasses.replace(advanced, at=journal.key, offsets={**marker.offsets, **ends}, source=source)
 
 
 def require_marker(table: Table, stream: str) -> Marker:

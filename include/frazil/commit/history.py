@@ -142,12 +142,8 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
 
 def is_replay(snapshot: Snapshot, stream: str) -> bool:
     """Return whether this is the commit of a stream's replayed dead letters. A plain backfill is not."""
-    summary = snapshot.summary
-    return (
-        summary is not None
-        and summary.get("frazil.operation") == "replay"
-        and summary.get("frazil.backfill-stream") == stream
-    )
+    entries = snapshot.summary or {}
+    return (entries.get("frazil.operation"), entries.get("frazil.backfill-stream")) == ("replay", stream)
 
 
 def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:

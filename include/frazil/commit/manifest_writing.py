@@ -143,10 +143,8 @@ class _Writer(ManifestWriterV2):
 
     def _entry_schema(self, format_version: TableVersion) -> Schema:
         """Return the entries' schema. Partition values are optional even if their column is required."""
-        values = [
-            NestedField(field.field_id, field.name, field.field_type, required=False)
-            for field in self._spec.partition_type(self._schema).fields
-        ]
+        fields = self._spec.partition_type(self._schema).fields
+        values = [NestedField(f.field_id, f.name, f.field_type, required=False) for f in fields]
         data_file = data_file_with_partition(StructType(*values), format_version)
         return manifest_entry_schema_with_data_file(format_version, data_file)
 
@@ -202,10 +200,8 @@ def write_merged(
     copies = [written.copied.with_row_ids(manifest, written.entries) for manifest, written in merged.items()]
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
     leaves = [file_key(entry.data_file) in removed for entry in entries]
-    written = [
-        _updated_entry(one, new.snapshot_id, deleted=True) if gone else one
-        for one, gone in zip(entries, leaves, strict=True)
-    ]
+    pairs = zip(entries, leaves, strict=True)
+    written = [_updated_entry(one, new.snapshot_id, deleted=True) if gone else one for one, gone in pairs]
     made = _write(written, layout, first.content, new, copied=copied)
     stays = [not gone for gone in leaves]
     if any(stays) and sum(stays) < MAX_REMEMBERED_ENTRIES:

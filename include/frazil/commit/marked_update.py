@@ -191,11 +191,8 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
 
 
 def _position_summary(marker: Marker) -> dict[str, str]:
-    position = {
-        "frazil.stream": marker.stream,
-        "frazil.epoch": str(marker.at.epoch),
-        "frazil.batch-id": str(marker.at.batch),
-    }
+    epoch, batch = map(str, marker.at)
+    position = {"frazil.stream": marker.stream, "frazil.epoch": epoch, "frazil.batch-id": batch}
     if marker.watermark_us is not None:
         position["frazil.watermark-ms"] = str(marker.watermark_us // 1000)
     if marker.max_event_times_us:

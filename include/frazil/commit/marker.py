@@ -119,12 +119,8 @@ class Marker:
 
     def with_batch(self, journal: BatchKey) -> Marker:
         """Return the marker after this batch, which may belong to an earlier epoch."""
-        return dataclasses.replace(
-            self,
-            at=BatchKey(self.at.epoch, self.at.batch + 1),
-            settled=journal,
-            batches={**self.batches, journal.epoch: journal.batch},
-        )
+        at, batches = BatchKey(self.at.epoch, self.at.batch + 1), {**self.batches, journal.epoch: journal.batch}
+        return dataclasses.replace(self, at=at, settled=journal, batches=batches)
 
     def outcome_of(self, key: BatchKey) -> BatchOutcome:
         """Return whether a batch of an earlier epoch was committed. An epoch commits its batches in order."""

@@ -117,11 +117,8 @@ class _ChangeIndex:
         self._key = key
         spec = table.metadata.specs().get(self.spec_id, PartitionSpec())
         sources = {field_id for field_id, _ in self._kinds}
-        self.key_fields = [
-            position
-            for position, part in enumerate(spec.fields)
-            if part.source_id in sources and not isinstance(part.transform, VoidTransform)
-        ]
+        of_key = ((i, part) for i, part in enumerate(spec.fields) if part.source_id in sources)
+        self.key_fields = [i for i, part in of_key if not isinstance(part.transform, VoidTransform)]
         self._types = _partition_types(spec, table)
         self.groups: dict[GroupValues, list[StagedFile]] = defaultdict(list)
         for file in changes:
@@ -257,10 +254,8 @@ class PartitionKeys:
     def for_file(self, file: DataFile) -> PartitionKey:
         if file.spec_id not in self._types:
             self._types[file.spec_id] = _partition_types(self._table.metadata.specs()[file.spec_id], self._table)
-        return tuple(
-            None if (value := file.partition[i]) is None else base64.b64encode(to_bytes(kind, value)).decode()
-            for i, kind in enumerate(self._types[file.spec_id])
-        )
+        values = ((kind, file.partition[i]) for i, kind in enumerate(self._types[file.spec_id]))
+        return tuple(None if v is None else base64.b64encode(to_bytes(kind, v)).decode() for kind, v in values)
 
     def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
         """Return the values of identity partition columns that the file does not contain, by field id."""

@@ -113,10 +113,8 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
     """Limit the wanted offsets to Kafka's range. Other partitions begin at their first offset."""
-    return {
-        tp: min(max(wanted.get(tp, first), first), available.end.get(tp, first))
-        for tp, first in available.first.items()
-    }
+    limits = ((tp, first, available.end.get(tp, first)) for tp, first in available.first.items())
+    return {tp: min(max(wanted.get(tp, first), first), end) for tp, first, end in limits}
 
 
 def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:

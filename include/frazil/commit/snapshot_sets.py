@@ -148,12 +148,8 @@ def _first_excluded_batch(
         return None
     after = min([*later, *([BatchKey(settled.epoch, settled.batch + 1)] if settled else [])])
     end = after if stream.missing_since is None else min(after, stream.missing_since)
-    spans = [
-        (first, last)
-        for name in stream.routed
-        for _, s in histories[name].commits(stream.stream)
-        if (last := _batch_of(s)) and (first := _batch_of(s, FIRST_RECORD))
-    ]
+    routed = (snapshot for name in stream.routed for _, snapshot in histories[name].commits(stream.stream))
+    spans = [(first, last) for s in routed if (last := _batch_of(s)) and (first := _batch_of(s, FIRST_RECORD))]
     while split := [first for first, last in spans if first < end <= last]:
         end = min(split)
     return end
@@ -169,12 +165,9 @@ def _choose_snapshots(
         if end is not None:
             main = history.index_before(stream.stream, main, partial(_has_batch_from, end))
         later = {published for s in history.snapshots[:main] if (published := _backfill_id(s))}
-        out_of_order = [
-            key
-            for name in (stream.dead_letters, *stream.routed)
-            for key in _batches_after(histories[name], stream.stream, later)
-            if end is not None and key < end
-        ]
+        others = (histories[name] for name in (stream.dead_letters, *stream.routed))
+        after = [key for history_ in others for key in _batches_after(history_, stream.stream, later)]
+        out_of_order = [key for key in after if end is not None and key < end]
         if not out_of_order:
             break
         end = min(out_of_order)

@@ -101,12 +101,8 @@ class _MergeRun(TaskRun):
         gone = find_deletes(changes) & ~old
         new = ~old & ~same & ~gone
         renews = same & find_renewed_rows(changes, rows, rules)
-        self._count(
-            stale=int((old & first).sum()),
-            unchanged=int((same & first).sum()),
-            deleted=int((gone & first).sum()),
-            updated=int((new & first).sum()),
-        )
+        masks = {"stale": old, "unchanged": same, "deleted": gone, "updated": new}
+        self._count(**{name: int((mask & first).sum()) for name, mask in masks.items()})
         self._write_counted(changes.filter(pa.array(new & first)))
         self.write(changes.filter(pa.array(renews & first)))
         self._count_rows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
@@ -143,11 +139,8 @@ class _MergeRun(TaskRun):
         for removed in leaving:
             groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
         for group in groups.values():
-            leaving_rows = {
-                removed.located.file: len(removed.positions) + len(removed.located.deleted)
-                for removed in group
-                if len(removed.positions)
-            }
+            counts = ((one.located, len(one.positions)) for one in group if len(one.positions))
+            leaving_rows = {located.file: count + len(located.deleted) for located, count in counts}
             files = [removed.located.file for removed in group]
             share = max(1, new_rows * len(files) // max(1, len(leaving)))
             how, added = self.context.rules.how, share if new_rows else 0

@@ -160,12 +160,8 @@ def assess_group(
     with translate_catalog_errors(catalog.name):
         decided = {spec.name: DefaultTableProgress.load(catalog, spec)}  # first, as in `assess_table`
         bound_us = decided[spec.name].feed(spec).complete_until_us
-        own = {
-            *(spec.route.complete if spec.route else ()),
-            *sinks.named_tables,
-            sinks.default_table,
-            sinks.dead_letter_table,
-        }
+        own = {*sinks.named_tables, sinks.default_table, sinks.dead_letter_table}
+        own.update(spec.route.complete if spec.route else ())
         found = {name: signals.for_table(name) for name in list_matching_names(catalog, sinks) if name not in own}
 
         def may_signal(cursor: Cursor | None) -> bool:

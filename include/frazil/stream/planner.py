@@ -145,12 +145,8 @@ class BatchPlanner:
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether records from this offset on wait for their source transaction to end."""
-        return (
-            self.whole_transactions is not None
-            and self.whole_transactions.is_stuck
-            and tp in self._read_offsets()
-            and offset >= self.whole_transactions.at
-        )
+        whole = self.whole_transactions
+        return whole is not None and whole.is_stuck and tp in self._read_offsets() and offset >= whole.at
 
     def is_gone(self, topic: str) -> bool:
         """Return whether a topic of the stream's pattern counts as deleted."""
