@@ -248,10 +248,10 @@ class _TableClaims:
             is_rewritten = rewritten.range_cardinality(r.start, r.end) > 0
             return count_missing(r), 0 if is_rewritten else max(0, count(r) - self.claimed(r))
         audited = group_by_topic_id(group.audited)
-        missing_ = max(group.missing(count_missing), self.count_missing_records(group, audited))
+        missing = max(group.missing(count_missing), self.count_missing_records(group, audited))
         highest = sum(highest for _, highest in group.bounds(self.claimed).values())
         surplus = len((self.tally.seen | self.lost) & group.offsets) - highest
-        return missing_, 0 if rewritten & group.offsets else max(0, surplus)
+        return missing, 0 if rewritten & group.offsets else max(0, surplus)
 
     def count_missing_records(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
         """Return the minimum number of missing records of these topic ids, if all rows of the group have these ids."""
@@ -286,30 +286,30 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
     return covered_offsets(e.given_up) - e.seen
 
 
-def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
+def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Finding]:
     """Report differences between a table's records and commit records. Omits records already reported as missing."""
     fewer = more = unknown = 0
     first: OverlappingRanges | None = None
-    of_rows, dead_letters = witness.tally is e.rows, _dead_letter_claims(e)
+    of_rows, dead_letters = table.tally is e.rows, _dead_letter_claims(e)
     accounted = e.seen | find_missing_offsets(e) | _accepted_offsets(e)
-    for group in witness.groups:
-        missing_, surplus = witness.compare(group)
+    for group in table.groups:
+        missing, surplus = table.compare(group)
         if of_rows and _is_exact(e, group):
             lost = group.lowest(_claimed_records) - len(accounted & group.offsets)
-            missing_ = max(missing_, lost - dead_letters.compare(group)[0])
+            missing = max(missing, lost - dead_letters.compare(group)[0])
         if e.drops_repeats and of_rows:
-            missing_ = 0
-        fewer, more = fewer + missing_, more + surplus
-        unknown += max(0, witness.count_missing_records(group, group.ranges_by_topic_id) - missing_)
-        first = first or (group if missing_ or surplus else None)
+            missing = 0
+        fewer, more = fewer + missing, more + surplus
+        unknown += max(0, table.count_missing_records(group, group.ranges_by_topic_id) - missing)
+        first = first or (group if missing or surplus else None)
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, unknown,
-        f"{e.tables} is missing {format_count(unknown, witness.name)}, which may be of a former topic of this name. To "
+        f"{e.tables} is missing {format_count(unknown, table.name)}, which may be of a former topic of this name. To "
         "compare all commits, audit without a period",
     )  # fmt: skip
     if first is not None:
-        fewer_words = [f"is missing {format_count(fewer, witness.name)} that the commit records count"] if fewer else []
-        has = [f"has {format_count(more, witness.name)} that no commit record counts"] if more else []
+        fewer_words = [f"is missing {format_count(fewer, table.name)} that the commit records count"] if fewer else []
+        has = [f"has {format_count(more, table.name)} that no commit record counts"] if more else []
         span = first.audited[0].start, max(r.end for r in first.audited)
         where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
         where += "; `--source` names them" if fewer and e.kafka is None else ""

@@ -148,12 +148,12 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
     try:
         table = tables.handle(target).refresh()
     except NoSuchTableError:
-        member = read_table_record(tables, target)
-        renamed_to = None if member is None else find_renamed_table(tables, member, search.candidate_names)
+        record = read_table_record(tables, target)
+        renamed_to = None if record is None else find_renamed_table(tables, record, search.candidate_names)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
-        elif member or not waiting or not all_files_wait(tables, waiting, target):
-            problem = _missing_table_message(tables, target, member)
+        elif record or not waiting or not all_files_wait(tables, waiting, target):
+            problem = _missing_table_message(tables, target, record)
     else:
         renamed_to = _find_new_name(search, target, table)
         if renamed_to is not None:  # the renamed table has all rows that are counted for the old name
@@ -186,14 +186,14 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
 def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target | None:
     if property_name(search.tables.stream) in table.properties:
         return None
-    member = read_table_record(search.tables, target)
-    if member is None or not member.is_other_table(table):
+    record = read_table_record(search.tables, target)
+    if record is None or not record.is_other_table(table):
         return None
-    return find_renamed_table(search.tables, member, search.candidate_names)
+    return find_renamed_table(search.tables, record, search.candidate_names)
 
 
-def _missing_table_message(tables: StreamTables, target: Target, member: RoutedTableRecord | None) -> str:
-    catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
+def _missing_table_message(tables: StreamTables, target: Target, record: RoutedTableRecord | None) -> str:
+    catalog, newest = tables.main.catalog_name, None if record is None else newest_remaining_metadata(tables, record)
     again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route still declares this "

@@ -148,7 +148,7 @@ class Change(Generic[T]):
     """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
 
     def has_landed_in(self, table: Table) -> bool:
-        """Return whether this change has landed. A `proof` no longer shows it once a later change replaces it."""
+        """Return whether this change has landed. Returns False if a later change has replaced its `proof`."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}

@@ -103,7 +103,9 @@ class MarkedUpdate:
     def _change_branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[int | None, Callable[[Snapshot], tuple[TableUpdate, ...]]]:
-        """Return the id of the open branch's head (None if the branch ends), and the updates after main's snapshot."""
+        """Return the id of the open branch's new head (None if the branch ends). Also returns a function that makes the
+        branch's updates, given main's snapshot.
+        """
         name = open_branch_name(self.stream)
         if change.removes_branch:
 

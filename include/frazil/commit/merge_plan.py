@@ -54,7 +54,7 @@ class InsertTask:
     after: tuple[int, ...]
     share: tuple[str, ...] = ()
 
-    def task(self, matched: Mapping[int, bytes]) -> MergeTask:
+    def make_task(self, matched: Mapping[int, bytes]) -> MergeTask:
         maps = [BitMap64.deserialize(matched[index]) for index in self.after if matched[index]]
         text = BitMap64.union(*maps).serialize() if maps else b""
         return MergeTask(self.index, self.changes, (), inserts=True, matched=text, share=self.share)
@@ -75,7 +75,7 @@ class MergePlan:
     def make_insert_tasks(self, results: Sequence[MergeResult]) -> list[MergeTask]:
         """Return the tasks to run after `tasks`, which had these results."""
         matched = {task.index: result.matched for task, result in zip(self.tasks, results, strict=True)}
-        return [last.task(matched) for last in self.insert_tasks]
+        return [planned.make_task(matched) for planned in self.insert_tasks]
 
 
 def plan_merge(

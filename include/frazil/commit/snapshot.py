@@ -74,7 +74,7 @@ class BaseManifests:
     summary: Summary | None
     """Summary of the previous snapshot, including `removed_files`; None before the first snapshot."""
     written: Sequence[ManifestFile] = ()
-    """Manifests of `stays` that were rewritten because files were deleted."""
+    """The `remaining_manifests` that were rewritten because files were deleted."""
 
 
 @dataclass(slots=True)
@@ -153,13 +153,13 @@ class SnapshotWriter:
 
     def _base(self, table: Table, parent: Snapshot | None, path: str, snapshot_id: int) -> BaseManifests:
         """Return the branch's live manifests. If main has many small ones, the first attempt merges them."""
-        stays = live_manifests(parent, table.io)
+        live = live_manifests(parent, table.io)
         if self.branch == MAIN and self.files and not self.attempts:
-            self.merged = merge_manifests(stays, table, snapshot_id=snapshot_id)
-        fewer = self.merged.apply_to(stays) if self.merged else None
+            self.merged = merge_manifests(live, table, snapshot_id=snapshot_id)
+        fewer = self.merged.apply_to(live) if self.merged else None
         if fewer:
             self.merged_in.add(path)
-        return BaseManifests(fewer or stays, (), parent.summary if parent else None)
+        return BaseManifests(fewer or live, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
         """Require an unchanged main for a branch's first snapshot. Otherwise the sequence number might decrease."""

@@ -33,7 +33,7 @@ class PreviewedRecord:
     topic: str
     partition: int
     offset: int
-    fate: PreviewOutcome
+    outcome: PreviewOutcome
     rows: tuple[dict[str, Any], ...] = ()
     error: str = ""
 
@@ -95,10 +95,11 @@ def _preview_chunk(
     deleted = {*of_rows[deletes].tolist()} - {*of_rows[~deletes].tolist()}  # a new key is a delete and a row
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
-        of_row: PreviewOutcome = "delete" if index in deleted else "row"
-        fate: PreviewOutcome = of_row if index in rows else "dead letter" if index in errors else "no change"
-        fate = "dropped" if index in dropped else fate
-        yield PreviewedRecord(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
+        outcome: PreviewOutcome = "dead letter" if index in errors else "no change"
+        if index in rows:
+            outcome = "delete" if index in deleted else "row"
+        outcome = "dropped" if index in dropped else outcome
+        yield PreviewedRecord(of.topic, of.partition, offset, outcome, tuple(rows[index]), errors.get(index, ""))
 
 
 def _preview_unwritable(chunk: RecordChunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:

@@ -142,8 +142,8 @@ class SchemaComparison:
             if field.name not in table_fields:
                 found_ids.update(self.history.ids.get((parent, field.name), ()))
                 yield self.compare_missing(field, existing, path=here, parent=parent)
-            elif stranger := self._find_reused_name(table_fields[field.name], path=here, parent=parent):
-                yield stranger
+            elif conflict := self._find_reused_name(table_fields[field.name], path=here, parent=parent):
+                yield conflict
             else:
                 yield from self._compare_fields(field, table_fields[field.name], path=here)
         declared_names = {field.name for field in declared.fields}

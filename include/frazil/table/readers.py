@@ -53,7 +53,7 @@ _TRINO_GLUE = {
 
 
 def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
-    """Return the text to paste. `packages` are Maven coordinates. Raises SpecError if the engine has no such one."""
+    """Return the text to paste. `packages` are Maven coordinates. Raises SpecError if it is impossible."""
     if reader == "spark":
         return _spark_snippet(catalog, properties, packages)
     if reader == "trino":
