@@ -196,7 +196,6 @@ class Claims:
     """Number of repeats that batches dropped, except in accepted losses. None if unknown."""
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges of the topics with these ids, by topic-partition."""
         return {tp: tuple(r for r in of if r.topic_id == topic_ids.get(tp[0], "")) for tp, of in self.ranges.items()}
 
     def former_offsets(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, BitMap64]:

@@ -78,7 +78,6 @@ def tally_files_to_merge(table: Table, journals: Iterable[Journal]) -> dict[Topi
 
 
 def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the spans that are not dead letters."""
     return {tp: offsets - get_offsets(dead_letters, tp) for tp, offsets in to_bitmaps(spans).items()}
 
 

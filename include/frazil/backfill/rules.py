@@ -50,7 +50,6 @@ def require_own_marker(stream: str, marker: Marker | None, *, noun: str = "dead 
 
 
 def check_no_replay(backfill: BackfillMarker | None) -> None:
-    """Raise WriterBusy if a replay is open."""
     if backfill is not None and backfill.is_open and backfill.replays:
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): wait "
@@ -60,7 +59,6 @@ def check_no_replay(backfill: BackfillMarker | None) -> None:
 
 
 def check_no_backfill(backfill: BackfillMarker | None) -> None:
-    """Raise WriterBusy if a backfill is open."""
     if backfill is not None and backfill.is_open and not backfill.replays:
         raise WriterBusy(
             f"backfill {backfill.id} of stream {backfill.stream!r} is {backfill.state}: finish the backfill, or end it "

@@ -241,9 +241,8 @@ class Backfill:
         check_run_not_abandoned(last, self.request.run)
 
     def check(self) -> None:
-        """Check, before Spark and a backfill start, that the stream can be backfilled.
-
-        Raises AdoptionRequired and SpecError. Raises SchemaIncompatible if rows of a new backfill would not fit.
+        """Check that the stream can be backfilled, before Spark starts. Raises AdoptionRequired, SpecError, and
+        SchemaIncompatible if rows of a new backfill would not fit.
         """
         table, _ = self._load_table_and_marker()
         if not ((last := self.last()) and last.is_open):

@@ -112,13 +112,11 @@ def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
 
 
 def manifest_paths(snapshot: Snapshot, file_io: FileIO) -> tuple[str, ...]:
-    """Return the paths of a snapshot's manifests. Reads no file if this process wrote the snapshot."""
     known = _paths.get(snapshot.manifest_list)
     return tuple(m.manifest_path for m in snapshot.manifests(file_io)) if known is None else known
 
 
 def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestFile]:
-    """Return the manifests that list live files."""
     manifests = read_manifests(snapshot, file_io) if snapshot else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 

@@ -73,7 +73,6 @@ class MergePlan:
         return self.read.get(manifest.manifest_path, ())
 
     def make_insert_tasks(self, results: Sequence[MergeResult]) -> list[MergeTask]:
-        """Return the tasks to run after `tasks`, which had these results."""
         matched = {task.index: result.matched for task, result in zip(self.tasks, results, strict=True)}
         return [planned.make_task(matched) for planned in self.insert_tasks]
 

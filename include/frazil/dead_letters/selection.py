@@ -103,7 +103,6 @@ class DeadLetter:
     error: str
     key: str | None
     value: str | None
-    """The value; None for a tombstone."""
     headers: dict[str, list[str | None]]
     """The values of each header name, because Kafka allows a name to repeat."""
     replays: int
@@ -197,15 +196,10 @@ COORDINATES_AND_TOPIC_ID = (*COORDINATES, "topic_id")
 
 class LeftOutReason(StrEnum):
     CONTENT_OMITTED = "not-kept"
-    """No part of the record was kept."""
     RECREATED = "topic-recreated"
-    """The topic was recreated, and has other records at these offsets."""
     TO_BE_READ = "to-be-read"
-    """A reset moved the stream's position back before the record, or the batch was never committed."""
     TWO_RECORDS = "two-records"
-    """Kafka assigned the offset to a second record."""
     FORMER_TOPIC = "former-topic"
-    """The topic was deleted, so the record's offset does not show which change is newer."""
 
 
 _SENTENCES: Mapping[LeftOutReason, str] = {

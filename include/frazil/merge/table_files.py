@@ -262,7 +262,6 @@ class TaskRun(ABC):
     def result(self) -> MergeResult: ...
 
     def write(self, rows: pa.Table) -> pa.Table:
-        """Write rows, and return them in the table's schema."""
         schema = self.writer.layout.arrow_schema
         rows = rows.select(schema.names).cast(schema)
         self.writer.add(rows)

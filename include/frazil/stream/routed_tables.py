@@ -157,7 +157,6 @@ class RoutedTables:
     refused: dict[str, str] = field(default_factory=dict)
     absent: dict[Target, str] = field(default_factory=dict)
     _recorded: set[Target] = field(default_factory=set)
-    """Recorded tables, which the route once had."""
     _unread: set[Target] = field(default_factory=set)
     """Tables of the template that could not be loaded. Their route values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
