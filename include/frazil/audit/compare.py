@@ -50,11 +50,8 @@ def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
 
 def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about duplicate and miscounted dead letters."""
-    found = [
-        *_report_duplicate_dead_letters(evidence),
-        *_report_count_differences(evidence, _dead_letter_claims(evidence)),
-    ]
-    return tuple(f for f in found if f.count)
+    miscounted = _report_count_differences(evidence, _dead_letter_claims(evidence))
+    return tuple(f for f in (*_report_duplicate_dead_letters(evidence), *miscounted) if f.count)
 
 
 def find_missing_offsets(evidence: Evidence) -> BitMap64:
@@ -159,19 +156,15 @@ def find_ambiguous_offsets(e: Evidence) -> BitMap64:
 
 def _report_rows_with_dead_letters(e: Evidence) -> Iterable[Finding]:
     both = (e.rows.seen & e.dead_letters.seen) - find_ambiguous_offsets(e)
-    sentence = (
-        f"{format_count(len(both), 'offset', 'is|are')} in the table and in the dead-letter table, "
-        f"{format_at_offsets(both)}"
-    )
+    offsets, where = format_count(len(both), "offset", "is|are"), format_at_offsets(both)
+    sentence = f"{offsets} in the table and in the dead-letter table, {where}"
     yield _make_finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
 
 def _report_missing_records(e: Evidence) -> Iterable[Finding]:
     lost = find_missing_offsets(e)
-    sentence = (
-        f"{format_count(len(lost), 'committed record', 'is|are')} in Kafka but in no table, {format_at_offsets(lost)}"
-    )
-    yield _make_finding(e, FindingKind.MISSING, len(lost), sentence)
+    records, where = format_count(len(lost), "committed record", "is|are"), format_at_offsets(lost)
+    yield _make_finding(e, FindingKind.MISSING, len(lost), f"{records} in Kafka but in no table, {where}")
 
 
 def _report_dropped_records(e: Evidence) -> Iterable[Finding]:

@@ -38,7 +38,7 @@ from frazil.commit.routed_table_records import (
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import all_files_wait, has_waiting_files, is_waiting_file
 from frazil.ingest.contract import StagedFile, Target
-from frazil.offsets.spans import TopicPartition, offset_bitmap
+from frazil.offsets.spans import OffsetSets, TopicPartition, offset_bitmap
 from frazil.offsets.tally import OffsetTally, Tallies, get_offsets, merge_tallies, seen_offsets
 from frazil.spec.units import format_count
 from frazil.table.landed_offsets import COORDINATES, OffsetRanges, RowSelection, tally_files, tally_rows
@@ -66,8 +66,8 @@ class RoutedRows:
 class PublishedReplays:
     """Published replays of dead letters. The original batches' ranges include their offsets."""
 
-    rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
-    routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
+    rows: OffsetSets = field(default_factory=dict)
+    routed: Mapping[Target, OffsetSets] = field(default_factory=dict)
     """Rows in each routed table."""
     last: BackfillMarker | None = None
     """The last replay, while the dead-letter table still has its dead letters."""
@@ -293,6 +293,6 @@ def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dic
     return {default[0]: default[1], **{name: merge_tallies(of) for name, of in by_name.items()}}
 
 
-def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
+def _count_claimed(offsets: OffsetSets, claimed: Claims) -> int:
     of_both = ((offsets[tp], merge_ranges(ranges)) for tp, ranges in claimed.ranges.items() if tp in offsets)
     return sum(found.range_cardinality(*span) for found, spans in of_both for span in spans)

@@ -29,7 +29,7 @@ from frazil.ingest.decode import DecodedChunk, bisect_failures
 from frazil.ingest.readers import open_reader
 from frazil.ingest.stage import stage
 from frazil.ingest.target_decoders import open_decoder
-from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.spans import OffsetSets, Span, TopicPartition
 from frazil.offsets.tally import Tallies
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executor_kafka_properties
@@ -148,9 +148,7 @@ def _not_comparable(
             yield target, "the writer committed to the table during the audit: run the audit again"
 
 
-def dropped_offsets(
-    spec: StreamSpec, tables: StreamTables, ranges: Mapping[TopicPartition, Span]
-) -> Mapping[TopicPartition, BitMap64]:
+def dropped_offsets(spec: StreamSpec, tables: StreamTables, ranges: Mapping[TopicPartition, Span]) -> OffsetSets:
     """Return the offsets in these ranges whose records the current transform drops."""
     kafka = executor_kafka_properties(spec, os.environ)
     context = build_stage_context(spec, tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids={})

@@ -49,7 +49,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask
 from frazil.merge.table_files import TableFileReader
 from frazil.merge.task import run_merge_task
-from frazil.offsets.spans import TopicPartition, iter_runs, offset_bitmap
+from frazil.offsets.spans import Offsets, TopicPartition, iter_runs, offset_bitmap
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.landed_offsets import COORDINATES, split_by_partition
@@ -213,7 +213,7 @@ def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Mark
 def _report_missing_in_kafka(
     stream: str,
     read: Mapping[TopicPartition, tuple[Sequence[CommittedRange], BitMap64]],
-    first: Mapping[TopicPartition, int],
+    first: Offsets,
     *,
     by_records: bool,
 ) -> Iterator[Finding]:

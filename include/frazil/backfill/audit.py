@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 from frazil.audit.claims import CommittedRange
 from frazil.commit.journal import Journal
 from frazil.ingest.contract import StageResult, Target
-from frazil.offsets.spans import Spans, TopicPartition, merge_spans, offset_bitmap
+from frazil.offsets.spans import OffsetSets, Spans, TopicPartition, merge_spans, offset_bitmap
 from frazil.offsets.tally import Tallies, get_offsets
 from frazil.spec.units import format_count
 
@@ -44,7 +44,7 @@ class StagedRecords:
     dead_letters: Tallies
     table_tallies: tuple[Tallies, ...]
     """The rows and dead letters that the stream's tables already have."""
-    source: Mapping[TopicPartition, BitMap64] | None = None
+    source: OffsetSets | None = None
     """The source's records in these ranges; None if an event-time filter selected only some records."""
 
 

@@ -59,7 +59,7 @@ from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.recorder import record_action
 from frazil.ingest.contract import StagedFile, is_routed
-from frazil.offsets.spans import TopicPartition, spans_overlap
+from frazil.offsets.spans import Offsets, spans_overlap
 from frazil.spec.units import format_count
 from frazil.table.tables import may_delete_files
 
@@ -120,9 +120,7 @@ class BackfillCommitter:
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill
 
-    def publish(
-        self, record: BackfillRecord, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
-    ) -> BackfillMarker:
+    def publish(self, record: BackfillRecord, *, audited_at: int, read_to: Offsets | None = None) -> BackfillMarker:
         """Append or merge the staged files on main in one commit, which ends the backfill.
 
         `audited_at` is the snapshot of main with which the audit compared the records. Raises
@@ -215,7 +213,7 @@ class BackfillCommitter:
         _sweep(self.own, self.backfill)
 
     def _check_publishable(
-        self, journals: list[Journal], audited_at: int, read_to: Mapping[TopicPartition, int] | None
+        self, journals: list[Journal], audited_at: int, read_to: Offsets | None
     ) -> Callable[[Table], None]:
         files = staged_files(journals, "main")
 

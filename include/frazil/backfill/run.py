@@ -63,7 +63,7 @@ from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, Write
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps, unite_offsets
+from frazil.offsets.spans import Offsets, Spans, to_bitmaps, unite_offsets
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, seen_offsets
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
@@ -98,7 +98,7 @@ class _AuditResult:
     """The offsets of dead letters that the publication turns into rows or changes; empty for a backfill."""
     routed: Mapping[Target, Tallies] = field(default_factory=dict)
     """The part of `replayed` whose rows are for routed tables, by table."""
-    read_to: Mapping[TopicPartition, int] | None = None
+    read_to: Offsets | None = None
     """The stream's position, which must not change before the publication; None if it may change."""
 
 
@@ -363,7 +363,7 @@ class Backfill:
             return _AuditResult(at, rows, routed)
         return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
 
-    def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
+    def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Offsets | None:
         """Return the position that the stream must keep until publication; None if it may advance.
 
         Raises WriterBusy if the stream has read further than the backfill.

@@ -26,7 +26,7 @@ from frazil.commit.staging_targets import list_targets, object_path
 from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.host.processes import identify_process
 from frazil.ingest.contract import Target
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import OffsetSets, TopicPartition
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
@@ -201,9 +201,9 @@ class BackfillRecord:
     backfill: BackfillMarker
     late: Mapping[int, int]
     """Number of late rows by window start, in microseconds since 1970."""
-    replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
+    replayed: OffsetSets = field(default_factory=dict)
     """The offsets whose dead letters became rows; empty unless the backfill is a replay."""
-    routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
+    routed: Mapping[Target, OffsetSets] = field(default_factory=dict)
     """The part of `replayed` whose rows are in routed tables."""
 
     @property
@@ -227,7 +227,7 @@ class BackfillRecord:
         return cls(BackfillMarker.from_json(raw["backfill"]), late, _decode_offsets(raw.get("replayed", ())), routed)
 
 
-def _encode_offsets(offsets: Mapping[TopicPartition, BitMap64]) -> list[tuple[str, int, str]]:
+def _encode_offsets(offsets: OffsetSets) -> list[tuple[str, int, str]]:
     return [
         (topic, partition, base64.b64encode(found.serialize()).decode())
         for (topic, partition), found in sorted(offsets.items(), key=itemgetter(0))

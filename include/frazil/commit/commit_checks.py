@@ -31,7 +31,7 @@ from frazil.commit.marker import (
 from frazil.errors import AdoptionRequired, Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.units import format_count
 from frazil.table.branches import MAIN, head_of
 
@@ -310,9 +310,7 @@ def _parse_note(text: str) -> Mapping[str, Any]:
         return {}
 
 
-def continued_offsets(
-    starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
-) -> dict[TopicPartition, int]:
+def continued_offsets(starts: Offsets, others: Mapping[str, Mapping[str, Offsets]]) -> dict[TopicPartition, int]:
     """Return each partition's start offset: the highest in `others`, or else the one in `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}

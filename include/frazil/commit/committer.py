@@ -7,7 +7,7 @@ belongs to one process. A journal is complete before its batch is committed. Sta
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from pyiceberg.table import Table
 from pyroaring import BitMap64
@@ -44,7 +44,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition, covered_offsets
+from frazil.offsets.spans import Offsets, TopicPartition, covered_offsets
 from frazil.partitions.completeness import watermark_us
 from frazil.table.branches import head_of
 from frazil.table.landed_offsets import RowSelection, tally_rows
@@ -64,7 +64,7 @@ class Committer:
         tables: StreamTables,
         *,
         source: SourceIdentity,
-        initial: Callable[[], Mapping[TopicPartition, int]],
+        initial: Callable[[], Offsets],
         first_epoch: int = 1,
         after: int | None = None,
         following: Callable[[Marker], Followers] | None = None,
@@ -207,7 +207,7 @@ class Committer:
         dead_letters = self._tables.dead_letters
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
-    def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
+    def skip(self, first: Offsets, *, lost: str) -> Marker:
         """Advance the marker to Kafka's first offsets where these are higher. Raises the same errors as `commit`."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:

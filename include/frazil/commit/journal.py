@@ -19,17 +19,10 @@ from pyiceberg.table import Table
 
 from frazil.commit.dead_letter_counts import Reasons, reasons_from_json, reasons_json
 from frazil.commit.folded_records import MAX_SEGMENT_RECORDS, FoldedRecords, split_records
-from frazil.commit.marker import (
-    NO_TRANSACTION,
-    BatchKey,
-    LastTransaction,
-    Marker,
-    flatten_topics,
-    nest_by_topic,
-)
+from frazil.commit.marker import NO_TRANSACTION, BatchKey, LastTransaction, Marker, flatten_topics, nest_by_topic
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
@@ -77,7 +70,7 @@ class Journal:
     """The last batch with dead letters, as of staging, or `NO_DEAD_LETTERS`."""
     idle: frozenset[TopicPartition]
     """Partitions without a recent record."""
-    offsets_after: Mapping[TopicPartition, int]
+    offsets_after: Offsets
     """The next offset of each of the stream's partitions after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The leader epochs of the records before `offsets_after`, if known."""

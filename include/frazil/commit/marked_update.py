@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
 from pyiceberg.table import Table
@@ -33,6 +34,7 @@ from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWrit
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import SpecError
 from frazil.ingest.contract import StagedFile
+from frazil.partitions.windows import EPOCH
 from frazil.table.branches import head_of
 from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files
@@ -198,18 +200,13 @@ def _position_summary(marker: Marker) -> dict[str, str]:
     if marker.watermark_us is not None:
         position["frazil.watermark-ms"] = str(marker.watermark_us // 1000)
     if marker.max_event_times_us:
-        position["max-event-time"] = format_iso_utc(max(marker.max_event_times_us.values()))
+        newest_us = max(marker.max_event_times_us.values())
+        position["max-event-time"] = f"{newest_us} us"
+        with suppress(OverflowError):  # a date after the year 9999
+            position["max-event-time"] = (EPOCH + timedelta(microseconds=newest_us)).isoformat()
     if marker.open_snapshot_id is not None:
         position[OPEN_SNAPSHOT_KEY] = str(marker.open_snapshot_id)
     return position
-
-
-def format_iso_utc(us: int) -> str:
-    """Format microseconds since 1970 as ISO 8601. Times out of range become a number with its unit."""
-    try:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
-    except OverflowError:
-        return f"{us} us"
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from frazil.errors import MarkerUnreadable
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.spans import Offsets, Span, TopicPartition
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Marker:
     """The epoch that owns the stream, and the last batch of that epoch (0 is the take-over itself)."""
     settled: BatchKey | None
     """The key of the last committed journal. Later journals may not be committed yet."""
-    offsets: Mapping[TopicPartition, int]
+    offsets: Offsets
     source: SourceIdentity
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
     idle: frozenset[TopicPartition] = frozenset()
@@ -86,7 +86,7 @@ class Marker:
     """The leader epochs of the records before the offsets. They reveal truncated logs."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record, after a truncation or in a recreated topic."""
-    landed: Mapping[TopicPartition, int] = field(default_factory=dict)
+    landed: Offsets = field(default_factory=dict)
     """The end of the table's records, as of the last reset, in recreated or truncated partitions."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed. An operator accepted their loss."""
@@ -248,7 +248,7 @@ def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) ->
     return {tp: value for tp, value in values.items() if tp[0] in topics}
 
 
-def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
+def first_marker(stream: str, *, epoch: int, offsets: Offsets, source: SourceIdentity) -> Marker:
     """Return a stream's first marker. It names no earlier epochs, so their journals are never committed."""
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
@@ -260,7 +260,7 @@ def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceId
 
 
 def keep_same_topics(
-    offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, current: SourceIdentity
+    offsets: Offsets, known: SourceIdentity | None, current: SourceIdentity
 ) -> dict[TopicPartition, int]:
     """Return the offsets that are still valid in `current`. Omits other clusters and recreated topics."""
     if known is None or known.cluster_id != current.cluster_id:

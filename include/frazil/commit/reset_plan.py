@@ -23,9 +23,8 @@ from frazil.commit.marker import (
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import RolledBack
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Span, Spans, TopicPartition, merge_spans
+from frazil.offsets.spans import Offsets, Span, Spans, TopicPartition, merge_spans
 
-Offsets = Mapping[TopicPartition, int]
 NO_OFFSETS: Offsets = MappingProxyType({})
 
 

@@ -102,7 +102,10 @@ def find_snapshot_set(
 ) -> SnapshotSet:
     """Return the newest cut up to `at_ms`. Raises FrazilError if no cut is known, and RolledBack for lost commits."""
     for stream in streams:
-        _check_not_rolled_back(stream, tables)
+        for name in (stream.main, stream.dead_letters, *stream.routed):
+            if marker := read_marker(tables[name].metadata.properties, stream.stream):
+                check = check_routed_not_rolled_back if name in stream.routed else check_ancestry
+                check(tables[name].metadata, marker, table=name)
     histories = {name: _MainHistory(name, t.metadata, tuple(ancestors(t.metadata))) for name, t in tables.items()}
     indexes = {stream.main: histories[stream.main].index_at(at_ms) for stream in streams}
     watermark_ms = None
@@ -126,14 +129,6 @@ def find_snapshot_set(
         for name, index in (rows | others).items()
     ]
     return SnapshotSet(watermark_ms, tuple(found))
-
-
-def _check_not_rolled_back(stream: StreamTableNames, tables: Mapping[str, Table]) -> None:
-    for name in (stream.main, stream.dead_letters, *stream.routed):
-        metadata = tables[name].metadata
-        if marker := read_marker(metadata.properties, stream.stream):
-            check = check_routed_not_rolled_back if name in stream.routed else check_ancestry
-            check(metadata, marker, table=name)
 
 
 def _first_excluded_batch(

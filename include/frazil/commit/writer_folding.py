@@ -28,7 +28,7 @@ from frazil.commit.manifest_writing import (
     recently_written,
     write_merged,
 )
-from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWriter, to_data_file
+from frazil.commit.snapshot import BaseManifests, SnapshotWriter, to_data_file
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.writer_expiry import has_ended, start_thread
@@ -103,7 +103,10 @@ class WriterFolding:
         full = next((tier for tier, found in self._waiting.items() if len(found) >= self.fan_in), None)
         if full is not None:
             waiting, table = self._waiting.pop(full), self.handle.current()
-            known = _known_files(table)
+            # Only files in manifests whose entries are in memory can be replaced.
+            manifests = live_manifests(head_of(table.metadata), table.io)
+            written = filter(None, (recently_written.get(manifest.manifest_path) for manifest in manifests))
+            known = {entry.data_file.file_path for one in written for entry in one.entries}
             found = tuple(file for file in waiting if file.path in known)
             if len(found) >= self.fan_in and _can_fold(table, full):
                 self._running = self.start(lambda: self._rewrite(table, full, found))
@@ -149,7 +152,7 @@ class WriterFolding:
             self.handle.commit(table, requirements=prepared.requirements, updates=prepared.updates)
         except CommitFailedException as error:
             # A client that repeats a request, such as AWS's, reports a conflict with its own first request.
-            if self._has_landed(prepared):
+            if self.handle.refresh().metadata.snapshot_by_id(prepared.snapshot.snapshot_id) is not None:
                 self._add_made(fold, found)
                 return
             log.info("%d files of table %s were not folded: %s", len(fold.files), name, error)
@@ -159,9 +162,6 @@ class WriterFolding:
             log.warning("the outcome of folding %d files of table %s is unknown: %r", len(fold.files), name, error)
         else:
             self._add_made(fold, found)
-
-    def _has_landed(self, prepared: PreparedSnapshot) -> bool:
-        return self.handle.refresh().metadata.snapshot_by_id(prepared.snapshot.snapshot_id) is not None
 
     def _add_made(self, fold: _Fold, done: Replacement) -> None:
         _forget(done.removed)
@@ -189,13 +189,6 @@ def _can_fold(table: Table, tier: Tier) -> bool:
     # A summary need not count delete files.
     has_deletes = any(m.content is ManifestContent.DELETES for m in live_manifests(head_of(metadata), table.io))
     return is_current and metadata.format_version == 2 and not has_deletes
-
-
-def _known_files(table: Table) -> set[str]:
-    """Return the paths of live files in manifests whose entries are in memory. No others can be replaced."""
-    manifests = live_manifests(head_of(table.metadata), table.io)
-    known = filter(None, (recently_written.get(manifest.manifest_path) for manifest in manifests))
-    return {entry.data_file.file_path for written in known for entry in written.entries}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from frazil.backfill.rules import require_own_marker
 from frazil.commit.marker import Marker
 from frazil.commit.open_streams import OpenStream
 from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.spec.values import Model
@@ -245,7 +245,7 @@ def load_own_marker(opened: OpenStream) -> Marker:
     return require_own_marker(opened.spec.name, opened.tables.marker())
 
 
-def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
+def find_former_ends(opened: OpenStream) -> Offsets:
     """Return the end offsets of deleted topics of the same names; empty unless this is an upsert stream."""
     if not opened.spec.sinks.mode.replaces_rows:
         return {}
@@ -259,7 +259,7 @@ def may_omit_records(spec: StreamSpec) -> bool:
 
 
 def find_left_out_reasons(
-    rows: pa.Table, marker: Marker, former: Mapping[TopicPartition, int], *, omits: bool
+    rows: pa.Table, marker: Marker, former: Offsets, *, omits: bool
 ) -> list[LeftOutReason | None]:
     """Return why each row is left out; None if it is replayed. `rows` need the column `value` only with `omits`."""
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
@@ -270,9 +270,7 @@ def find_left_out_reasons(
     ]
 
 
-def _reason_for(
-    place: tuple[str, int, int, str | None], marker: Marker, former: Mapping[TopicPartition, int]
-) -> LeftOutReason | None:
+def _reason_for(place: tuple[str, int, int, str | None], marker: Marker, former: Offsets) -> LeftOutReason | None:
     topic, partition, offset, topic_id = place
     if topic_id not in {None, marker.source.topic_ids.get(topic)}:
         return LeftOutReason.RECREATED

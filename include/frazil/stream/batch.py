@@ -46,7 +46,7 @@ from frazil.ingest.dead_letters import join_rejects
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
@@ -90,7 +90,7 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
-    rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
+    rejects_accepted: Offsets = field(default_factory=dict)
     """The circuit breaker ignores rejected records before these offsets."""
     throttle: Throttle | None = None
     recent: RecentSizes | None = None

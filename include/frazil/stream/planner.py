@@ -19,7 +19,7 @@ from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogWatch, check_no_gap, check_not_truncated
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.units import format_count
 from frazil.stream.plan import (
     BatchPolicy,
@@ -106,7 +106,7 @@ class BatchPlanner:
         return open_exchange(self.settings.exchange)
 
     @property
-    def ends(self) -> Mapping[TopicPartition, int]:
+    def ends(self) -> Offsets:
         ends = self.watch.stable
         return {tp: end for tp, end in ends.items() if tp not in self.leaderless} if self.leaderless else ends
 
@@ -217,7 +217,7 @@ class BatchPlanner:
         self.reported = PlannerReport(known, first, waiting, waits_for, at_ms, leaderless=leaderless)
         self.report(self.reported)
 
-    def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
+    def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Offsets) -> None:
         """Limit reading to complete source transactions. Raises SpecError for several partitions."""
         if len(read) > 1:
             raise SpecError(
@@ -235,7 +235,7 @@ class BatchPlanner:
         read = keep_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
-    def _update_topics(self, ends: Mapping[TopicPartition, int]) -> None:
+    def _update_topics(self, ends: Offsets) -> None:
         """Fetch the topics, and add new partitions. Raises TopicRecreated, and OffsetGap for lost unread records."""
         found = self.kafka.describe()
         try:

@@ -56,8 +56,12 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
 
             for start, _, tried in bisect_failures(len(chunk), attempt):
                 if isinstance(tried, Exception):
-                    tried = [_preview_unwritable(chunk, start, ranges, to_safe_error(tried, context))]  # noqa: PLW2901
-                found += tried
+                    of, cause = ranges[chunk.range_index[start]], to_safe_error(tried, context)
+                    error = f"{UNWRITABLE}: {type(cause).__name__}: {cause}"
+                    where = (of.topic, of.partition, int(chunk.offsets[start]))
+                    found.append(PreviewedRecord(*where, "dead letter", error=error))
+                else:
+                    found += tried
     return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]
 
 
@@ -100,8 +104,3 @@ def _preview_chunk(
             outcome = "delete" if index in deleted else "row"
         outcome = "dropped" if index in dropped else outcome
         yield PreviewedRecord(of.topic, of.partition, offset, outcome, tuple(rows[index]), errors.get(index, ""))
-
-
-def _preview_unwritable(chunk: RecordChunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
-    of, text = ranges[chunk.range_index[index]], f"{UNWRITABLE}: {type(error).__name__}: {error}"
-    return PreviewedRecord(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)

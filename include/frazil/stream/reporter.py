@@ -31,7 +31,7 @@ from frazil.events import (
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full_log
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder, RecordCounts
@@ -348,7 +348,7 @@ class CaughtUpTracker:
         self.caught_up_at_ms = caught_up_at_ms
         self._reports: list[PlannerReport] = []
 
-    def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
+    def update(self, report: PlannerReport | None, offsets: Offsets) -> int | None:
         """Add a report. Return the time of the newest report whose records are all before the committed `offsets`."""
         before_ms = self._reports[-1].observed_at_ms if self._reports else -1
         # A partition may have got records between the last known end and the loss of its leader.
@@ -357,13 +357,12 @@ class CaughtUpTracker:
             if last and (last.ends, last.in_transactions) == (report.ends, report.in_transactions):
                 self._reports.pop()
             self._reports.append(report)
-        while self._reports and _is_committed(self._reports[0], offsets):
+        while self._reports:
+            oldest = self._reports[0]
+            ends = {tp: end + oldest.in_transactions.get(tp, 0) for tp, end in oldest.ends.items()}
+            if dataclasses.replace(oldest, ends=ends).unread(offsets):
+                break
             self.caught_up_at_ms = self._reports.pop(0).observed_at_ms
         if len(self._reports) > MAX_REPORTS:
             del self._reports[1::2]
         return self.caught_up_at_ms
-
-
-def _is_committed(report: PlannerReport, offsets: Mapping[TopicPartition, int]) -> bool:
-    ends = {tp: end + report.in_transactions.get(tp, 0) for tp, end in report.ends.items()}
-    return not dataclasses.replace(report, ends=ends).unread(offsets)

@@ -178,7 +178,10 @@ class RoutedTables:
             _run_many(lambda name: self._try_prepare(name, None, default_marker), declared)
             self._load_made_tables(default_marker)
             self._retry_unread(default_marker)
-            self.make([*self._values_of_missing(), *self._values_of_dropped()], default_marker)
+            # Earlier writers could not create the tables in notes.
+            noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
+            missing = [value for value, target in noted if value is not None and self.route.makes(value, target)]
+            self.make([*missing, *self._values_of_dropped()], default_marker)
         log.info(
             "the route of stream %r has %s", self.spec.name, format_count(len(set(self.targets.values())), "table")
         )
@@ -187,11 +190,6 @@ class RoutedTables:
     def made_count(self) -> int:
         """Number of tables that the template has created, or may have created."""
         return len(self.targets.keys() - self.sinks.by_value.keys()) + len(self._unread - set(self.targets.values()))
-
-    def _values_of_missing(self) -> list[str]:
-        """Return the allowed route values for which earlier writers could not create tables."""
-        noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
-        return [value for value, target in noted if value is not None and self.route.makes(value, target)]
 
     def _retry_unread(self, default_marker: Marker) -> None:
         """Load the template's unread tables again, even for disallowed values. If this fails, their rows wait."""

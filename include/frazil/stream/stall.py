@@ -13,7 +13,7 @@ from datetime import timedelta
 from frazil.commit.marker import BatchKey
 from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Phase, Stall, StallKind
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed, format_utc
@@ -60,7 +60,7 @@ class WriterSample:
     phase: Phase
     advanced_at_ms: int
     """When the phase, the batch, or its record count last changed."""
-    offsets: Mapping[TopicPartition, int]
+    offsets: Offsets
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Unread records of topic-partitions with a leader, according to the planner's last report."""
     leaderless: Mapping[TopicPartition, int | None] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class UnreadRecords:
 class SampleHistory:
     began_at_ms: int
     sampled_at_ms: int
-    offsets: Mapping[TopicPartition, int]
+    offsets: Offsets
     watermark_us: int | None
     watermark_since_ms: int
     """When the watermark last moved, or the stream last had nothing to read."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +48,7 @@ from frazil.ingest.formats import check_stream_supported
 from frazil.ingest.sealing import check_secret
 from frazil.kafka.admin import KafkaAdmin, Topics
 from frazil.kafka.logs import check_no_gap, check_not_truncated, describe_lost_ranges, find_truncations
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.partitions.completeness import Alignment
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
@@ -275,7 +275,7 @@ class Epoch:
     set_planner_report: Callable[[PlannerReport | None], None]
     exit_callbacks: ExitStack
     notices: Notices
-    goal: Mapping[TopicPartition, int] | None = None
+    goal: Offsets | None = None
     """Offsets at which the writer has caught up and ends; None for an endless writer."""
     number: int | None = None
     """The epoch's number; before its take-over, the previous epoch's."""
