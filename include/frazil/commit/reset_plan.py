@@ -152,7 +152,7 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
         source=merge_identities(before.source, source),
         max_event_times_us=keep_same_topics(before.max_event_times_us, before.source, source),
         idle=frozenset(),
-        # Not those of partitions that skip records.
+        # The leader epochs of partitions that skip records are no longer valid.
         leader_epochs={tp: epoch for tp, epoch in leaders.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)},
         transaction=NO_TRANSACTION,
         rewritten=_add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same),

@@ -249,7 +249,7 @@ def test_deletes_come_with_their_files_of_one_file_or_of_many(whole):
     ("more", "said"),
     [
         ({"content": DataFileContent.EQUALITY_DELETES}, "has equality deletes"),
-        ({"kind": FileFormat.PUFFIN}, "has a PUFFIN file"),
+        ({"kind": FileFormat.PUFFIN}, "has a file in PUFFIN format"),
     ],
 )
 def test_deletes_that_a_merge_does_not_apply_are_refused(whole, more, said):
