@@ -97,14 +97,14 @@ class Assessment:
             why = "has not run" if cursor is None else "is behind"
             waiting = format_count(count, "complete window", "has no signal yet|have no signal yet")
             return f"{waiting}, the first {pending[0]}: the DAG {dag} {why}"
-        before_ms = clock.now_ms() - MAX_SIGNAL_DELAY_US // 1000
-        old = (s.summary for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
-        was_due = any(summary and summary.get("frazil.watermark-ms") for summary in old)
-        if cursor is None and not pending and self.decision.from_us is not None and was_due:
-            return (
-                f"the DAG {dag} has not run, so the first window is not set: its first run begins with the window that "
-                "is then open. To signal earlier windows, declare complete-from"
-            )
+        if cursor is None and not pending and self.decision.from_us is not None:
+            before_ms = clock.now_ms() - MAX_SIGNAL_DELAY_US // 1000
+            old = (s.summary for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
+            if any(summary and summary.get("frazil.watermark-ms") for summary in old):  # so a check was due since
+                return (
+                    f"the DAG {dag} has not run, so the first window is not set: its first run begins with the window "
+                    "that is then open. To signal earlier windows, declare complete-from"
+                )
         return ""
 
     @property

@@ -154,15 +154,20 @@ class BatchRunner:
 
     def report(self, journal: Journal, *, stage_s: float = 0, commit_s: float = 0) -> None:
         key, files = journal.key, len(journal.files)
-        committed = BatchCommitted(
-            key,
-            self.marker,
-            *(journal.records, journal.rejected, files),
-            *(stage_s, commit_s, sum(file.bytes for file in journal.files)),
-            changes=self._total_merge_counts(journal),
-            cost=journal.cost or BatchCost(),
+        self.emit(
+            BatchCommitted(
+                key,
+                self.marker,
+                journal.records,
+                journal.rejected,
+                files,
+                stage_s=stage_s,
+                commit_s=commit_s,
+                bytes=sum(file.bytes for file in journal.files),
+                changes=self._total_merge_counts(journal),
+                cost=journal.cost or BatchCost(),
+            )
         )
-        self.emit(committed)
         if journal.future_rows:
             by_partition = {p.topic_partition: p.future for p in journal.progress if p.future}
             newest_ms = max((p.newest_future_us // 1000 for p in journal.progress if p.newest_future_us), default=None)
@@ -210,18 +215,14 @@ class BatchRunner:
             raise fenced from error
 
     def _stage_with_retries(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        again = partial(self._prepare_restage, key)
-        return self._retry_during_outage(
-            lambda: self.stage(stage, key, end, tasks=tasks), f"batch {key} cannot be staged", again
-        )
+        attempt, again = partial(self.stage, stage, key, end, tasks=tasks), partial(self._prepare_restage, key)
+        return self._retry_during_outage(attempt, f"batch {key} cannot be staged", again)
 
-    def _retry_during_outage(
-        self, operation: Callable[[], T], what: str, again: Callable[[], None] = lambda: None
-    ) -> T:
+    def _retry_during_outage(self, attempt: Callable[[], T], what: str, again: Callable[[], None] = lambda: None) -> T:
         def report(sentence: str, code: int) -> None:
             self.emit(OutageReported(sentence, code))
 
-        return retry_during_outage(operation, what, wait=self.wait, report=report, prepare_retry=again)
+        return retry_during_outage(attempt, what, wait=self.wait, report=report, prepare_retry=again)
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
         """Stage the batch, again if tables changed. Returns the answers and the journal. Raises StaleBatch."""
