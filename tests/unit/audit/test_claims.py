@@ -157,5 +157,5 @@ def test_a_missing_record_is_wrong_unless_the_stream_may_have_been_forgotten(
     monkeypatch.setattr(stream_audit, "is_rolled_back", lambda *_, **__: False)
     marker: Any = SimpleNamespace(stream="s", outcome_of=lambda _: outcome)
     table: Any = SimpleNamespace(name=lambda: ("a", "b"))
-    (found,) = stream_audit._metadata_findings(table, marker, Claims(missing_commit_records=(path,)))
+    (found,) = stream_audit.report_metadata_problems(table, marker, Claims(missing_commit_records=(path,)))
     assert found.kind is kind

@@ -157,7 +157,7 @@ def test_a_large_group_is_split_and_a_last_task_inserts(whole, monkeypatch):
     assert [(len(task.files), task.inserts) for task in plan.tasks] == [(4, False)] * 3
     (last,) = plan.insert_tasks
     assert last.after == (0, 1, 2)
-    assert last.task(dict.fromkeys(last.after, b"")).changes == plan.tasks[0].changes
+    assert last.make_task(dict.fromkeys(last.after, b"")).changes == plan.tasks[0].changes
     assert files_of(plan) == set(range(12))
 
 
