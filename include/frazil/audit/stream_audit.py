@@ -41,10 +41,9 @@ from frazil.commit.backfill_records import BackfillState, branch_name, read_back
 from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, ancestors, parse_number
 from frazil.commit.journal import parse_key
-from frazil.commit.marker import BatchOutcome, Marker, open_branch_name, property_name, read_marker
+from frazil.commit.marker import BatchOutcome, Marker, open_branch_name, property_name, read_marker, require_own_marker
 from frazil.commit.reset_plan import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import AdoptionRequired
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
@@ -188,7 +187,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     """
     for attempt in count(1):
         table = tables.main.refresh()
-        marker = require_marker(tables, table)
+        marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
         run = _Run(
             tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, place, signals
         )
@@ -220,7 +219,7 @@ def audit_changes(
     coordinates. Returns the findings, and the number of rows if counted. Returns None if a replay was published since
     `table` was loaded, which must then be loaded again.
     """
-    marker = require_marker(tables, table)
+    marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
     run = _Run(tables, table, marker, window, None, drops_repeats=True, candidate_names=candidate_names)
     by_offset = window is None and has_coordinates(table.schema())
     if by_offset:
@@ -237,17 +236,6 @@ def audit_changes(
     evidence = _add_other_claims(run, claimed, evidence, compared)
     rows = sum(len(e.rows.seen) for e in evidence) if by_offset else None
     return (*notes, *(finding for each in evidence for finding in compared(each))), rows
-
-
-def require_marker(tables: StreamTables, table: Table) -> Marker:
-    """Return the stream's marker in the table. Raises AdoptionRequired if it is missing."""
-    marker = read_marker(table.properties, tables.stream)
-    if marker is None:
-        raise AdoptionRequired(
-            f"stream {tables.stream!r} has no marker in table {tables.main.identifier}: nothing is committed yet. "
-            f"Start the stream: `frazil run {tables.stream}`"
-        )
-    return marker
 
 
 def report_metadata_problems(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
@@ -292,7 +280,7 @@ def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
     reached = run.marker.offsets
     if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
         return False
-    return require_marker(run.tables, run.tables.main.refresh()).settled != run.marker.settled
+    return require_own_marker(run.tables.stream, run.tables.marker()).settled != run.marker.settled
 
 
 def _add_other_claims(

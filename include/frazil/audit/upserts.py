@@ -37,10 +37,10 @@ from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_truncated_logs, report_not_committed
 from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
-from frazil.audit.stream_audit import audit_changes, report_foreign_changes, report_metadata_problems, require_marker
+from frazil.audit.stream_audit import audit_changes, report_foreign_changes, report_metadata_problems
 from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, deleted_by_others
-from frazil.commit.marker import Marker
+from frazil.commit.marker import Marker, read_marker, require_own_marker
 from frazil.commit.merging import MERGING_MODES, build_merge_rules
 from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_table
@@ -106,7 +106,7 @@ def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Perio
 
 def _load_claims(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
     table = tables.main.refresh()
-    marker = require_marker(tables, table)
+    marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
     return table, marker, load_claims(tables.journals, marker, table.metadata, window)
 
 

@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 from pyroaring import BitMap64
 
-from frazil.backfill.rules import continue_command, require_own_marker
+from frazil.backfill.rules import continue_command
 from frazil.commit.backfill_records import (
     BackfillMarker,
     has_backfill_rows,
@@ -27,7 +27,7 @@ from frazil.commit.commit_checks import files_fit
 from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
 from frazil.commit.followers import check_routed_not_rolled_back, require_marker
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker
+from frazil.commit.marker import BatchKey, Marker, require_own_marker
 from frazil.commit.merging import MERGING_MODES, MergeWriter
 from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.snapshot import SnapshotWriter
@@ -146,7 +146,7 @@ def wait_for_routed_tables(tables: StreamTables) -> Marker:
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + ROUTED_TABLES_TIMEOUT_S
     while True:
-        default_marker = require_own_marker(tables.stream, tables.marker(), noun="records")
+        default_marker = require_own_marker(tables.stream, tables.marker())
         if not (behind := find_lagging_tables(tables, default_marker)):
             return default_marker
         if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):

@@ -39,16 +39,6 @@ def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
     return marker
 
 
-def require_own_marker(stream: str, marker: Marker | None, *, noun: str = "dead letters") -> Marker:
-    """Return the marker, which identifies the stream's own records. Raises AdoptionRequired if it is None."""
-    if marker is None:
-        raise AdoptionRequired(
-            f"stream {stream!r} has no marker, so frazil cannot determine which {noun} are its own. Start the stream "
-            f"first: `frazil run {stream}`"
-        )
-    return marker
-
-
 def check_no_replay(backfill: BackfillMarker | None) -> None:
     if backfill is not None and backfill.is_open and backfill.replays:
         raise WriterBusy(

@@ -13,7 +13,7 @@ from enum import Enum
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from frazil.errors import MarkerUnreadable
+from frazil.errors import AdoptionRequired, MarkerUnreadable
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Offsets, Span, TopicPartition
 
@@ -215,6 +215,14 @@ def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
     """Return the stream's marker from a table's properties, if any. Raises `MarkerUnreadable`."""
     text = properties.get(property_name(stream))
     return None if text is None else Marker.from_property(stream, text)
+
+
+def require_own_marker(stream: str, marker: Marker | None) -> Marker:
+    """Return the stream's marker in the default table. Raises AdoptionRequired if it is None."""
+    if marker is None:
+        message = f"stream {stream!r} has no marker: nothing is committed yet. Start the stream: `frazil run {stream}`"
+        raise AdoptionRequired(message)
+    return marker
 
 
 def try_read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:

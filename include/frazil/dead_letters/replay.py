@@ -27,12 +27,12 @@ from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_records import BackfillMarker, committed_chunks, list_given_up_targets, read_backfill
 from frazil.commit.history import merge_counts
+from frazil.commit.marker import require_own_marker
 from frazil.commit.open_streams import OpenStream
 from frazil.dead_letters.selection import (
     Selection,
     find_former_ends,
     find_left_out_reasons,
-    load_own_marker,
     may_omit_records,
     read_dead_letters,
 )
@@ -179,7 +179,7 @@ def _copies_folder(opened: OpenStream) -> str:
 
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
     """Copy the selected dead letters that can be replayed, up to the file that reaches `limit`; return their number."""
-    marker, former = load_own_marker(opened), find_former_ends(opened)
+    marker, former = require_own_marker(opened.spec.name, opened.tables.marker()), find_former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")
     unseal, may_omit = unsealer_of(opened.spec), may_omit_records(opened.spec)

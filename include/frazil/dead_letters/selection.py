@@ -20,8 +20,7 @@ from pyiceberg.table import Table
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.audit.claims import load_all_claims
 from frazil.backfill.request import UtcMoment
-from frazil.backfill.rules import require_own_marker
-from frazil.commit.marker import Marker
+from frazil.commit.marker import Marker, require_own_marker
 from frazil.commit.open_streams import OpenStream
 from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
 from frazil.offsets.spans import Offsets
@@ -232,7 +231,8 @@ def left_out_messages(found: Mapping[LeftOutReason, int], stream: str) -> list[s
 
 def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOutReason]:
     """Count the selected dead letters that a replay would leave out now. Raises AdoptionRequired."""
-    marker, former, spec = load_own_marker(opened), find_former_ends(opened), opened.spec
+    spec, former = opened.spec, find_former_ends(opened)
+    marker = require_own_marker(spec.name, opened.tables.marker())
     columns = (*COORDINATES_AND_TOPIC_ID, "value") if may_omit_records(spec) else COORDINATES_AND_TOPIC_ID
     counts: Counter[LeftOutReason] = Counter()
     for rows in read_dead_letters(opened.tables.dead_letters.current(), selection.row_filter(spec), columns):
@@ -240,16 +240,11 @@ def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOutR
     return counts
 
 
-def load_own_marker(opened: OpenStream) -> Marker:
-    """Return the stream's marker. Raises AdoptionRequired if it is missing."""
-    return require_own_marker(opened.spec.name, opened.tables.marker())
-
-
 def find_former_ends(opened: OpenStream) -> Offsets:
     """Return the end offsets of deleted topics of the same names; empty unless this is an upsert stream."""
     if not opened.spec.sinks.mode.replaces_rows:
         return {}
-    marker = load_own_marker(opened)
+    marker = require_own_marker(opened.spec.name, opened.tables.marker())
     claimed = load_all_claims(opened.tables.journals, marker, opened.tables.main.current().metadata)
     return {tp: of.max() + 1 for tp, of in claimed.former_offsets(marker.source.topic_ids).items() if of}
 
