@@ -24,7 +24,7 @@ from frazil.host.processes import is_alive
 from frazil.host.records import ProcessMark
 from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, summary_value
 from frazil.timetext import format_elapsed
 
 
@@ -188,9 +188,8 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
     for snapshot in ancestors(table.metadata):
         if snapshot.snapshot_id == audited_at:
             return
-        summary = snapshot.summary if snapshot.summary else {}
-        is_own = summary.get("frazil.stream") == stream
-        if is_own and summary.get("frazil.operation") in {"reset", "adopt", "forget"}:
+        is_own = summary_value(snapshot, "frazil.stream") == stream
+        if is_own and summary_value(snapshot, "frazil.operation") in {"reset", "adopt", "forget"}:
             break
     raise StaleBatch(
         f"stream {stream!r} was reset, or its table was rolled back, since backfill {backfill.id} was audited"

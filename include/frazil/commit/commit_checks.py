@@ -33,7 +33,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.units import format_count
-from frazil.table.branches import MAIN, head_of
+from frazil.table.branches import MAIN, head_of, summary_value
 
 FORGOTTEN_PREFIX = "frazil.forgotten."
 FORMAT_VERSION = 1
@@ -93,8 +93,9 @@ def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> b
     if first.parent_snapshot_id is not None:
         return False
     before = _previous_main_snapshot(first, metadata, marker)
-    files, added, deleted = (_summary_count(first, f"{what}-data-files") for what in ("total", "added", "deleted"))
-    return before is not None and _summary_count(before, "total-data-files") > 0 and files == added and not deleted
+    names = [f"{what}-data-files" for what in ("total", "added", "deleted")]
+    files, added, deleted = (parse_number(summary_value(first, name)) for name in names)
+    return parse_number(summary_value(before, names[0])) > 0 and files == added and not deleted
 
 
 def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
@@ -109,10 +110,6 @@ def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Ma
         if before.snapshot_id in of_main or before.snapshot_id not in of_branches:
             return before
     return None
-
-
-def _summary_count(snapshot: Snapshot, key: str) -> int:
-    return parse_number(snapshot.summary.get(key) if snapshot.summary else None)
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
@@ -220,7 +217,7 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
 
 def row_count(metadata: TableMetadata) -> int | None:
     head = head_of(metadata)
-    text = "0" if head is None else head.summary.get("total-records") if head.summary else None
+    text = "0" if head is None else summary_value(head, "total-records")
     return int(text) if text else None
 
 

@@ -46,7 +46,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Offsets, TopicPartition, covered_offsets
 from frazil.partitions.completeness import watermark_us
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, summary_value
 from frazil.table.landed_offsets import RowSelection, tally_rows
 
 
@@ -314,7 +314,7 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
     """Return the offset after each partition's last dead letter, by reading the whole table."""
     head = head_of(table.metadata)
-    if head is None or (head.summary and head.summary.get("total-records") == "0"):
+    if head is None or summary_value(head, "total-records") == "0":
         return {}
     found = tally_rows(table, RowSelection(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
     return {tp: int(tally.seen.max()) + 1 for tp, tally in found.items() if tally.seen}

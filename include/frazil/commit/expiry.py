@@ -25,7 +25,7 @@ from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.partitions.completeness import Cursor
 from frazil.spec.maintenance import Expiry
 from frazil.spec.units import format_count
-from frazil.table.branches import MAIN, head_of
+from frazil.table.branches import MAIN, head_of, summary_value
 from frazil.table.tables import may_delete_files
 
 READER_TAG_PREFIX = "frazil-reader-"
@@ -128,8 +128,7 @@ def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
         at
         for at, snapshot in enumerate(main)
         if (snapshot.sequence_number or 0) > cursor.sequence_number
-        and snapshot.summary
-        and (may_add_late_rows(snapshot, cursor) or int(snapshot.summary.get("frazil.rejected") or 0))
+        and (may_add_late_rows(snapshot, cursor) or int(summary_value(snapshot, "frazil.rejected") or 0))
     ]
 
 
@@ -165,13 +164,13 @@ def _referenced_snapshots(
     reasons = dict(_branch_snapshots(metadata, ours, now_ms=now_ms))
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
-    kept = [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
+    kept = [s.snapshot_id for s in young if any(summary_value(s, key) for key in SUMMARY_ONLY_KEYS)]
     reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
     reasons |= dict.fromkeys(pins.signalled_snapshots, "a signal refers to it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
     for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
-        if waiting := snapshot.summary and snapshot.summary.get(OPEN_SNAPSHOT_KEY):
+        if waiting := summary_value(snapshot, OPEN_SNAPSHOT_KEY):
             reasons.setdefault(int(waiting), "a kept snapshot of main refers to it")
     present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
     return {found: why for found, why in reasons.items() if found in present}

@@ -35,7 +35,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import SpecError
 from frazil.ingest.contract import StagedFile
 from frazil.partitions.windows import EPOCH
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, summary_value
 from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files
 
@@ -113,7 +113,7 @@ class MarkedUpdate:
 
             def is_branch_snapshot(snapshot: Snapshot) -> bool:
                 own = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
-                return snapshot.summary is not None and all(snapshot.summary.get(key) == text for key, text in own)
+                return all(summary_value(snapshot, key) == text for key, text in own)
 
             end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=is_branch_snapshot)
             self.written.append(end)

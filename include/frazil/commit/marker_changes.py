@@ -41,7 +41,7 @@ from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import Offsets, TopicPartition
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, summary_value
 from frazil.table.lost import check_own_folder, find_other_table
 from frazil.table.tables import may_delete_files
 
@@ -241,9 +241,8 @@ def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted:
         return None
     if not seen.rolled_back or accepted:
         return seen.marker.open_snapshot_id
-    summaries = (s.summary for s in ancestors(metadata) if s.summary)
-    newest = next((s for s in summaries if s.get("frazil.stream") == seen.marker.stream), None)
-    text = newest.get(OPEN_SNAPSHOT_KEY) if newest else None
+    own = (s for s in ancestors(metadata) if summary_value(s, "frazil.stream") == seen.marker.stream)
+    text = summary_value(next(own, None), OPEN_SNAPSHOT_KEY)
     return int(text) if text else None
 
 

@@ -22,6 +22,7 @@ from frazil.commit.sweep import bare_path, sweep
 from frazil.errors import StaleBatch, TopicRecreated
 from frazil.ingest.contract import is_routed
 from frazil.spec.units import format_count
+from frazil.table.branches import summary_value
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
@@ -102,5 +103,5 @@ def highest_epoch(tables: StreamTables) -> int:
 
 
 def epochs_in_summaries(snapshots: Iterable[Snapshot], stream: str) -> set[int]:
-    summaries = [s.summary for s in snapshots if s.summary and s.summary.get("frazil.stream") == stream]
-    return {int(summary.get("frazil.epoch") or 0) for summary in summaries}
+    own = (snapshot for snapshot in snapshots if summary_value(snapshot, "frazil.stream") == stream)
+    return {int(summary_value(snapshot, "frazil.epoch") or 0) for snapshot in own}

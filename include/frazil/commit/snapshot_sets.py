@@ -24,6 +24,7 @@ from frazil.commit.journal import parse_key
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.snapshot import FOREVER_MS
 from frazil.errors import FrazilError
+from frazil.table.branches import summary_value
 from frazil.timetext import format_utc
 
 TAG_PREFIX = "frazil-cut-"
@@ -70,7 +71,7 @@ class _MainHistory:
     def commits(self, stream: str, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, Snapshot]]:
         """Yield the stream's commits, each with its index in `snapshots`."""
         for index, snapshot in list(enumerate(self.snapshots))[begin:end]:
-            if _summary_entry(snapshot, "frazil.stream") == stream:
+            if summary_value(snapshot, "frazil.stream") == stream:
                 yield index, snapshot
 
     def newest(self, stream: str, begin: int, read: Callable[[Snapshot], T | None]) -> T | None:
@@ -168,7 +169,7 @@ def _choose_snapshots(
         end = min(out_of_order)
 
     def is_left_out(snapshot: Snapshot) -> bool:
-        is_own = _summary_entry(snapshot, "frazil.stream") == stream.stream
+        is_own = summary_value(snapshot, "frazil.stream") == stream.stream
         return (is_own and _has_batch_from(end, snapshot)) or _backfill_id(snapshot) in later
 
     return main, is_left_out
@@ -217,21 +218,17 @@ def _table_snapshot(
 
 
 def _batch_of(snapshot: Snapshot, key: str = "frazil.commit-record") -> BatchKey | None:
-    record = _summary_entry(snapshot, key)
+    record = summary_value(snapshot, key)
     return parse_key(record) if record else None
 
 
 def _backfill_id(snapshot: Snapshot) -> str | None:
-    return _summary_entry(snapshot, "frazil.backfill")
+    return summary_value(snapshot, "frazil.backfill")
 
 
 def _watermark_ms(snapshot: Snapshot) -> int | None:
-    text = _summary_entry(snapshot, "frazil.watermark-ms")
+    text = summary_value(snapshot, "frazil.watermark-ms")
     return int(text) if text else None
-
-
-def _summary_entry(snapshot: Snapshot, key: str) -> str | None:
-    return snapshot.summary.get(key) if snapshot.summary else None
 
 
 def _require_watermark(history: _MainHistory, stream: str, begin: int) -> int:

@@ -45,6 +45,7 @@ from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
+from frazil.table.branches import summary_value
 
 TARGET_FILE_ROWS = 100_000
 COPY_RETENTION_MS = 86_400_000
@@ -163,7 +164,7 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
         merge_counts(snapshot.summary).get("repeated", 0)
         for target in (rows.keys() - discarded - {"dead-letters"} if opened.spec.sinks.mode.drops_repeats else ())
         for snapshot in tables.handle(target).refresh().metadata.snapshots
-        if snapshot.summary and snapshot.summary.get("frazil.backfill") == last.id
+        if summary_value(snapshot, "frazil.backfill") == last.id
     )
     return ReplayResult(last.id, last.records - without - repeated, last.rejected, given_up=without, repeated=repeated)
 

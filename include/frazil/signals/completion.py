@@ -44,7 +44,7 @@ from frazil.signals.signal_table import Append, Signal, SignalState, TableSignal
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream, never_complete_message, partitions_dag_of
 from frazil.spec.units import format_count
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, summary_value
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import list_matching_names, load_route_tables
 from frazil.table.lost import find_lost_table
@@ -99,8 +99,8 @@ class Assessment:
             return f"{waiting}, the first {pending[0]}: the DAG {dag} {why}"
         if cursor is None and not pending and self.decision.from_us is not None:
             before_ms = clock.now_ms() - MAX_SIGNAL_DELAY_US // 1000
-            old = (s.summary for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
-            if any(summary and summary.get("frazil.watermark-ms") for summary in old):  # so a check was due since
+            old = (s for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
+            if any(summary_value(snapshot, "frazil.watermark-ms") for snapshot in old):  # so a check was due since
                 return (
                     f"the DAG {dag} has not run, so the first window is not set: its first run begins with the window "
                     "that is then open. To signal earlier windows, declare complete-from"
@@ -349,7 +349,7 @@ def _count_rejected(seen: Assessment) -> int:
     for snapshot in ancestors(seen.table.metadata):
         if (snapshot.sequence_number or 0) <= cursor.sequence_number:
             break
-        total += int((snapshot.summary.get("frazil.rejected") if snapshot.summary else None) or 0)
+        total += int(summary_value(snapshot, "frazil.rejected") or 0)
     return total
 
 
@@ -461,8 +461,8 @@ def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided:
         return feed
     problem = f"{spec.table.identifier} is missing rows from batch {first} on: `frazil route {stream}` shows why"
     commits = commit_records(decided.table.metadata, stream)
-    before = (s.summary for s, path in commits if (key := parse_key(path)) is not None and key < first)
-    watermark_ms = (next(before, None) or {}).get("frazil.watermark-ms")
+    before = (one for one, path in commits if (key := parse_key(path)) is not None and key < first)
+    watermark_ms = summary_value(next(before, None), "frazil.watermark-ms")
     before_us = int(watermark_ms) * 1000 if watermark_ms else None
     return Feed(stream, before_us, feed.lateness_us, problem=None if before_us is not None else problem)
 
