@@ -123,7 +123,7 @@ def test_dead_letters_of_a_topic_whose_commits_were_forgotten_are_not_counted(ma
 def test_records_are_searched_past_one_that_a_clock_that_was_behind_dated() -> None:
     window = Period(10 * MAX_CLOCK_STEP_MS, 11 * MAX_CLOCK_STEP_MS)
     times = [window.to_ms, window.from_ms - MAX_CLOCK_STEP_MS, window.from_ms, window.from_ms - MAX_CLOCK_STEP_MS - 1]
-    marker: Any = SimpleNamespace(settled=BatchKey(1, 9), outcome_of=lambda _: BatchOutcome.COMMITTED)
+    marker: Any = SimpleNamespace(settled=BatchKey(1, 9), has_committed=lambda _: True)
     records: Any = [
         SimpleNamespace(key=BatchKey(1, 9 - n), created_at_ms=at) for n, at in enumerate([*times, window.from_ms])
     ]
