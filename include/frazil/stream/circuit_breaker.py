@@ -50,8 +50,9 @@ def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, before: 
     # A few dead letters of each error class in turn, beginning with the most frequent class.
     by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
     samples = [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:MAX_SAMPLES]
-    share = "" if before is None else _percent(before.rejected, before.records + before.rejected)
-    previous = f"In the previous batch, the share was {share}. " if share else ""
+    previous = ""
+    if before is not None and (total := before.records + before.rejected):
+        previous = f"In the previous batch, the share was {_percent(before.rejected, total)}. "
     return (
         f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {previous}"
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
