@@ -231,7 +231,7 @@ class RoutedTables:
             raise
         except Exception as error:  # catalogs' clients raise anything
             atomic = self.spec.commit.atomic
-            if target in atomic if not isinstance(atomic, bool) else atomic:
+            if atomic is True or (atomic and target in atomic):
                 raise
             reason = explain_table_error(error)
             if target not in self.absent:
