@@ -270,9 +270,9 @@ def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> Da
     """Convert a staged file for a manifest entry. Raises ValueError for a change file."""
     if file.content not in _CONTENT:
         raise ValueError(f"{file.path} has content {file.content!r}, which cannot be added to a table")
-    types = [field.field_type for field in spec.partition_type(schema).fields]
+    types: list[Any] = [field.field_type for field in spec.partition_type(schema).fields]  # always primitive
     values = [
-        None if text is None else from_bytes(kind, base64.b64decode(text))  # type: ignore[arg-type] - always primitive
+        None if text is None else from_bytes(kind, base64.b64decode(text))
         for kind, text in zip(types, file.partition, strict=True)
     ]
     vector: dict[str, Any] = {}

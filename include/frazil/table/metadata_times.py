@@ -5,7 +5,7 @@ metadata with a time more than a minute before an earlier entry's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 from typing import Any, TypeVar
 
@@ -67,8 +67,9 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
 
 
 def _newest_ms(metadata: TableMetadata) -> int:
-    entries = chain(metadata.snapshots, metadata.snapshot_log, metadata.metadata_log)
-    return max([metadata.last_updated_ms, *(entry.timestamp_ms for entry in entries)])
+    entries: Iterable[Any] = chain(metadata.snapshots, metadata.snapshot_log, metadata.metadata_log)
+    newest: int = max([metadata.last_updated_ms, *(entry.timestamp_ms for entry in entries)])
+    return newest
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:
