@@ -77,7 +77,6 @@ def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bo
 
 
 def _removed_rows(task: MergeTask, result: MergeResult, reader: TableFileReader, keys: Schema) -> Iterable[pa.Table]:
-    """Yield the keys of the rows that a task removed from its files."""
     by_path = {file.path: file for file in task.files}
     reader.keep_constants(task.files)
     for path in result.replaced:

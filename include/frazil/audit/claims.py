@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import chain
 
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
@@ -197,7 +196,6 @@ class Claims:
     """Number of repeats that batches dropped, except in accepted losses. None if unknown."""
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return the ranges of the topics with these ids, by topic-partition."""
         return {tp: tuple(r for r in of if r.topic_id == topic_ids.get(tp[0], "")) for tp, of in self.ranges.items()}
 
     def former_offsets(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, BitMap64]:
@@ -216,7 +214,7 @@ class Claims:
 def load_all_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata) -> Claims:
     """Read the commit records of all committed batches, and the records of published backfills."""
     records = journals.records(table_uuid=metadata.table_uuid)
-    live = [record for record in records if _is_committed(record.key, marker)]
+    live = [record for record in records if marker.has_committed(record.key)]
     backfills = list(published_records(journals, metadata, marker.stream))
     claimed = _sum_claims(journals, marker, metadata, live, backfills)
     return dataclasses.replace(
@@ -306,7 +304,7 @@ def _count_repeats(
 def _records_before_history(records: Iterable[Journal], marker: Marker, window: Period) -> Iterator[Journal]:
     """Yield the period's commit records that are older than the history, newest first."""
     for record in records:
-        if not _is_committed(record.key, marker):
+        if not marker.has_committed(record.key):
             continue
         if record.created_at_ms in window:
             yield record
@@ -319,22 +317,6 @@ def _history_begins_ms(metadata: TableMetadata) -> int:
     oldest = next(reversed(list(ancestors(metadata))), None)
     # The parent's id does not show this: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
-
-
-def _is_committed(key: BatchKey, marker: Marker) -> bool:
-    return (
-        marker.settled is not None
-        and key <= marker.settled
-        and marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
-    )
-
-
-def _backfill_chunks(
-    journals: JournalStore, backfills: Iterable[BackfillRecord]
-) -> Iterator[tuple[Journal, bool, None]]:
-    """Yield chunks without replays: the chunk, whether it selected records, and None for the epoch."""
-    whole = (record for record in backfills if not record.backfill.replays)
-    return ((chunk, record.selects, None) for record in whole for chunk in committed_chunks(journals, record.backfill))
 
 
 def _replayed_offsets(
@@ -359,8 +341,10 @@ def _sum_claims(
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     routed: Counter[str] = Counter()
     landed = rejected = batches = 0
-    batches_read = ((record, False, record.key.epoch) for record in live)
-    for record, selects, epoch in chain(batches_read, _backfill_chunks(journals, backfills)):
+    read: list[tuple[Journal, bool, int | None]] = [(record, False, record.key.epoch) for record in live]
+    for backfill in (record for record in backfills if not record.backfill.replays):
+        read += [(chunk, backfill.selects, None) for chunk in committed_chunks(journals, backfill.backfill)]
+    for record, selects, epoch in read:
         batches += 1
         landed, rejected = landed + record.records, rejected + record.rejected
         for file in record.files:

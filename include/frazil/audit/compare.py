@@ -50,11 +50,8 @@ def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
 
 def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about duplicate and miscounted dead letters."""
-    found = [
-        *_report_duplicate_dead_letters(evidence),
-        *_report_count_differences(evidence, _dead_letter_claims(evidence)),
-    ]
-    return tuple(f for f in found if f.count)
+    miscounted = _report_count_differences(evidence, _dead_letter_claims(evidence))
+    return tuple(f for f in (*_report_duplicate_dead_letters(evidence), *miscounted) if f.count)
 
 
 def find_missing_offsets(evidence: Evidence) -> BitMap64:
@@ -87,13 +84,12 @@ def count_duplicates(evidence: Evidence) -> int:
 
 def count_dropped(e: Evidence) -> int:
     """Return the number of records that the transform dropped. A record counts once, even if read repeatedly."""
-    return sum(_dropped_in(e, group) for group in e.groups)
-
-
-def _dropped_in(e: Evidence, group: OverlappingRanges) -> int:
-    bounds = group.bounds(lambda r: r.dropped)
-    lowest = sum(lowest for lowest, _ in bounds.values())
-    return lowest if group.is_single or len(bounds) > 1 else min(lowest, len(group.offsets - e.seen))
+    total = 0
+    for group in e.groups:
+        bounds = group.bounds(lambda r: r.dropped)
+        lowest = sum(lowest for lowest, _ in bounds.values())
+        total += lowest if group.is_single or len(bounds) > 1 else min(lowest, len(group.offsets - e.seen))
+    return total
 
 
 def count_rows_of_former_topics(e: Evidence) -> int:
@@ -160,19 +156,15 @@ def find_ambiguous_offsets(e: Evidence) -> BitMap64:
 
 def _report_rows_with_dead_letters(e: Evidence) -> Iterable[Finding]:
     both = (e.rows.seen & e.dead_letters.seen) - find_ambiguous_offsets(e)
-    sentence = (
-        f"{format_count(len(both), 'offset', 'is|are')} in the table and in the dead-letter table, "
-        f"{format_at_offsets(both)}"
-    )
+    offsets, where = format_count(len(both), "offset", "is|are"), format_at_offsets(both)
+    sentence = f"{offsets} in the table and in the dead-letter table, {where}"
     yield _make_finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
 
 def _report_missing_records(e: Evidence) -> Iterable[Finding]:
     lost = find_missing_offsets(e)
-    sentence = (
-        f"{format_count(len(lost), 'committed record', 'is|are')} in Kafka but in no table, {format_at_offsets(lost)}"
-    )
-    yield _make_finding(e, FindingKind.MISSING, len(lost), sentence)
+    records, where = format_count(len(lost), "committed record", "is|are"), format_at_offsets(lost)
+    yield _make_finding(e, FindingKind.MISSING, len(lost), f"{records} in Kafka but in no table, {where}")
 
 
 def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
@@ -233,11 +225,10 @@ class _TableClaims:
     """Missing offsets that the comparison with Kafka already reports."""
     rewritten: BitMap64
     accepted: BitMap64
-    """Offsets in no table, if an operator accepted their loss."""
 
     def compare(self, group: OverlappingRanges) -> tuple[int, int]:
         """Return the minimum number of missing records in a group, and the number of records beyond its claims."""
-        accepted = self.accepted
+        accepted, rewritten = self.accepted, self.rewritten
 
         def count(r: CommittedRange) -> int:
             return self.tally.seen.range_cardinality(r.start, r.end) + self.lost.range_cardinality(r.start, r.end)
@@ -247,13 +238,13 @@ class _TableClaims:
 
         if group.is_single:
             (r,) = group.audited
-            is_rewritten = self.rewritten.range_cardinality(r.start, r.end) > 0
+            is_rewritten = rewritten.range_cardinality(r.start, r.end) > 0
             return count_missing(r), 0 if is_rewritten else max(0, count(r) - self.claimed(r))
         audited = group_by_topic_id(group.audited)
-        missing_ = max(group.missing(count_missing), self.count_missing_records(group, audited))
+        missing = max(group.missing(count_missing), self.count_missing_records(group, audited))
         highest = sum(highest for _, highest in group.bounds(self.claimed).values())
         surplus = len((self.tally.seen | self.lost) & group.offsets) - highest
-        return missing_, 0 if self.rewritten & group.offsets else max(0, surplus)
+        return missing, 0 if rewritten & group.offsets else max(0, surplus)
 
     def count_missing_records(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
         """Return the minimum number of missing records of these topic ids, if all rows of the group have these ids."""
@@ -271,49 +262,47 @@ def _row_claims(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return min(r.end - r.start, r.records + e.replayed_of(r))
 
-    return _TableClaims(
-        "row", e.rows, claimed, e.groups, find_missing_offsets(e), covered_offsets(e.rewritten), _accepted_offsets(e)
-    )
+    rewritten, accepted = covered_offsets(e.rewritten), _accepted_offsets(e)
+    return _TableClaims("row", e.rows, claimed, e.groups, find_missing_offsets(e), rewritten, accepted)
 
 
 def _dead_letter_claims(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return max(0, r.rejected - e.replayed_of(r))
 
-    twice = covered_offsets(e.rewritten)
-    return _TableClaims(
-        "dead letter", e.dead_letters, claimed, e.dead_letter_groups, BitMap64(), twice, _accepted_offsets(e)
-    )
+    rewritten, accepted = covered_offsets(e.rewritten), _accepted_offsets(e)
+    return _TableClaims("dead letter", e.dead_letters, claimed, e.dead_letter_groups, BitMap64(), rewritten, accepted)
 
 
 def _accepted_offsets(e: Evidence) -> BitMap64:
+    """Return the offsets in no table, if an operator accepted their loss."""
     return covered_offsets(e.given_up) - e.seen
 
 
-def _report_count_differences(e: Evidence, witness: _TableClaims) -> Iterable[Finding]:
+def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Finding]:
     """Report differences between a table's records and commit records. Omits records already reported as missing."""
     fewer = more = unknown = 0
     first: OverlappingRanges | None = None
-    of_rows, dead_letters = witness.tally is e.rows, _dead_letter_claims(e)
+    of_rows, dead_letters = table.tally is e.rows, _dead_letter_claims(e)
     accounted = e.seen | find_missing_offsets(e) | _accepted_offsets(e)
-    for group in witness.groups:
-        missing_, surplus = witness.compare(group)
+    for group in table.groups:
+        missing, surplus = table.compare(group)
         if of_rows and _is_exact(e, group):
             lost = group.lowest(_claimed_records) - len(accounted & group.offsets)
-            missing_ = max(missing_, lost - dead_letters.compare(group)[0])
+            missing = max(missing, lost - dead_letters.compare(group)[0])
         if e.drops_repeats and of_rows:
-            missing_ = 0
-        fewer, more = fewer + missing_, more + surplus
-        unknown += max(0, witness.count_missing_records(group, group.ranges_by_topic_id) - missing_)
-        first = first or (group if missing_ or surplus else None)
+            missing = 0
+        fewer, more = fewer + missing, more + surplus
+        unknown += max(0, table.count_missing_records(group, group.ranges_by_topic_id) - missing)
+        first = first or (group if missing or surplus else None)
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, unknown,
-        f"{e.tables} is missing {format_count(unknown, witness.name)}, which may be of a former topic of this name. To "
+        f"{e.tables} is missing {format_count(unknown, table.name)}, which may be of a former topic of this name. To "
         "compare all commits, audit without a period",
     )  # fmt: skip
     if first is not None:
-        fewer_words = [f"is missing {format_count(fewer, witness.name)} that the commit records count"] if fewer else []
-        has = [f"has {format_count(more, witness.name)} that no commit record counts"] if more else []
+        fewer_words = [f"is missing {format_count(fewer, table.name)} that the commit records count"] if fewer else []
+        has = [f"has {format_count(more, table.name)} that no commit record counts"] if more else []
         span = first.audited[0].start, max(r.end for r in first.audited)
         where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
         where += "; `--source` names them" if fewer and e.kafka is None else ""
@@ -325,18 +314,10 @@ def _claimed_records(r: CommittedRange) -> int:
     return min(r.end - r.start, r.records + r.rejected)
 
 
-def _max_records(
-    group: OverlappingRanges, claimed: Callable[[CommittedRange], int], *, excluded_topic_id: str | None = None
-) -> int:
-    """Return the maximum number of records in a group. Omits the topic id `excluded_topic_id`."""
-    return sum(highest for topic_id, (_, highest) in group.bounds(claimed).items() if topic_id != excluded_topic_id)
-
-
 def _is_exact(e: Evidence, group: OverlappingRanges) -> bool:
     """Return whether `OverlappingRanges.lowest` applies: overlapping ranges in one log that was not truncated."""
-    return (
-        not group.is_single and len(group.ranges_by_topic_id) == 1 and not covered_offsets(e.rewritten) & group.offsets
-    )
+    is_one_log = len(group.ranges_by_topic_id) == 1 and not covered_offsets(e.rewritten) & group.offsets
+    return is_one_log and not group.is_single
 
 
 def _hidden_rows(e: Evidence, group: OverlappingRanges) -> int:
@@ -353,7 +334,8 @@ def compare_repeats(
     """Compare a dedupe stream's rows with its records minus `repeats`, if commit records determine them."""
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
-    records = sum(_max_records(group, _row_claims(e).claimed) for e in evidence for group in e.groups)
+    bounds = (group.bounds(_row_claims(e).claimed).values() for e in evidence for group in e.groups)
+    records = sum(highest for of in bounds for _, highest in of)
     if not can_count_rows(evidence, repeats):
         if by_source or records <= rows:
             return ()
@@ -400,9 +382,8 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
         bounds = group.bounds(_claimed_records)
         if _is_exact(e, group):
             ((topic_id, (lowest, highest)),) = bounds.items()
-            bounds = {
-                topic_id: (min(max(lowest, group.lowest(_claimed_records)) - _hidden_rows(e, group), highest), highest)
-            }
+            lowest = max(lowest, group.lowest(_claimed_records)) - _hidden_rows(e, group)
+            bounds = {topic_id: (min(lowest, highest), highest)}
         open_ += sum(highest - lowest for topic_id, (lowest, highest) in bounds.items() if topic_id not in by_kafka)
     remedy = "use `--source`" if e.kafka is None else "Kafka no longer has all of them"
     # The same sentence for each partition, so that it is printed once.
@@ -431,9 +412,8 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
         f"forgotten stream's topic was recreated. The table may have two rows at: {_format_offsets(again)}",
     )  # fmt: skip
     if e.kafka is not None:
-        former = sum(
-            _max_records(g, lambda r: r.records + e.replayed_of(r), excluded_topic_id=e.topic_id) for g in e.groups
-        )
+        of_ranges = (g.bounds(lambda r: r.records + e.replayed_of(r)).items() for g in e.groups)
+        former = sum(highest for of in of_ranges for topic_id, (_, highest) in of if topic_id != e.topic_id)
         sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}{BY_COMMIT_RECORDS}"
         yield _make_finding(e, FindingKind.UNCHECKED, former, sentence)
         gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))

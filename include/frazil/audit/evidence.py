@@ -132,9 +132,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
 def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
     """Return a period's evidence, with claims outside the period. `own` are the period's claims."""
     elsewhere, replayed = every.without(own), every.replayed
+    places = ((e, e.topic_partition) for e in evidence)
     return tuple(
-        replace(
-            e, ranges_outside_period=elsewhere.get(e.topic_partition, ()), replayed=replayed.get(e.topic_partition, {})
-        )
-        for e in evidence
+        replace(e, ranges_outside_period=elsewhere.get(tp, ()), replayed=replayed.get(tp, {})) for e, tp in places
     )

@@ -17,7 +17,7 @@ from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.fetch import read_offsets
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd, find_truncations
-from frazil.offsets.spans import Span, TopicPartition, count_unread
+from frazil.offsets.spans import Offsets, OffsetSets, Span, TopicPartition, count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.spec.units import format_count
@@ -31,7 +31,7 @@ def find_remaining_offsets(
     claimed: Claims,
     *,
     report_uncommitted: bool = True,
-    dropped: Callable[[Mapping[TopicPartition, Span]], Mapping[TopicPartition, BitMap64]] = lambda _: {},
+    dropped: Callable[[Mapping[TopicPartition, Span]], OffsetSets] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
     """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared."""
     with open_kafka(spec) as kafka:
@@ -64,11 +64,7 @@ def find_remaining_offsets(
 
 
 def report_not_committed(
-    spec: StreamSpec,
-    marker: Marker,
-    now: SourceIdentity,
-    first: Mapping[TopicPartition, int],
-    ends: Mapping[TopicPartition, LogEnd],
+    spec: StreamSpec, marker: Marker, now: SourceIdentity, first: Offsets, ends: Mapping[TopicPartition, LogEnd]
 ) -> Iterator[Finding]:
     """Report the records after the stream's position, which are not compared."""
     read = {tp: end.stable for tp, end in ends.items() if not explain_not_comparable(tp[0], marker.source, now, spec)}

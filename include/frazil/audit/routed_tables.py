@@ -38,7 +38,7 @@ from frazil.commit.routed_table_records import (
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import all_files_wait, has_waiting_files, is_waiting_file
 from frazil.ingest.contract import StagedFile, Target
-from frazil.offsets.spans import TopicPartition, offset_bitmap
+from frazil.offsets.spans import OffsetSets, TopicPartition, offset_bitmap
 from frazil.offsets.tally import OffsetTally, Tallies, get_offsets, merge_tallies, seen_offsets
 from frazil.spec.units import format_count
 from frazil.table.landed_offsets import COORDINATES, OffsetRanges, RowSelection, tally_files, tally_rows
@@ -66,8 +66,8 @@ class RoutedRows:
 class PublishedReplays:
     """Published replays of dead letters. The original batches' ranges include their offsets."""
 
-    rows: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
-    routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
+    rows: OffsetSets = field(default_factory=dict)
+    routed: Mapping[Target, OffsetSets] = field(default_factory=dict)
     """Rows in each routed table."""
     last: BackfillMarker | None = None
     """The last replay, while the dead-letter table still has its dead letters."""
@@ -86,9 +86,8 @@ class PublishedReplays:
         last = unsettled_backfill(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
             return cls(rows, routed)
-        return cls(
-            rows, routed, last, committed_chunks(tables.journals, last), list_given_up_targets(tables.journals, last.id)
-        )
+        given_up = list_given_up_targets(tables.journals, last.id)
+        return cls(rows, routed, last, committed_chunks(tables.journals, last), given_up)
 
     def find_waiting_files(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
         """Return the replay's files for a routed table; empty if its `properties` show that it has the rows."""
@@ -149,12 +148,12 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
     try:
         table = tables.handle(target).refresh()
     except NoSuchTableError:
-        member = read_table_record(tables, target)
-        renamed_to = None if member is None else find_renamed_table(tables, member, search.candidate_names)
+        record = read_table_record(tables, target)
+        renamed_to = None if record is None else find_renamed_table(tables, record, search.candidate_names)
         if renamed_to is not None:
             table = tables.handle(renamed_to).current()
-        elif member or not waiting or not all_files_wait(tables, waiting, target):
-            problem = _missing_table_message(tables, target, member)
+        elif record or not waiting or not all_files_wait(tables, waiting, target):
+            problem = _missing_table_message(tables, target, record)
     else:
         renamed_to = _find_new_name(search, target, table)
         if renamed_to is not None:  # the renamed table has all rows that are counted for the old name
@@ -187,16 +186,14 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
 def _find_new_name(search: _RowSearch, target: Target, table: Table) -> Target | None:
     if property_name(search.tables.stream) in table.properties:
         return None
-    member = read_table_record(search.tables, target)
-    return (
-        find_renamed_table(search.tables, member, search.candidate_names)
-        if member and member.is_other_table(table)
-        else None
-    )
+    record = read_table_record(search.tables, target)
+    if record is None or not record.is_other_table(table):
+        return None
+    return find_renamed_table(search.tables, record, search.candidate_names)
 
 
-def _missing_table_message(tables: StreamTables, target: Target, member: RoutedTableRecord | None) -> str:
-    catalog, newest = tables.main.catalog_name, None if member is None else newest_remaining_metadata(tables, member)
+def _missing_table_message(tables: StreamTables, target: Target, record: RoutedTableRecord | None) -> str:
+    catalog, newest = tables.main.catalog_name, None if record is None else newest_remaining_metadata(tables, record)
     again = "" if newest is None else f": `{registration_command(catalog, target, newest.path)}`"
     return (
         f"the table is not in the catalog {catalog!r}: it was dropped or renamed. If the route still declares this "
@@ -296,10 +293,6 @@ def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dic
     return {default[0]: default[1], **{name: merge_tallies(of) for name, of in by_name.items()}}
 
 
-def _count_claimed(offsets: Mapping[TopicPartition, BitMap64], claimed: Claims) -> int:
-    return sum(
-        offsets[tp].range_cardinality(*span)
-        for tp, ranges in claimed.ranges.items()
-        if tp in offsets
-        for span in merge_ranges(ranges)
-    )
+def _count_claimed(offsets: OffsetSets, claimed: Claims) -> int:
+    of_both = ((offsets[tp], merge_ranges(ranges)) for tp, ranges in claimed.ranges.items() if tp in offsets)
+    return sum(found.range_cardinality(*span) for found, spans in of_both for span in spans)

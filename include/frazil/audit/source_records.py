@@ -29,7 +29,7 @@ from frazil.ingest.decode import DecodedChunk, bisect_failures
 from frazil.ingest.readers import open_reader
 from frazil.ingest.stage import stage
 from frazil.ingest.target_decoders import open_decoder
-from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.spans import OffsetSets, Span, TopicPartition
 from frazil.offsets.tally import Tallies
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executor_kafka_properties
@@ -74,11 +74,8 @@ class SourceRecords:
         targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in base.targets.items()}
         wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
         dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
-        context = dataclasses.replace(
-            base,
-            targets=targets,
-            existing_dead_letters={tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen},
-        )
+        existing = {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
+        context = dataclasses.replace(base, targets=targets, existing_dead_letters=existing)
         rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
         tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
         return [stage(context, task, attempt=0) for task in tasks], context
@@ -151,9 +148,7 @@ def _not_comparable(
             yield target, "the writer committed to the table during the audit: run the audit again"
 
 
-def dropped_offsets(
-    spec: StreamSpec, tables: StreamTables, ranges: Mapping[TopicPartition, Span]
-) -> Mapping[TopicPartition, BitMap64]:
+def dropped_offsets(spec: StreamSpec, tables: StreamTables, ranges: Mapping[TopicPartition, Span]) -> OffsetSets:
     """Return the offsets in these ranges whose records the current transform drops."""
     kafka = executor_kafka_properties(spec, os.environ)
     context = build_stage_context(spec, tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids={})

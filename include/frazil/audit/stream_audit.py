@@ -41,10 +41,9 @@ from frazil.commit.backfill_records import BackfillState, branch_name, read_back
 from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, ancestors, parse_number
 from frazil.commit.journal import parse_key
-from frazil.commit.marker import BatchOutcome, Marker, open_branch_name, property_name, read_marker
+from frazil.commit.marker import BatchOutcome, Marker, open_branch_name, property_name, read_marker, require_own_marker
 from frazil.commit.reset_plan import is_rolled_back
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import AdoptionRequired
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import Span, TopicPartition
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies
@@ -81,23 +80,13 @@ class _Run:
         """Return evidence and findings. `every` has the claims of all times, for recreated topics."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.find_remaining_offsets(self.marker, claimed) if self.find_remaining_offsets else ({}, ())
-        default = tally_rows(
-            self.table,
-            RowSelection(topics, within),
-            RowSelection(topics, within, branch=open_branch_name(self.marker.stream)),
-        )
-        replays = (
-            PublishedReplays.load(self.tables, self.table) if self.marker.routed is not None else PublishedReplays()
-        )
+        on_main = RowSelection(topics, within)
+        default = tally_rows(self.table, on_main, replace(on_main, branch=open_branch_name(self.marker.stream)))
+        has_route = self.marker.routed is not None
+        replays = PublishedReplays.load(self.tables, self.table) if has_route else PublishedReplays()
         dead_letters, former_dead_letters = self.tally_dead_letters(claimed)
-        routed = read_routed_rows(
-            self.tables,
-            self.marker,
-            every or claimed,
-            within=within,
-            replays=replays,
-            candidate_names=self.candidate_names,
-        )
+        stream, names = (self.tables, self.marker, every or claimed), self.candidate_names
+        routed = read_routed_rows(*stream, within=within, replays=replays, candidate_names=names)
         found = gather_evidence(
             self.marker,
             claimed,
@@ -119,11 +108,12 @@ class _Run:
             *notes,
             *report_unread_rows(routed),
             *self._compare_tables(found, own, routed, claimed, replays),
-            *(f for name, table in sorted(changed.items()) for f in self.foreign_changes(table, where=name)),
+            *(
+                finding
+                for name, table in sorted(changed.items())
+                for finding in report_foreign_changes(table, where=name, window=self.window, signals=self.signals)
+            ),
         )
-
-    def foreign_changes(self, table: Table, *, where: str) -> tuple[Finding, ...]:
-        return _report_foreign_changes(table, where=where, window=self.window, signals=self.signals)
 
     def _compare_tables(
         self,
@@ -197,12 +187,12 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     """
     for attempt in count(1):
         table = tables.main.refresh()
-        marker = require_marker(tables, table)
+        marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
         run = _Run(
             tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, place, signals
         )
         claimed = load_claims(tables.journals, marker, table.metadata, window)
-        before = _metadata_findings(table, marker, claimed)
+        before = report_metadata_problems(table, marker, claimed)
         if not (coordinates and has_coordinates(table.schema())):
             return _build_audit(
                 run, claimed, (), (*before, *_compare_without_coordinates(run, claimed, declared=coordinates))
@@ -229,7 +219,7 @@ def audit_changes(
     coordinates. Returns the findings, and the number of rows if counted. Returns None if a replay was published since
     `table` was loaded, which must then be loaded again.
     """
-    marker = require_marker(tables, table)
+    marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
     run = _Run(tables, table, marker, window, None, drops_repeats=True, candidate_names=candidate_names)
     by_offset = window is None and has_coordinates(table.schema())
     if by_offset:
@@ -248,26 +238,15 @@ def audit_changes(
     return (*notes, *(finding for each in evidence for finding in compared(each))), rows
 
 
-def require_marker(tables: StreamTables, table: Table) -> Marker:
-    """Return the stream's marker in the table. Raises AdoptionRequired if it is missing."""
-    marker = read_marker(table.properties, tables.stream)
-    if marker is None:
-        raise AdoptionRequired(
-            f"stream {tables.stream!r} has no marker in table {tables.main.identifier}: nothing is committed yet. "
-            f"Start the stream: `frazil run {tables.stream}`"
-        )
-    return marker
-
-
-def find_metadata_problems(
-    table: Table, marker: Marker, claimed: Claims, window: Period | None, *, signals: bool
-) -> tuple[Finding, ...]:
-    changed = _report_foreign_changes(table, where=marker.stream, window=window, signals=signals)
-    return (*_metadata_findings(table, marker, claimed), *changed)
-
-
-def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
+def report_metadata_problems(table: Table, marker: Marker, claimed: Claims) -> tuple[Finding, ...]:
+    """Report a rollback, missing commit records and skipped offsets."""
     findings = []
+    if is_rolled_back(table, marker, name=".".join(table.name())):
+        sentence = (
+            "the table was rolled back to before the marker. To read the missing records again, run `frazil reset "
+            f"{marker.stream} --to table`"
+        )
+        findings.append(Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream))
     for path in claimed.missing_commit_records:
         key = parse_key(path)
         is_forgotten = key is None or marker.outcome_of(key) is BatchOutcome.UNKNOWN
@@ -275,11 +254,8 @@ def _metadata_findings(table: Table, marker: Marker, claimed: Claims) -> tuple[F
         sentence = f"the commit record {path} is missing or unreadable: its batch cannot be audited"
         findings.append(Finding(kind, 1, sentence, marker.stream))
     sentence = "retention deleted offsets before they were read, and source.on-gap skipped them: {}"
-    return (
-        *_report_rollback(table, marker),
-        *findings,
-        *(Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost),
-    )
+    lost = (Finding(FindingKind.SKIPPED, 1, sentence.format(text), marker.stream) for text in claimed.lost)
+    return (*findings, *lost)
 
 
 def _has_new_replay(run: _Run) -> bool:
@@ -304,7 +280,7 @@ def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
     reached = run.marker.offsets
     if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
         return False
-    return require_marker(run.tables, run.tables.main.refresh()).settled != run.marker.settled
+    return require_own_marker(run.tables.stream, run.tables.marker()).settled != run.marker.settled
 
 
 def _add_other_claims(
@@ -325,9 +301,9 @@ def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
 
 
 def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
-    findings = (*findings, *run.foreign_changes(run.table, where=run.marker.stream))
+    changed = report_foreign_changes(run.table, where=run.marker.stream, window=run.window, signals=run.signals)
     partitions = tuple(_count_partition(e) for e in evidence)
-    return Audit(run.tables.stream, partitions, findings, claimed.batches, run.window)
+    return Audit(run.tables.stream, partitions, (*findings, *changed), claimed.batches, run.window)
 
 
 def _count_partition(e: Evidence) -> PartitionAudit:
@@ -348,17 +324,7 @@ def _count_partition(e: Evidence) -> PartitionAudit:
     )
 
 
-def _report_rollback(table: Table, marker: Marker) -> tuple[Finding, ...]:
-    if not is_rolled_back(table, marker, name=".".join(table.name())):
-        return ()
-    sentence = (
-        "the table was rolled back to before the marker. To read the missing records again, run `frazil reset "
-        f"{marker.stream} --to table`"
-    )
-    return (Finding(FindingKind.ROLLED_BACK, 1, sentence, marker.stream),)
-
-
-def _report_foreign_changes(table: Table, *, where: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
+def report_foreign_changes(table: Table, *, where: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
     """Report other programs' commits that deleted or overwrote rows. They do not reopen windows."""
     foreign = [
         snapshot

@@ -37,10 +37,10 @@ from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_truncated_logs, report_not_committed
 from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
-from frazil.audit.stream_audit import audit_changes, find_metadata_problems, require_marker
+from frazil.audit.stream_audit import audit_changes, report_foreign_changes, report_metadata_problems
 from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, deleted_by_others
-from frazil.commit.marker import Marker
+from frazil.commit.marker import Marker, read_marker, require_own_marker
 from frazil.commit.merging import MERGING_MODES, build_merge_rules
 from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_table
@@ -49,7 +49,7 @@ from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask
 from frazil.merge.table_files import TableFileReader
 from frazil.merge.task import run_merge_task
-from frazil.offsets.spans import TopicPartition, iter_runs, offset_bitmap
+from frazil.offsets.spans import Offsets, TopicPartition, iter_runs, offset_bitmap
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.landed_offsets import COORDINATES, split_by_partition
@@ -72,8 +72,9 @@ def audit_upserts(
     of_commits, rows = result
     partitions = tuple(_count_partitions(claimed, marker.source.topic_ids))
     changes = sum(partition.rows for partition in partitions)
-    standing = find_metadata_problems(table, marker, claimed, window, signals=spec.window is not None)
-    findings = (*standing, *of_commits, *_report_offsets_read_again(claimed))
+    changed = report_foreign_changes(table, where=spec.name, window=window, signals=spec.window is not None)
+    of_metadata = report_metadata_problems(table, marker, claimed)
+    findings = (*of_metadata, *changed, *of_commits, *_report_offsets_read_again(claimed))
     if with_source:
         findings = (*findings, *_compare_with_kafka(spec, tables, table, marker, claimed, window=window))
     elif changes:
@@ -105,7 +106,7 @@ def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Perio
 
 def _load_claims(tables: StreamTables, window: Period | None) -> tuple[Table, Marker, Claims]:
     table = tables.main.refresh()
-    marker = require_marker(tables, table)
+    marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
     return table, marker, load_claims(tables.journals, marker, table.metadata, window)
 
 
@@ -167,11 +168,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
     with open_kafka(spec) as kafka:
         topics = kafka.describe()
-        why_not = {
-            topic: why
-            for topic in sorted({topic for topic, _ in starts})
-            if (why := explain_not_comparable(topic, marker.source, topics.identity, spec))
-        }
+        explained = {topic: explain_not_comparable(topic, marker.source, topics.identity, spec) for topic, _ in starts}
+        why_not = {topic: why for topic, why in sorted(explained.items()) if why}
         why_not |= {topic: NO_LEADER for topic, _ in sorted(topics.leaderless & starts.keys()) if topic not in why_not}
         first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)
         starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
@@ -215,7 +213,7 @@ def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Mark
 def _report_missing_in_kafka(
     stream: str,
     read: Mapping[TopicPartition, tuple[Sequence[CommittedRange], BitMap64]],
-    first: Mapping[TopicPartition, int],
+    first: Offsets,
     *,
     by_records: bool,
 ) -> Iterator[Finding]:
@@ -245,17 +243,12 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
             yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
         for target, table in replay.sinks.tables.items():
             changes = tuple(file for result in results for file in result.files if file.target == target)
-            rules = dataclasses.replace(
-                build_merge_rules(replay.spec, table),
-                how="merge-on-read",
-                traced=False,
-                landed=replay.tables.landed(table),
-            )
+            rules, landed = build_merge_rules(replay.spec, table), replay.tables.landed(table)
+            rules = dataclasses.replace(rules, how="merge-on-read", traced=False, landed=landed)
             merged = target_table(table, folder=str(folder / "merged" / target))
             context = MergeContext(stream, rules, staged.targets[target], merged)
-            yield from _report_table_differences(
-                replay, table, changes, context, stream if target == "main" else target
-            )
+            subject = stream if target == "main" else target
+            yield from _report_table_differences(replay, table, changes, context, subject)
 
 
 def _report_table_differences(
@@ -275,9 +268,7 @@ def _report_table_differences(
         return
     if missing := _inserted_offsets(done, changes, context):
         count = sum(map(len, missing.values()))
-        where = "; ".join(
-            f"{topic}-{partition} {format_at_offsets(of)}" for (topic, partition), of in sorted(missing.items())
-        )
+        where = "; ".join(f"{tp[0]}-{tp[1]} {format_at_offsets(offsets)}" for tp, offsets in sorted(missing.items()))
         verbs = "has no row and is not a repeat" if count == 1 else "have no row and are not repeats"
         sentence = f"{format_count(count, 'record')} in Kafka {verbs}: {where}"
         yield Finding(FindingKind.MISSING, count, sentence, subject)
@@ -319,27 +310,15 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
         else ""
     )
     late = LATE_AFTER_DELETE if spec.order_by else again
+    absent, of_key = FindingKind.MISSING, "Kafka's newest record of the key"
+    of_absent = f"is not in the table, although {of_key} is not a delete{again}{restored}"
+    if may_delete:
+        absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"
+    updated, deleted = counts.updated - keys.others_updated, counts.deleted - keys.others_deleted
     for kind, count, which, what in (
-        (
-            FindingKind.NOT_COMPARED if may_delete else FindingKind.MISSING,
-            counts.inserted,
-            keys.inserted,
-            f"is not in the table; {may_delete} may have deleted it"
-            if may_delete
-            else f"is not in the table, although Kafka's newest record of the key is not a delete{again}{restored}",
-        ),
-        (
-            FindingKind.MISCOUNTED,
-            counts.updated - keys.others_updated,
-            keys.updated,
-            f"has other values in the table than in Kafka's newest record of the key{again}",
-        ),
-        (
-            FindingKind.UNCLAIMED,
-            counts.deleted - keys.others_deleted,
-            keys.deleted,
-            f"is in the table, although Kafka's newest record of the key is a delete{late}",
-        ),
+        (absent, counts.inserted, keys.inserted, of_absent),
+        (FindingKind.MISCOUNTED, updated, keys.updated, f"has other values in the table than in {of_key}{again}"),
+        (FindingKind.UNCLAIMED, deleted, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
     ):
         if count:
             sentence = f"{format_count(count, 'key')}{_format_keys(which, count)}: each {what}"

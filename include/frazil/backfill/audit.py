@@ -11,7 +11,7 @@ from pyroaring import BitMap64
 from frazil.audit.claims import CommittedRange
 from frazil.commit.journal import Journal
 from frazil.ingest.contract import StageResult, Target
-from frazil.offsets.spans import Spans, TopicPartition, merge_spans, offset_bitmap
+from frazil.offsets.spans import OffsetSets, Spans, TopicPartition, merge_spans, offset_bitmap
 from frazil.offsets.tally import Tallies, get_offsets
 from frazil.spec.units import format_count
 
@@ -33,12 +33,8 @@ def topic_generations(
     requested: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], topic: str
 ) -> set[str]:
     """Return the topic ids of the requested offsets; several if the topic was recreated."""
-    return {
-        r.topic_id
-        for tp, spans in requested.items()
-        for r in claimed.get(tp, ())
-        if tp[0] == topic and any(r.start < end and start < r.end for start, end in spans)
-    }
+    ranges = ((r, spans) for tp, spans in requested.items() if tp[0] == topic for r in claimed.get(tp, ()))
+    return {r.topic_id for r, spans in ranges if any(r.start < end and start < r.end for start, end in spans)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class StagedRecords:
     dead_letters: Tallies
     table_tallies: tuple[Tallies, ...]
     """The rows and dead letters that the stream's tables already have."""
-    source: Mapping[TopicPartition, BitMap64] | None = None
+    source: OffsetSets | None = None
     """The source's records in these ranges; None if an event-time filter selected only some records."""
 
 

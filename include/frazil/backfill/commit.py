@@ -59,7 +59,7 @@ from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.recorder import record_action
 from frazil.ingest.contract import StagedFile, is_routed
-from frazil.offsets.spans import TopicPartition, spans_overlap
+from frazil.offsets.spans import Offsets, spans_overlap
 from frazil.spec.units import format_count
 from frazil.table.tables import may_delete_files
 
@@ -120,9 +120,7 @@ class BackfillCommitter:
         self.backfill = commit_snapshots((staged,), retry_policy=self.tables.retry_policy)
         return self.backfill
 
-    def publish(
-        self, record: BackfillRecord, *, audited_at: int, read_to: Mapping[TopicPartition, int] | None = None
-    ) -> BackfillMarker:
+    def publish(self, record: BackfillRecord, *, audited_at: int, read_to: Offsets | None = None) -> BackfillMarker:
         """Append or merge the staged files on main in one commit, which ends the backfill.
 
         `audited_at` is the snapshot of main with which the audit compared the records. Raises
@@ -143,10 +141,9 @@ class BackfillCommitter:
             **({} if merges else windows_summary(record.late)),  # a merge reports its own counts
             "frazil.commit-record": path,
         }
+        tables, staged = self.tables, self.backfill
         try:
-            self.backfill = _publish(
-                self.tables, self.tables.main, self.backfill, written=writer, summary=summary, check=check
-            )
+            self.backfill = _publish(tables, tables.main, staged, written=writer, summary=summary, check=check)
         except CommitUnavailable as error:
             if (self.backfill.replays or merges) and isinstance(error.__cause__, CommitFailedException):
                 raise CommitUnavailable(lost_races_message(self.backfill, str(error))) from error
@@ -216,7 +213,7 @@ class BackfillCommitter:
         _sweep(self.own, self.backfill)
 
     def _check_publishable(
-        self, journals: list[Journal], audited_at: int, read_to: Mapping[TopicPartition, int] | None
+        self, journals: list[Journal], audited_at: int, read_to: Offsets | None
     ) -> Callable[[Table], None]:
         files = staged_files(journals, "main")
 
@@ -342,11 +339,8 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
     """Delete staged files that no committed chunk lists, after voiding the keys of uncommitted chunks."""
-    keys = {
-        key
-        for target, handle in own.targets.items()
-        for key, _ in batch_folders(own.store_of(target), handle.refresh(), own.stream)
-    }
+    staged = [batch_folders(own.store_of(t), handle.refresh(), own.stream) for t, handle in own.targets.items()]
+    keys = {key for folders in staged for key, _ in folders}
     for key in sorted(keys):
         journal = own.journals.get(key)
         if backfill.has_chunk(key):
@@ -357,11 +351,8 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
-    return dataclasses.replace(
-        tables,
-        stream=staging_stream(tables.stream, backfill_id),
-        journals=backfill_journals(tables.journals, backfill_id),
-    )
+    journals = backfill_journals(tables.journals, backfill_id)
+    return dataclasses.replace(tables, stream=staging_stream(tables.stream, backfill_id), journals=journals)
 
 
 def _load_backfill(handle: TableHandle, stream: str) -> BackfillMarker | None:

@@ -15,6 +15,7 @@ from frazil.commit.staging_targets import target_file_bytes
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.ingest.stage import stage
 from frazil.spec.units import format_count
+from frazil.table.branches import summary_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,7 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
     """Return the table's average bytes per record; for an empty table, the sample's."""
     head = backfill.opened.tables.main.current().current_snapshot()
-    summary = head.summary if head else None
-    rows, size = (int(summary.get(f"total-{n}") or 0) if summary else 0 for n in ("records", "files-size"))
+    rows, size = (int(summary_value(head, f"total-{name}") or 0) for name in ("records", "files-size"))
     if rows and size:
         return size / rows
     return sum(f.bytes for f in sample) / max(1, sum(f.records for f in sample))

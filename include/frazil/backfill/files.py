@@ -32,8 +32,7 @@ from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageT
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.record_files import JSON_LINES_SUFFIXES, PARQUET_SUFFIXES, is_record_file, read_coordinates
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets import spans as spans_of
-from frazil.offsets.spans import Spans, TopicPartition
+from frazil.offsets.spans import OffsetSets, Spans, TopicPartition, offsets_within, spans_with_records
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
@@ -45,14 +44,11 @@ from frazil.table.storage import open_store
 @dataclass(frozen=True, slots=True)
 class FileIndex:
     files: tuple[RecordFile, ...]
-    records: Mapping[TopicPartition, BitMap64]
+    records: OffsetSets
 
     def describe_files_at(self, tp: TopicPartition, offset: int) -> str:
-        around = (
-            f.path
-            for f in self.files
-            if any((r.topic, r.partition) == tp and r.start <= offset < r.end for r in f.ranges)
-        )
+        ranges = ((f.path, r) for f in self.files for r in f.ranges)
+        around = (path for path, r in ranges if (r.topic, r.partition) == tp and r.start <= offset < r.end)
         return ", ".join(islice(around, 3))
 
 
@@ -137,13 +133,13 @@ class FileSource:
         return {tp: ((found.min(), found.max() + 1),) for tp, found in sorted(self.index.records.items())}
 
     def select_with_records(self, spans: Spans) -> Spans:
-        return spans_of.spans_with_records(spans, self.index.records)
+        return spans_with_records(spans, self.index.records)
 
     def max_records(self, spans: Spans) -> int:
         return sum(map(len, self.records(spans).values()))
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
-        return spans_of.offsets_within(spans, self.index.records)
+        return offsets_within(spans, self.index.records)
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
         return split_by_records(spans, self.index.records, limit=limit)
@@ -188,10 +184,6 @@ def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[Fi
         folder = location.rpartition("/")[0]
         if one := tuple(f for f in store.list_files(folder) if f.path == location):
             return one
-    found = store.list_files(location)
-    return tuple(
-        f
-        for f in found
-        if is_record_file(f.path)
-        and not any(part.startswith(("_", ".")) for part in PurePosixPath(f.path.removeprefix(location)).parts)
-    )
+    found = [(f, PurePosixPath(f.path.removeprefix(location)).parts) for f in store.list_files(location)]
+    hidden = ("_", ".")
+    return tuple(f for f, parts in found if is_record_file(f.path) and not any(p.startswith(hidden) for p in parts))

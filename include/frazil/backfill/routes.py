@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 from pyroaring import BitMap64
 
-from frazil.backfill.rules import continue_command, require_own_marker
+from frazil.backfill.rules import continue_command
 from frazil.commit.backfill_records import (
     BackfillMarker,
     has_backfill_rows,
@@ -25,21 +25,15 @@ from frazil.commit.backfill_records import (
 )
 from frazil.commit.commit_checks import files_fit
 from frazil.commit.compare_and_swap import Change, Done, commit_snapshot
-from frazil.commit.followers import check_routed_not_rolled_back
+from frazil.commit.followers import check_routed_not_rolled_back, require_marker
 from frazil.commit.journal import Journal
-from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker import BatchKey, Marker, require_own_marker
 from frazil.commit.merging import MERGING_MODES, MergeWriter
 from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import rewrite_files
-from frazil.errors import (
-    CommitUnavailable,
-    Fenced,
-    RouteBehind,
-    SchemaIncompatible,
-    format_error,
-)
+from frazil.errors import CommitUnavailable, Fenced, RouteBehind, SchemaIncompatible, format_error
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
 from frazil.merge.contract import MergeRules
 from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps
@@ -84,7 +78,6 @@ def tally_files_to_merge(table: Table, journals: Iterable[Journal]) -> dict[Topi
 
 
 def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of the spans that are not dead letters."""
     return {tp: offsets - get_offsets(dead_letters, tp) for tp, offsets in to_bitmaps(spans).items()}
 
 
@@ -148,24 +141,16 @@ class BackfillRoute:
         return dataclasses.replace(context, targets={**context.targets, **routed})
 
 
-def _require_routed_tables(tables: StreamTables) -> Marker:
-    """Return the default table's marker. Raises RouteBehind if a routed table is missing batches."""
-    default_marker = require_own_marker(tables.stream, tables.marker(), noun="records")
-    if behind := find_lagging_tables(tables, default_marker):
-        raise RouteBehind(_refusal_message(tables.stream, str(behind[0])))
-    return default_marker
-
-
 def wait_for_routed_tables(tables: StreamTables) -> Marker:
-    """Wait until the routed tables have all batches, and return the default table's marker."""
+    """Wait until the routed tables have all batches, and return the default table's marker. Raises RouteBehind."""
     retry_policy = tables.retry_policy
     deadline = retry_policy.clock() + ROUTED_TABLES_TIMEOUT_S
     while True:
-        try:
-            return _require_routed_tables(tables)
-        except RouteBehind:
-            if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):
-                raise
+        default_marker = require_own_marker(tables.stream, tables.marker())
+        if not (behind := find_lagging_tables(tables, default_marker)):
+            return default_marker
+        if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):
+            raise RouteBehind(_refusal_message(tables.stream, str(behind[0])))
 
 
 def _refusal_message(stream: str, why: str) -> str:
@@ -218,7 +203,7 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     table = handle.refresh()
     if has_backfill_rows(table.metadata.properties, backfill):
         return
-    _check_marker(table, tables.stream, target)
+    check_routed_not_rolled_back(table.metadata, require_marker(table, tables.stream), table=target)
     folder = f"{data_location(table)}/{staging_stream(tables.stream, backfill.id)}/{backfill.epoch:08d}/{1:08d}"
     written = rewrite_files(tables, table, files, target, folder=folder)
     writer = writer_for_older_files(tables, written)
@@ -233,7 +218,7 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
                 f"another `{continue_command(backfill)}` has finished this backfill or replay: this command makes no "
                 "further changes"
             )
-        _check_marker(table, tables.stream, target)
+        check_routed_not_rolled_back(table.metadata, require_marker(table, tables.stream), table=target)
         if not files_fit(table.metadata, written):
             raise SchemaIncompatible(
                 f"the schema or partition spec of table {target} changed while rows were written for it; run "
@@ -244,13 +229,3 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
         return Change(prepared.requirements, (*prepared.updates, marked), None)
 
     commit_snapshot(handle, propose, (writer,), retry_policy=tables.retry_policy)
-
-
-def _check_marker(table: Table, stream: str, target: Target) -> None:
-    marker = read_marker(table.metadata.properties, stream)
-    if marker is None:
-        raise CommitUnavailable(
-            f"the table has no marker of stream {stream!r}: it was dropped and recreated. `frazil route {stream}` "
-            "shows what to do"
-        )
-    check_routed_not_rolled_back(table.metadata, marker, table=target)

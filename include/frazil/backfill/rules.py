@@ -24,7 +24,7 @@ from frazil.host.processes import is_alive
 from frazil.host.records import ProcessMark
 from frazil.ingest.contract import StagedFile
 from frazil.spec.model import StreamSpec
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, summary_value
 from frazil.timetext import format_elapsed
 
 
@@ -39,18 +39,7 @@ def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
     return marker
 
 
-def require_own_marker(stream: str, marker: Marker | None, *, noun: str = "dead letters") -> Marker:
-    """Return the marker, which identifies the stream's own records. Raises AdoptionRequired if it is None."""
-    if marker is None:
-        raise AdoptionRequired(
-            f"stream {stream!r} has no marker, so frazil cannot determine which {noun} are its own. Start the stream "
-            f"first: `frazil run {stream}`"
-        )
-    return marker
-
-
 def check_no_replay(backfill: BackfillMarker | None) -> None:
-    """Raise WriterBusy if a replay is open."""
     if backfill is not None and backfill.is_open and backfill.replays:
         raise WriterBusy(
             f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): wait "
@@ -60,7 +49,6 @@ def check_no_replay(backfill: BackfillMarker | None) -> None:
 
 
 def check_no_backfill(backfill: BackfillMarker | None) -> None:
-    """Raise WriterBusy if a backfill is open."""
     if backfill is not None and backfill.is_open and not backfill.replays:
         raise WriterBusy(
             f"backfill {backfill.id} of stream {backfill.stream!r} is {backfill.state}: finish the backfill, or end it "
@@ -200,12 +188,8 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
     for snapshot in ancestors(table.metadata):
         if snapshot.snapshot_id == audited_at:
             return
-        summary = snapshot.summary
-        if (
-            summary
-            and summary.get("frazil.stream") == stream
-            and summary.get("frazil.operation") in {"reset", "adopt", "forget"}
-        ):
+        is_own = summary_value(snapshot, "frazil.stream") == stream
+        if is_own and summary_value(snapshot, "frazil.operation") in {"reset", "adopt", "forget"}:
             break
     raise StaleBatch(
         f"stream {stream!r} was reset, or its table was rolled back, since backfill {backfill.id} was audited"

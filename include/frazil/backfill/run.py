@@ -63,7 +63,7 @@ from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, Write
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps, unite_offsets
+from frazil.offsets.spans import Offsets, Spans, to_bitmaps, unite_offsets
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, seen_offsets
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
@@ -98,7 +98,7 @@ class _AuditResult:
     """The offsets of dead letters that the publication turns into rows or changes; empty for a backfill."""
     routed: Mapping[Target, Tallies] = field(default_factory=dict)
     """The part of `replayed` whose rows are for routed tables, by table."""
-    read_to: Mapping[TopicPartition, int] | None = None
+    read_to: Offsets | None = None
     """The stream's position, which must not change before the publication; None if it may change."""
 
 
@@ -166,10 +166,7 @@ class Backfill:
         return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:
-        """Whether `dedupe` would drop every row that is read again.
-
-        That is so if all rows have an event time.
-        """
+        """Return whether `dedupe` would drop every row that is read again, because all have an event time."""
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.sinks.mode.drops_repeats and column.required and not self.request.dead_letters
 
@@ -207,9 +204,8 @@ class Backfill:
                 if self.request.target == "branch":
                     return committer.backfill
                 routed = {target: seen_offsets(of) for target, of in audited.routed.items()}
-                record = BackfillRecord(
-                    committer.backfill, self._count_late_rows(), seen_offsets(audited.replayed), routed
-                )
+                late, replayed = self._count_late_rows(), seen_offsets(audited.replayed)
+                record = BackfillRecord(committer.backfill, late, replayed, routed)
                 return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
             except StaleBatch as stale:
                 log.warning("%s", stale)
@@ -245,9 +241,8 @@ class Backfill:
         check_run_not_abandoned(last, self.request.run)
 
     def check(self) -> None:
-        """Check, before Spark and a backfill start, that the stream can be backfilled.
-
-        Raises AdoptionRequired and SpecError. Raises SchemaIncompatible if rows of a new backfill would not fit.
+        """Check that the stream can be backfilled, before Spark starts. Raises AdoptionRequired, SpecError, and
+        SchemaIncompatible if rows of a new backfill would not fit.
         """
         table, _ = self._load_table_and_marker()
         if not ((last := self.last()) and last.is_open):
@@ -305,12 +300,6 @@ class Backfill:
         """Whether a replay must write exactly the records that are still dead letters."""
         return self.request.dead_letters is not None and (self.spec.sinks.mode.merges or self.route is not None)
 
-    @property
-    def _skips_records(self) -> bool:
-        """Whether some records may change no row, such as deletes whose routing value has no table."""
-        deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.has_routed_tables and not self.request.files
-        return deletes or envelope_of(self.spec.source.format) is not None
-
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
         """Run the audit. If it fails because the backfill was abandoned, raises BackfillAbandoned."""
         try:
@@ -339,11 +328,12 @@ class Backfill:
         else:
             table_tallies = self._tally_tables(table, marker, spans)[-1 if self._drops_reread_rows(table) else 0 :]
         if self.request.dead_letters:
-            table_tallies = (
-                *table_tallies,
-                tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source)),
-            )
-        is_whole = self.request.event_times_us is None and not self._skips_records
+            former = tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source))
+            table_tallies = (*table_tallies, former)
+        # Some records may change no row, such as deletes whose routing value has no table.
+        deletes = self.spec.sinks.mode.replaces_rows and self.spec.sinks.has_routed_tables and not self.request.files
+        may_skip = deletes or envelope_of(self.spec.source.format) is not None
+        is_whole = self.request.event_times_us is None and not may_skip
         staged = StagedRecords(
             journals,
             rows=rows,
@@ -373,7 +363,7 @@ class Backfill:
             return _AuditResult(at, rows, routed)
         return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
 
-    def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Mapping[TopicPartition, int] | None:
+    def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Offsets | None:
         """Return the position that the stream must keep until publication; None if it may advance.
 
         Raises WriterBusy if the stream has read further than the backfill.

@@ -1,7 +1,5 @@
-"""Reads Kafka as a backfill's source, and computes the offsets that a backfill reads.
-
-These are the requested offsets before the marker whose records are in no table yet.
-`frazil.backfill.files` is the source for files, with the same methods.
+"""Reads Kafka as a backfill's source, and computes the offsets that a backfill reads: the requested ones before the
+marker whose records are in no table yet. `frazil.backfill.files` is the source for files, with the same methods.
 """
 
 from __future__ import annotations
@@ -19,20 +17,23 @@ from frazil.ingest.contract import OffsetRange, StageContext, StageTask
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.fetch import read_offsets
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets import spans as spans_of
-from frazil.offsets.spans import Span, Spans, TopicPartition, count_offsets, iter_runs, offset_bitmap, offsets_within
+from frazil.offsets.spans import (
+    Offsets,
+    OffsetSets,
+    Span,
+    Spans,
+    TopicPartition,
+    count_offsets,
+    iter_runs,
+    offset_bitmap,
+    offsets_within,
+)
 from frazil.offsets.tally import seen_offsets
 from frazil.stream.plan import split_ranges
 from frazil.table.object_store import FileInfo
 
 
-def requested_spans(
-    start: Mapping[TopicPartition, int],
-    end: Mapping[TopicPartition, int],
-    *,
-    first: Mapping[TopicPartition, int],
-    live: Mapping[TopicPartition, int],
-) -> Spans:
+def requested_spans(start: Offsets, end: Offsets, *, first: Offsets, live: Offsets) -> Spans:
     """Return the requested offsets that Kafka has (from `first`) and the stream has read (to `live`)."""
     bounds = {
         tp: (max(start.get(tp, 0), first[tp]), min(end.get(tp, live[tp]), live[tp]))
@@ -41,7 +42,7 @@ def requested_spans(
     return {tp: (span,) for tp, span in bounds.items() if span[0] < span[1]}
 
 
-def missing_spans(wanted: Spans, held: Mapping[TopicPartition, BitMap64]) -> Spans:
+def missing_spans(wanted: Spans, held: OffsetSets) -> Spans:
     """Return the wanted offsets that are not in `held`, merged into as few spans as possible."""
     left = {
         tp: tuple(piece for span in spans for piece in iter_runs(offset_bitmap(*span) - held.get(tp, BitMap64()), span))
@@ -57,22 +58,19 @@ def split_by_offsets(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
     return tuple(filter(None, pieces))
 
 
-def split_by_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> tuple[Spans, ...]:
+def split_by_records(spans: Spans, records: OffsetSets, *, limit: int) -> tuple[Spans, ...]:
     """Divide the spans into chunks of about `limit` known records; leave out spans without records."""
     within = offsets_within(spans, records)
     count = math.ceil(sum(map(len, within.values())) / limit)
     pieces = (
-        {
-            tp: piece
-            for tp, offsets in within.items()
-            if (piece := _slice_spans(spans[tp], offsets, *_share_bounds(len(offsets), i, count)))
-        }
+        {tp: _slice_spans(spans[tp], of, *_share_bounds(len(of), i, count)) for tp, of in within.items()}
         for i in range(count)
     )
-    return tuple(filter(None, pieces))
+    present = ({tp: piece for tp, piece in pieces_by_tp.items() if piece} for pieces_by_tp in pieces)
+    return tuple(filter(None, present))
 
 
-def select_first_records(spans: Spans, records: Mapping[TopicPartition, BitMap64], *, limit: int) -> Spans:
+def select_first_records(spans: Spans, records: OffsetSets, *, limit: int) -> Spans:
     """Return the parts of the spans with the first `limit` records of each topic-partition."""
     within = offsets_within(spans, records)
     return {tp: _slice_spans(spans[tp], of, 0, min(limit, len(of))) for tp, of in within.items()}
@@ -145,7 +143,7 @@ class KafkaSource:
         """Return the offsets in these spans at which the source has a record. Uses a separate consumer."""
         first = self.kafka.earliest(spans)
         ranges = {tp: (max(of[0][0], first[tp]), of[-1][1]) for tp, of in spans.items()}
-        return spans_of.offsets_within(spans, seen_offsets(read_offsets(self.properties, ranges)))
+        return offsets_within(spans, seen_offsets(read_offsets(self.properties, ranges)))
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
         return split_by_offsets(spans, limit=limit)

@@ -19,9 +19,9 @@ from frazil.cli.output import ask, echo, echo_fields, echo_json, progress
 from frazil.commit.backfill_records import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nest_by_topic
 from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
-from frazil.commit.reset_plan import Offsets
 from frazil.fast_imports import allow_pandas
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
+from frazil.offsets.spans import Offsets
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count

@@ -47,12 +47,12 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     for one in found:
         rows = (json.dumps(_to_json_value(row, limit=MAX_SHOWN_CHARACTERS), ensure_ascii=False) for row in one.rows)
         what = _shorten(one.error or " ".join(rows), 10 * MAX_SHOWN_CHARACTERS)
-        echo(f"{one.topic}-{one.partition}@{one.offset}  {one.fate:<11}  {what}".rstrip())
-    fates = Counter(one.fate for one in found)
-    words = [format_count(fates["row"], "record", "lands|land"), f"{fates['dropped']:,} dropped"]
-    words += [format_count(fates["dead letter"], "dead letter")]
-    words += [format_count(fates["delete"], "delete")] * bool(fates["delete"])
-    words += [f"{fates['no change']:,} without a change"] * bool(fates["no change"])
+        echo(f"{one.topic}-{one.partition}@{one.offset}  {one.outcome:<11}  {what}".rstrip())
+    outcomes = Counter(one.outcome for one in found)
+    words = [format_count(outcomes["row"], "record", "lands|land"), f"{outcomes['dropped']:,} dropped"]
+    words += [format_count(outcomes["dead letter"], "dead letter")]
+    words += [format_count(outcomes["delete"], "delete")] * bool(outcomes["delete"])
+    words += [f"{outcomes['no change']:,} without a change"] * bool(outcomes["no change"])
     echo(f"{format_count(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
 
 

@@ -26,7 +26,7 @@ from frazil.commit.staging_targets import list_targets, object_path
 from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.host.processes import identify_process
 from frazil.ingest.contract import Target
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import OffsetSets, TopicPartition
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
@@ -201,9 +201,9 @@ class BackfillRecord:
     backfill: BackfillMarker
     late: Mapping[int, int]
     """Number of late rows by window start, in microseconds since 1970."""
-    replayed: Mapping[TopicPartition, BitMap64] = field(default_factory=dict)
+    replayed: OffsetSets = field(default_factory=dict)
     """The offsets whose dead letters became rows; empty unless the backfill is a replay."""
-    routed: Mapping[Target, Mapping[TopicPartition, BitMap64]] = field(default_factory=dict)
+    routed: Mapping[Target, OffsetSets] = field(default_factory=dict)
     """The part of `replayed` whose rows are in routed tables."""
 
     @property
@@ -227,7 +227,7 @@ class BackfillRecord:
         return cls(BackfillMarker.from_json(raw["backfill"]), late, _decode_offsets(raw.get("replayed", ())), routed)
 
 
-def _encode_offsets(offsets: Mapping[TopicPartition, BitMap64]) -> list[tuple[str, int, str]]:
+def _encode_offsets(offsets: OffsetSets) -> list[tuple[str, int, str]]:
     return [
         (topic, partition, base64.b64encode(found.serialize()).decode())
         for (topic, partition), found in sorted(offsets.items(), key=itemgetter(0))
@@ -294,21 +294,14 @@ def published_records(
     """Yield the records of published backfills. With `window`, only of those published to main in this period."""
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
-    paths: Iterable[str]
     if window is None:
         listed = [f.path for f in journals.store.list_files(backfills_folder(journals))]
         paths = [path for path in listed if path.endswith(".json") and path.rsplit("/", 2)[-2] == "backfills"]
     else:
-        paths = _published_paths(metadata, stream, window)
+        in_window = (s.summary for s in ancestors_and_older_snapshots(metadata) if s.timestamp_ms in window)
+        paths = [str(s["frazil.commit-record"]) for s in in_window if s and s.get("frazil.backfill-stream") == stream]
     for path in paths:
         data = journals.store.get(path)
         record = BackfillRecord.from_bytes(data) if data else None
         if record and record.backfill.id != intended:
             yield record
-
-
-def _published_paths(metadata: TableMetadata, stream: str, window: Period) -> Iterator[str]:
-    for snapshot in ancestors_and_older_snapshots(metadata):
-        summary = snapshot.summary
-        if summary and summary.get("frazil.backfill-stream") == stream and snapshot.timestamp_ms in window:
-            yield str(summary["frazil.commit-record"])

@@ -31,9 +31,9 @@ from frazil.commit.marker import (
 from frazil.errors import AdoptionRequired, Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.units import format_count
-from frazil.table.branches import MAIN, head_of
+from frazil.table.branches import MAIN, head_of, summary_value
 
 FORGOTTEN_PREFIX = "frazil.forgotten."
 FORMAT_VERSION = 1
@@ -93,8 +93,9 @@ def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> b
     if first.parent_snapshot_id is not None:
         return False
     before = _previous_main_snapshot(first, metadata, marker)
-    files, added, deleted = (_summary_count(first, f"{what}-data-files") for what in ("total", "added", "deleted"))
-    return before is not None and _summary_count(before, "total-data-files") > 0 and files == added and not deleted
+    names = [f"{what}-data-files" for what in ("total", "added", "deleted")]
+    files, added, deleted = (parse_number(summary_value(first, name)) for name in names)
+    return parse_number(summary_value(before, names[0])) > 0 and files == added and not deleted
 
 
 def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Marker) -> Snapshot | None:
@@ -109,10 +110,6 @@ def _previous_main_snapshot(first: Snapshot, metadata: TableMetadata, marker: Ma
         if before.snapshot_id in of_main or before.snapshot_id not in of_branches:
             return before
     return None
-
-
-def _summary_count(snapshot: Snapshot, key: str) -> int:
-    return parse_number(snapshot.summary.get(key) if snapshot.summary else None)
 
 
 def check_open_branch(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
@@ -179,10 +176,8 @@ def files_fit(metadata: TableMetadata, files: Iterable[StagedFile]) -> bool:
     schemas: dict[int, Schema] = {s.schema_id: s for s in metadata.schemas}
     current = metadata.schema()
     pairs = {(f.spec_id, f.schema_id) for f in files}
-    return all(
-        spec_id in specs and schema_id in schemas and _schema_fits(schemas[schema_id], current)
-        for spec_id, schema_id in pairs
-    )
+    is_known = all(spec_id in specs and schema_id in schemas for spec_id, schema_id in pairs)
+    return is_known and all(_schema_fits(schemas[schema_id], current) for _, schema_id in pairs)
 
 
 def _schema_fits(written: Schema, current: Schema) -> bool:
@@ -190,9 +185,8 @@ def _schema_fits(written: Schema, current: Schema) -> bool:
     left = set(now.values())
     if any(name in now and field_id not in left for name, field_id in index_by_name(written).items()):
         return False
-    return all(
-        field.field_id in before and before[field.field_id].required for field in current.fields if field.required
-    )
+    required = (field.field_id for field in current.fields if field.required)
+    return all(field_id in before and before[field_id].required for field_id in required)
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
@@ -223,7 +217,7 @@ def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: S
 
 def row_count(metadata: TableMetadata) -> int | None:
     head = head_of(metadata)
-    text = "0" if head is None else head.summary.get("total-records") if head.summary else None
+    text = "0" if head is None else summary_value(head, "total-records")
     return int(text) if text else None
 
 
@@ -313,9 +307,7 @@ def _parse_note(text: str) -> Mapping[str, Any]:
         return {}
 
 
-def continued_offsets(
-    starts: Mapping[TopicPartition, int], others: Mapping[str, Mapping[str, Mapping[TopicPartition, int]]]
-) -> dict[TopicPartition, int]:
+def continued_offsets(starts: Offsets, others: Mapping[str, Mapping[str, Offsets]]) -> dict[TopicPartition, int]:
     """Return each partition's start offset: the highest in `others`, or else the one in `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}

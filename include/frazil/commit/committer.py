@@ -7,7 +7,7 @@ belongs to one process. A journal is complete before its batch is committed. Sta
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from pyiceberg.table import Table
 from pyroaring import BitMap64
@@ -44,9 +44,9 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition, covered_offsets
+from frazil.offsets.spans import Offsets, TopicPartition, covered_offsets
 from frazil.partitions.completeness import watermark_us
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, summary_value
 from frazil.table.landed_offsets import RowSelection, tally_rows
 
 
@@ -64,7 +64,7 @@ class Committer:
         tables: StreamTables,
         *,
         source: SourceIdentity,
-        initial: Callable[[], Mapping[TopicPartition, int]],
+        initial: Callable[[], Offsets],
         first_epoch: int = 1,
         after: int | None = None,
         following: Callable[[Marker], Followers] | None = None,
@@ -108,11 +108,9 @@ class Committer:
                 check_fence(marker, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             offsets = keep_same_topics(marker.offsets, marker.source, source)
+            merged = merge_identities(marker.source, source)
             return dataclasses.replace(
-                marker.with_epoch(self.epoch),
-                offsets=offsets,
-                source=merge_identities(marker.source, source),
-                own_table=own_table,
+                marker.with_epoch(self.epoch), offsets=offsets, source=merged, own_table=own_table
             )
 
         own_table = self._tables.own_table()
@@ -181,11 +179,9 @@ class Committer:
         def to_main(table: Table, marker: Marker) -> BranchChange | None:
             return release_waiting_files(table, marker.stream)
 
-        summary = {"frazil.operation": "release"}
-        release = prepare_commit(
-            self._tables, self._tables.main, decide, files=(), summary=summary, branch_change=to_main
-        )
-        commit_snapshots((release,), retry_policy=self._tables.retry_policy)
+        tables, summary = self._tables, {"frazil.operation": "release"}
+        release = prepare_commit(tables, tables.main, decide, files=(), summary=summary, branch_change=to_main)
+        commit_snapshots((release,), retry_policy=tables.retry_policy)
 
     def _dead_letter_commit(self, journal: Journal) -> TableCommit[Marker]:
         files = journal.staged_for("dead-letters")
@@ -204,17 +200,14 @@ class Committer:
             _check_can_land(table, journal, decision, files, at=marker)
             # The table's dead letters lie below these offsets, even after a reset to lower offsets.
             offsets = keep_same_topics(marker.offsets, marker.source, journal.source)
-            ends = {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
-            return dataclasses.replace(
-                marker.with_batch(journal.key),
-                offsets={**offsets, **ends},
-                source=merge_identities(marker.source, journal.source),
-            )
+            offsets |= {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
+            source = merge_identities(marker.source, journal.source)
+            return dataclasses.replace(marker.with_batch(journal.key), offsets=offsets, source=source)
 
         dead_letters = self._tables.dead_letters
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
-    def skip(self, first: Mapping[TopicPartition, int], *, lost: str) -> Marker:
+    def skip(self, first: Offsets, *, lost: str) -> Marker:
         """Advance the marker to Kafka's first offsets where these are higher. Raises the same errors as `commit`."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
@@ -236,11 +229,8 @@ class Committer:
         if self._existing is None:
             table = self._tables.dead_letters.current()
             self._existing = existing_dead_letters(table, self._dead_letter_marker(), marker)
-        return {
-            tp: offsets.serialize()
-            for tp, offsets in self._existing.items()
-            if offsets and offsets.max() >= marker.offsets.get(tp, 0)
-        }
+        ahead = {tp: of for tp, of in self._existing.items() if of and of.max() >= marker.offsets.get(tp, 0)}
+        return {tp: offsets.serialize() for tp, offsets in ahead.items()}
 
     def newest_dead_letters(self) -> BatchKey:
         marker = self._dead_letter_marker()
@@ -250,14 +240,9 @@ class Committer:
         return read_marker(self._tables.dead_letters.current().metadata.properties, self._tables.stream)
 
     def _batch_summary(self, journal: Journal) -> dict[str, str]:
-        counts = {
-            "frazil.dropped": journal.dropped,
-            "frazil.future": journal.future_rows,
-            "frazil.with-ignored-fields": journal.with_ignored,
-            "frazil.without-columns": journal.without_columns,
-            "frazil.cast": journal.cast,
-            "frazil.other-events": journal.other_events,
-        }
+        counts = {"frazil.dropped": journal.dropped, "frazil.future": journal.future_rows, "frazil.cast": journal.cast}
+        counts |= {"frazil.with-ignored-fields": journal.with_ignored, "frazil.other-events": journal.other_events}
+        counts |= {"frazil.without-columns": journal.without_columns}
         return {
             "frazil.records": str(journal.records),
             "frazil.rejected": str(journal.rejected),
@@ -322,16 +307,14 @@ def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Mar
     if not ahead:
         return {}
     wanted = RowSelection({topic for topic, _ in ahead}, ahead, marker.source.topic_ids, stream=marker.stream)
-    return {
-        tp: found.seen - covered_offsets(marker.rewritten.get(tp, ()))
-        for tp, found in tally_rows(table, wanted).items()
-    }
+    found = tally_rows(table, wanted)
+    return {tp: tally.seen - covered_offsets(marker.rewritten.get(tp, ())) for tp, tally in found.items()}
 
 
 def dead_letter_ends(table: Table, stream: str, source: SourceIdentity) -> dict[TopicPartition, int]:
     """Return the offset after each partition's last dead letter, by reading the whole table."""
     head = head_of(table.metadata)
-    if head is None or (head.summary and head.summary.get("total-records") == "0"):
+    if head is None or summary_value(head, "total-records") == "0":
         return {}
     found = tally_rows(table, RowSelection(source.topic_ids.keys(), topic_ids=source.topic_ids, stream=stream))
-    return {tp: int(tally_.seen.max()) + 1 for tp, tally_ in found.items() if tally_.seen}
+    return {tp: int(tally.seen.max()) + 1 for tp, tally in found.items() if tally.seen}

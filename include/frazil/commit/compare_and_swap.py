@@ -148,7 +148,7 @@ class Change(Generic[T]):
     """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
 
     def has_landed_in(self, table: Table) -> bool:
-        """Return whether this change has landed. A `proof` no longer shows it once a later change replaces it."""
+        """Return whether this change has landed. Returns False if a later change has replaced its `proof`."""
         if self.proof is not None:
             return table.metadata.properties.get(self.proof[0]) == self.proof[1]
         ours = {u.snapshot.manifest_list for u in self.updates if isinstance(u, AddSnapshotUpdate)}
@@ -263,10 +263,8 @@ class _Rounds(Generic[T]):
         landed = next((attempt for attempt in self._tried if attempt.has_landed_in(tables)), None)
         if landed is not None:
             return landed.result
-        began = self._clock()
-        proposals = run_in_parallel(
-            lambda pair: pair[0].propose(pair[1]), list(zip(self._commits, tables, strict=True))
-        )
+        began, pairs = self._clock(), list(zip(self._commits, tables, strict=True))
+        proposals = run_in_parallel(lambda pair: pair[0].propose(pair[1]), pairs)
         self.proposing_s += self._clock() - began
         changes = {index: change for index, change in enumerate(proposals) if isinstance(change, Change)}
         attempt = _Attempt(changes, proposals[-1].result)
@@ -281,9 +279,8 @@ class _Rounds(Generic[T]):
         self.forget()
         with suppress(Exception):  # catalogs' clients raise anything; the error that ended the attempt matters more
             found = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
-            return any(
-                new.metadata_location != old.metadata_location for new, old in zip(found, self.tables, strict=False)
-            )
+            pairs = zip(found, self.tables, strict=False)
+            return any(new.metadata_location != old.metadata_location for new, old in pairs)
         return False
 
     def forget(self) -> None:
@@ -338,9 +335,8 @@ def _swap_tables(
             continue
         except Exception as error:  # after any other error the outcome is unknown; the next attempt determines it
             if may_refuse_one_update(error) and rounds.withdraw_expiry():
-                log.warning(
-                    "the catalog refuses a commit to %s that expires snapshots (%r): trying without", names, error
-                )
+                what = "the catalog refuses a commit to %s that expires snapshots (%r): trying without"
+                log.warning(what, names, error)
                 rounds.forget()
                 continue
             refusals.count_error(error, rounds.step, rounds.tables)
@@ -349,13 +345,8 @@ def _swap_tables(
             if left_s <= 0:
                 raise failed_attempt.kind(failed_attempt.final_error) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
-            log.log(
-                outage.record_failure(failed_attempt),
-                "%s in %.1f s, for %.0f s at most",
-                failed_attempt.log_message,
-                wait_s,
-                left_s,
-            )
+            level, what = outage.record_failure(failed_attempt), failed_attempt.log_message
+            log.log(level, "%s in %.1f s, for %.0f s at most", what, wait_s, left_s)
             if failed_attempt.level >= logging.WARNING:
                 retry_policy.report(failed_attempt.log_message, failed_attempt.kind.exit_code)
         else:

@@ -25,7 +25,7 @@ from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.partitions.completeness import Cursor
 from frazil.spec.maintenance import Expiry
 from frazil.spec.units import format_count
-from frazil.table.branches import MAIN, head_of
+from frazil.table.branches import MAIN, head_of, summary_value
 from frazil.table.tables import may_delete_files
 
 READER_TAG_PREFIX = "frazil-reader-"
@@ -75,16 +75,13 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     unread = [] if pins.cursor is None else _uncounted_commits(main, pins.cursor)
     holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
-    single = _referenced_snapshots(metadata, markers, pins, main=main, line=line, now_ms=now_ms)
+    single = _referenced_snapshots(metadata, markers, pins, line=line, now_ms=now_ms)
     held = {line[at].snapshot_id: holds.get(at, "an older snapshot must be kept") for at in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch_name(marker.stream)) for marker in markers)
     ours = {s.snapshot_id for s in chain(main, *open_lines, _left_by_writers(metadata, main))}
-    expire = tuple(
-        s.snapshot_id
-        for s in metadata.snapshots
-        if s.snapshot_id not in stays and (s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
-    )
+    may_expire = (s.snapshot_id for s in metadata.snapshots if s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
+    expire = tuple(snapshot_id for snapshot_id in may_expire if snapshot_id not in stays)
     lost = sum(at >= len(line) for at in unread)
     return ExpiryPlan(expire, held | single, _describe_plan(expire, line, held | single, lost))
 
@@ -102,11 +99,8 @@ def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snap
     """Return planned snapshots that writers may expire. Those that removed files are left to maintenance."""
     main, planned = list(ancestors(metadata)), set(plan.expire)
     with_children = zip(main[1:], main, strict=False)
-    return [
-        snapshot
-        for snapshot, child in with_children
-        if snapshot.snapshot_id in planned and _removes_no_file(snapshot) and _removes_no_file(child)
-    ]
+    pairs = ((one, child) for one, child in with_children if one.snapshot_id in planned)
+    return [one for one, child in pairs if _removes_no_file(one) and _removes_no_file(child)]
 
 
 def _removes_no_file(snapshot: Snapshot) -> bool:
@@ -134,8 +128,7 @@ def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
         at
         for at, snapshot in enumerate(main)
         if (snapshot.sequence_number or 0) > cursor.sequence_number
-        and snapshot.summary
-        and (may_add_late_rows(snapshot, cursor) or int(snapshot.summary.get("frazil.rejected") or 0))
+        and (may_add_late_rows(snapshot, cursor) or int(summary_value(snapshot, "frazil.rejected") or 0))
     ]
 
 
@@ -163,36 +156,29 @@ def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], 
     return {first: "the audit of an open backfill may need it"}
 
 
-def _referenced_snapshots(  # noqa: PLR0913 - all that names snapshots
-    metadata: TableMetadata,
-    markers: Sequence[Marker],
-    pins: Pins,
-    *,
-    main: Sequence[Snapshot],
-    line: Sequence[Snapshot],
-    now_ms: int,
+def _referenced_snapshots(
+    metadata: TableMetadata, markers: Sequence[Marker], pins: Pins, *, line: Sequence[Snapshot], now_ms: int
 ) -> dict[int, str]:
-    """Return why snapshots outside main's kept history are referenced, by snapshot id."""
+    """Return why snapshots outside main's kept history (`line`) are referenced, by snapshot id."""
     ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
-    reasons = dict(_branch_snapshots(metadata, {s.snapshot_id for s in main}, ours, now_ms=now_ms))
+    reasons = dict(_branch_snapshots(metadata, ours, now_ms=now_ms))
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
-    kept = [s.snapshot_id for s in young if s.summary and any(map(s.summary.get, SUMMARY_ONLY_KEYS))]
+    kept = [s.snapshot_id for s in young if any(summary_value(s, key) for key in SUMMARY_ONLY_KEYS)]
     reasons |= dict.fromkeys(kept, "the audit of its hour needs its numbers of backfilled or skipped records")
     reasons |= dict.fromkeys(pins.signalled_snapshots, "a signal refers to it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
     for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
-        if waiting := snapshot.summary and snapshot.summary.get(OPEN_SNAPSHOT_KEY):
+        if waiting := summary_value(snapshot, OPEN_SNAPSHOT_KEY):
             reasons.setdefault(int(waiting), "a kept snapshot of main refers to it")
     present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
     return {found: why for found, why in reasons.items() if found in present}
 
 
-def _branch_snapshots(
-    metadata: TableMetadata, main: set[int], ours: set[str], *, now_ms: int
-) -> Iterator[tuple[int, str]]:
+def _branch_snapshots(metadata: TableMetadata, ours: set[str], *, now_ms: int) -> Iterator[tuple[int, str]]:
     """Yield snapshots of other users' branches: not in main, or within the branch's own retention."""
+    main = {snapshot.snapshot_id for snapshot in ancestors(metadata)}
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue
@@ -205,12 +191,8 @@ def _branch_snapshots(
 def _describe_plan(
     expire: Sequence[int], line: Sequence[Snapshot], retained_reasons: Mapping[int, str], lost: int
 ) -> str:
-    expired = (
-        f"{format_count(len(expire), 'snapshot', 'is|are')} expired"
-        if expire
-        else "no snapshot is old enough to expire"
-    )
-    sentence = f"{expired}, {len(line):,} of main are kept"
+    expired = f"{format_count(len(expire), 'snapshot', 'is|are')} expired"
+    sentence = f"{expired if expire else 'no snapshot is old enough to expire'}, {len(line):,} of main are kept"
     if retained_reasons:
         reasons = ", ".join(f"{reason} ({n:,})" for reason, n in Counter(retained_reasons.values()).most_common(3))
         sentence += f"; {len(retained_reasons):,} are kept beyond the retention: {reasons}"

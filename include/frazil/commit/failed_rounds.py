@@ -157,7 +157,6 @@ class Outage:
     since: float | None = None
 
     def record_failure(self, failed_attempt: FailedAttempt) -> int:
-        """Record a failed attempt, and return the level at which to log it."""
         if failed_attempt.level < logging.WARNING or self.since is not None:
             return logging.INFO
         self.since = self.clock()

@@ -22,7 +22,7 @@ from frazil.commit.commit_checks import check_ancestry, files_fit
 from frazil.commit.compare_and_swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import prepare_commit, prepare_merge
-from frazil.commit.marker import BatchKey, BatchOutcome, Marker, merge_identities, read_marker, try_read_marker
+from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker, try_read_marker
 from frazil.commit.merging import MERGING_MODES, MergeWriter
 from frazil.commit.routed_table_records import journals_never_committed
 from frazil.commit.stream_tables import StreamTables
@@ -131,9 +131,8 @@ class Followers:
         atomic: bool | Collection[str] = True,
     ) -> Followers:
         """Load the batches that routed tables may be missing. Tables in `atomic` commit with the default table."""
-        in_one_step = tables.commit_atomically is not None and (
-            atomic if isinstance(atomic, bool) else frozenset(atomic)
-        )
+        declared = atomic if isinstance(atomic, bool) else frozenset(atomic)
+        in_one_step = tables.commit_atomically is not None and declared
         followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
             return followers
@@ -243,9 +242,8 @@ class Followers:
         """Commit a table's missing files: appended batches as one snapshot, merged batches one by one."""
         merges = self.merges.setdefault(target, {})
         while True:
-            table = self.tables.handle(target).current()
-            found = read_marker(table.metadata.properties, self.tables.stream)
-            later = later_journals(require_marker(found, table, self.tables.stream), journals)
+            marker = require_marker(self.tables.handle(target).current(), self.tables.stream)
+            later = later_journals(marker, journals)
             if not later:
                 del self.merges[target]
                 return
@@ -264,8 +262,8 @@ class Followers:
         files = tuple(file for journal in journals for file in files_for_table(tables, table, journal, target))
         prepared_for = handle.current().metadata.table_uuid
 
-        def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
-            marker = require_marker(found, table, tables.stream)
+        def decide(table: Table, _: Marker | None) -> Marker | Done[Marker]:
+            marker = require_marker(table, tables.stream)
             if table.metadata.table_uuid != prepared_for:
                 raise _TableRecreated(
                     f"table {target} was recreated during the commit: its rows must be rewritten for the new table"
@@ -308,28 +306,21 @@ def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
     for journal in tables.journals.records(newest_first=True):
         if marker.routed is not None and journal.key <= marker.routed:
             return
-        ours = (journal.stream, journal.table_uuid) == (tables.stream, uuid)
-        # A discarded batch has no journal. A batch that the marker no longer remembers is old, so it was committed.
-        if (
-            ours
-            and marker.settled
-            and journal.key <= marker.settled
-            and marker.outcome_of(journal.key) is not BatchOutcome.NOT_COMMITTED
-        ):
+        # A discarded batch has no journal.
+        if (journal.stream, journal.table_uuid) == (tables.stream, uuid) and marker.has_committed(journal.key):
             yield journal
 
 
 def _advance_marker(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
-    return dataclasses.replace(
-        marker.with_epoch(journal.key.epoch).with_batch(journal.key),
-        at=journal.key,
-        offsets={**marker.offsets, **ends},
-        source=merge_identities(marker.source, journal.source),
-    )
+    advanced = marker.with_epoch(journal.key.epoch).with_batch(journal.key)
+    source = merge_identities(marker.source, journal.source)
+    return dataclasses.replace(advanced, at=journal.key, offsets={**marker.offsets, **ends}, source=source)
 
 
-def require_marker(found: Marker | None, table: Table, stream: str) -> Marker:
+def require_marker(table: Table, stream: str) -> Marker:
+    """Return the stream's marker in a routed table. Raises CommitUnavailable if it is missing."""
+    found = read_marker(table.metadata.properties, stream)
     if found is None:
         raise CommitUnavailable(
             f"table {'.'.join(table.name())} has no marker of stream {stream!r}: the table was dropped and recreated, "

@@ -22,7 +22,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import count_added_rows
 from frazil.partitions.windows import Grain
-from frazil.table.branches import MAIN, head_of
+from frazil.table.branches import MAIN, head_of, summary_value
 
 HOUR_MS = 3_600_000
 COMPACTION_OPERATION = "compaction"
@@ -65,9 +65,8 @@ def ancestors_and_older_snapshots(metadata: TableMetadata) -> Iterator[Snapshot]
 def commit_records(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """Yield a stream's batches in main, newest first: the snapshot, and the path of its commit record."""
     for snapshot in ancestors(metadata):
-        summary = snapshot.summary
-        record = summary.get("frazil.commit-record") if summary else None
-        if summary and record and summary.get("frazil.stream") == stream:
+        record = summary_value(snapshot, "frazil.commit-record")
+        if record and summary_value(snapshot, "frazil.stream") == stream:
             yield snapshot, record
 
 
@@ -76,25 +75,25 @@ def last_commit_ms(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def last_epoch(metadata: TableMetadata, stream: str) -> int | None:
-    newest = next((snapshot.summary for snapshot, _ in commit_records(metadata, stream)), None)
-    epoch = newest.get("frazil.epoch") if newest else None
+    newest, _ = next(commit_records(metadata, stream), (None, ""))
+    epoch = summary_value(newest, "frazil.epoch")
     return int(epoch) if epoch and epoch.isdecimal() else None
 
 
 def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
     """Return the time of the stream's last reset or adoption; None if a writer has taken over since."""
     for snapshot in ancestors(metadata):
-        if snapshot.summary and snapshot.summary.get("frazil.stream") == stream:
-            return snapshot.timestamp_ms if snapshot.summary.get("frazil.operation") in {"reset", "adopt"} else None
+        if summary_value(snapshot, "frazil.stream") == stream:
+            is_reset = summary_value(snapshot, "frazil.operation") in {"reset", "adopt"}
+            return snapshot.timestamp_ms if is_reset else None
     return None
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """Yield snapshots that lost offsets with `on-gap: skip`, newest first, each with a message about these offsets."""
     for snapshot in ancestors_and_older_snapshots(metadata):
-        summary = snapshot.summary
-        lost = summary.get("frazil.lost") if summary else None
-        if summary and lost and summary.get("frazil.stream") == stream:
+        lost = summary_value(snapshot, "frazil.lost")
+        if lost and summary_value(snapshot, "frazil.stream") == stream:
             yield snapshot, lost
 
 
@@ -142,12 +141,8 @@ def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
 
 def is_replay(snapshot: Snapshot, stream: str) -> bool:
     """Return whether this is the commit of a stream's replayed dead letters. A plain backfill is not."""
-    summary = snapshot.summary
-    return (
-        summary is not None
-        and summary.get("frazil.operation") == "replay"
-        and summary.get("frazil.backfill-stream") == stream
-    )
+    of_stream = summary_value(snapshot, "frazil.backfill-stream") == stream
+    return of_stream and summary_value(snapshot, "frazil.operation") == "replay"
 
 
 def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
@@ -161,7 +156,7 @@ def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
 
 
 def is_fold(snapshot: Snapshot) -> bool:
-    return snapshot.summary is not None and snapshot.summary.get("frazil.operation") == FOLD_OPERATION
+    return summary_value(snapshot, "frazil.operation") == FOLD_OPERATION
 
 
 def is_replace(snapshot: Snapshot) -> bool:
@@ -172,10 +167,9 @@ def is_replace(snapshot: Snapshot) -> bool:
 
 def is_compaction(snapshot: Snapshot) -> bool:
     """Return whether data files were rewritten. The last commit of frazil's compaction may only drop delete files."""
-    if snapshot.summary is None or not is_replace(snapshot):
-        return False
-    changed = (parse_number(snapshot.summary.get(f"{change}-data-files")) for change in ("added", "deleted"))
-    return any(changed) or snapshot.summary.get("frazil.operation") == COMPACTION_OPERATION
+    changed = any(parse_number(summary_value(snapshot, f"{change}-data-files")) for change in ("added", "deleted"))
+    is_own = summary_value(snapshot, "frazil.operation") == COMPACTION_OPERATION
+    return is_replace(snapshot) and (changed or is_own)
 
 
 def parse_number(text: str | None) -> int:
@@ -258,5 +252,5 @@ def may_add_late_rows(snapshot: Snapshot, cursor: Cursor) -> bool:
 
 
 def _rows_in_summary(snapshot: Snapshot) -> dict[int, int] | None:
-    text = snapshot.summary.get(WINDOWS_KEY) if snapshot.summary else None
+    text = summary_value(snapshot, WINDOWS_KEY)
     return None if text is None else {int(start): rows for start, rows in json.loads(text).items()}

@@ -13,24 +13,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyiceberg.table import Table
 
 from frazil.commit.dead_letter_counts import Reasons, reasons_from_json, reasons_json
 from frazil.commit.folded_records import MAX_SEGMENT_RECORDS, FoldedRecords, split_records
-from frazil.commit.marker import (
-    NO_TRANSACTION,
-    BatchKey,
-    BatchOutcome,
-    LastTransaction,
-    Marker,
-    flatten_topics,
-    nest_by_topic,
-)
+from frazil.commit.marker import NO_TRANSACTION, BatchKey, LastTransaction, Marker, flatten_topics, nest_by_topic
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
@@ -45,12 +37,9 @@ VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
-COST_SUMMARY = {"cpu_ms": "frazil.cpu-ms", "writes": "frazil.storage-writes", "reads": "frazil.storage-reads"}
-"""Summary keys by field of `BatchCost`. Iceberg's own key `added-files-size` has the written bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchCost:
+class BatchCost(NamedTuple):
     """The cost of one batch's tasks, and of the writer since its previous batch."""
 
     cpu_ms: int = 0
@@ -60,15 +49,12 @@ class BatchCost:
     reads: int = 0
 
     def summary(self) -> dict[str, str]:
-        return {key: str(getattr(self, name)) for name, key in COST_SUMMARY.items()}
-
-    def to_json(self) -> list[int]:
-        return [self.cpu_ms, self.writes, self.reads]
-
-    @classmethod
-    def from_json(cls, raw: Sequence[int]) -> BatchCost:
-        """Parse the result of `to_json`. Ignores unknown numbers, which newer versions may add."""
-        return cls(*raw[: len(COST_SUMMARY)])
+        """Return the summary entries. Iceberg's own key `added-files-size` has the written bytes."""
+        return {
+            "frazil.cpu-ms": str(self.cpu_ms),
+            "frazil.storage-writes": str(self.writes),
+            "frazil.storage-reads": str(self.reads),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +70,7 @@ class Journal:
     """The last batch with dead letters, as of staging, or `NO_DEAD_LETTERS`."""
     idle: frozenset[TopicPartition]
     """Partitions without a recent record."""
-    offsets_after: Mapping[TopicPartition, int]
+    offsets_after: Offsets
     """The next offset of each of the stream's partitions after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The leader epochs of the records before `offsets_after`, if known."""
@@ -152,17 +138,17 @@ class Journal:
                 **({"without-columns": self.without_columns} if self.without_columns else {}),
                 **({"cast": self.cast} if self.cast else {}),
                 **({"other-events": self.other_events} if self.other_events else {}),
-                **({"cost": self.cost.to_json()} if self.cost else {}),
+                **({"cost": self.cost} if self.cost else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
             },
             separators=(",", ":"),
         ).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Journal | None:
-        """Parse a journal; None for other or incomplete objects, and for newer formats."""
+    def from_bytes(cls, data: bytes | None) -> Journal | None:
+        """Parse a journal; None for missing, other or incomplete objects, and for newer formats."""
         try:
-            raw = json.loads(data)
+            raw = json.loads(data or b"")
             return cls._from_json(raw) if raw["format"] == FORMAT_VERSION else None
         except (ValueError, KeyError, TypeError):
             return None
@@ -189,7 +175,7 @@ class Journal:
             without_columns=raw.get("without-columns", 0),
             cast=raw.get("cast", 0),
             other_events=raw.get("other-events", 0),
-            cost=BatchCost.from_json(raw["cost"]) if raw.get("cost") else None,
+            cost=BatchCost(*raw["cost"][:3]) if raw.get("cost") else None,
             reasons=reasons_from_json(raw.get("reasons", {})),
         )
 
@@ -251,7 +237,7 @@ class JournalStore:
         return self.read(self.path(key))
 
     def read(self, path: str) -> Journal | None:
-        return _parse_journal(self._load(path))
+        return Journal.from_bytes(self._load(path))
 
     def _load(self, path: str) -> bytes | None:
         data = self.store.get(path)
@@ -273,7 +259,7 @@ class JournalStore:
         return {
             path
             for path, records in (alone | folded).items()
-            if any((found := _parse_journal(data)) and found.table_uuid != table_uuid for data in records)
+            if any((found := Journal.from_bytes(data)) and found.table_uuid != table_uuid for data in records)
         }
 
     def highest_epoch(self) -> int:
@@ -291,7 +277,7 @@ class JournalStore:
             if below is not None and key >= below:
                 continue
             data = next((data for _, data in found if data is not None), None)
-            journal = self.get(key) if data is None else _parse_journal(data)
+            journal = self.get(key) if data is None else Journal.from_bytes(data)
             if journal and (table_uuid is None or journal.table_uuid == str(table_uuid)):
                 yield journal
 
@@ -307,21 +293,12 @@ class JournalStore:
         only, except the last `keep`. Safe at any time, from any process. If `forgotten` returns True after an object is
         written, deletes that object, because `forget` may have missed it.
         """
-        settled = [
-            key
-            for key in self.keys()
-            if marker.settled is not None
-            and key <= marker.settled
-            and marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
-        ]
+        settled = list(filter(marker.has_committed, self.keys()))
         old = self._delete_folded(settled[: max(len(settled) - keep, 0)])
         for group in split_records(old, lambda key: self._read_to_fold(key, marker.stream), limit=limit):
             if not self._folded.write(group):
-                log.warning(
-                    "cannot fold %d commit records of stream %r: an object with the same name contains other records",
-                    len(group),
-                    marker.stream,
-                )
+                what = "cannot fold %d commit records of stream %r: an object with the same name contains other records"
+                log.warning(what, len(group), marker.stream)
                 return
             if forgotten():
                 self._folded.delete(group)
@@ -341,7 +318,7 @@ class JournalStore:
     def _read_to_fold(self, key: BatchKey, stream: str) -> bytes | None:
         """Return a journal's content; empty if it must not be folded, None if it is missing."""
         data = self.store.get(self.path(key))
-        journal = _parse_journal(data)
+        journal = Journal.from_bytes(data)
         return data if data is None or (journal and (journal.stream, journal.key) == (stream, key)) else b""
 
     def after(
@@ -356,10 +333,6 @@ class JournalStore:
 
     def delete(self, keys: list[BatchKey]) -> None:
         self.store.delete([self.path(key) for key in keys])
-
-
-def _parse_journal(data: bytes | None) -> Journal | None:
-    return None if data is None else Journal.from_bytes(data)
 
 
 def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:

@@ -14,12 +14,7 @@ from typing import Any, Self
 from pyiceberg.avro.codecs import AvroCompressionCodec
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.io import FileIO, OutputFile
-from pyiceberg.manifest import (
-    MANIFEST_LIST_FILE_SCHEMAS,
-    ManifestContent,
-    ManifestFile,
-    ManifestListWriterV2,
-)
+from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, ManifestFile, ManifestListWriterV2
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.typedef import TableVersion
@@ -27,6 +22,7 @@ from pyiceberg.typedef import TableVersion
 from frazil.commit.manifest_writing import (
     IN_MEMORY,
     AvroEncoding,
+    NewManifest,
     PreparedAvroFile,
     WrittenEntries,
     metadata_folder,
@@ -116,13 +112,11 @@ def read_manifests(snapshot: Snapshot, file_io: FileIO) -> list[ManifestFile]:
 
 
 def manifest_paths(snapshot: Snapshot, file_io: FileIO) -> tuple[str, ...]:
-    """Return the paths of a snapshot's manifests. Reads no file if this process wrote the snapshot."""
     known = _paths.get(snapshot.manifest_list)
     return tuple(m.manifest_path for m in snapshot.manifests(file_io)) if known is None else known
 
 
 def live_manifests(snapshot: Snapshot | None, file_io: FileIO) -> list[ManifestFile]:
-    """Return the manifests that list live files."""
     manifests = read_manifests(snapshot, file_io) if snapshot else []
     return [m for m in manifests if m.has_added_files() or m.has_existing_files()]
 
@@ -191,5 +185,5 @@ def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot
     if len(found) < 2:
         return None
     path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m0.avro"
-    merged = write_merged(found, path=path, table=table, snapshot_id=snapshot_id)
+    merged = write_merged(found, NewManifest(path, table, snapshot_id))
     return MergedManifest(merged, frozenset((one.manifest_path, first_row_id(one)) for one in found))

@@ -18,7 +18,6 @@ from pyiceberg.avro.codecs import AVRO_CODEC_KEY, CODEC_MAPPING_ICEBERG_TO_AVRO,
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader, AvroOutputFile, D
-from pyiceberg.avro.reader import Reader
 from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_writer
 from pyiceberg.avro.writer import Writer
 from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
@@ -107,22 +106,14 @@ _encodings = BoundedCache[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 class _Writer(ManifestWriterV2):
     """Writes manifests. PyIceberg's writer supports neither delete files nor format version 3."""
 
-    def __init__(  # noqa: PLR0913 - what a manifest consists of
-        self,
-        layout: ManifestLayout,
-        content: ManifestContent,
-        path: str,
-        *,
-        table: Table,
-        snapshot_id: int,
-        copied: CopiedEntries | None = None,
+    def __init__(
+        self, layout: ManifestLayout, content: ManifestContent, new: NewManifest, copied: CopiedEntries | None
     ) -> None:
-        count_request("writes", path)
-        output = CountingOutput(table.io.new_output(path))
-        super().__init__(layout.spec, layout.schema, output, snapshot_id, avro_codec(table.metadata))
-        self._version = table.metadata.format_version
+        count_request("writes", new.path)
+        output, metadata = CountingOutput(new.table.io.new_output(new.path)), new.table.metadata
+        super().__init__(layout.spec, layout.schema, output, new.snapshot_id, avro_codec(metadata))
+        self._version, self._table_uuid = metadata.format_version, metadata.table_uuid
         self._layout, self._content, self._copied = layout, content, copied
-        self._table_uuid = table.metadata.table_uuid
 
     def content(self) -> ManifestContent:
         return self._content
@@ -152,10 +143,8 @@ class _Writer(ManifestWriterV2):
 
     def _entry_schema(self, format_version: TableVersion) -> Schema:
         """Return the entries' schema. Partition values are optional even if their column is required."""
-        values = [
-            NestedField(field.field_id, field.name, field.field_type, required=False)
-            for field in self._spec.partition_type(self._schema).fields
-        ]
+        fields = self._spec.partition_type(self._schema).fields
+        values = [NestedField(f.field_id, f.name, f.field_type, required=False) for f in fields]
         data_file = data_file_with_partition(StructType(*values), format_version)
         return manifest_entry_schema_with_data_file(format_version, data_file)
 
@@ -173,62 +162,51 @@ class _Writer(ManifestWriterV2):
         return encoding
 
 
-def write_added(  # noqa: PLR0913 - what a manifest consists of, and its place
-    files: Iterable[DataFile],
-    layout: ManifestLayout,
-    *,
-    content: ManifestContent,
-    path: str,
-    table: Table,
-    snapshot_id: int,
+@dataclass(frozen=True, slots=True)
+class NewManifest:
+    """The path, table and snapshot of a manifest to write."""
+
+    path: str
+    table: Table
+    snapshot_id: int
+
+
+def write_added(
+    files: Iterable[DataFile], layout: ManifestLayout, content: ManifestContent, new: NewManifest
 ) -> ManifestFile:
-    entries = (_entry(file, ManifestEntryStatus.ADDED, snapshot_id) for file in files)
-    return _write(entries, layout, content, path=path, table=table, snapshot_id=snapshot_id, keep=True)
+    entries = (_entry(file, ManifestEntryStatus.ADDED, new.snapshot_id) for file in files)
+    return _write(entries, layout, content, new, keep=True)
 
 
-def write_with_removals(  # noqa: PLR0913 - what a manifest consists of, and its place
-    removed: Collection[str],
-    manifest: ManifestFile,
-    entries: Iterable[ManifestEntry],
-    *,
-    path: str,
-    table: Table,
-    snapshot_id: int,
+def write_with_removals(
+    removed: Collection[str], manifest: ManifestFile, entries: Sequence[ManifestEntry], new: NewManifest
 ) -> ManifestFile:
     """Rewrite a manifest with its live `entries`. Files with the keys `removed` get deleted entries."""
-    layout = ManifestLayout.for_spec(table.metadata.specs()[manifest.partition_spec_id], table.metadata)
-    entries = tuple(entries)
-    written = (_updated_entry(entry, snapshot_id, deleted=file_key(entry.data_file) in removed) for entry in entries)
-    copied = CopiedEntries.from_manifest(manifest, table.io)
+    layout = ManifestLayout.for_spec(new.table.metadata.specs()[manifest.partition_spec_id], new.table.metadata)
+    written = (_updated_entry(one, new.snapshot_id, deleted=file_key(one.data_file) in removed) for one in entries)
+    copied = CopiedEntries.from_manifest(manifest, new.table.io)
     if copied:
         copied = copied.with_row_ids(manifest, entries)
-    return _write(written, layout, manifest.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
+    return _write(written, layout, manifest.content, new, copied=copied)
 
 
 def write_merged(
-    merged: Mapping[ManifestFile, WrittenEntries],
-    *,
-    path: str,
-    table: Table,
-    snapshot_id: int,
-    removed: Collection[str] = (),
+    merged: Mapping[ManifestFile, WrittenEntries], new: NewManifest, *, removed: Collection[str] = ()
 ) -> ManifestFile:
     """Merge manifests of one kind into one. Files with the keys `removed` become deleted entries."""
     first = next(iter(merged))
-    layout = ManifestLayout.for_spec(table.metadata.specs()[first.partition_spec_id], table.metadata)
+    layout = ManifestLayout.for_spec(new.table.metadata.specs()[first.partition_spec_id], new.table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
     copies = [written.copied.with_row_ids(manifest, written.entries) for manifest, written in merged.items()]
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
     leaves = [file_key(entry.data_file) in removed for entry in entries]
-    written = [
-        _updated_entry(one, snapshot_id, deleted=True) if gone else one
-        for one, gone in zip(entries, leaves, strict=True)
-    ]
-    made = _write(written, layout, first.content, path=path, table=table, snapshot_id=snapshot_id, copied=copied)
+    pairs = zip(entries, leaves, strict=True)
+    written = [_updated_entry(one, new.snapshot_id, deleted=True) if gone else one for one, gone in pairs]
+    made = _write(written, layout, first.content, new, copied=copied)
     stays = [not gone for gone in leaves]
     if any(stays) and sum(stays) < MAX_REMEMBERED_ENTRIES:
         kept = replace(copied, data_files=tuple(compress(copied.data_files, stays)))
-        recently_written.keep(path, WrittenEntries(kept, tuple(compress(entries, stays))))
+        recently_written.keep(new.path, WrittenEntries(kept, tuple(compress(entries, stays))))
     if not removed:  # a snapshot with removals has one attempt, and the next one may merge these manifests
         for manifest in merged:
             recently_written.forget(manifest.manifest_path)
@@ -255,32 +233,26 @@ def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
     entries: Iterable[ManifestEntry],
     layout: ManifestLayout,
     content: ManifestContent,
+    new: NewManifest,
     *,
-    path: str,
-    table: Table,
-    snapshot_id: int,
     copied: CopiedEntries | None = None,
     keep: bool = False,
 ) -> ManifestFile:
     """Write a manifest. `keep` keeps its entries in memory for a later merge."""
     written = []
-    writer = _Writer(layout, content, path, table=table, snapshot_id=snapshot_id, copied=copied)
+    writer = _Writer(layout, content, new, copied)
     with writer:
         recorder = writer.record() if keep else None
         for entry in entries:
             writer.add_entry(entry)
             if recorder:
                 file = entry.data_file
-                slim = DataFile.from_args(
-                    content=file.content,
-                    file_path=file.file_path,
-                    partition=file.partition,
-                    record_count=file.record_count,
-                )
+                names = ("content", "file_path", "partition", "record_count")
+                slim = DataFile.from_args(**{name: getattr(file, name) for name in names})
                 numbers = entry.sequence_number, entry.file_sequence_number
                 written.append(_entry(slim, entry.status, entry.snapshot_id, numbers))
     if recorder and len(written) <= MAX_REMEMBERED_FILES:
-        recently_written.keep(path, WrittenEntries(recorder.copied(), tuple(written)))
+        recently_written.keep(new.path, WrittenEntries(recorder.copied(), tuple(written)))
     return writer.to_manifest_file()
 
 
@@ -381,7 +353,8 @@ class CopiedEntries:
             return self
         copied = self if self._row_id_place is not None else self._with_row_id_field()
         place = copied._row_id_place or 0
-        readers = _data_file_readers(copied.schema)
+        *_, (_, of_data_file) = construct_reader(copied.schema).field_readers  # type: ignore[attr-defined]
+        readers = [reader for _, reader in of_data_file.field_readers]
         found = []
         for data_file, entry in zip(copied.data_files, entries, strict=True):
             decoder = new_decoder(data_file)
@@ -408,11 +381,6 @@ class CopiedEntries:
         return CopiedEntries(
             AvroSchemaConversion().avro_to_iceberg(schema), header, tuple(file + null for file in self.data_files)
         )
-
-
-def _data_file_readers(schema: Schema) -> list[Reader]:
-    *_, (_, of_data_file) = construct_reader(schema).field_readers  # type: ignore[attr-defined]
-    return [reader for _, reader in of_data_file.field_readers]
 
 
 def _encode_long(value: int) -> bytes:

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
 from pyiceberg.table import Table
@@ -33,7 +34,8 @@ from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWrit
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import SpecError
 from frazil.ingest.contract import StagedFile
-from frazil.table.branches import head_of
+from frazil.partitions.windows import EPOCH
+from frazil.table.branches import head_of, summary_value
 from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files
 
@@ -83,9 +85,7 @@ class MarkedUpdate:
         marked: Change[M] = self._with_marker(table, prepared, marker, head_id)
         unmoved = AssertRefSnapshotId(ref=name, snapshot_id=found.snapshot_id if found else None)
         return dataclasses.replace(
-            marked,
-            requirements=(*marked.requirements, unmoved),
-            updates=(*marked.updates, *to_branch),
+            marked, requirements=(*marked.requirements, unmoved), updates=(*marked.updates, *to_branch)
         )
 
     def _with_marker(
@@ -105,13 +105,15 @@ class MarkedUpdate:
     def _change_branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[int | None, Callable[[Snapshot], tuple[TableUpdate, ...]]]:
-        """Return the id of the open branch's head (None if the branch ends), and the updates after main's snapshot."""
+        """Return the id of the open branch's new head (None if the branch ends). Also returns a function that makes the
+        branch's updates, given main's snapshot.
+        """
         name = open_branch_name(self.stream)
         if change.removes_branch:
 
             def is_branch_snapshot(snapshot: Snapshot) -> bool:
                 own = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
-                return snapshot.summary is not None and all(snapshot.summary.get(key) == text for key, text in own)
+                return all(summary_value(snapshot, key) == text for key, text in own)
 
             end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=is_branch_snapshot)
             self.written.append(end)
@@ -193,26 +195,18 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
 
 
 def _position_summary(marker: Marker) -> dict[str, str]:
-    position = {
-        "frazil.stream": marker.stream,
-        "frazil.epoch": str(marker.at.epoch),
-        "frazil.batch-id": str(marker.at.batch),
-    }
+    epoch, batch = map(str, marker.at)
+    position = {"frazil.stream": marker.stream, "frazil.epoch": epoch, "frazil.batch-id": batch}
     if marker.watermark_us is not None:
         position["frazil.watermark-ms"] = str(marker.watermark_us // 1000)
     if marker.max_event_times_us:
-        position["max-event-time"] = format_iso_utc(max(marker.max_event_times_us.values()))
+        newest_us = max(marker.max_event_times_us.values())
+        position["max-event-time"] = f"{newest_us} us"
+        with suppress(OverflowError):  # a date after the year 9999
+            position["max-event-time"] = (EPOCH + timedelta(microseconds=newest_us)).isoformat()
     if marker.open_snapshot_id is not None:
         position[OPEN_SNAPSHOT_KEY] = str(marker.open_snapshot_id)
     return position
-
-
-def format_iso_utc(us: int) -> str:
-    """Format microseconds since 1970 as ISO 8601. Times out of range become a number with its unit."""
-    try:
-        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=us)).isoformat()
-    except OverflowError:
-        return f"{us} us"
 
 
 @dataclass(slots=True)

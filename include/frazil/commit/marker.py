@@ -13,9 +13,9 @@ from enum import Enum
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from frazil.errors import MarkerUnreadable
+from frazil.errors import AdoptionRequired, MarkerUnreadable
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.spans import Offsets, Span, TopicPartition
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Marker:
     """The epoch that owns the stream, and the last batch of that epoch (0 is the take-over itself)."""
     settled: BatchKey | None
     """The key of the last committed journal. Later journals may not be committed yet."""
-    offsets: Mapping[TopicPartition, int]
+    offsets: Offsets
     source: SourceIdentity
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
     idle: frozenset[TopicPartition] = frozenset()
@@ -86,7 +86,7 @@ class Marker:
     """The leader epochs of the records before the offsets. They reveal truncated logs."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record, after a truncation or in a recreated topic."""
-    landed: Mapping[TopicPartition, int] = field(default_factory=dict)
+    landed: Offsets = field(default_factory=dict)
     """The end of the table's records, as of the last reset, in recreated or truncated partitions."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed. An operator accepted their loss."""
@@ -119,18 +119,19 @@ class Marker:
 
     def with_batch(self, journal: BatchKey) -> Marker:
         """Return the marker after this batch, which may belong to an earlier epoch."""
-        return dataclasses.replace(
-            self,
-            at=BatchKey(self.at.epoch, self.at.batch + 1),
-            settled=journal,
-            batches={**self.batches, journal.epoch: journal.batch},
-        )
+        at, batches = BatchKey(self.at.epoch, self.at.batch + 1), {**self.batches, journal.epoch: journal.batch}
+        return dataclasses.replace(self, at=at, settled=journal, batches=batches)
 
     def outcome_of(self, key: BatchKey) -> BatchOutcome:
         """Return whether a batch of an earlier epoch was committed. An epoch commits its batches in order."""
         if not self.batches or key.epoch < min(self.batches):
             return BatchOutcome.UNKNOWN
         return BatchOutcome.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else BatchOutcome.NOT_COMMITTED
+
+    def has_committed(self, key: BatchKey) -> bool:
+        """Return whether a batch up to the settled one was committed. Forgotten batches are old, so they were."""
+        is_settled = self.settled is not None and key <= self.settled
+        return is_settled and self.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
 
     def to_property(self) -> str:
         return json.dumps(
@@ -216,6 +217,14 @@ def read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
     return None if text is None else Marker.from_property(stream, text)
 
 
+def require_own_marker(stream: str, marker: Marker | None) -> Marker:
+    """Return the stream's marker in the default table. Raises AdoptionRequired if it is None."""
+    if marker is None:
+        message = f"stream {stream!r} has no marker: nothing is committed yet. Start the stream: `frazil run {stream}`"
+        raise AdoptionRequired(message)
+    return marker
+
+
 def try_read_marker(properties: Mapping[str, str], stream: str) -> Marker | None:
     try:
         return read_marker(properties, stream)
@@ -247,7 +256,7 @@ def keep_topics(values: Mapping[TopicPartition, int], topics: Container[str]) ->
     return {tp: value for tp, value in values.items() if tp[0] in topics}
 
 
-def first_marker(stream: str, *, epoch: int, offsets: Mapping[TopicPartition, int], source: SourceIdentity) -> Marker:
+def first_marker(stream: str, *, epoch: int, offsets: Offsets, source: SourceIdentity) -> Marker:
     """Return a stream's first marker. It names no earlier epochs, so their journals are never committed."""
     return Marker(stream, BatchKey(epoch, 0), settled=None, offsets=dict(offsets), source=source, batches={epoch: 0})
 
@@ -259,7 +268,7 @@ def merge_identities(known: SourceIdentity, current: SourceIdentity) -> SourceId
 
 
 def keep_same_topics(
-    offsets: Mapping[TopicPartition, int], known: SourceIdentity | None, current: SourceIdentity
+    offsets: Offsets, known: SourceIdentity | None, current: SourceIdentity
 ) -> dict[TopicPartition, int]:
     """Return the offsets that are still valid in `current`. Omits other clusters and recreated topics."""
     if known is None or known.cluster_id != current.cluster_id:

@@ -32,7 +32,7 @@ from frazil.commit.marker import (
     try_read_marker,
 )
 from frazil.commit.open_branch import BranchChange, read_files, release_waiting_files
-from frazil.commit.reset_plan import NO_OFFSETS, Offsets, StateBeforeReset, is_rolled_back, marker_after_reset
+from frazil.commit.reset_plan import NO_OFFSETS, StateBeforeReset, is_rolled_back, marker_after_reset
 from frazil.commit.settle import epochs_in_summaries, highest_epoch
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, batch_folders, referenced_paths
@@ -40,8 +40,8 @@ from frazil.commit.waiting_files import MissingTableNote, load_missing_table_not
 from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
-from frazil.table.branches import head_of
+from frazil.offsets.spans import Offsets, TopicPartition
+from frazil.table.branches import head_of, summary_value
 from frazil.table.lost import check_own_folder, find_other_table
 from frazil.table.tables import may_delete_files
 
@@ -241,9 +241,8 @@ def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted:
         return None
     if not seen.rolled_back or accepted:
         return seen.marker.open_snapshot_id
-    summaries = (s.summary for s in ancestors(metadata) if s.summary)
-    newest = next((s for s in summaries if s.get("frazil.stream") == seen.marker.stream), None)
-    text = newest.get(OPEN_SNAPSHOT_KEY) if newest else None
+    own = (s for s in ancestors(metadata) if summary_value(s, "frazil.stream") == seen.marker.stream)
+    text = summary_value(next(own, None), OPEN_SNAPSHOT_KEY)
     return int(text) if text else None
 
 

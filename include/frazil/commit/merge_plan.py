@@ -54,7 +54,7 @@ class InsertTask:
     after: tuple[int, ...]
     share: tuple[str, ...] = ()
 
-    def task(self, matched: Mapping[int, bytes]) -> MergeTask:
+    def make_task(self, matched: Mapping[int, bytes]) -> MergeTask:
         maps = [BitMap64.deserialize(matched[index]) for index in self.after if matched[index]]
         text = BitMap64.union(*maps).serialize() if maps else b""
         return MergeTask(self.index, self.changes, (), inserts=True, matched=text, share=self.share)
@@ -73,9 +73,8 @@ class MergePlan:
         return self.read.get(manifest.manifest_path, ())
 
     def make_insert_tasks(self, results: Sequence[MergeResult]) -> list[MergeTask]:
-        """Return the tasks to run after `tasks`, which had these results."""
         matched = {task.index: result.matched for task, result in zip(self.tasks, results, strict=True)}
-        return [last.task(matched) for last in self.insert_tasks]
+        return [planned.make_task(matched) for planned in self.insert_tasks]
 
 
 def plan_merge(
@@ -117,11 +116,8 @@ class _ChangeIndex:
         self._key = key
         spec = table.metadata.specs().get(self.spec_id, PartitionSpec())
         sources = {field_id for field_id, _ in self._kinds}
-        self.key_fields = [
-            position
-            for position, part in enumerate(spec.fields)
-            if part.source_id in sources and not isinstance(part.transform, VoidTransform)
-        ]
+        of_key = ((i, part) for i, part in enumerate(spec.fields) if part.source_id in sources)
+        self.key_fields = [i for i, part in of_key if not isinstance(part.transform, VoidTransform)]
         self._types = _partition_types(spec, table)
         self.groups: dict[GroupValues, list[StagedFile]] = defaultdict(list)
         for file in changes:
@@ -139,7 +135,10 @@ class _ChangeIndex:
         spec_id = manifest.partition_spec_id
         if spec_id not in self._evaluators:
             spec, schema = self.table.metadata.specs()[spec_id], self.table.schema()
-            self._evaluators[spec_id] = _build_evaluator(spec, schema, self._filter)
+            evaluator = None  # one of the spec's columns was dropped, so any manifest may match
+            if {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
+                evaluator = manifest_evaluator(spec, schema, inclusive_projection(schema, spec)(self._filter))
+            self._evaluators[spec_id] = evaluator
         return self._evaluators[spec_id] is None or bool(self._evaluators[spec_id](manifest))
 
     @cached_property
@@ -180,10 +179,6 @@ class _ChangeIndex:
         return True
 
 
-def _plain_value(value: Any) -> Any:
-    return value.bytes if isinstance(value, UUID) else value  # as `from_bytes` does; Avro represents UUIDs differently
-
-
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
     sources = {part.source_id for part in spec.fields}
     for schema in (table.schema(), *reversed(table.metadata.schemas)):
@@ -206,13 +201,6 @@ def column_bounds(field_id: int, kind: PrimitiveType, files: Sequence[StagedFile
     return None if None in lower else min(lower, default=None), None if None in upper else max(upper, default=None)
 
 
-def _build_evaluator(spec: PartitionSpec, schema: Schema, rows: BooleanExpression) -> Any:
-    """Return a predicate for manifests that may list matching rows; None if one of the spec's columns was dropped."""
-    if not {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
-        return None
-    return manifest_evaluator(spec, schema, inclusive_projection(schema, spec)(rows))
-
-
 @dataclass(slots=True)
 class _Group:
     values: GroupValues
@@ -232,7 +220,7 @@ def _build_groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
     """Return groups of changes with the files that may have their keys; one group if specs differ."""
-    deletes = _index_deletes(wanted.table, manifests, read)
+    deletes = _index_deletes(manifests, read)
     by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
     keys = PartitionKeys(wanted.table)
@@ -241,11 +229,10 @@ def _build_groups(
             continue
         for entry in read.get(manifest.manifest_path, ()):
             file = entry.data_file
-            values = (
-                tuple(_plain_value(file.partition[i]) for i in wanted.key_fields)
-                if file.spec_id == wanted.spec_id
-                else None
-            )
+            values = None
+            if file.spec_id == wanted.spec_id:  # `from_bytes` returns UUIDs as bytes, Avro as objects
+                plain = (file.partition[i] for i in wanted.key_fields)
+                values = tuple(value.bytes if isinstance(value, UUID) else value for value in plain)
             bounds = wanted.bounds if values is None else wanted.group_bounds.get(values)
             if bounds is None or not wanted.overlaps(file, bounds):
                 continue
@@ -266,10 +253,8 @@ class PartitionKeys:
     def for_file(self, file: DataFile) -> PartitionKey:
         if file.spec_id not in self._types:
             self._types[file.spec_id] = _partition_types(self._table.metadata.specs()[file.spec_id], self._table)
-        return tuple(
-            None if (value := file.partition[i]) is None else base64.b64encode(to_bytes(kind, value)).decode()
-            for i, kind in enumerate(self._types[file.spec_id])
-        )
+        values = ((kind, file.partition[i]) for i, kind in enumerate(self._types[file.spec_id]))
+        return tuple(None if v is None else base64.b64encode(to_bytes(kind, v)).decode() for kind, v in values)
 
     def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
         """Return the values of identity partition columns that the file does not contain, by field id."""
@@ -285,39 +270,34 @@ class PartitionKeys:
         return tuple((source, value) for i, source in missing.items() if (value := values.get(i)) is not None)
 
 
-def _index_deletes(
-    table: Table, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
-) -> DeleteFileIndex:
+def _index_deletes(manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]) -> DeleteFileIndex:
     index = DeleteFileIndex()
     for manifest in manifests:
         for entry in read.get(manifest.manifest_path, ()) if manifest.content is ManifestContent.DELETES else ():
             file = entry.data_file
-            if file.content is DataFileContent.EQUALITY_DELETES:
-                raise SchemaIncompatible(
-                    f"table {'.'.join(table.name())} has equality deletes ({file.file_path}), which a stream with "
-                    "mode: upsert cannot apply. Compact the table with the engine that wrote them, stop that engine "
-                    "from writing to the table, then start again"
-                )
-            if file.file_format is not FileFormat.PARQUET and referenced_data_file(file) is None:
-                raise SchemaIncompatible(
-                    f"table {'.'.join(table.name())} has deletes in a {file.file_format.value} file "
-                    f"({file.file_path}), which a stream with mode: upsert cannot read. Compact the table with the "
-                    "engine that wrote them, then start again"
-                )
+            check_readable(file, mode="mode: upsert")
             index.add_delete_file(entry, partition_key=file.partition)
     return index
 
 
 def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionKeys) -> TableFile:
     file = entry.data_file
-    if file.file_format is not FileFormat.PARQUET:
-        raise SchemaIncompatible(
-            f"{file.file_path} is not a Parquet file, and a stream with mode: upsert can read only Parquet. "
-            "Compact the table with the engine that wrote the file, then start again"
-        )
+    check_readable(file, mode="mode: upsert")
     return make_table_file(
         file, deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition), keys
     )
+
+
+def check_readable(file: DataFile, *, mode: str) -> None:
+    """Raise SchemaIncompatible if a merge cannot read a data file or a delete file."""
+    kind, is_vector = file.file_format, referenced_data_file(file) is not None
+    what = "equality deletes" if file.content is DataFileContent.EQUALITY_DELETES else f"a file in {kind.value} format"
+    if file.content is DataFileContent.EQUALITY_DELETES or not (kind is FileFormat.PARQUET or is_vector):
+        raise SchemaIncompatible(
+            f"the table has {what} ({file.file_path}), which a stream with {mode} cannot read: it reads rows and "
+            "position deletes in Parquet, and deletion vectors. Compact the table with the engine that wrote the "
+            "file, stop that engine from writing such files, then start again"
+        )
 
 
 def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: PartitionKeys) -> TableFile:
@@ -332,17 +312,13 @@ def make_table_file(file: DataFile, deletes: Iterable[DataFile], keys: Partition
             DeleteFile(
                 d.file_path,
                 d.record_count,
-                alone=_path_bounds(d) == (path, path),
+                alone=all((bounds or {}).get(PATH_ID) == path for bounds in (d.lower_bounds, d.upper_bounds)),
                 key=file_key(d) if referenced_data_file(d) else "",
             )
             for d in sorted(deletes, key=lambda d: d.file_path)
         ),
         constants=keys.constants(file),
     )
-
-
-def _path_bounds(file: DataFile) -> tuple[bytes | None, bytes | None]:
-    return (file.lower_bounds or {}).get(PATH_ID), (file.upper_bounds or {}).get(PATH_ID)
 
 
 def _divide_into_tasks(

@@ -47,7 +47,6 @@ REPEATED_KEY = "frazil.repeated"
 class MergingMode:
     content: Content
     declared: str
-    """The declared setting that selects the mode."""
     staging_target: Callable[[TargetTable, tuple[str, ...]], TargetTable]
     """Returns the layout of staged files, for a table and its key."""
     plan: PlanMerge

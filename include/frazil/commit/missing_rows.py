@@ -27,7 +27,7 @@ from frazil.commit.followers import (
     require_marker,
 )
 from frazil.commit.journal import Journal, later_journals
-from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.routed_table_records import journals_never_committed
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import all_files_wait, load_missing_table_note
@@ -49,10 +49,8 @@ def find_lagging_tables(
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 
-    def check(item: tuple[Target, list[Journal]]) -> LaggingTable | None:
-        return _check_table(tables, default_marker, *item, remedy)
-
-    return [behind for behind in run_in_parallel(check, sorted(waiting.items())) if behind] if waiting else []
+    found = run_in_parallel(lambda item: _check_table(tables, default_marker, *item, remedy), sorted(waiting.items()))
+    return [behind for behind in found if behind]
 
 
 def _check_table(
@@ -62,7 +60,7 @@ def _check_table(
     is_loaded, gone = False, None
     try:
         table = tables.handle(target).refresh()
-        marker = require_marker(read_marker(table.metadata.properties, tables.stream), table, tables.stream)
+        marker = require_marker(table, tables.stream)
         check_routed_not_rolled_back(table.metadata, marker, table=target)
         journals, is_loaded = later_journals(marker, waiting), True
     except Exception as error:  # catalogs' clients raise anything

@@ -100,13 +100,9 @@ def _load_table(spec: StreamSpec) -> Table:
 
 
 def _open(spec: StreamSpec, targets: Mapping[Target, Table]) -> OpenStream:
-    retry_policy = RetryPolicy(total_s=RETRY_TIMEOUT_S)
-    return OpenStream(
-        spec,
-        StreamTables.open(
-            spec.name, targets, clock_ms=clock.now_ms, retry_policy=retry_policy, merging=merge_config(spec)
-        ),
-    )
+    policy, merging = RetryPolicy(total_s=RETRY_TIMEOUT_S), merge_config(spec)
+    tables = StreamTables.open(spec.name, targets, clock_ms=clock.now_ms, retry_policy=policy, merging=merging)
+    return OpenStream(spec, tables)
 
 
 def open_kafka(spec: StreamSpec, *, timeout_s: float = INTERACTIVE_TIMEOUT_S) -> KafkaAdmin:

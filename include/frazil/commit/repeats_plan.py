@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 from pyiceberg.expressions import AlwaysTrue, And, Or
-from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.types import PrimitiveType
 
@@ -20,6 +19,7 @@ from frazil.commit.merge_plan import (
     InsertTask,
     MergePlan,
     PartitionKeys,
+    check_readable,
     column_bounds,
     key_schema,
     make_table_file,
@@ -29,7 +29,6 @@ from frazil.commit.merge_plan import (
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.merge.contract import MergeRules, MergeTask, TableFile
-from frazil.pyiceberg_fixes import referenced_data_file
 from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
@@ -111,11 +110,5 @@ def _column_bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tup
 def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
     file = scanned.file
     for one in (file, *scanned.delete_files):
-        is_readable = one.file_format is FileFormat.PARQUET or referenced_data_file(one) is not None
-        if not is_readable or one.content is DataFileContent.EQUALITY_DELETES:
-            raise SchemaIncompatible(
-                f"a stream with dedupe cannot read {one.file_path}: it reads rows and position deletes in "
-                "Parquet, and deletion vectors. Compact the table with the engine that wrote the file, then "
-                "start again"
-            )
+        check_readable(one, mode="dedupe")
     return make_table_file(file, scanned.delete_files, layouts)

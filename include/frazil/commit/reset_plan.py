@@ -23,9 +23,8 @@ from frazil.commit.marker import (
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import RolledBack
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Span, Spans, TopicPartition, merge_spans
+from frazil.offsets.spans import Offsets, Span, Spans, TopicPartition, merge_spans
 
-Offsets = Mapping[TopicPartition, int]
 NO_OFFSETS: Offsets = MappingProxyType({})
 
 
@@ -83,11 +82,9 @@ class OffsetMove:
     @property
     def rewritten(self) -> int:
         """The table's offsets at which Kafka now has other records."""
-        return (
-            0
-            if self.held is None or self.truncated_at is None
-            else max(self.held - max(self.truncated_at, self.target), 0)
-        )
+        if self.held is None or self.truncated_at is None:
+            return 0
+        return max(self.held - max(self.truncated_at, self.target), 0)
 
 
 def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
@@ -115,10 +112,8 @@ def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:
 
 def clamp_to_available(wanted: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
     """Limit the wanted offsets to Kafka's range. Other partitions begin at their first offset."""
-    return {
-        tp: min(max(wanted.get(tp, first), first), available.end.get(tp, first))
-        for tp, first in available.first.items()
-    }
+    limits = ((tp, first, available.end.get(tp, first)) for tp, first in available.first.items())
+    return {tp: min(max(wanted.get(tp, first), first), end) for tp, first, end in limits}
 
 
 def clamp_to_truncations(offsets: Offsets, available: AvailableOffsets) -> dict[TopicPartition, int]:
@@ -145,33 +140,26 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
     before = seen.marker
     if before is None:
         return first_marker(stream, epoch=epoch, offsets=target, source=source)
-    given_up = _given_up_spans(seen, before, target, source)
+    same = keep_same_topics(before.offsets, before.source, source)
+    leaders = keep_same_topics(before.leader_epochs, before.source, source)
+    begins = {tp: max(at, target.get(tp, at)) for tp, at in truncated_at.items() if tp in same}
+    held = keep_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
+    lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
+    given_up = _add_spans(before.given_up, lost, same)
     return dataclasses.replace(
         before.with_epoch(epoch),
-        offsets={**keep_same_topics(before.offsets, before.source, source), **target},
+        offsets={**same, **target},
         source=merge_identities(before.source, source),
         max_event_times_us=keep_same_topics(before.max_event_times_us, before.source, source),
         idle=frozenset(),
-        leader_epochs=_kept_leader_epochs(before, target, source),
+        # The leader epochs of partitions that skip records are no longer valid.
+        leader_epochs={tp: epoch for tp, epoch in leaders.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)},
         transaction=NO_TRANSACTION,
-        rewritten=_rewritten_spans(before, target, source, truncated_at),
+        rewritten=_add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same),
         landed=_landed_ends(before, source, truncated_at),
         given_up=given_up,
         given_up_epoch=before.given_up_epoch if before.given_up else epoch if given_up else 0,
     )
-
-
-def _kept_leader_epochs(before: Marker, target: Offsets, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the leader epochs that stay valid. Omits partitions that skip records."""
-    known = keep_same_topics(before.leader_epochs, before.source, source)
-    return {tp: epoch for tp, epoch in known.items() if target.get(tp, 0) <= before.offsets.get(tp, 0)}
-
-
-def _rewritten_spans(before: Marker, target: Offsets, source: SourceIdentity, truncated_at: Offsets) -> Spans:
-    """Return the offsets that Kafka assigns to a second record after a truncation."""
-    same = keep_same_topics(before.offsets, before.source, source)
-    begins = {tp: max(at, target.get(tp, at)) for tp, at in truncated_at.items() if tp in same}
-    return _add_spans(before.rewritten, {tp: (begin, same[tp]) for tp, begin in begins.items()}, same)
 
 
 def _landed_ends(before: Marker, source: SourceIdentity, truncated_at: Offsets) -> dict[TopicPartition, int]:
@@ -180,14 +168,6 @@ def _landed_ends(before: Marker, source: SourceIdentity, truncated_at: Offsets) 
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
     former = {tp for tp in ends if tp in known or tp in truncated_at or tp not in same}
     return {tp: min(ends[tp], truncated_at.get(tp, ends[tp])) for tp in sorted(former)}
-
-
-def _given_up_spans(seen: StateBeforeReset, before: Marker, target: Offsets, source: SourceIdentity) -> Spans:
-    """Return the offsets that a rollback removed and that are not read again."""
-    same = keep_same_topics(before.offsets, before.source, source)
-    held = keep_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
-    lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
-    return _add_spans(before.given_up, lost, same)
 
 
 def _add_spans(known: Spans, new: Mapping[TopicPartition, Span], same: Offsets) -> Spans:

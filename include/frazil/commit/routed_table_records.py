@@ -53,8 +53,8 @@ def read_table_record(tables: StreamTables, target: Target) -> RoutedTableRecord
 
 
 def write_table_record(tables: StreamTables, target: Target, value: str | None, table: Table) -> None:
-    member = RoutedTableRecord(target, value, table.location(), str(table.metadata.table_uuid))
-    tables.store.put(_path(tables, target), json.dumps(asdict(member)).encode())
+    record = RoutedTableRecord(target, value, table.location(), str(table.metadata.table_uuid))
+    tables.store.put(_path(tables, target), json.dumps(asdict(record)).encode())
 
 
 def delete_table_record(tables: StreamTables, target: Target) -> None:
@@ -63,8 +63,8 @@ def delete_table_record(tables: StreamTables, target: Target) -> None:
 
 def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequence[Journal]) -> Sequence[Journal]:
     """Return the waiting journals that a missing table never committed, as far as its remaining metadata shows."""
-    member = read_table_record(tables, target)
-    newest = None if member is None else newest_remaining_metadata(tables, member)
+    record = read_table_record(tables, target)
+    newest = None if record is None else newest_remaining_metadata(tables, record)
     try:
         marker = None if newest is None else read_marker(newest.properties, tables.stream)
     except FrazilError:
@@ -72,40 +72,35 @@ def journals_never_committed(tables: StreamTables, target: Target, waiting: Sequ
     return waiting if marker is None else later_journals(marker, waiting)
 
 
-def newest_remaining_metadata(tables: StreamTables, member: RoutedTableRecord) -> MetadataFile | None:
-    if member.uuid is None:
+def newest_remaining_metadata(tables: StreamTables, record: RoutedTableRecord) -> MetadataFile | None:
+    if record.uuid is None:
         return None
     try:
-        return find_newest_metadata(
-            open_store(member.location, tables.main.io_properties), member.location, member.uuid
-        )
+        store = open_store(record.location, tables.main.io_properties)
+        return find_newest_metadata(store, record.location, record.uuid)
     except (FrazilError, OSError):
         return None
 
 
 def find_renamed_table(
-    tables: StreamTables, member: RoutedTableRecord, named: Collection[Target] = ()
+    tables: StreamTables, record: RoutedTableRecord, named: Collection[Target] = ()
 ) -> Target | None:
     """Return the current name of a renamed table, among the route's recorded tables and `named`."""
-    if member.uuid is None:
+    if record.uuid is None:
         return None
     known = list_recorded_tables(tables)
-    others = run_in_parallel(partial(read_table_record, tables), sorted(known - {member.target}))
-    had = [other.target for other in others if other and other.uuid == member.uuid]
+    others = run_in_parallel(partial(read_table_record, tables), sorted(known - {record.target}))
+    had = [other.target for other in others if other and other.uuid == record.uuid]
     for name in (*had, *sorted({*named} - known)):
         try:
             table = tables.handle(name).refresh()
         except NoSuchTableError:  # it was renamed once more
             continue
         except Exception as error:  # catalogs' clients raise anything; the other names may still match
-            log.warning(
-                "cannot load table %s to check whether it is the renamed table %s: %s",
-                name,
-                member.target,
-                format_error(error),
-            )
+            what = "cannot load table %s to check whether it is the renamed table %s: %s"
+            log.warning(what, name, record.target, format_error(error))
             continue
-        if not member.is_other_table(table):
+        if not record.is_other_table(table):
             return name
     return None
 

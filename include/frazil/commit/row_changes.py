@@ -29,7 +29,7 @@ from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWrit
 from frazil.commit.staging_targets import target_table
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.table_writer import TableWriter, file_namer
-from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.spans import OffsetSets, Span, TopicPartition
 from frazil.table.branches import head_of
 from frazil.table.landed_offsets import COORDINATES, FileBounds, OffsetRanges
 from frazil.table.storage import open_store
@@ -210,10 +210,7 @@ def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinat
 
 
 def change_after_replay(
-    stream: str,
-    replayed: Mapping[TopicPartition, BitMap64],
-    topic_ids: Mapping[str, str],
-    failed: Mapping[Coordinates, ErrorEntry],
+    stream: str, replayed: OffsetSets, topic_ids: Mapping[str, str], failed: Mapping[Coordinates, ErrorEntry]
 ) -> RowChange:
     """Return the change of dead letters after a replay: adds the new errors in `failed`, and deletes the others."""
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
@@ -227,7 +224,7 @@ def change_after_replay(
 
 
 def dead_letters_at(
-    replayed: Mapping[TopicPartition, BitMap64], topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
+    replayed: OffsetSets, topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
 ) -> DeadLetterOffsets:
     """Return the dead letters at these offsets, even without topic id, as earlier versions wrote them."""
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
@@ -22,6 +22,7 @@ from frazil.commit.sweep import bare_path, sweep
 from frazil.errors import StaleBatch, TopicRecreated
 from frazil.ingest.contract import is_routed
 from frazil.spec.units import format_count
+from frazil.table.branches import summary_value
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,10 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
     committed: list[Journal] = []
     discarded: list[BatchKey] = []
     keys = tables.journals.keys()
-    for journal in _waiting_journals(tables, marker, keys):
+    uuid = str(tables.main.current().metadata.table_uuid)
+    for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
+        if journal.key.epoch >= marker.at.epoch or marker.outcome_of(journal.key) is not BatchOutcome.NOT_COMMITTED:
+            continue
         try:
             _commit_waiting(committer, journal, tables)
         except (StaleBatch, TopicRecreated) as reason:
@@ -68,13 +72,6 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
         commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
     deleted = sweep(tables, below_epoch=committer.epoch, just_settled=True, keys=keys)
     return SettleResult(tuple(committed), tuple(discarded), deleted)
-
-
-def _waiting_journals(tables: StreamTables, marker: Marker, keys: Sequence[BatchKey]) -> Iterator[Journal]:
-    uuid = str(tables.main.current().metadata.table_uuid)
-    for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
-        if journal.key.epoch < marker.at.epoch and marker.outcome_of(journal.key) is BatchOutcome.NOT_COMMITTED:
-            yield journal
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
@@ -106,5 +103,5 @@ def highest_epoch(tables: StreamTables) -> int:
 
 
 def epochs_in_summaries(snapshots: Iterable[Snapshot], stream: str) -> set[int]:
-    summaries = [s.summary for s in snapshots if s.summary and s.summary.get("frazil.stream") == stream]
-    return {int(summary.get("frazil.epoch") or 0) for summary in summaries}
+    own = (snapshot for snapshot in snapshots if summary_value(snapshot, "frazil.stream") == stream)
+    return {int(summary_value(snapshot, "frazil.epoch") or 0) for snapshot in own}

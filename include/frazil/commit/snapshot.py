@@ -33,11 +33,11 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 from pyiceberg.typedef import Record
-from pyiceberg.types import PrimitiveType
 
 from frazil.commit.manifest_lists import ListWriter, MergedManifest, add_manifests, live_manifests, merge_manifests
 from frazil.commit.manifest_writing import (
     ManifestLayout,
+    NewManifest,
     avro_codec,
     manifest_content,
     metadata_folder,
@@ -74,7 +74,7 @@ class BaseManifests:
     summary: Summary | None
     """Summary of the previous snapshot, including `removed_files`; None before the first snapshot."""
     written: Sequence[ManifestFile] = ()
-    """Manifests of `stays` that were rewritten because files were deleted."""
+    """The `remaining_manifests` that were rewritten because files were deleted."""
 
 
 @dataclass(slots=True)
@@ -103,11 +103,6 @@ class SnapshotWriter:
     @property
     def may_have_unused_files(self) -> bool:
         return bool(self.attempts or self.manifests)
-
-    @property
-    def _written_manifests(self) -> list[ManifestFile]:
-        merged = (self.merged.manifest,) if self.merged else ()
-        return [*self.manifests, *(self.base.written if self.base else ()), *merged]
 
     def prepare(
         self, table: Table, *, summary: Mapping[str, str], now_ms: int, before: Snapshot | None = None
@@ -158,13 +153,13 @@ class SnapshotWriter:
 
     def _base(self, table: Table, parent: Snapshot | None, path: str, snapshot_id: int) -> BaseManifests:
         """Return the branch's live manifests. If main has many small ones, the first attempt merges them."""
-        stays = live_manifests(parent, table.io)
+        live = live_manifests(parent, table.io)
         if self.branch == MAIN and self.files and not self.attempts:
-            self.merged = merge_manifests(stays, table, snapshot_id=snapshot_id)
-        fewer = self.merged.apply_to(stays) if self.merged else None
+            self.merged = merge_manifests(live, table, snapshot_id=snapshot_id)
+        fewer = self.merged.apply_to(live) if self.merged else None
         if fewer:
             self.merged_in.add(path)
-        return BaseManifests(fewer or stays, (), parent.summary if parent else None)
+        return BaseManifests(fewer or live, (), parent.summary if parent else None)
 
     def _new_branch_requirements(self, metadata: TableMetadata) -> tuple[TableRequirement, ...]:
         """Require an unchanged main for a branch's first snapshot. Otherwise the sequence number might decrease."""
@@ -181,7 +176,8 @@ class SnapshotWriter:
         and expired.
         """
         waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
-        written = {m.manifest_path for m in self._written_manifests}
+        by_base, by_merge = self.base.written if self.base else (), (self.merged.manifest,) if self.merged else ()
+        written = {m.manifest_path for m in (*self.manifests, *by_base, *by_merge)}
         if len(waste) == len(self.attempts):
             if not self._is_any_listed(written, table):
                 waste += sorted(written)
@@ -204,17 +200,11 @@ class SnapshotWriter:
         )
 
     def _write_manifests(self, table: Table, snapshot_id: int) -> list[ManifestFile]:
-        folder, number = metadata_folder(table.metadata), itertools.count()
+        folder = metadata_folder(table.metadata)
+        paths = (f"{folder}/{self.commit_id}-m{number}.avro" for number in itertools.count())
         return [
-            write_added(
-                files,
-                layout,
-                content=manifest_content(files[0].content),
-                path=f"{folder}/{self.commit_id}-m{next(number)}.avro",
-                table=table,
-                snapshot_id=snapshot_id,
-            )
-            for layout, files in self._group_by_layout(table.metadata)
+            write_added(files, layout, manifest_content(files[0].content), NewManifest(path, table, snapshot_id))
+            for path, (layout, files) in zip(paths, self._group_by_layout(table.metadata), strict=False)
         ]
 
     def _group_by_layout(self, metadata: TableMetadata) -> Iterator[tuple[ManifestLayout, list[DataFile]]]:
@@ -249,9 +239,8 @@ def base_without_files(
         leaving = [entry.data_file for entry in entries if file_key(entry.data_file) in removed]
         if leaving:
             path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m{len(written)}.avro"
-            manifest = write_with_removals(  # noqa: PLW2901 - the rewritten manifest replaces it
-                removed, manifest, entries, path=path, table=table, snapshot_id=snapshot_id
-            )
+            new = NewManifest(path, table, snapshot_id)
+            manifest = write_with_removals(removed, manifest, entries, new)  # noqa: PLW2901 - it replaces the old one
             written.append(manifest)
         remaining_manifests.append(manifest)
         leaves += leaving
@@ -281,12 +270,18 @@ def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> Da
     """Convert a staged file for a manifest entry. Raises ValueError for a change file."""
     if file.content not in _CONTENT:
         raise ValueError(f"{file.path} has content {file.content!r}, which cannot be added to a table")
-    types = [field.field_type for field in spec.partition_type(schema).fields]
+    types: list[Any] = [field.field_type for field in spec.partition_type(schema).fields]  # always primitive
     values = [
-        None if text is None else from_bytes(_require_primitive(kind), base64.b64decode(text))
+        None if text is None else from_bytes(kind, base64.b64decode(text))
         for kind, text in zip(types, file.partition, strict=True)
     ]
-    is_vector = file.path.endswith(PUFFIN_SUFFIX)
+    vector: dict[str, Any] = {}
+    if is_vector := file.path.endswith(PUFFIN_SUFFIX):
+        vector = {
+            "referenced_data_file": base64.b64decode(file.lower_bounds[PATH_ID]).decode(),
+            "content_offset": VECTOR_OFFSET,
+            "content_size_in_bytes": file.column_sizes[POSITION_ID],
+        }
     built = DataFile.from_args(
         content=_CONTENT[file.content],
         file_path=file.path,
@@ -304,24 +299,10 @@ def to_data_file(file: StagedFile, *, spec: PartitionSpec, schema: Schema) -> Da
         sort_order_id=file.sort_order_id,
         key_metadata=None,
         equality_ids=None,
-        **(_vector_fields(file) if is_vector else {}),
+        **vector,
     )
     built.spec_id = file.spec_id
     return built
-
-
-def _vector_fields(file: StagedFile) -> dict[str, Any]:
-    return {
-        "referenced_data_file": base64.b64decode(file.lower_bounds[PATH_ID]).decode(),
-        "content_offset": VECTOR_OFFSET,
-        "content_size_in_bytes": file.column_sizes[POSITION_ID],
-    }
-
-
-def _require_primitive(kind: object) -> PrimitiveType:
-    if not isinstance(kind, PrimitiveType):
-        raise TypeError(f"a partition value cannot have type {kind}")
-    return kind
 
 
 def _build_summary(

@@ -24,6 +24,7 @@ from frazil.commit.journal import parse_key
 from frazil.commit.marker import BatchKey, read_marker
 from frazil.commit.snapshot import FOREVER_MS
 from frazil.errors import FrazilError
+from frazil.table.branches import summary_value
 from frazil.timetext import format_utc
 
 TAG_PREFIX = "frazil-cut-"
@@ -70,7 +71,7 @@ class _MainHistory:
     def commits(self, stream: str, begin: int = 0, end: int | None = None) -> Iterable[tuple[int, Snapshot]]:
         """Yield the stream's commits, each with its index in `snapshots`."""
         for index, snapshot in list(enumerate(self.snapshots))[begin:end]:
-            if _summary_entry(snapshot, "frazil.stream") == stream:
+            if summary_value(snapshot, "frazil.stream") == stream:
                 yield index, snapshot
 
     def newest(self, stream: str, begin: int, read: Callable[[Snapshot], T | None]) -> T | None:
@@ -78,11 +79,8 @@ class _MainHistory:
         return next((value for _, s in self.commits(stream, begin) if (value := read(s)) is not None), None)
 
     def index_at(self, at_ms: int | None) -> int:
-        if at_ms is None:
-            return 0
-        return self.require_unexpired(
-            next((index for index, s in enumerate(self.snapshots) if s.timestamp_ms <= at_ms), len(self.snapshots))
-        )
+        at = (i for i, s in enumerate(self.snapshots) if at_ms is None or s.timestamp_ms <= at_ms)
+        return self.require_unexpired(next(at, len(self.snapshots)))
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
         """Return the index of the newest snapshot, from `begin` on, whose history has no commit in `excluded`."""
@@ -105,15 +103,19 @@ def find_snapshot_set(
 ) -> SnapshotSet:
     """Return the newest cut up to `at_ms`. Raises FrazilError if no cut is known, and RolledBack for lost commits."""
     for stream in streams:
-        _check_not_rolled_back(stream, tables)
+        for name in (stream.main, stream.dead_letters, *stream.routed):
+            if marker := read_marker(tables[name].metadata.properties, stream.stream):
+                check = check_routed_not_rolled_back if name in stream.routed else check_ancestry
+                check(tables[name].metadata, marker, table=name)
     histories = {name: _MainHistory(name, t.metadata, tuple(ancestors(t.metadata))) for name, t in tables.items()}
     indexes = {stream.main: histories[stream.main].index_at(at_ms) for stream in streams}
     watermark_ms = None
     if len(streams) > 1:
-        watermark_ms = min(_require_watermark(histories[s.main], s.stream, indexes[s.main]) for s in streams)
+        end_ms = watermark_ms = min(_require_watermark(histories[s.main], s.stream, indexes[s.main]) for s in streams)
         for stream in streams:
-            is_past = partial(_is_past_watermark, watermark_ms)
-            indexes[stream.main] = histories[stream.main].index_before(stream.stream, indexes[stream.main], is_past)
+            indexes[stream.main] = histories[stream.main].index_before(
+                stream.stream, indexes[stream.main], lambda s: (_watermark_ms(s) or end_ms) > end_ms
+            )
     others: dict[str, int] = {}
     for stream in streams:
         indexes[stream.main], is_left_out = _choose_snapshots(stream, histories, indexes[stream.main])
@@ -130,14 +132,6 @@ def find_snapshot_set(
     return SnapshotSet(watermark_ms, tuple(found))
 
 
-def _check_not_rolled_back(stream: StreamTableNames, tables: Mapping[str, Table]) -> None:
-    for name in (stream.main, stream.dead_letters, *stream.routed):
-        metadata = tables[name].metadata
-        if marker := read_marker(metadata.properties, stream.stream):
-            check = check_routed_not_rolled_back if name in stream.routed else check_ancestry
-            check(metadata, marker, table=name)
-
-
 def _first_excluded_batch(
     stream: StreamTableNames, histories: Mapping[str, _MainHistory], main: int
 ) -> BatchKey | None:
@@ -150,12 +144,8 @@ def _first_excluded_batch(
         return None
     after = min([*later, *([BatchKey(settled.epoch, settled.batch + 1)] if settled else [])])
     end = after if stream.missing_since is None else min(after, stream.missing_since)
-    spans = [
-        (first, last)
-        for name in stream.routed
-        for _, s in histories[name].commits(stream.stream)
-        if (last := _batch_of(s)) and (first := _batch_of(s, FIRST_RECORD))
-    ]
+    routed = (snapshot for name in stream.routed for _, snapshot in histories[name].commits(stream.stream))
+    spans = [(first, last) for s in routed if (last := _batch_of(s)) and (first := _batch_of(s, FIRST_RECORD))]
     while split := [first for first, last in spans if first < end <= last]:
         end = min(split)
     return end
@@ -171,25 +161,23 @@ def _choose_snapshots(
         if end is not None:
             main = history.index_before(stream.stream, main, partial(_has_batch_from, end))
         later = {published for s in history.snapshots[:main] if (published := _backfill_id(s))}
-        out_of_order = [
-            key
-            for name in (stream.dead_letters, *stream.routed)
-            for key in _batches_after(histories[name], stream.stream, later)
-            if end is not None and key < end
-        ]
+        others = (histories[name] for name in (stream.dead_letters, *stream.routed))
+        after = [key for history_ in others for key in _batches_after(history_, stream.stream, later)]
+        out_of_order = [key for key in after if end is not None and key < end]
         if not out_of_order:
-            return main, partial(_is_left_out, stream.stream, end, later)
+            break
         end = min(out_of_order)
+
+    def is_left_out(snapshot: Snapshot) -> bool:
+        is_own = summary_value(snapshot, "frazil.stream") == stream.stream
+        return (is_own and _has_batch_from(end, snapshot)) or _backfill_id(snapshot) in later
+
+    return main, is_left_out
 
 
 def _batches_after(history: _MainHistory, stream: str, later_backfills: Collection[str]) -> list[BatchKey]:
     first = max((index for index, s in enumerate(history.snapshots) if _backfill_id(s) in later_backfills), default=0)
     return [key for _, s in history.commits(stream, 0, first) if (key := _batch_of(s))]
-
-
-def _is_left_out(stream: str, end: BatchKey | None, later_backfills: Collection[str], snapshot: Snapshot) -> bool:
-    is_own = _summary_entry(snapshot, "frazil.stream") == stream
-    return (is_own and _has_batch_from(end, snapshot)) or _backfill_id(snapshot) in later_backfills
 
 
 def _has_batch_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
@@ -201,12 +189,9 @@ def _has_batch_from(end: BatchKey | None, snapshot: Snapshot) -> bool:
 def _follower_index(history: _MainHistory, is_left_out: Callable[[Snapshot], bool], at_ms: int | None) -> int:
     index = history.require_unexpired(max([0, *(p + 1 for p, s in enumerate(history.snapshots) if is_left_out(s))]))
     # Later changes by others (a compaction) are left out, as in the default table.
-    while (
-        at_ms is not None
-        and index < len(history.snapshots)
-        and history.snapshots[index].timestamp_ms > at_ms
-        and not (_batch_of(history.snapshots[index]) or _backfill_id(history.snapshots[index]))
-    ):
+    for snapshot in history.snapshots[index:]:
+        if at_ms is None or snapshot.timestamp_ms <= at_ms or _batch_of(snapshot) or _backfill_id(snapshot):
+            break
         index = history.require_unexpired(index + 1)
     return index
 
@@ -233,26 +218,17 @@ def _table_snapshot(
 
 
 def _batch_of(snapshot: Snapshot, key: str = "frazil.commit-record") -> BatchKey | None:
-    record = _summary_entry(snapshot, key)
+    record = summary_value(snapshot, key)
     return parse_key(record) if record else None
 
 
 def _backfill_id(snapshot: Snapshot) -> str | None:
-    return _summary_entry(snapshot, "frazil.backfill")
+    return summary_value(snapshot, "frazil.backfill")
 
 
 def _watermark_ms(snapshot: Snapshot) -> int | None:
-    text = _summary_entry(snapshot, "frazil.watermark-ms")
+    text = summary_value(snapshot, "frazil.watermark-ms")
     return int(text) if text else None
-
-
-def _summary_entry(snapshot: Snapshot, key: str) -> str | None:
-    return snapshot.summary.get(key) if snapshot.summary else None
-
-
-def _is_past_watermark(end_ms: int, snapshot: Snapshot) -> bool:
-    watermark_ms = _watermark_ms(snapshot)
-    return watermark_ms is not None and watermark_ms > end_ms
 
 
 def _require_watermark(history: _MainHistory, stream: str, begin: int) -> int:

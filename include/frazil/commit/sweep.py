@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Summary
 
@@ -74,20 +73,9 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
     def sweep_target(target: Target) -> int:
         try:
             return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
-        except NoSuchTableError:
-            log.warning(
-                "routed table %s is not in the catalog: it was dropped or renamed. Files of failed batches stay in its "
-                "folder. `frazil route %s` shows what to do",
-                target,
-                tables.stream,
-            )
-            return 0
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
-            log.warning(
-                "cannot delete files of failed batches of table %s; the next start tries again: %s",
-                target,
-                format_error(error),
-            )
+            what = "cannot delete files of failed batches of table %s; the next start tries again: %s"
+            log.warning(what, target, format_error(error))
             return 0
 
     return sum(run_in_parallel(sweep_target, sorted(tables.routed)))
@@ -237,9 +225,8 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
             if _is_merged(journal, target) and (kept := _committed_files_to_keep(journal, swept)) is not None:
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info(
-            "cannot delete merged change files of table %s; the next start tries again: %s", target, format_error(error)
-        )
+        what = "cannot delete merged change files of table %s; the next start tries again: %s"
+        log.info(what, target, format_error(error))
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:

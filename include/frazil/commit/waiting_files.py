@@ -83,10 +83,8 @@ def rewrite_files(
     """Rewrite staged files of the default table, or an earlier table, as files of `table`. Returns the new files."""
     from frazil.ingest.routed_writers import fit_rows, other_names  # loads Numba, for writers only
 
-    if tables.merging and files[0].content in MERGING_MODES:
-        layout = tables.merging.staging_target(table, folder=folder)
-    else:
-        layout = target_table(table, folder=folder)
+    merging = tables.merging if files[0].content in MERGING_MODES else None
+    layout = (merging.staging_target if merging else target_table)(table, folder=folder)
     writer = TableWriter(layout, target, io=table.io, file_name=file_namer(0, 0))
     default_table = tables.main.current()
     own_folder = f"{bare_path(data_location(default_table))}/"
@@ -118,9 +116,8 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
         table = tables.handle(target).current()
         tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info(
-            "cannot delete the waiting files of table %s; the next start tries again: %s", target, format_error(error)
-        )
+        what = "cannot delete the waiting files of table %s; the next start tries again: %s"
+        log.info(what, target, format_error(error))
 
 
 def sweep_waiting_files(
@@ -181,9 +178,8 @@ def _parse_record(data: bytes | None, table: Table) -> tuple[StagedFile, ...]:
 
 
 def _record_path(tables: StreamTables, table: Table, key: BatchKey) -> str:
-    return (
-        f"{data_location(table)}/{tables.stream}/{REWRITTEN_FOLDER}/{key.epoch:08d}/{key.batch:08d}/{RECORD_FILE_NAME}"
-    )
+    folder = f"{data_location(table)}/{tables.stream}/{REWRITTEN_FOLDER}"
+    return f"{folder}/{key.epoch:08d}/{key.batch:08d}/{RECORD_FILE_NAME}"
 
 
 def _note_path(tables: StreamTables, target: Target) -> str:

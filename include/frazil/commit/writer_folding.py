@@ -22,12 +22,13 @@ from frazil.commit.history import FOLD_OPERATION
 from frazil.commit.manifest_lists import live_manifests
 from frazil.commit.manifest_writing import (
     ManifestLayout,
+    NewManifest,
     WrittenEntries,
     metadata_folder,
     recently_written,
     write_merged,
 )
-from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWriter, to_data_file
+from frazil.commit.snapshot import BaseManifests, SnapshotWriter, to_data_file
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.writer_expiry import has_ended, start_thread
@@ -62,10 +63,6 @@ class _Fold:
     """Time before the first new file was made, in ms since 1970."""
 
 
-def _start_thread(work: Callable[[], None]) -> threading.Thread:
-    return start_thread(work, "folding")
-
-
 @dataclass(slots=True)
 class WriterFolding:
     """Rewrites `fan_in` small files of a partition as one, and `fan_in` of the results as a larger one.
@@ -77,7 +74,7 @@ class WriterFolding:
     handle: TableHandle
     fan_in: int
     clock_ms: Callable[[], int]
-    start: Callable[[Callable[[], None]], threading.Thread | None] = _start_thread
+    start: Callable[[Callable[[], None]], threading.Thread | None] = lambda work: start_thread(work, "folding")
     _waiting: dict[Tier, list[StagedFile]] = field(default_factory=dict)
     _rewritten: _Fold | None = None
     _running: threading.Thread | None = None
@@ -106,7 +103,10 @@ class WriterFolding:
         full = next((tier for tier, found in self._waiting.items() if len(found) >= self.fan_in), None)
         if full is not None:
             waiting, table = self._waiting.pop(full), self.handle.current()
-            known = _known_files(table)
+            # Only files in manifests whose entries are in memory can be replaced.
+            manifests = live_manifests(head_of(table.metadata), table.io)
+            written = filter(None, (recently_written.get(manifest.manifest_path) for manifest in manifests))
+            known = {entry.data_file.file_path for one in written for entry in one.entries}
             found = tuple(file for file in waiting if file.path in known)
             if len(found) >= self.fan_in and _can_fold(table, full):
                 self._running = self.start(lambda: self._rewrite(table, full, found))
@@ -152,7 +152,7 @@ class WriterFolding:
             self.handle.commit(table, requirements=prepared.requirements, updates=prepared.updates)
         except CommitFailedException as error:
             # A client that repeats a request, such as AWS's, reports a conflict with its own first request.
-            if self._has_landed(prepared):
+            if self.handle.refresh().metadata.snapshot_by_id(prepared.snapshot.snapshot_id) is not None:
                 self._add_made(fold, found)
                 return
             log.info("%d files of table %s were not folded: %s", len(fold.files), name, error)
@@ -162,9 +162,6 @@ class WriterFolding:
             log.warning("the outcome of folding %d files of table %s is unknown: %r", len(fold.files), name, error)
         else:
             self._add_made(fold, found)
-
-    def _has_landed(self, prepared: PreparedSnapshot) -> bool:
-        return self.handle.refresh().metadata.snapshot_by_id(prepared.snapshot.snapshot_id) is not None
 
     def _add_made(self, fold: _Fold, done: Replacement) -> None:
         _forget(done.removed)
@@ -192,13 +189,6 @@ def _can_fold(table: Table, tier: Tier) -> bool:
     # A summary need not count delete files.
     has_deletes = any(m.content is ManifestContent.DELETES for m in live_manifests(head_of(metadata), table.io))
     return is_current and metadata.format_version == 2 and not has_deletes
-
-
-def _known_files(table: Table) -> set[str]:
-    """Return the paths of live files in manifests whose entries are in memory. No others can be replaced."""
-    manifests = live_manifests(head_of(table.metadata), table.io)
-    known = filter(None, (recently_written.get(manifest.manifest_path) for manifest in manifests))
-    return {entry.data_file.file_path for written in known for entry in written.entries}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +221,7 @@ def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequenc
         return None
     snapshot_id, folder = metadata.new_snapshot_id(), metadata_folder(metadata)
     rewritten = [
-        write_merged(group, removed=gone, path=f"{folder}/{uuid.uuid4()}-m0.avro", table=table, snapshot_id=snapshot_id)
+        write_merged(group, NewManifest(f"{folder}/{uuid.uuid4()}-m0.avro", table, snapshot_id), removed=gone)
         for group in groups.values()
     ]
     replaced = {manifest.manifest_path for group in groups.values() for manifest in group}

@@ -1,7 +1,6 @@
-"""Replays dead letters with the current declaration, as a backfill whose source is a copy of the dead letters.
-
-It works on a copy, because the dead-letter table may change. `frazil.backfill.commit` decides which records land, and
-when their dead letters leave the table.
+"""Replays dead letters with the current declaration, as a backfill whose source is a copy of the dead letters, because
+the dead-letter table may change. `frazil.backfill.commit` decides which records land, and when their dead letters leave
+the table.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_records import BackfillMarker, committed_chunks, list_given_up_targets, read_backfill
 from frazil.commit.history import merge_counts
+from frazil.commit.marker import require_own_marker
 from frazil.commit.open_streams import OpenStream
 from frazil.dead_letters.selection import (
     Selection,
     find_former_ends,
     find_left_out_reasons,
-    load_own_marker,
     may_omit_records,
     read_dead_letters,
 )
@@ -46,6 +45,7 @@ from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
+from frazil.table.branches import summary_value
 
 TARGET_FILE_ROWS = 100_000
 COPY_RETENTION_MS = 86_400_000
@@ -164,7 +164,7 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
         merge_counts(snapshot.summary).get("repeated", 0)
         for target in (rows.keys() - discarded - {"dead-letters"} if opened.spec.sinks.mode.drops_repeats else ())
         for snapshot in tables.handle(target).refresh().metadata.snapshots
-        if snapshot.summary and snapshot.summary.get("frazil.backfill") == last.id
+        if summary_value(snapshot, "frazil.backfill") == last.id
     )
     return ReplayResult(last.id, last.records - without - repeated, last.rejected, given_up=without, repeated=repeated)
 
@@ -180,7 +180,7 @@ def _copies_folder(opened: OpenStream) -> str:
 
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
     """Copy the selected dead letters that can be replayed, up to the file that reaches `limit`; return their number."""
-    marker, former = load_own_marker(opened), find_former_ends(opened)
+    marker, former = require_own_marker(opened.spec.name, opened.tables.marker()), find_former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")
     unseal, may_omit = unsealer_of(opened.spec), may_omit_records(opened.spec)

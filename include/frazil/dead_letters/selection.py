@@ -20,11 +20,10 @@ from pyiceberg.table import Table
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.audit.claims import load_all_claims
 from frazil.backfill.request import UtcMoment
-from frazil.backfill.rules import require_own_marker
-from frazil.commit.marker import Marker
+from frazil.commit.marker import Marker, require_own_marker
 from frazil.commit.open_streams import OpenStream
 from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.spec.values import Model
@@ -103,7 +102,6 @@ class DeadLetter:
     error: str
     key: str | None
     value: str | None
-    """The value; None for a tombstone."""
     headers: dict[str, list[str | None]]
     """The values of each header name, because Kafka allows a name to repeat."""
     replays: int
@@ -197,15 +195,10 @@ COORDINATES_AND_TOPIC_ID = (*COORDINATES, "topic_id")
 
 class LeftOutReason(StrEnum):
     CONTENT_OMITTED = "not-kept"
-    """No part of the record was kept."""
     RECREATED = "topic-recreated"
-    """The topic was recreated, and has other records at these offsets."""
     TO_BE_READ = "to-be-read"
-    """A reset moved the stream's position back before the record, or the batch was never committed."""
     TWO_RECORDS = "two-records"
-    """Kafka assigned the offset to a second record."""
     FORMER_TOPIC = "former-topic"
-    """The topic was deleted, so the record's offset does not show which change is newer."""
 
 
 _SENTENCES: Mapping[LeftOutReason, str] = {
@@ -238,7 +231,8 @@ def left_out_messages(found: Mapping[LeftOutReason, int], stream: str) -> list[s
 
 def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOutReason]:
     """Count the selected dead letters that a replay would leave out now. Raises AdoptionRequired."""
-    marker, former, spec = load_own_marker(opened), find_former_ends(opened), opened.spec
+    spec, former = opened.spec, find_former_ends(opened)
+    marker = require_own_marker(spec.name, opened.tables.marker())
     columns = (*COORDINATES_AND_TOPIC_ID, "value") if may_omit_records(spec) else COORDINATES_AND_TOPIC_ID
     counts: Counter[LeftOutReason] = Counter()
     for rows in read_dead_letters(opened.tables.dead_letters.current(), selection.row_filter(spec), columns):
@@ -246,16 +240,11 @@ def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOutR
     return counts
 
 
-def load_own_marker(opened: OpenStream) -> Marker:
-    """Return the stream's marker. Raises AdoptionRequired if the stream has no marker."""
-    return require_own_marker(opened.spec.name, opened.tables.marker())
-
-
-def find_former_ends(opened: OpenStream) -> Mapping[TopicPartition, int]:
+def find_former_ends(opened: OpenStream) -> Offsets:
     """Return the end offsets of deleted topics of the same names; empty unless this is an upsert stream."""
     if not opened.spec.sinks.mode.replaces_rows:
         return {}
-    marker = load_own_marker(opened)
+    marker = require_own_marker(opened.spec.name, opened.tables.marker())
     claimed = load_all_claims(opened.tables.journals, marker, opened.tables.main.current().metadata)
     return {tp: of.max() + 1 for tp, of in claimed.former_offsets(marker.source.topic_ids).items() if of}
 
@@ -265,7 +254,7 @@ def may_omit_records(spec: StreamSpec) -> bool:
 
 
 def find_left_out_reasons(
-    rows: pa.Table, marker: Marker, former: Mapping[TopicPartition, int], *, omits: bool
+    rows: pa.Table, marker: Marker, former: Offsets, *, omits: bool
 ) -> list[LeftOutReason | None]:
     """Return why each row is left out; None if it is replayed. `rows` need the column `value` only with `omits`."""
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
@@ -276,9 +265,7 @@ def find_left_out_reasons(
     ]
 
 
-def _reason_for(
-    place: tuple[str, int, int, str | None], marker: Marker, former: Mapping[TopicPartition, int]
-) -> LeftOutReason | None:
+def _reason_for(place: tuple[str, int, int, str | None], marker: Marker, former: Offsets) -> LeftOutReason | None:
     topic, partition, offset, topic_id = place
     if topic_id not in {None, marker.source.topic_ids.get(topic)}:
         return LeftOutReason.RECREATED

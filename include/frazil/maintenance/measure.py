@@ -48,7 +48,7 @@ from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.status.freshness import freshness_limit_ms, freshness_ms
 from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fenced
-from frazil.table.branches import count_live_rows, head_of
+from frazil.table.branches import count_live_rows, head_of, summary_value
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import list_matching_names
 
@@ -148,7 +148,7 @@ def _measure_table(
 
 def _summary_count(snapshot: Snapshot | None, name: str, otherwise: int = 0) -> int:
     """Return a number from the snapshot's summary, or `otherwise`."""
-    text = snapshot.summary[name] if snapshot and snapshot.summary else None
+    text = summary_value(snapshot, name)
     return otherwise if text is None else int(text)
 
 

@@ -25,8 +25,6 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class NewestChanges:
-    """The newest change of each key."""
-
     rows: pa.Table
     numbers: Numbers
     """The index of each row's change among all changes."""

@@ -5,11 +5,10 @@ position-delete files.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from frazil.ingest.contract import PartitionKey, StagedFile, TargetTable
 
@@ -98,25 +97,6 @@ class MergeTask:
     share: tuple[str, ...] = ()
     """The files in `changes` that this task of a dedupe rewrites."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "matched": base64.b64encode(self.matched).decode()}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> MergeTask:
-        files = tuple(
-            TableFile(
-                **{
-                    **file,
-                    "partition": tuple(file["partition"]),
-                    "deletes": tuple(DeleteFile(**delete) for delete in file["deletes"]),
-                    "constants": tuple((field_id, value) for field_id, value in file["constants"]),
-                }
-            )
-            for file in value["files"]
-        )
-        matched = base64.b64decode(value["matched"])
-        return cls(value["index"], tuple(value["changes"]), files, value["inserts"], matched, tuple(value["share"]))
-
 
 @dataclass(frozen=True, slots=True)
 class MergeContext:
@@ -159,26 +139,3 @@ class MergeResult:
     windows: Mapping[int, int] = field(default_factory=dict)
     """Number of changed rows by window start (us since 1970)."""
     bytes_read: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "files": [file.to_json() for file in self.files],
-            "replaced": list(self.replaced),
-            "dropped_deletes": list(self.dropped_deletes),
-            "counts": dataclasses.asdict(self.counts),
-            "matched": base64.b64encode(self.matched).decode(),
-            "windows": dict(self.windows),
-            "bytes_read": self.bytes_read,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> MergeResult:
-        return cls(
-            tuple(StagedFile.from_json(file) for file in value["files"]),
-            tuple(value["replaced"]),
-            tuple(value["dropped_deletes"]),
-            MergeCounts(**value["counts"]),
-            base64.b64decode(value["matched"]),
-            {int(start): rows for start, rows in value["windows"].items()},
-            value["bytes_read"],
-        )

@@ -9,7 +9,6 @@ import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +56,8 @@ class KeyIndex:
         # The first filter is the column with the most distinct values, so that few rows are left for the join.
         self._first = max(key, key=lambda name: len(columns[name].unique())) if newest.rows.num_rows else key[0]
         self._values = columns[self._first].unique()
-        self.bounds = {name: _min_max(array) for name, array in columns.items()}
+        ends = {name: pc.min_max(array).as_py() for name, array in columns.items()}
+        self.bounds = {name: (found["min"], found["max"]) for name, found in ends.items()}
         self._keys = pa.table({**columns, CHANGE_ROW: pa.array(np.arange(newest.rows.num_rows))})
 
     @property
@@ -84,11 +84,6 @@ class KeyIndex:
         indexes = column(joined, ROW_INDEX).to_numpy()
         order = np.argsort(indexes, kind="stable")
         return indexes[order], column(joined, CHANGE_ROW).to_numpy()[order]
-
-
-def _min_max(array: pa.Array) -> tuple[Any, Any]:
-    found = pc.min_max(array).as_py()
-    return found["min"], found["max"]
 
 
 def locate_rows(

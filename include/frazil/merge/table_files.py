@@ -115,12 +115,11 @@ class TableFileReader:
         return np.unique(np.concatenate(named)) if named else np.zeros(0, np.int64)
 
     def _cached_deletes(self, delete: DeleteFile) -> dict[str, Numbers]:
-        if delete.path in self._deletes:
-            return self._deletes[delete.path]
-        by_path = self.deletes(delete.path)
-        if not delete.alone:  # several data files share this delete file
-            self._deletes[delete.path] = by_path
-        return by_path
+        if delete.alone:  # it concerns one data file
+            return self.deletes(delete.path)
+        if delete.path not in self._deletes:
+            self._deletes[delete.path] = self.deletes(delete.path)
+        return self._deletes[delete.path]
 
     def deletes(self, path: str) -> dict[str, Numbers]:
         """Return the sorted positions that a delete file deletes, by data file."""
@@ -263,7 +262,6 @@ class TaskRun(ABC):
     def result(self) -> MergeResult: ...
 
     def write(self, rows: pa.Table) -> pa.Table:
-        """Write rows, and return them in the table's schema."""
         schema = self.writer.layout.arrow_schema
         rows = rows.select(schema.names).cast(schema)
         self.writer.add(rows)

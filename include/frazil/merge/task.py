@@ -101,12 +101,8 @@ class _MergeRun(TaskRun):
         gone = find_deletes(changes) & ~old
         new = ~old & ~same & ~gone
         renews = same & find_renewed_rows(changes, rows, rules)
-        self._count(
-            stale=int((old & first).sum()),
-            unchanged=int((same & first).sum()),
-            deleted=int((gone & first).sum()),
-            updated=int((new & first).sum()),
-        )
+        masks = {"stale": old, "unchanged": same, "deleted": gone, "updated": new}
+        self._count(**{name: int((mask & first).sum()) for name, mask in masks.items()})
         self._write_counted(changes.filter(pa.array(new & first)))
         self.write(changes.filter(pa.array(renews & first)))
         self._count_rows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
@@ -143,16 +139,12 @@ class _MergeRun(TaskRun):
         for removed in leaving:
             groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
         for group in groups.values():
-            leaving_rows = {
-                removed.located.file: len(removed.positions) + len(removed.located.deleted)
-                for removed in group
-                if len(removed.positions)
-            }
+            counts = ((one.located, len(one.positions)) for one in group if len(one.positions))
+            leaving_rows = {located.file: count + len(located.deleted) for located, count in counts}
             files = [removed.located.file for removed in group]
             share = max(1, new_rows * len(files) // max(1, len(leaving)))
-            rewritten_paths = files_to_rewrite(
-                self.context.rules.how, leaving_rows, files, new_rows=share if new_rows else 0
-            )
+            how, added = self.context.rules.how, share if new_rows else 0
+            rewritten_paths = files_to_rewrite(how, leaving_rows, files, new_rows=added)
             for removed in group:
                 file, positions = removed.located.file, np.union1d(removed.positions, removed.located.deleted)
                 if file.path in rewritten_paths:
@@ -191,11 +183,8 @@ def files_to_rewrite(
         return {file.path for file in leaving}
     if how == "merge-on-read":
         return {file.path for file, rows in leaving.items() if rows == file.records}
-    rewritten = {
-        file.path
-        for file, rows in leaving.items()
-        if rows > MAX_DELETED_SHARE * file.records * min(1.0, file.bytes / SMALL_FILE_BYTES)
-    }
+    shares = {file: MAX_DELETED_SHARE * min(1.0, file.bytes / SMALL_FILE_BYTES) for file in leaving}
+    rewritten = {file.path for file, rows in leaving.items() if rows > shares[file] * file.records}
     return rewritten | _files_to_join(files, rewritten, leaving, new_rows)
 
 
@@ -203,7 +192,9 @@ def _files_to_join(
     files: Sequence[TableFile], rewritten: set[str], leaving: Mapping[TableFile, int], new_rows: int
 ) -> set[str]:
     copied = sum(file.bytes * (1 - leaving[file] / file.records) for file in files if file.path in rewritten)
-    size = max(MIN_FILE_BYTES, _estimate_bytes(files, new_rows) + copied)
+    records = sum(file.records for file in files)
+    row_bytes = sum(file.bytes for file in files) / records if records else DEFAULT_ROW_BYTES
+    size = max(MIN_FILE_BYTES, new_rows * row_bytes + copied)
     rest = sorted((file for file in files if file.path not in rewritten), key=lambda file: file.bytes)
     joined: set[str] = set()
     while True:
@@ -213,8 +204,3 @@ def _files_to_join(
         joined |= {file.path for file in tier}
         size += sum(file.bytes for file in tier)
         rest = rest[len(tier) :]
-
-
-def _estimate_bytes(files: Sequence[TableFile], rows: int) -> float:
-    records = sum(file.records for file in files)
-    return rows * (sum(file.bytes for file in files) / records if records else DEFAULT_ROW_BYTES)

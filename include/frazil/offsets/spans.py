@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pyroaring import BitMap64
 
 TopicPartition = tuple[str, int]
+Offsets = Mapping[TopicPartition, int]
+OffsetSets = Mapping[TopicPartition, BitMap64]
 Span = tuple[int, int]
 """A range of offsets, `[start, end)`."""
 Spans = Mapping[TopicPartition, tuple[Span, ...]]
 """The spans of each topic-partition: sorted, non-empty and without overlaps."""
 
 
-def count_unread(
-    position: Mapping[TopicPartition, int], first: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
-) -> int:
+def count_unread(position: Offsets, first: Offsets, ends: Offsets) -> int:
     """Return the number of offsets from the position to the ends. A missing position begins at `first`."""
     starts = {**first, **position}
     return sum(max(end - starts[tp], 0) for tp, end in ends.items())
@@ -42,13 +42,13 @@ def iter_runs(found: BitMap64, within: Span) -> Iterator[Span]:
         start = found.next_set_bit(after)
 
 
-def offsets_within(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> dict[TopicPartition, BitMap64]:
+def offsets_within(spans: Spans, records: OffsetSets) -> dict[TopicPartition, BitMap64]:
     """Return the record offsets that are in the spans. Omits topic-partitions without such records."""
     inside = {tp: records[tp] & offsets for tp, offsets in to_bitmaps(spans).items()}
     return {tp: offsets for tp, offsets in inside.items() if offsets}
 
 
-def spans_with_records(spans: Spans, records: Mapping[TopicPartition, BitMap64]) -> Spans:
+def spans_with_records(spans: Spans, records: OffsetSets) -> Spans:
     """Return only the spans that contain at least one of the record offsets."""
     kept = {tp: tuple(s for s in of if records[tp].range_cardinality(*s)) for tp, of in spans.items()}
     return {tp: of for tp, of in kept.items() if of}
@@ -91,7 +91,7 @@ def covered_offsets(spans: Iterable[Span]) -> BitMap64:
     return whole
 
 
-def unite_offsets(found: Iterable[Mapping[TopicPartition, BitMap64]]) -> dict[TopicPartition, BitMap64]:
+def unite_offsets(found: Iterable[OffsetSets]) -> dict[TopicPartition, BitMap64]:
     whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
     for each in found:
         for tp, offsets in each.items():

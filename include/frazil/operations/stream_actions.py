@@ -11,15 +11,14 @@ from datetime import datetime
 
 from frazil.backfill.commit import abandon
 from frazil.backfill.request import check_coordinates
-from frazil.backfill.rules import check_no_backfill, check_no_replay, require_marker, require_own_marker
+from frazil.backfill.rules import check_no_backfill, check_no_replay, require_marker
 from frazil.commit import marker_changes
 from frazil.commit.backfill_records import BackfillMarker, BackfillState, read_backfill
-from frazil.commit.marker import Marker, keep_same_topics, keep_topics
+from frazil.commit.marker import Marker, keep_same_topics, keep_topics, require_own_marker
 from frazil.commit.open_streams import open_kafka, open_read_only, open_stream
 from frazil.commit.reset_plan import (
     AvailableOffsets,
     OffsetMove,
-    Offsets,
     StateBeforeReset,
     clamp_to_available,
     clamp_to_truncations,
@@ -31,7 +30,7 @@ from frazil.errors import AdoptionRequired, FrazilError, MarkerUnreadable, Rolle
 from frazil.history.recorder import record_action
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.logs import find_truncations
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.operations.page_actions import PageAction, PreparedAction
 from frazil.operations.stream_view import TableHistory
 from frazil.spec.model import StreamSpec

@@ -163,13 +163,9 @@ def watermark_us(
     active = [tp for tp in partitions if tp not in idle]
     if any(tp not in max_event_times_us for tp in active):
         return previous_us
-    if active:
-        candidate: int | None = min(max_event_times_us[tp] for tp in active)
-    else:
-        candidate = max((max_event_times_us[tp] for tp in partitions if tp in max_event_times_us), default=None)
-    if candidate is None:
-        return previous_us
-    return candidate if previous_us is None else max(candidate, previous_us)
+    known = [max_event_times_us[tp] for tp in active or partitions if tp in max_event_times_us]
+    candidate = min(known) if active else max(known, default=None)
+    return max((us for us in (candidate, previous_us) if us is not None), default=None)
 
 
 def slowest_partition(
@@ -180,10 +176,7 @@ def slowest_partition(
 ) -> TopicPartition | None:
     """Return the partition without a record or furthest behind; None if all are idle."""
     active = sorted(tp for tp in partitions if tp not in idle)
-    silent = [tp for tp in active if tp not in max_event_times_us]
-    if silent:
-        return silent[0]
-    return min(active, key=lambda tp: max_event_times_us[tp], default=None)
+    return min(active, key=lambda tp: (tp in max_event_times_us, max_event_times_us.get(tp, 0)), default=None)
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)

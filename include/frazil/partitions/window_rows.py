@@ -1,6 +1,5 @@
-"""Counts the rows that a snapshot has in given windows.
-
-Reads event times only in files that span several windows or have deleted rows. Manifests count the others.
+"""Counts the rows that a snapshot has in given windows. Reads event times only in files that span several windows or
+have deleted rows. Manifests count the others.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ from frazil.signals.signal_table import Append, Signal, SignalState, TableSignal
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream, never_complete_message, partitions_dag_of
 from frazil.spec.units import format_count
-from frazil.table.branches import head_of
+from frazil.table.branches import head_of, summary_value
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import list_matching_names, load_route_tables
 from frazil.table.lost import find_lost_table
@@ -97,18 +97,15 @@ class Assessment:
             why = "has not run" if cursor is None else "is behind"
             waiting = format_count(count, "complete window", "has no signal yet|have no signal yet")
             return f"{waiting}, the first {pending[0]}: the DAG {dag} {why}"
-        if cursor is None and not pending and self.decision.from_us is not None and self._has_old_watermark():
-            return (
-                f"the DAG {dag} has not run, so the first window is not set: its first run begins with the window that "
-                "is then open. To signal earlier windows, declare complete-from"
-            )
+        if cursor is None and not pending and self.decision.from_us is not None:
+            before_ms = clock.now_ms() - MAX_SIGNAL_DELAY_US // 1000
+            old = (s for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
+            if any(summary_value(snapshot, "frazil.watermark-ms") for snapshot in old):  # so a check was due since
+                return (
+                    f"the DAG {dag} has not run, so the first window is not set: its first run begins with the window "
+                    "that is then open. To signal earlier windows, declare complete-from"
+                )
         return ""
-
-    def _has_old_watermark(self) -> bool:
-        """Return whether a commit had a watermark more than `MAX_SIGNAL_DELAY_US` ago, so a check was due since."""
-        before_ms = clock.now_ms() - MAX_SIGNAL_DELAY_US // 1000
-        summaries = (s.summary for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
-        return any(summary and summary.get("frazil.watermark-ms") for summary in summaries)
 
     @property
     def has_work(self) -> bool:
@@ -163,14 +160,16 @@ def assess_group(
     with translate_catalog_errors(catalog.name):
         decided = {spec.name: DefaultTableProgress.load(catalog, spec)}  # first, as in `assess_table`
         bound_us = decided[spec.name].feed(spec).complete_until_us
-        own = {
-            *(spec.route.complete if spec.route else ()),
-            *sinks.named_tables,
-            sinks.default_table,
-            sinks.dead_letter_table,
-        }
+        own = {*sinks.named_tables, sinks.default_table, sinks.dead_letter_table}
+        own.update(spec.route.complete if spec.route else ())
         found = {name: signals.for_table(name) for name in list_matching_names(catalog, sinks) if name not in own}
-        names = [name for name, its in found.items() if reopened or _may_signal(its.cursor, bound_us, spec)]
+
+        def may_signal(cursor: Cursor | None) -> bool:
+            if bound_us is None or cursor is None or cursor.grain is not grain:
+                return bound_us is not None
+            return cursor.through_us + grain.us <= bound_us
+
+        names = [name for name, its in found.items() if reopened or may_signal(its.cursor)]
         has_begun = any(its.cursor is not None for its in found.values())
         each = max(limit // max(len(names), 1), 1)
 
@@ -223,12 +222,6 @@ def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
     begin_us = begin_us if spec.complete_from is None else microseconds(spec.complete_from)
     decision = decide_windows(feeds, cursor, late, grain=grain, complete_from_us=begin_us, limit=limit)
     return Assessment(table, tuple(specs), grain, feeds, signals, decision)
-
-
-def _may_signal(cursor: Cursor | None, bound_us: int | None, spec: StreamSpec) -> bool:
-    if bound_us is None:
-        return False
-    return cursor is None or cursor.grain != spec.window or cursor.through_us + cursor.grain.us <= bound_us
 
 
 def _behind_message(table: str) -> str:
@@ -284,10 +277,14 @@ def _find_feed(
         waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
-    holder = slowest_partition(
-        marker.max_event_times_us, partitions=keep_topics(marker.offsets, spec.source.reads), idle=marker.idle
-    )
-    return Feed(stream, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
+    return _trusted_feed(spec, marker, waiting_us)
+
+
+def _trusted_feed(spec: StreamSpec, marker: Marker, waiting_us: int | None = None) -> Feed:
+    offsets = keep_topics(marker.offsets, spec.source.reads)
+    holder = slowest_partition(marker.max_event_times_us, partitions=offsets, idle=marker.idle)
+    lateness_us = spec.lateness // timedelta(microseconds=1)
+    return Feed(spec.name, marker.watermark_us, lateness_us, holder, waiting_us=waiting_us)
 
 
 def signal_windows(
@@ -352,7 +349,7 @@ def _count_rejected(seen: Assessment) -> int:
     for snapshot in ancestors(seen.table.metadata):
         if (snapshot.sequence_number or 0) <= cursor.sequence_number:
             break
-        total += int((snapshot.summary.get("frazil.rejected") if snapshot.summary else None) or 0)
+        total += int(summary_value(snapshot, "frazil.rejected") or 0)
     return total
 
 
@@ -396,9 +393,11 @@ def resend_signals(
         newest = signals.newest(from_us=min(windows).start_us, to_us=max(windows).end_us)
         missing = [w.key for w in windows if w not in newest or not newest[w].sent]
         if missing or signals.cursor is None:
+            reason = never_signalled_text(min(windows), signals.cursor)
+            remedy = f"`frazil partitions {table}` shows what the next window waits for"
             raise SpecError(
                 f"cannot send windows of {table} again that were never signalled: {', '.join(missing)}. "
-                + _why_not_signalled(table, windows, signals.cursor)
+                + (f"For {min(windows)}, {reason}" if reason else remedy)
             )
         again = [
             dataclasses.replace(newest[w], state=SignalState.AGAIN, note=note, signalled_at_ms=clock_ms)
@@ -406,15 +405,6 @@ def resend_signals(
         ]
         if append_signals(catalog, Append(signals, again, signals.cursor), clock_ms=clock_ms):
             return tuple(again)
-
-
-def _why_not_signalled(table: str, windows: Sequence[Window], cursor: Cursor | None) -> str:
-    if cursor is not None and min(windows).start_us < cursor.from_us:
-        return (
-            f"Signals of {table} begin with {Window.containing(cursor.from_us, cursor.grain)}; earlier windows are "
-            "never signalled"
-        )
-    return f"`frazil partitions {table}` shows what the next window waits for"
 
 
 @dataclass(frozen=True)
@@ -455,12 +445,9 @@ class DefaultTableProgress:
         return first_missing_batch(lambda: self._unfinished, self.marker, target, marker)
 
     def feed(self, spec: StreamSpec) -> Feed:
-        lateness_us = spec.lateness // timedelta(microseconds=1)
-        if (marker := self.marker) is None:
-            return Feed(spec.name, None, lateness_us, problem=self.problem)
-        offsets = keep_topics(marker.offsets, spec.source.reads)
-        holder = slowest_partition(marker.max_event_times_us, partitions=offsets, idle=marker.idle)
-        return Feed(spec.name, marker.watermark_us, lateness_us, holder)
+        if self.marker is None:
+            return Feed(spec.name, None, spec.lateness // timedelta(microseconds=1), problem=self.problem)
+        return _trusted_feed(spec, self.marker)
 
 
 def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided: DefaultTableProgress) -> Feed:
@@ -473,18 +460,11 @@ def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided:
     if decided.table is None or first is None:
         return feed
     problem = f"{spec.table.identifier} is missing rows from batch {first} on: `frazil route {stream}` shows why"
-    before_us = _watermark_before(decided.table, stream, first)
+    commits = commit_records(decided.table.metadata, stream)
+    before = (one for one, path in commits if (key := parse_key(path)) is not None and key < first)
+    watermark_ms = summary_value(next(before, None), "frazil.watermark-ms")
+    before_us = int(watermark_ms) * 1000 if watermark_ms else None
     return Feed(stream, before_us, feed.lateness_us, problem=None if before_us is not None else problem)
-
-
-def _watermark_before(default_table: Table, stream: str, first: BatchKey) -> int | None:
-    """Return the watermark (us) of the last batch before `first`, according to its commit, if known."""
-    for snapshot, path in commit_records(default_table.metadata, stream):
-        key = parse_key(path)
-        if key is not None and key < first:
-            watermark = snapshot.summary.get("frazil.watermark-ms") if snapshot.summary else None
-            return int(watermark) * 1000 if watermark else None
-    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,10 +130,9 @@ _TIME_FIELDS = {"start": "start_us", "end": "end_us", "watermark": "watermark_us
 
 
 def signals_to_arrow(signals: Sequence[Signal], schema: pa.Schema) -> pa.Table:
-    cells = [{name: getattr(s, _TIME_FIELDS.get(name, name), None) for name in _TYPES} for s in signals]
-    for cell, signal in zip(cells, signals, strict=True):
-        cell["signalled_at"] = signal.signalled_at_ms * 1000
-    return pa.table([pa.array([c[f.name] for c in cells]).cast(f.type) for f in schema], schema=schema)
+    cells = {name: [getattr(s, _TIME_FIELDS.get(name, name), None) for s in signals] for name in _TYPES}
+    cells["signalled_at"] = [signal.signalled_at_ms * 1000 for signal in signals]
+    return pa.table([pa.array(cells[field.name]).cast(field.type) for field in schema], schema=schema)
 
 
 def signal_from_row(row: Mapping[str, Any]) -> Signal:
@@ -261,14 +260,17 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
     last = {append.seen.table: append.seen.number for append in appends} | {s.table: s.number for s in numbered}
     token = uuid.uuid4().hex
     files = _write_files(handle.current(), numbered, token)
-    writer = SnapshotWriter(files)
+    writer, summary = SnapshotWriter(files), dict[str, str]()
+    if numbered:
+        start_us = min(signal.start_us for signal in numbered)
+        summary = {TABLE_KEY: seen.group or seen.table, FROM_KEY: str(start_us), "frazil.number": str(first)}
 
     def propose(table: Table) -> Done[bool] | Change[bool]:
         if any(_read_cursor(table, a.seen.table) != (a.seen.cursor, a.seen.number) for a in appends):
             return Done(False)
         if seen.group is not None and _read_cursor(table, seen.group)[1] != shared:
             return Done(False)
-        prepared = writer.prepare(table, summary=_append_summary(seen.group or seen.table, numbered), now_ms=clock_ms)
+        prepared = writer.prepare(table, summary=summary, now_ms=clock_ms)
         texts = {a.seen.table: _cursor_text(a, last[a.seen.table], token) for a in appends}
         if seen.group is not None:
             number = first - 1 + len(numbered)
@@ -282,16 +284,6 @@ def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
     if not landed and files and not writer.manifests:
         _delete_files(handle.current(), files)
     return landed
-
-
-def _append_summary(table: str, signals: list[Signal]) -> dict[str, str]:
-    if not signals:
-        return {}
-    return {
-        TABLE_KEY: table,
-        FROM_KEY: str(min(s.start_us for s in signals)),
-        "frazil.number": str(signals[0].number),
-    }
 
 
 def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:

@@ -14,6 +14,7 @@ from frazil.errors import SpecError
 from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model
 from frazil.spec.yaml_file import read_mapping
+from frazil.table.branches import summary_value
 from frazil.table.tables import load_stream_table
 from frazil.timetext import format_day
 
@@ -82,8 +83,7 @@ def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
     for day, cost in _costs(journals, since_ms):
         days[day] = days.get(day, StreamCost()) + cost
     head = table.current_snapshot()
-    stored = head.summary.get("total-files-size") if head and head.summary else None
-    return CostReport(spec.name, owner, days, int(stored or 0))
+    return CostReport(spec.name, owner, days, int(summary_value(head, "total-files-size") or 0))
 
 
 def _costs(journals: JournalStore, since_ms: int) -> Iterator[tuple[str, StreamCost]]:

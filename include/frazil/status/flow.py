@@ -13,6 +13,7 @@ from pyiceberg.table.snapshots import Snapshot
 from frazil.commit.dead_letter_counts import Reason, Reasons, parse_reasons
 from frazil.commit.history import ancestors, commit_records, is_replay, parse_number
 from frazil.spec.model import StreamSpec
+from frazil.table.branches import summary_value
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 DAY_MS = 24 * HOUR_MS
@@ -104,8 +105,8 @@ def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tup
     for snapshot in ancestors(metadata):
         if snapshot.timestamp_ms <= since_ms:
             return None, False
-        summary = snapshot.summary
-        if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
+        is_own = summary_value(snapshot, "frazil.stream") == stream
+        if is_own and summary_value(snapshot, "frazil.operation") == "reset":
             return snapshot.timestamp_ms, True
     return _history_start_ms(metadata), False
 
@@ -122,10 +123,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
     """Return the stream's commits since `since_ms` and the last one before, newest first."""
     found: list[CommitCounts] = []
     for snapshot, _ in commit_records(metadata, stream):
-        summary = snapshot.summary
-        records, rejected = (
-            parse_number(summary.get(f"frazil.{name}") if summary else None) for name in ("records", "rejected")
-        )
+        records, rejected = (parse_number(summary_value(snapshot, f"frazil.{n}")) for n in ("records", "rejected"))
         found.append(CommitCounts(snapshot.timestamp_ms, records, rejected))
         if snapshot.timestamp_ms < since_ms:
             break

@@ -27,7 +27,7 @@ from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
 from frazil.supervise.decision import DesiredState
 from frazil.supervise.desired import DesiredStore, table_fingerprint
 from frazil.supervise.liveness import has_committed
-from frazil.table.branches import count_live_rows, head_of
+from frazil.table.branches import count_live_rows, head_of, summary_value
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
@@ -173,9 +173,8 @@ def _count_waiting(table: Table, stream: str) -> int | None:
 
 def _last_merge_counts(metadata: TableMetadata, stream: str) -> dict[str, int]:
     for snapshot in reversed(metadata.snapshots):
-        summary = snapshot.summary
-        counts = merge_counts(summary)
-        if summary and summary.get("frazil.stream") == stream and counts:
+        counts = merge_counts(snapshot.summary)
+        if counts and summary_value(snapshot, "frazil.stream") == stream:
             return counts
     return {}
 

@@ -11,8 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -44,7 +46,7 @@ from frazil.ingest.dead_letters import join_rejects
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
@@ -67,6 +69,7 @@ from frazil.table.object_store import upload_requests
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Answers = tuple[TaskAnswer, ...]
 
 MAX_RESTAGES = 10
@@ -87,7 +90,7 @@ class BatchRunner:
     run_folder: Path
     progress: ProgressFolder
     wait: Callable[[float], object] = time.sleep
-    rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
+    rejects_accepted: Offsets = field(default_factory=dict)
     """The circuit breaker ignores rejected records before these offsets."""
     throttle: Throttle | None = None
     recent: RecentSizes | None = None
@@ -185,13 +188,8 @@ class BatchRunner:
 
     def _journal_and_commit(self, journal: Journal) -> float:
         self.emit(PhaseBegan(Phase.JOURNALING))
-        written = retry_during_outage(
-            lambda: self.tables.journals.put(journal),
-            f"the journal of batch {journal.key} cannot be written",
-            wait=self.wait,
-            report=self._report_outage,
-        )
-        if not written:
+        what = f"the journal of batch {journal.key} cannot be written"
+        if not self._retry_during_outage(lambda: self.tables.journals.put(journal), what):
             raise Fenced(
                 f"batch {journal.key} of stream {self.spec.name!r} is already journaled or closed: another writer "
                 "took over"
@@ -217,16 +215,14 @@ class BatchRunner:
             raise fenced from error
 
     def _stage_with_retries(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        return retry_during_outage(
-            lambda: self.stage(stage, key, end, tasks=tasks),
-            f"batch {key} cannot be staged",
-            wait=self.wait,
-            report=self._report_outage,
-            prepare_retry=lambda: self._prepare_restage(key),
-        )
+        attempt, again = partial(self.stage, stage, key, end, tasks=tasks), partial(self._prepare_restage, key)
+        return self._retry_during_outage(attempt, f"batch {key} cannot be staged", again)
 
-    def _report_outage(self, sentence: str, code: int) -> None:
-        self.emit(OutageReported(sentence, code))
+    def _retry_during_outage(self, attempt: Callable[[], T], what: str, again: Callable[[], None] = lambda: None) -> T:
+        def report(sentence: str, code: int) -> None:
+            self.emit(OutageReported(sentence, code))
+
+        return retry_during_outage(attempt, what, wait=self.wait, report=report, prepare_retry=again)
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
         """Stage the batch, again if tables changed. Returns the answers and the journal. Raises StaleBatch."""
@@ -326,8 +322,13 @@ class BatchRunner:
             discard_batch(self.tables, key)
 
     def _build_context(self, key: BatchKey) -> StageContext:
+        topic_ids = self.marker.source.topic_ids
+        if self.spec.source.topic_pattern is not None:  # a new topic is not in the marker yet
+            found = self.kafka.describe().identity
+            check_same_source(self.marker.source, found, stream=self.spec.name)
+            topic_ids = merge_identities(self.marker.source, found).topic_ids
         context = build_stage_context(
-            self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=self._topic_ids()
+            self.spec, self.tables, key, kafka_properties=self.kafka_properties, topic_ids=topic_ids
         )
         return dataclasses.replace(
             self.route.add_targets(context, key, self.marker),
@@ -336,15 +337,6 @@ class BatchRunner:
             rejects_accepted=self.rejects_accepted,
             evolution=self.spec.evolution.mode,
         )
-
-    def _topic_ids(self) -> Mapping[str, str]:
-        """Return the id of each topic, including a pattern's new topics that are not in the marker."""
-        known = self.marker.source
-        if self.spec.source.topic_pattern is None:
-            return known.topic_ids
-        found = self.kafka.describe().identity
-        check_same_source(known, found, stream=self.spec.name)
-        return merge_identities(known, found).topic_ids
 
     def _build_journal(self, context: StageContext, answers: Sequence[TaskAnswer], end: Position) -> Journal:
         source = self.kafka.describe().identity

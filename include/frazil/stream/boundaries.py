@@ -119,7 +119,8 @@ class Boundaries:
                 newest, behind = _advance(newest, one, position)
                 if not open_ones.positions and not behind:
                     self.at, self.newest, begins = end, newest, i
-            if run.transaction and self._is_complete(run):
+            count = self._counts.get(run.transaction)
+            if run.transaction and count is not None and run.order <= count <= run.order + run.unreadable:
                 open_ones.remove(run.transaction)
                 newest, behind = _advance(newest, run.transaction, run.position)
             elif run.transaction:
@@ -130,10 +131,6 @@ class Boundaries:
         del self._runs[:begins]
         self.is_behind = behind and not open_ones.positions
         return next(iter(open_ones.positions), newest.id if behind else "")
-
-    def _is_complete(self, run: _RecordRun) -> bool:
-        count = self._counts.get(run.transaction)
-        return count is not None and run.order <= count <= run.order + run.unreadable
 
 
 def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
@@ -16,7 +15,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CircuitOpen
 from frazil.ingest.contract import Reject, Rejects
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.model import CircuitBreaker, StreamSpec
 from frazil.spec.units import format_count
 
@@ -45,31 +44,22 @@ def reason_to_open(rejects: Rejects, *, records: int, circuit: CircuitBreaker) -
 
 def circuit_open_message(stream: str, reason: str, rejects: Rejects, *, before: Journal | None) -> str:
     reasons = ", ".join(f"{name} {count:,}" for name, count in rejects.counts.items())
+    locations = ", ".join(map(_location, rejects.first[:MAX_NAMED_PARTITIONS]))
+    if (more := len(rejects.first) - MAX_NAMED_PARTITIONS) > 0:
+        locations += f" and in {format_count(more, 'more partition')}"
+    # A few dead letters of each error class in turn, beginning with the most frequent class.
+    by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
+    samples = [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:MAX_SAMPLES]
+    previous = ""
+    if before is not None and (total := before.records + before.rejected):
+        previous = f"In the previous batch, the share was {_percent(before.rejected, total)}. "
     return (
-        f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {_previous_batch_text(before)}"
+        f"stream {stream!r} stops before a commit: {reason} (dead-letters.circuit). {previous}"
         f"Reasons: {reasons}. If the declaration is wrong, correct it: the batch is read again. If the producer was "
         f"wrong: `frazil resume {stream} --accept` stores its records up to now as dead letters; `frazil reset "
-        f"{stream} --to latest` skips the records that Kafka has now. First at {_format_first_locations(rejects)}. "
-        + " | ".join(f"{_location(r)} {r.error_class}: {r.error.rstrip('.')}" for r in _choose_samples(rejects))
+        f"{stream} --to latest` skips the records that Kafka has now. First at {locations}. "
+        + " | ".join(f"{_location(r)} {r.error_class}: {r.error.rstrip('.')}" for r in samples)
     )
-
-
-def _previous_batch_text(before: Journal | None) -> str:
-    if before is None or not (total := before.records + before.rejected):
-        return ""
-    return f"In the previous batch, the share was {_percent(before.rejected, total)}. "
-
-
-def _format_first_locations(rejects: Rejects) -> str:
-    named = ", ".join(map(_location, rejects.first[:MAX_NAMED_PARTITIONS]))
-    more = len(rejects.first) - MAX_NAMED_PARTITIONS
-    return f"{named} and in {format_count(more, 'more partition')}" if more > 0 else named
-
-
-def _choose_samples(rejects: Rejects) -> list[Reject]:
-    """Return a few dead letters of each error class in turn, beginning with the most frequent class."""
-    by_class = [[r for r in rejects.samples if r.error_class == name] for name in rejects.counts]
-    return [r for r in chain.from_iterable(zip_longest(*by_class)) if r is not None][:MAX_SAMPLES]
 
 
 def _location(reject: Reject) -> str:
@@ -82,7 +72,7 @@ def _percent(part: int, whole: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRejects:
-    offsets: Mapping[TopicPartition, int]
+    offsets: Offsets
     source: SourceIdentity
     by: str
     reason: str
@@ -90,16 +80,9 @@ class AcceptedRejects:
 
 
 def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
-    text = json.dumps(
-        {
-            "offsets": nest_by_topic(accepted.offsets),
-            "cluster-id": accepted.source.cluster_id,
-            "topic-ids": dict(accepted.source.topic_ids),
-            "by": accepted.by,
-            "reason": accepted.reason,
-            "at-ms": accepted.at_ms,
-        }
-    )
+    source = {"cluster-id": accepted.source.cluster_id, "topic-ids": dict(accepted.source.topic_ids)}
+    who = {"by": accepted.by, "reason": accepted.reason, "at-ms": accepted.at_ms}
+    text = json.dumps({"offsets": nest_by_topic(accepted.offsets), **source, **who})
     tables.store.put(_path(tables), text.encode())
 
 
@@ -118,11 +101,8 @@ def _read(tables: StreamTables) -> AcceptedRejects | None:
         source = SourceIdentity(raw["cluster-id"], raw["topic-ids"])
         return AcceptedRejects(flatten_topics(raw["offsets"]), source, raw["by"], raw["reason"], raw["at-ms"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning(
-            "%s is malformed (%r), so no rejected record counts as accepted. Run `frazil resume STREAM --accept` again",
-            _path(tables),
-            error,
-        )
+        what = "%s is malformed (%r), so no rejected record counts as accepted. Run `frazil resume %s --accept` again"
+        log.warning(what, _path(tables), error, tables.stream)
         return None
 
 

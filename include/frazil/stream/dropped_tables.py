@@ -65,18 +65,22 @@ def find_dropped_tables(
     with translate_catalog_errors(catalog.name):
         gone = _find_missing_names(catalog, names)
     read = sorted(gone if loaded is None else names)
-    members = run_in_parallel(lambda name: read_table_record(tables, name), read)
+    records = run_in_parallel(lambda name: read_table_record(tables, name), read)
     found = []
-    for member in members:
-        if member is None or not sinks.includes(member.target, member.value):
+    for record in records:
+        if record is None or not sinks.includes(record.target, record.value):
             continue
-        replacement = None if member.target in gone or loaded is None else _find_replacement(catalog, member, loaded)
-        if member.target in gone or replacement is not None:
-            sentence = describe_dropped_table(spec, tables, member, replacement)
-            found.append(
-                DroppedTable(member.target, sentence, TableAbsence.REPLACED if replacement else TableAbsence.MISSING)
-            )
+        replacement = None if record.target in gone or loaded is None else _find_replacement(catalog, record, loaded)
+        if record.target in gone or replacement is not None:
+            found.append(_make_dropped_table(spec, tables, record, replacement))
     return found
+
+
+def _make_dropped_table(
+    spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None
+) -> DroppedTable:
+    absence = TableAbsence.REPLACED if replacement else TableAbsence.MISSING
+    return DroppedTable(record.target, describe_dropped_table(spec, tables, record, replacement), absence)
 
 
 def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
@@ -84,23 +88,20 @@ def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
     listed = {name for namespace in namespaces for name in list_table_names(catalog, namespace)}
     # A listing may leave out tables that we may not see, so each missing name is requested by itself.
     unlisted = sorted(names - listed)
-    return {
-        name
-        for name, exists in zip(unlisted, run_in_parallel(catalog.table_exists, unlisted), strict=True)
-        if not exists
-    }
+    found = zip(unlisted, run_in_parallel(catalog.table_exists, unlisted), strict=True)
+    return {name for name, exists in found if not exists}
 
 
-def _find_replacement(catalog: Catalog, member: RoutedTableRecord, loaded: Mapping[Target, Table]) -> Table | None:
+def _find_replacement(catalog: Catalog, record: RoutedTableRecord, loaded: Mapping[Target, Table]) -> Table | None:
     """Return the table that now has the recorded name, unless it is the route's own table."""
-    table = loaded.get(member.target)
+    table = loaded.get(record.target)
     if table is None:  # the template did not create the current table of this name
         try:
             with translate_catalog_errors(catalog.name):
-                table = catalog.load_table(member.target)
+                table = catalog.load_table(record.target)
         except NoSuchTableError:  # dropped meanwhile: the next check reports it
             return None
-    return table if member.is_other_table(table) else None
+    return table if record.is_other_table(table) else None
 
 
 def find_lagging_and_dropped_tables(
@@ -116,7 +117,7 @@ def find_lagging_and_dropped_tables(
 
     def remedy(target: Target) -> str:
         known = dropped.get(target)
-        return known.reason if known else describe_dropped_table(spec, tables, _find_member(spec, tables, target))
+        return known.reason if known else describe_dropped_table(spec, tables, _find_record(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
     if only_gone:
@@ -139,18 +140,14 @@ def find_lagging_and_dropped_tables(
 
 
 def _report_replacement(spec: StreamSpec, tables: StreamTables, target: Target) -> dict[Target, DroppedTable]:
-    member = read_table_record(tables, target)
-    if member is None or not spec.sinks.includes(member.target, member.value):
+    record = read_table_record(tables, target)
+    if record is None or not spec.sinks.includes(record.target, record.value):
         return {}
     try:
-        replacement = _find_replacement(tables.main.current().catalog, member, {})
+        replacement = _find_replacement(tables.main.current().catalog, record, {})
     except Exception:  # catalogs' clients raise anything, and the missing rows are reported anyway
         return {}
-    if replacement is None:
-        return {}
-    return {
-        target: DroppedTable(target, describe_dropped_table(spec, tables, member, replacement), TableAbsence.REPLACED)
-    }
+    return {} if replacement is None else {target: _make_dropped_table(spec, tables, record, replacement)}
 
 
 def has_other_route_value(spec: StreamSpec, table: Table, value: str | None) -> bool:
@@ -163,19 +160,19 @@ def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) ->
     return _may_include(spec, RoutedTableRecord(target, _find_route_value(spec, tables, target), ""))
 
 
-def _may_include(spec: StreamSpec, member: RoutedTableRecord) -> bool:
-    unknown = member.value is None and spec.sinks.matches_template(member.target)
-    return unknown or spec.sinks.includes(member.target, member.value)
+def _may_include(spec: StreamSpec, record: RoutedTableRecord) -> bool:
+    unknown = record.value is None and spec.sinks.matches_template(record.target)
+    return unknown or spec.sinks.includes(record.target, record.value)
 
 
 def describe_dropped_table(
-    spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord, replacement: Table | None = None
+    spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None = None
 ) -> str:
     """Return what happened to a table of the route, and what to do. `replacement` now has its name, if given."""
-    target, catalog, has = member.target, tables.main.catalog_name, _may_include(spec, member)
-    of = f" (created for {member.value!r})" if member.value is not None else ""
+    target, catalog, has = record.target, tables.main.catalog_name, _may_include(spec, record)
+    of = f" (created for {record.value!r})" if record.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
-    newest, kept = _find_leftovers(tables, member)
+    newest, kept = _find_leftovers(tables, record)
     if replacement is not None:
         what = (
             f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}. Drop the new "
@@ -183,34 +180,34 @@ def describe_dropped_table(
             "renamed, rename it back"
         )
         first, on = "register the former table again", "continue with the new table"
-        if has_other_route_value(spec, replacement, member.value):
-            on = f"keep the new table as it is, and let records of {member.value!r} become dead letters"
+        if has_other_route_value(spec, replacement, record.value):
+            on = f"keep the new table as it is, and let records of {record.value!r} become dead letters"
     else:
         what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
         first, on = "register it again", "continue with an empty table" if has else "discard the rows that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command contains the folder's path
         ways.insert(0, f"if it was dropped, {first}: `{registration_command(catalog, target, newest)}`")
-    elif member.location:
-        ways.insert(0, f"{'its remaining files are' if kept else 'no files were found'} in {member.location}")
+    elif record.location:
+        ways.insert(0, f"{'its remaining files are' if kept else 'no files were found'} in {record.location}")
     return f"table {target}{whose} {what}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
 
 
 def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
     """Return what to do about a declared table that is missing and was never loaded."""
-    member = _find_member(spec, tables, target)
-    if member.location:
-        return describe_dropped_table(spec, tables, member)
+    record = _find_record(spec, tables, target)
+    if record.location:
+        return describe_dropped_table(spec, tables, record)
     return (
         f"{target} is not in the catalog {tables.main.catalog_name!r}, and has no files left: the writer's next "
         "start creates it, empty. If it was renamed, rename it back first"
     )
 
 
-def _find_member(spec: StreamSpec, tables: StreamTables, target: Target) -> RoutedTableRecord:
-    member = read_table_record(tables, target)
-    if member is not None:
-        return member
+def _find_record(spec: StreamSpec, tables: StreamTables, target: Target) -> RoutedTableRecord:
+    record = read_table_record(tables, target)
+    if record is not None:
+        return record
     value = _find_route_value(spec, tables, target)
     try:
         found = find_remains(tables.main.current().catalog, declare_routed_table(spec, target, value))
@@ -219,14 +216,14 @@ def _find_member(spec: StreamSpec, tables: StreamTables, target: Target) -> Rout
     return RoutedTableRecord(target, value, "" if found is None else found.location)
 
 
-def _find_leftovers(tables: StreamTables, member: RoutedTableRecord) -> tuple[str | None, bool]:
+def _find_leftovers(tables: StreamTables, record: RoutedTableRecord) -> tuple[str | None, bool]:
     """Return the newest readable metadata file's path, and whether any files of the table remain."""
-    if not member.location:
+    if not record.location:
         return None, False
     try:
-        place = TableFolder(member.location, open_store(member.location, tables.main.io_properties))
-        if member.uuid is not None:
-            newest = find_newest_metadata(place.store, place.location, member.uuid)
+        place = TableFolder(record.location, open_store(record.location, tables.main.io_properties))
+        if record.uuid is not None:
+            newest = find_newest_metadata(place.store, place.location, record.uuid)
             return (newest.path, True) if newest and newest.snapshots else (None, False)
         found = read_remains(place)
     except (FrazilError, OSError):
@@ -262,10 +259,6 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
     """Return the table's route value, according to its note, record or name; None if unknown."""
-    known = [
-        found.value
-        for found in (load_missing_table_note(tables, identifier), read_table_record(tables, identifier))
-        if found
-    ]
-    known.append(spec.sinks.extract_value(identifier))
+    found = load_missing_table_note(tables, identifier), read_table_record(tables, identifier)
+    known = (*(one.value for one in found if one), spec.sinks.extract_value(identifier))
     return next((value for value in known if value is not None), None)

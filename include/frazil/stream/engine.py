@@ -65,11 +65,8 @@ def read_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
 
 
 def _parse_task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
-    return TaskAnswer(
-        StageResult.from_json(answer["result"]),
-        answer["task_s"],
-        0.0 if answer.get("process") == process_name() else answer.get("cpu_s", 0.0),
-    )
+    cpu_s = 0.0 if answer.get("process") == process_name() else answer.get("cpu_s", 0.0)
+    return TaskAnswer(StageResult.from_json(answer["result"]), answer["task_s"], cpu_s)
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:

@@ -134,9 +134,8 @@ def refuse_sensitive_fields(
         if not isinstance(change, Addition):
             kept.append(change)
         elif any(path[: len(of)] == of for of in hidden):
-            refused.append(
-                RefusedField(change.path, "is sensitive, so it is not added as a column; declare it to store it")
-            )
+            reason = "is sensitive, so it is not added as a column; declare it to store it"
+            refused.append(RefusedField(change.path, reason))
         elif any(of[: len(path)] == path for of in hidden):
             refused.append(RefusedField(change.path, "has a sensitive field; declare the column without it"))
         else:

@@ -5,7 +5,6 @@ this.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,6 +15,7 @@ from pyiceberg.catalog import Catalog
 from frazil.commit.commit_checks import check_fence
 from frazil.commit.marker import Marker
 from frazil.commit.stream_tables import StreamTables
+from frazil.commit.writer_expiry import start_thread
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 
 log = logging.getLogger(__name__)
@@ -24,17 +24,13 @@ POLL_INTERVAL_S = 30.0
 """How often a writer without commits loads its table's marker."""
 
 
-def _start_thread(work: Callable[[], None]) -> None:
-    threading.Thread(target=work, name="fence", daemon=True).start()
-
-
 @dataclass(slots=True)
 class FenceWatch:
     """Checks in a thread, with its own catalog client, whether a newer epoch has fenced this one."""
 
     clock: Callable[[], float] = time.monotonic
     open: Callable[[str], Catalog] = open_existing_catalog
-    start: Callable[[Callable[[], None]], None] = _start_thread
+    start: Callable[[Callable[[], None]], object] = lambda work: start_thread(work, "fence")
     _checked_s: float = field(init=False)
     _catalog: Catalog | None = None
     _pending: Future[Marker | None] | None = None

@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from frazil import __version__, clock
 from frazil.errors import FrazilError
 from frazil.ingest.contract import TargetTable
@@ -24,12 +26,23 @@ from frazil.table.storage_mistakes import translate_staging_failure
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One task, sent as JSON."""
+
+    context: int
+    """The index of the task's context in `MergeTasks.contexts`."""
+    number: int
+    """The task's number in its job."""
+    task: MergeTask
+
+
 @dataclass(frozen=True)
 class MergeTasks:
     """The function of merge tasks, sent to executors. Returns FrazilErrors instead of raising them."""
 
     contexts: tuple[MergeContext, ...]
-    """The contexts of one job and stream. Each plan has its context's index."""
+    """The contexts of one job, whose tables belong to one stream."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
@@ -47,12 +60,10 @@ class MergeTasks:
         return self.contexts[0].stream
 
     def _run_plan(self, plan: str) -> str:
-        found = json.loads(plan)
-        context, task = self.contexts[found["context"]], MergeTask.from_json(found["task"])
+        found = msgspec.json.decode(plan, type=_Plan)
+        context, report = self.contexts[found.context], self._progress_reporter(found.number)
         try:
-            return json.dumps(
-                run_merge_task(context, task, on_progress=self._progress_reporter(found["number"])).to_json()
-            )
+            return msgspec.json.encode(run_merge_task(context, found.task, on_progress=report)).decode()
         except FrazilError as error:
             return json.dumps(error_answer(error))
         except OSError as error:
@@ -112,10 +123,8 @@ class MergeRunner:
         except Exception as error:  # storages raise anything; only users and the supervisor need the count
             log.info("the progress files of an earlier merge were not deleted: %r", error)
         each = [(place, task) for place, request in enumerate(job) for task in request.tasks]
-        plans = [
-            json.dumps({"context": place, "number": number, "task": task.to_json()})
-            for number, (place, task) in enumerate(each)
-        ]
+        encode = msgspec.json.encode
+        plans = [encode(_Plan(place, number, task)).decode() for number, (place, task) in enumerate(each)]
         began = time.monotonic()
         try:
             answers = iter(self.merge(plans, MergeTasks(tuple(request.context for request in job), progress)))
@@ -147,4 +156,4 @@ def _parse_context(value: Mapping[str, Any]) -> MergeContext:
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:
     """Parse the answers of `MergeTasks` in task order. Raises a task's FrazilError."""
-    return tuple(MergeResult.from_json(parse_answer(answer)) for answer in answers)
+    return tuple(msgspec.convert(parse_answer(answer), MergeResult, str_keys=True) for answer in answers)

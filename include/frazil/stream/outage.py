@@ -48,9 +48,8 @@ def retry_during_outage(
                     "commit.max-records) or more resources.cores"
                 ) from error
             tries += 1
-            wait_s = (
-                0.0 if is_credentials_expiry(error) else random.uniform(0.5, 1) * min(2.0**tries, MAX_OUTAGE_WAIT_S)
-            )
+            wait_s = random.uniform(0.5, 1) * min(2.0**tries, MAX_OUTAGE_WAIT_S)
+            wait_s = 0.0 if is_credentials_expiry(error) else wait_s
             left_s = began + OUTAGE_TIMEOUT_S - time.monotonic()
             if left_s < wait_s:
                 raise

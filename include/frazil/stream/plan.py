@@ -14,7 +14,7 @@ from frazil.commit.marker import NO_TRANSACTION, LastTransaction, Marker
 from frazil.errors import StaleBatch
 from frazil.host.exchange import Exchange
 from frazil.ingest.contract import OffsetRange, RangeProgress, StageTask
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.units import format_count
 
 _RATES = "rates.json"
@@ -22,7 +22,7 @@ _RATES = "rates.json"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    offsets: Mapping[TopicPartition, int]
+    offsets: Offsets
     idle: frozenset[TopicPartition] = frozenset()
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The leader epoch of the last record before each offset, if known."""
@@ -36,9 +36,9 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class PlannerReport:
-    ends: Mapping[TopicPartition, int]
+    ends: Offsets
     """The offsets up to which records may be read; without a leader, as last known."""
-    first_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    first_offsets: Offsets = field(default_factory=dict)
     """The first offsets of new partitions that are not in the marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offsets that wait for transactions to end, if any."""
@@ -129,9 +129,7 @@ def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, polic
     return BatchDecision(False, f"{oldest}, due at {deadline_s:.1f} s")
 
 
-def limit_ends(
-    position: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], *, max_records: int
-) -> dict[TopicPartition, int]:
+def limit_ends(position: Offsets, ends: Offsets, *, max_records: int) -> dict[TopicPartition, int]:
     """Return a batch's end offsets: `ends`, or shares of `max_records` in proportion to each partition's lag."""
     lags = {tp: max(ends.get(tp, start) - start, 0) for tp, start in position.items()}
     total = sum(lags.values())
@@ -148,9 +146,7 @@ def choose_task_count(records: int, *, rates: Rates, policy: BatchPolicy) -> int
     return max(1, files, min(in_time, policy.parallelism))
 
 
-def assign_tasks(
-    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, tasks: int
-) -> tuple[StageTask, ...]:
+def assign_tasks(start: Offsets, end: Offsets, *, tasks: int) -> tuple[StageTask, ...]:
     """Split the unread offsets into tasks of equal size, with at most one range per partition."""
     return split_ranges(
         [OffsetRange(*tp, start[tp], end[tp]) for tp in sorted(start) if end.get(tp, start[tp]) > start[tp]],

@@ -19,7 +19,7 @@ from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogWatch, check_no_gap, check_not_truncated
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.units import format_count
 from frazil.stream.plan import (
     BatchPolicy,
@@ -106,7 +106,7 @@ class BatchPlanner:
         return open_exchange(self.settings.exchange)
 
     @property
-    def ends(self) -> Mapping[TopicPartition, int]:
+    def ends(self) -> Offsets:
         ends = self.watch.stable
         return {tp: end for tp, end in ends.items() if tp not in self.leaderless} if self.leaderless else ends
 
@@ -145,12 +145,8 @@ class BatchPlanner:
 
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether records from this offset on wait for their source transaction to end."""
-        return (
-            self.whole_transactions is not None
-            and self.whole_transactions.is_stuck
-            and tp in self._read_offsets()
-            and offset >= self.whole_transactions.at
-        )
+        whole = self.whole_transactions
+        return whole is not None and whole.is_stuck and tp in self._read_offsets() and offset >= whole.at
 
     def is_gone(self, topic: str) -> bool:
         """Return whether a topic of the stream's pattern counts as deleted."""
@@ -217,12 +213,11 @@ class BatchPlanner:
         waits_for = self.whole_transactions.waits_for if self.whole_transactions else ""
         waiting = self.watch.count_in_transactions()
         known, leaderless = dict(self.watch.stable), self.leaderless & read.keys()
-        self.reported = PlannerReport(
-            known, dict(self.first_offsets), waiting, waits_for, self.clock_ms(), None, leaderless
-        )
+        first, at_ms = dict(self.first_offsets), self.clock_ms()
+        self.reported = PlannerReport(known, first, waiting, waits_for, at_ms, leaderless=leaderless)
         self.report(self.reported)
 
-    def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Mapping[TopicPartition, int]) -> None:
+    def _limit_to_whole_transactions(self, whole: WholeTransactions, read: Offsets) -> None:
         """Limit reading to complete source transactions. Raises SpecError for several partitions."""
         if len(read) > 1:
             raise SpecError(
@@ -240,7 +235,7 @@ class BatchPlanner:
         read = keep_topics(self.position.offsets, self.settings.topics)
         return {tp: offset for tp, offset in read.items() if tp[0] not in self.absent}
 
-    def _update_topics(self, ends: Mapping[TopicPartition, int]) -> None:
+    def _update_topics(self, ends: Offsets) -> None:
         """Fetch the topics, and add new partitions. Raises TopicRecreated, and OffsetGap for lost unread records."""
         found = self.kafka.describe()
         try:
@@ -251,10 +246,9 @@ class BatchPlanner:
             raise TopicRecreated(f"{error}{self._unread_message(made_again, ends)}") from error
         self.source = merge_identities(self.source, found.identity)
         read = {topic for topic, _ in self.position.offsets if topic in self.settings.topics}
-        if missing := sorted(
-            t for t in read if t not in found.identity.topic_ids and self.absent.get(t, 0) < MAX_ABSENT_POLLS
-        ):
-            self.kafka.check_not_hidden(missing)
+        missing = sorted(read - found.identity.topic_ids.keys())
+        if new_missing := [topic for topic in missing if self.absent.get(topic, 0) < MAX_ABSENT_POLLS]:
+            self.kafka.check_not_hidden(new_missing)
         self.polls += 1
         self._count_missing_polls(found.identity.topic_ids)
         if found.leaderless != self.leaderless:
@@ -311,15 +305,15 @@ class BatchPlanner:
         unread = sum(max(ends.get(tp, start) - start, 0) for tp, start in offsets.items())
         rates = read_rates(self._exchange)
         rates = replace(rates, overhead_s=rates.overhead_s + self.queue_s)
-        due = decide_batch(unread=unread, oldest_age_s=self._oldest_age_s(now), rates=rates, policy=policy)
+        known = [seen for seen in self.first_seen.values() if seen is not None]
+        oldest_age_s = now - min(known) if known and len(known) == len(self.first_seen) else None
+        due = decide_batch(unread=unread, oldest_age_s=oldest_age_s, rates=rates, policy=policy)
         idle = self._idle_partitions(now)
         if due.now:
             end = limit_ends(offsets, ends, max_records=policy.max_records)
             if self.whole_transactions:
-                end = {
-                    tp: max(offsets[tp], self.whole_transactions.at) if tp in self._read_offsets() else offsets[tp]
-                    for tp in end
-                }
+                read, at = self._read_offsets(), self.whole_transactions.at
+                end = {tp: max(offsets[tp], at) if tp in read else offsets[tp] for tp in end}
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
                 # Records that a bounded batch leaves unread keep their waiting time.
@@ -336,11 +330,6 @@ class BatchPlanner:
             self.position = replace(self.position, idle=idle)
         return self.position
 
-    def _oldest_age_s(self, now: float) -> float | None:
-        seen = list(self.first_seen.values())
-        known = [s for s in seen if s is not None]
-        return None if len(known) < len(seen) or not known else now - min(known)
-
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
         """Return the partitions without unread records for the idle timeout. Records in open transactions count as
         unread. Partitions that the marker has as idle stay so until they have unread records. Partitions of a missing
@@ -348,11 +337,8 @@ class BatchPlanner:
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, at in read.items() if tp not in self.leaderless and self.watch.has_no_more_records(tp, at)}
-        retired = {
-            tp
-            for tp in self.position.offsets
-            if tp not in read and self.absent.get(tp[0], MAX_ABSENT_POLLS) >= MAX_ABSENT_POLLS
-        }
-        return frozenset(retired).union(
-            tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s
+        idle = {tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s}
+        unread = (tp for tp in self.position.offsets if tp not in read)
+        return frozenset(
+            idle.union(tp for tp in unread if self.absent.get(tp[0], MAX_ABSENT_POLLS) >= MAX_ABSENT_POLLS)
         )

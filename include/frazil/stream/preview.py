@@ -33,7 +33,7 @@ class PreviewedRecord:
     topic: str
     partition: int
     offset: int
-    fate: PreviewOutcome
+    outcome: PreviewOutcome
     rows: tuple[dict[str, Any], ...] = ()
     error: str = ""
 
@@ -50,16 +50,18 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
     found: list[PreviewedRecord] = []
     with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:
-            tries = bisect_failures(
-                len(chunk),
-                lambda start, end: [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect)],  # noqa: B023 - called here
-            )
-            for start, _, tried in tries:
-                found += (
-                    [_preview_unwritable(chunk, start, ranges, to_safe_error(tried, context))]
-                    if isinstance(tried, Exception)
-                    else tried
-                )
+
+            def attempt(start: int, end: int, chunk: RecordChunk = chunk) -> list[PreviewedRecord]:
+                return [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect)]
+
+            for start, _, tried in bisect_failures(len(chunk), attempt):
+                if isinstance(tried, Exception):
+                    of, cause = ranges[chunk.range_index[start]], to_safe_error(tried, context)
+                    error = f"{UNWRITABLE}: {type(cause).__name__}: {cause}"
+                    where = (of.topic, of.partition, int(chunk.offsets[start]))
+                    found.append(PreviewedRecord(*where, "dead letter", error=error))
+                else:
+                    found += tried
     return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]
 
 
@@ -97,12 +99,8 @@ def _preview_chunk(
     deleted = {*of_rows[deletes].tolist()} - {*of_rows[~deletes].tolist()}  # a new key is a delete and a row
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
-        of_row: PreviewOutcome = "delete" if index in deleted else "row"
-        fate: PreviewOutcome = of_row if index in rows else "dead letter" if index in errors else "no change"
-        fate = "dropped" if index in dropped else fate
-        yield PreviewedRecord(of.topic, of.partition, offset, fate, tuple(rows[index]), errors.get(index, ""))
-
-
-def _preview_unwritable(chunk: RecordChunk, index: int, ranges: list[OffsetRange], error: Exception) -> PreviewedRecord:
-    of, text = ranges[chunk.range_index[index]], f"{UNWRITABLE}: {type(error).__name__}: {error}"
-    return PreviewedRecord(of.topic, of.partition, int(chunk.offsets[index]), "dead letter", error=text)
+        outcome: PreviewOutcome = "dead letter" if index in errors else "no change"
+        if index in rows:
+            outcome = "delete" if index in deleted else "row"
+        outcome = "dropped" if index in dropped else outcome
+        yield PreviewedRecord(of.topic, of.partition, offset, outcome, tuple(rows[index]), errors.get(index, ""))

@@ -73,7 +73,6 @@ class WriterRecorders:
 def record_events(
     spec: StreamSpec, events: EventDispatcher, recording_threads: RecordingThreads
 ) -> Iterator[WriterRecorders]:
-    """Record a writer's events from its start to its end."""
     lineage = _create_lineage(spec)
     recording = WriterRecorders(
         Recorder(spec.name, interval_ms=StallLimits.for_stream(spec).interval_ms), lineage, recording_threads

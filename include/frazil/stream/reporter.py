@@ -31,7 +31,7 @@ from frazil.events import (
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full_log
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.stream.hosting import Heartbeats
 from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder, RecordCounts
@@ -261,11 +261,9 @@ class Reporter:
         silent_since_ms = report.silent_since_ms if report else None
         report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
         unread, counts = report.unread(marker.offsets) if report else {}, self._counts
+        sample = _build_sample(state, marker, report, unread, at_ms=self._clock_ms())
         sample = dataclasses.replace(
-            _build_sample(state, marker, report, unread, at_ms=self._clock_ms()),
-            silent_since_ms=silent_since_ms,
-            delay_s=counts.delay_s,
-            compiling=counts.compiling,
+            sample, silent_since_ms=silent_since_ms, delay_s=counts.delay_s, compiling=counts.compiling
         )
         is_known = report is not None and report.is_complete and bool(unread or not report.leaderless)
         lag = (sum(unread.values()) if is_known else None) if report else state.lag
@@ -315,7 +313,10 @@ class Reporter:
 def _build_sample(
     state: Heartbeat, marker: Marker, report: PlannerReport | None, unread: Mapping[TopicPartition, int], *, at_ms: int
 ) -> WriterSample:
-    leaderless = report.leaderless if report else ()
+    leaderless, batch = report.leaderless if report else (), None
+    if state.phase in BATCH_PHASES and state.epoch is not None and state.batch is not None:
+        current = BatchKey(state.epoch, state.batch)
+        batch = None if current == marker.at else current  # the marker has it once it is committed
     return WriterSample(
         at_ms=at_ms,
         phase=state.phase,
@@ -326,20 +327,12 @@ def _build_sample(
         in_transactions=report.in_transactions if report else {},
         transaction=report.transaction if report else "",
         planned_at_ms=report.observed_at_ms if report else None,
-        batch=_current_batch(state, marker),
+        batch=batch,
         batch_records=state.batch_records,
         max_event_times_us=marker.max_event_times_us,
         idle=marker.idle,
         watermark_us=marker.watermark_us,
     )
-
-
-def _current_batch(state: Heartbeat, marker: Marker) -> BatchKey | None:
-    """Return the current batch, unless it is already in the marker."""
-    if state.phase not in BATCH_PHASES or state.epoch is None or state.batch is None:
-        return None
-    landed = (state.epoch, state.batch) == marker.at
-    return None if landed else BatchKey(state.epoch, state.batch)
 
 
 def _read_caught_up_at_ms(exchange: Exchange, now_ms: int) -> int | None:
@@ -355,25 +348,21 @@ class CaughtUpTracker:
         self.caught_up_at_ms = caught_up_at_ms
         self._reports: list[PlannerReport] = []
 
-    def update(self, report: PlannerReport | None, offsets: Mapping[TopicPartition, int]) -> int | None:
+    def update(self, report: PlannerReport | None, offsets: Offsets) -> int | None:
         """Add a report. Return the time of the newest report whose records are all before the committed `offsets`."""
         before_ms = self._reports[-1].observed_at_ms if self._reports else -1
         # A partition may have got records between the last known end and the loss of its leader.
         if report is not None and not report.leaderless and report.observed_at_ms > before_ms:
-            if self._reports and _has_same_records(self._reports[-1], report):
+            last = self._reports[-1] if self._reports else None
+            if last and (last.ends, last.in_transactions) == (report.ends, report.in_transactions):
                 self._reports.pop()
             self._reports.append(report)
-        while self._reports and _is_committed(self._reports[0], offsets):
+        while self._reports:
+            oldest = self._reports[0]
+            ends = {tp: end + oldest.in_transactions.get(tp, 0) for tp, end in oldest.ends.items()}
+            if dataclasses.replace(oldest, ends=ends).unread(offsets):
+                break
             self.caught_up_at_ms = self._reports.pop(0).observed_at_ms
         if len(self._reports) > MAX_REPORTS:
             del self._reports[1::2]
         return self.caught_up_at_ms
-
-
-def _has_same_records(one: PlannerReport, other: PlannerReport) -> bool:
-    return one.ends == other.ends and one.in_transactions == other.in_transactions
-
-
-def _is_committed(report: PlannerReport, offsets: Mapping[TopicPartition, int]) -> bool:
-    ends = {tp: end + report.in_transactions.get(tp, 0) for tp, end in report.ends.items()}
-    return not dataclasses.replace(report, ends=ends).unread(offsets)

@@ -100,8 +100,8 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
     properties = tables.handle(target).current().properties
     if target in spec.sinks.named_tables or property_name(spec.name) in properties:
         return False
-    member = read_table_record(tables, target)
-    value = member.value if member else _route_value_in_note(spec, tables, target)
+    record = read_table_record(tables, target)
+    value = record.value if record else _route_value_in_note(spec, tables, target)
     own = properties.get(value_property(spec.name))
     return own is None or value not in {None, own}
 
@@ -120,13 +120,13 @@ def _check_no_files_in_dropped_table(tables: StreamTables, target: Target, journ
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
     """Raise TableLost if the route once had this missing table. A new table would not have its rows."""
-    if (member := read_table_record(tables, target)) is not None:
-        raise TableLost(describe_dropped_table(spec, tables, member))
+    if (record := read_table_record(tables, target)) is not None:
+        raise TableLost(describe_dropped_table(spec, tables, record))
 
 
-def _check_not_replaced(spec: StreamSpec, tables: StreamTables, member: RoutedTableRecord | None, table: Table) -> None:
-    if member is not None and member.is_other_table(table):
-        raise TableLost(describe_dropped_table(spec, tables, member, table))
+def _check_not_replaced(spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord | None, table: Table) -> None:
+    if record is not None and record.is_other_table(table):
+        raise TableLost(describe_dropped_table(spec, tables, record, table))
 
 
 def _table_ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> str:
@@ -156,8 +156,7 @@ class RoutedTables:
     targets: dict[str, Target] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     absent: dict[Target, str] = field(default_factory=dict)
-    _members: set[Target] = field(default_factory=set)
-    """Recorded tables, which the route once had."""
+    _recorded: set[Target] = field(default_factory=set)
     _unread: set[Target] = field(default_factory=set)
     """Tables of the template that could not be loaded. Their route values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
@@ -172,14 +171,17 @@ class RoutedTables:
         AdoptionRequired for a table that is ahead of the default table. Tables that commit atomically with the default
         table also raise the errors of `ensure_declared`. They raise RouteBehind if rows wait for a replaced table.
         """
-        self._members |= list_recorded_tables(self.tables)
+        self._recorded |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
             declared = sorted(self.sinks.named_tables)
             self.targets.update(self.sinks.by_value)
             _run_many(lambda name: self._try_prepare(name, None, default_marker), declared)
             self._load_made_tables(default_marker)
             self._retry_unread(default_marker)
-            self.make([*self._values_of_missing(), *self._values_of_dropped()], default_marker)
+            # Earlier writers could not create the tables in notes.
+            noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
+            missing = [value for value, target in noted if value is not None and self.route.makes(value, target)]
+            self.make([*missing, *self._values_of_dropped()], default_marker)
         log.info(
             "the route of stream %r has %s", self.spec.name, format_count(len(set(self.targets.values())), "table")
         )
@@ -189,22 +191,17 @@ class RoutedTables:
         """Number of tables that the template has created, or may have created."""
         return len(self.targets.keys() - self.sinks.by_value.keys()) + len(self._unread - set(self.targets.values()))
 
-    def _values_of_missing(self) -> list[str]:
-        """Return the allowed route values for which earlier writers could not create tables."""
-        noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
-        return [value for value, target in noted if value is not None and self.route.makes(value, target)]
-
     def _retry_unread(self, default_marker: Marker) -> None:
         """Load the template's unread tables again, even for disallowed values. If this fails, their rows wait."""
-        names = sorted(self._unread & self._members)
-        members = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
-        values = [m.value for m in members if m.value is not None and self.route.derive_table_name(m.value) == m.target]
+        names = sorted(self._unread & self._recorded)
+        records = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
+        values = [m.value for m in records if m.value is not None and self.route.derive_table_name(m.value) == m.target]
         _run_many(lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
         """Return the route values of dropped tables that an operator must decide about."""
         known = {*self.targets.values(), *self._unread}
-        names = [n for n in sorted(self._members - known) if self.sinks.matches_template(n)]
+        names = [n for n in sorted(self._recorded - known) if self.sinks.matches_template(n)]
         found = (read_table_record(self.tables, name) for name in names)
         return [m.value for m in found if m and m.value is not None and self.sinks.includes(m.target, m.value)]
 
@@ -221,7 +218,7 @@ class RoutedTables:
         """Load the table, or create it if the route never had it. Raises TableLost if it was dropped."""
         table = self._load(identifier)
         if table is None:
-            if identifier in self._members:
+            if identifier in self._recorded:
                 _check_not_dropped(self.spec, self.tables, identifier)
             table = ensure_declared(self.catalog, declare_routed_table(self.spec, identifier, value), self.spec.name)
         return table
@@ -233,7 +230,8 @@ class RoutedTables:
         except (AdoptionRequired, Fenced):
             raise
         except Exception as error:  # catalogs' clients raise anything
-            if self._commits_atomically(target):
+            atomic = self.spec.commit.atomic
+            if atomic is True or (atomic and target in atomic):
                 raise
             reason = explain_table_error(error)
             if target not in self.absent:
@@ -244,10 +242,6 @@ class RoutedTables:
         else:
             if self.absent.pop(target, None):
                 log.warning("table %s can be used again", target)
-
-    def _commits_atomically(self, target: Target) -> bool:
-        atomic = self.spec.commit.atomic
-        return atomic if isinstance(atomic, bool) else target in atomic
 
     def retry_absent(self, default_marker: Marker) -> None:
         values = self._made_values()
@@ -263,7 +257,7 @@ class RoutedTables:
         def load_made(identifier: str) -> None:
             try:
                 table = self._load(identifier)
-            except Exception as error:  # catalogs' clients raise anything; its member record has the table's value
+            except Exception as error:  # catalogs' clients raise anything; its record has the table's value
                 log.warning("table %s cannot be loaded: %s", identifier, format_error(error))
                 self._unread.add(identifier)
                 return
@@ -313,13 +307,13 @@ class RoutedTables:
     def _prepare_table(self, table: Table, value: str | None, default_marker: Marker) -> None:
         """Evolve a table; write its record and first marker if missing. Raises TableLost, RouteBehind and others."""
         identifier = table_identifier(table)
-        member = read_table_record(self.tables, identifier) if identifier in self._members else None
-        _check_not_replaced(self.spec, self.tables, member, table)
+        record = read_table_record(self.tables, identifier) if identifier in self._recorded else None
+        _check_not_replaced(self.spec, self.tables, record, table)
         table = copy_renames(table, self.tables.main.current())
         table = evolve_to_declaration(table, declare_routed_table(self.spec, identifier, value), self.spec.name)
-        if member is None or member.uuid is None:
+        if record is None or record.uuid is None:
             write_table_record(self.tables, identifier, value, table)
-            self._members.add(identifier)
+            self._recorded.add(identifier)
         handle = self.tables.handle(identifier)
         handle.set_current(table)
         marker = read_marker(handle.current().properties, self.spec.name)
@@ -351,7 +345,7 @@ class RoutedTables:
         def change(target: Target) -> None:
             table = self.tables.handle(target).refresh()
             # A table without this stream's marker must not change.
-            require_marker(read_marker(table.properties, self.spec.name), table, self.spec.name)
+            require_marker(table, self.spec.name)
             found[target] = evolve_table(table, self.spec, drift[target], main=main)
 
         _run_many(lambda target: self._try_table(target, values.get(target), lambda: change(target)), sorted(drift))

@@ -52,13 +52,9 @@ def build_stage_context(
     }
     other_names = {name: field_id for name, field_id in other_names.items() if field_id not in without}
     targets = {"main": staged_target(spec, main, batch_folder(main, tables.stream, key)), "dead-letters": dead_letters}
-    return replace(
-        build_declared_context(spec, main.schema(), other_names, targets=targets, units=units),
-        epoch=key.epoch,
-        batch=key.batch,
-        kafka=dict(kafka_properties),
-        topic_ids=dict(topic_ids),
-    )
+    declared = build_declared_context(spec, main.schema(), other_names, targets=targets, units=units)
+    kafka, ids = dict(kafka_properties), dict(topic_ids)
+    return replace(declared, epoch=key.epoch, batch=key.batch, kafka=kafka, topic_ids=ids)
 
 
 def build_declared_context(

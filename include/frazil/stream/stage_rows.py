@@ -125,14 +125,9 @@ class StageRows:
                 if isinstance(found, Parcel):
                     yield found.writer, (found.task, found.rows, found.data)
                 else:
-                    answer = {
-                        "read": task.index,
-                        "result": found.result.to_json(),
-                        "sent": found.sent,
-                        "partitions": found.partitions,
-                        "task_s": time.monotonic() - began,
-                        **_cpu_since(cpu_s),
-                    }
+                    counts = {"sent": found.sent, "partitions": found.partitions}
+                    took = {"task_s": time.monotonic() - began, **_cpu_since(cpu_s)}
+                    answer = {"read": task.index, "result": found.result.to_json(), **counts, **took}
         except (FrazilError, PossibleRecordError, OSError) as error:
             answer = self._answer_error(error)
         yield 0, json.dumps(answer)

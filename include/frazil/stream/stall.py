@@ -13,7 +13,7 @@ from datetime import timedelta
 from frazil.commit.marker import BatchKey
 from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Phase, Stall, StallKind
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.timetext import format_elapsed, format_utc
@@ -60,7 +60,7 @@ class WriterSample:
     phase: Phase
     advanced_at_ms: int
     """When the phase, the batch, or its record count last changed."""
-    offsets: Mapping[TopicPartition, int]
+    offsets: Offsets
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Unread records of topic-partitions with a leader, according to the planner's last report."""
     leaderless: Mapping[TopicPartition, int | None] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class UnreadRecords:
 class SampleHistory:
     began_at_ms: int
     sampled_at_ms: int
-    offsets: Mapping[TopicPartition, int]
+    offsets: Offsets
     watermark_us: int | None
     watermark_since_ms: int
     """When the watermark last moved, or the stream last had nothing to read."""
@@ -123,7 +123,8 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
         since_ms = sample.at_ms if _has_not_advanced(before) else before.watermark_since_ms
         return dataclasses.replace(before, sampled_at_ms=sample.at_ms, watermark_since_ms=since_ms)
     moved = [tp for tp, offset in sample.offsets.items() if before.offsets.get(tp) != offset]
-    read_up_since_ms = _read_up_since_ms(before, sample, moved=bool(moved))
+    still_read_up = None if moved else before.read_up_since_ms
+    read_up_since_ms = None if sample.unread else sample.at_ms if still_read_up is None else still_read_up
     quiet = read_up_since_ms is not None and sample.at_ms - read_up_since_ms >= limits.stall_timeout_ms
     starts = sample.planned_at_ms is None and _has_not_advanced(before)
     fresh = quiet or starts or sample.watermark_us != before.watermark_us
@@ -145,12 +146,6 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
 def _has_not_advanced(before: SampleHistory) -> bool:
     """Return whether no offset has advanced since the watermark last moved."""
     return before.advances == 0
-
-
-def _read_up_since_ms(before: SampleHistory, sample: WriterSample, *, moved: bool) -> int | None:
-    if sample.unread:
-        return None
-    return sample.at_ms if moved or before.read_up_since_ms is None else before.read_up_since_ms
 
 
 def _open_since(before: tuple[int, int] | None, tp: TopicPartition, sample: WriterSample) -> tuple[int, int]:

@@ -64,10 +64,7 @@ class MetadataBounds:
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> MetadataBounds:
-        snapshots, manifests, every = spec.maintenance.limits
-        return cls(
-            spec.table.identifier, snapshots, manifests, every, spec.commit.interval, spec.commit.longest_interval
-        )
+        return cls(spec.table.identifier, *spec.maintenance.limits, spec.commit.interval, spec.commit.longest_interval)
 
     def pressure(self, low: SliceLow) -> float:
         """Return the ratio of a low to these bounds: the larger one of snapshots and manifests."""
@@ -122,14 +119,8 @@ def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
 
 
 def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: timedelta) -> str:
-    parts = [
-        f"{count} {what} (maintenance should leave {kept})"
-        for count, what, kept in (
-            (low.snapshots, "snapshots", bounds.snapshots),
-            (low.manifests, "manifests", bounds.manifests),
-        )
-        if kept
-    ]
+    counts = (low.snapshots, "snapshots", bounds.snapshots), (low.manifests, "manifests", bounds.manifests)
+    parts = [f"{count} {what} (maintenance should leave {kept})" for count, what, kept in counts if kept]
     whole = timedelta(seconds=round(interval.total_seconds()))
     done = (
         f"the commit interval is stretched from {format_duration(bounds.interval)} to {format_duration(whole)}"

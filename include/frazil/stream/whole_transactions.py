@@ -223,11 +223,8 @@ class KafkaTopics:
         if new := [tp for tp in partitions if tp not in self._next]:
             self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - MAX_CLOCK_STEP, new)
         stable = self.kafka.ends(partitions)
-        ranges = [
-            OffsetRange(*tp, at, min(stable[tp], at + MAX_ENDS_PER_READ))
-            for tp, at in self._next.items()
-            if stable.get(tp, at) > at
-        ]
+        ahead = {tp: at for tp, at in self._next.items() if stable.get(tp, at) > at}
+        ranges = [OffsetRange(*tp, at, min(stable[tp], at + MAX_ENDS_PER_READ)) for tp, at in ahead.items()]
         unreadable = self.decoder.unreadable
         try:
             found = [end for chunk in self._chunks(ranges) for end in self.decoder.read_ends(chunk)]

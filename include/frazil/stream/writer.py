@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,7 +48,7 @@ from frazil.ingest.formats import check_stream_supported
 from frazil.ingest.sealing import check_secret
 from frazil.kafka.admin import KafkaAdmin, Topics
 from frazil.kafka.logs import check_no_gap, check_not_truncated, describe_lost_ranges, find_truncations
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.partitions.completeness import Alignment
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec
@@ -153,10 +153,11 @@ class Writer:
                 recording.start(tables)
             report = reporter.set_planner_report
             notices = Notices(events.emit, tables.main.identifier)
-            parts = EpochParts(self, kafka, tables, progress, folder, events.emit, report, exit_callbacks, notices)
+            goal = kafka.ends(kafka.describe().partitions) if self.until_caught_up else None
+            epoch = Epoch(self, kafka, tables, progress, folder, events.emit, report, exit_callbacks, notices, goal)
             with RecordFolding(self.spec, events.emit, hosting.foldings):
                 try:
-                    return self._run_epochs(parts)
+                    return self._run_epochs(epoch)
                 finally:
                     if tables.main.expiry is not None:
                         tables.main.expiry.end()
@@ -180,11 +181,9 @@ class Writer:
             self.stopping.wait(DESCRIBE_INTERVAL_S)
         return False
 
-    def _run_epochs(self, parts: EpochParts) -> Marker | None:
-        goal = parts.kafka.ends(parts.kafka.describe().partitions) if self.until_caught_up else None
-        stale, last = 0, None
+    def _run_epochs(self, epoch: Epoch) -> Marker | None:
+        stale = 0
         while True:
-            epoch = Epoch(parts, goal=goal, stopping=self.stopping, after=last)
             try:
                 return epoch.run()
             except StaleBatch as error:
@@ -202,15 +201,15 @@ class Writer:
                     raise gone from error
                 raise
             except errors.Fenced as error:
-                if not parts.tables.main.is_other_table:
+                main = epoch.tables.main
+                if not main.is_other_table:
                     raise
-                check_own_table(self.spec, parts.tables.main.refresh())
+                check_own_table(self.spec, main.refresh())
                 raise errors.Fenced(
-                    f"the table {parts.tables.main.identifier} is no longer the one that stream {self.spec.name!r} "
+                    f"the table {main.identifier} is no longer the one that stream {self.spec.name!r} "
                     "wrote to: it was dropped or renamed, and created again. The next start begins the stream again in "
                     "an empty table. To keep the rows, restore the former table under this name first"
                 ) from error
-            last = epoch.number
 
     def _open_tables(
         self, reporter: Reporter, emit: Callable[[StreamEvent], None]
@@ -263,8 +262,10 @@ class Writer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class EpochParts:
+@dataclass(slots=True)
+class Epoch:
+    """A writer's current epoch. Each call of `run` begins the next one."""
+
     writer: Writer
     kafka: KafkaAdmin
     tables: StreamTables
@@ -274,49 +275,34 @@ class EpochParts:
     set_planner_report: Callable[[PlannerReport | None], None]
     exit_callbacks: ExitStack
     notices: Notices
+    goal: Offsets | None = None
+    """Offsets at which the writer has caught up and ends; None for an endless writer."""
+    number: int | None = None
+    """The epoch's number; before its take-over, the previous epoch's."""
+    commits: int = 0
 
     @property
     def spec(self) -> StreamSpec:
         return self.writer.spec
 
-
-@dataclass(slots=True)
-class Epoch:
-    parts: EpochParts
-    goal: Mapping[TopicPartition, int] | None
-    """Offsets at which the writer has caught up and ends; None for an endless writer."""
-    stopping: threading.Event
-    after: int | None = None
-    number: int | None = None
-    """The epoch's number; before the take-over, the previous epoch's."""
-    commits: int = 0
-
-    def __post_init__(self) -> None:
-        self.number = self.after
-
     def run(self) -> Marker | None:
-        """Run the epoch, and return the last marker; None if stopped before the take-over."""
-        p, wait = self.parts, PhaseBegan(Phase.TAKING_OVER)
-        slot = p.writer.hosting.slots.slot(cancelled=self.stopping.is_set, on_wait=lambda: p.emit(wait))
-        with translate_catalog_errors(p.tables.main.catalog_name), slot as admitted:
+        """Run the next epoch, and return the last marker; None if stopped before the take-over."""
+        self.commits = 0
+        stopping, hosting, waits = self.writer.stopping, self.writer.hosting, PhaseBegan(Phase.TAKING_OVER)
+        slot = hosting.slots.slot(cancelled=stopping.is_set, on_wait=lambda: self.emit(waits))
+        with translate_catalog_errors(self.tables.main.catalog_name), slot as admitted:
             if not admitted:
                 return None
             runner = self._take_over()
-        p.exit_callbacks.pop_all()  # of earlier epochs: only attempts of the last batch may still write
-        p.exit_callbacks.callback(runner.sweep_stragglers)
+        self.exit_callbacks.pop_all()  # of earlier epochs: only attempts of the last batch may still write
+        self.exit_callbacks.callback(runner.sweep_stragglers)
         if runner.folding is not None:
-            p.exit_callbacks.callback(runner.folding.end)
-        late = 0
+            self.exit_callbacks.callback(runner.folding.end)
+        late, drain = 0, self.goal is not None
         while not self._is_over(runner):
-            loop = BatchLoop(
-                p.writer.engine,
-                runner,
-                drain=self.goal is not None,
-                set_planner_report=p.set_planner_report,
-                hosting=p.writer.hosting,
-            )
+            loop = BatchLoop(self.writer.engine, runner, drain, self.set_planner_report, hosting)
             try:
-                loop.run(until=partial(self._is_over, runner, loop.is_left_unread), wait=self.stopping.wait)
+                loop.run(until=partial(self._is_over, runner, loop.is_left_unread), wait=stopping.wait)
                 break
             except PythonStartTimeout as error:
                 # Nothing was staged or lost, so the epoch continues.
@@ -325,58 +311,53 @@ class Epoch:
                     raise
                 wait_s = min(2.0**late, MAX_START_WAIT_S)
                 log.warning("%s. The writer tries again in %.0f s", error, wait_s)
-                p.emit(PhaseBegan(Phase.STARTING))
-                self.stopping.wait(wait_s)
+                self.emit(PhaseBegan(Phase.STARTING))
+                stopping.wait(wait_s)
             finally:
                 self.commits += loop.commits
         return runner.marker
 
     def _is_over(self, runner: BatchRunner, is_left_unread: Callable[[TopicPartition], bool] = lambda _: False) -> bool:
-        if self.stopping.is_set():
+        if self.writer.stopping.is_set():
             return True
         if runner.route.behind or self.goal is None:
             return False
         return all(runner.marker.offsets.get(tp, 0) >= end or is_left_unread(tp) for tp, end in self.goal.items())
 
     def _take_over(self) -> BatchRunner:
-        p = self.parts
-        p.emit(PhaseBegan(Phase.TAKING_OVER))
-        topics = p.kafka.describe()
+        self.emit(PhaseBegan(Phase.TAKING_OVER))
+        spec, tables, topics = self.spec, self.tables, self.kafka.describe()
+        make = partial(create_missing_table, spec, tables)
         committer = Committer.take_over(
-            p.tables,
+            tables,
             source=topics.identity,
-            initial=lambda: p.kafka.starts(p.spec.source.start, topics.partitions),
-            first_epoch=1 + highest_epoch(p.tables),
-            after=self.after,
-            following=partial(
-                Followers.load,
-                p.tables,
-                make=partial(create_missing_table, p.spec, p.tables),
-                atomic=p.spec.commit.atomic,
-            ),
+            initial=lambda: self.kafka.starts(spec.source.start, topics.partitions),
+            first_epoch=1 + highest_epoch(tables),
+            after=self.number,
+            following=partial(Followers.load, tables, make=make, atomic=spec.commit.atomic),
         )
         self.number = committer.epoch
-        settled = settle(p.tables, committer)
-        marker = p.tables.marker()
+        settled = settle(tables, committer)
+        marker = tables.marker()
         if marker is None:
-            raise errors.Fenced(f"stream {p.spec.name!r} was forgotten while its writer started")
-        p.emit(EpochBegan(committer.epoch, marker, settled))
+            raise errors.Fenced(f"stream {spec.name!r} was forgotten while its writer started")
+        self.emit(EpochBegan(committer.epoch, marker, settled))
         marker = self._handle_offset_gaps(committer, marker, topics)
         runner = BatchRunner(
-            spec=p.spec,
-            kafka=p.kafka,
-            kafka_properties=executor_kafka_properties(p.spec, os.environ),
-            tables=p.tables,
+            spec=spec,
+            kafka=self.kafka,
+            kafka_properties=executor_kafka_properties(spec, os.environ),
+            tables=tables,
             committer=committer,
             marker=marker,
-            emit=p.emit,
-            run_folder=p.folder,
-            progress=p.progress,
-            wait=partial(p.writer.wait_without_slot, p.emit),
-            rejects_accepted=accepted_offsets(p.tables, marker.source),
-            route=StreamRoute.begin(p.spec, p.tables, marker, committer.followers, p.emit),
-            notices=p.notices,
-            folding=WriterFolding.open(p.spec.maintenance.compaction, p.tables),
+            emit=self.emit,
+            run_folder=self.folder,
+            progress=self.progress,
+            wait=partial(self.writer.wait_without_slot, self.emit),
+            rejects_accepted=accepted_offsets(tables, marker.source),
+            route=StreamRoute.begin(spec, tables, marker, committer.followers, self.emit),
+            notices=self.notices,
+            folding=WriterFolding.open(spec.maintenance.compaction, tables),
         )
         for journal in settled.committed:
             runner.report(journal)
@@ -384,17 +365,17 @@ class Epoch:
 
     def _handle_offset_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
         """Raise `OffsetGap` for deleted unread records, or skip them with `on-gap: skip`. Returns the marker."""
-        stream, available = self.parts.spec.name, self.parts.kafka.earliest(topics.partitions_with_leader)
+        stream, available = self.spec.name, self.kafka.earliest(topics.partitions_with_leader)
         # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)
         led = {tp: offset for tp, offset in read.items() if tp not in topics.leaderless}
-        truncated_at = find_truncations(self.parts.kafka, led, marker.leader_epochs)
-        if self.parts.spec.source.on_gap == "fail":
+        truncated_at = find_truncations(self.kafka, led, marker.leader_epochs)
+        if self.spec.source.on_gap == "fail":
             check_no_gap(marker.offsets, available, stream=stream)
             check_not_truncated(read, truncated_at, stream=stream)
             return marker
         if truncated_at:
-            tables, seen = self.parts.tables, read_state_before_reset(self.parts.tables)
+            tables, seen = self.tables, read_state_before_reset(self.tables)
             check_fence(seen.marker, stream=stream, epoch=committer.epoch)
             target = {**read, **truncated_at}
             moved = reset(tables, target=target, source=topics.identity, seen=seen, truncated_at=truncated_at)
@@ -404,5 +385,5 @@ class Epoch:
         if not lost:
             return marker
         marker = committer.skip(available, lost=lost)
-        self.parts.emit(RecordsSkipped(lost, marker))
+        self.emit(RecordsSkipped(lost, marker))
         return marker

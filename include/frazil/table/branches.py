@@ -1,4 +1,4 @@
-"""Finds the newest snapshots of a table's branches."""
+"""Finds the newest snapshots of a table's branches, and reads snapshots' summaries."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
     return next((one for one in newest_first if one.snapshot_id == ref.snapshot_id), None) if ref else None
 
 
+def summary_value(snapshot: Snapshot | None, key: str) -> str | None:
+    """Return a value of a snapshot's summary, if any."""
+    return snapshot.summary.get(key) if snapshot and snapshot.summary else None
+
+
 def count_live_rows(snapshot: Snapshot) -> int | None:
     """Return a snapshot's number of rows according to its summary, if known. Too low if rows were deleted twice."""
-    if snapshot.summary is None or (text := snapshot.summary.get("total-records")) is None:
+    if (text := summary_value(snapshot, "total-records")) is None:
         return None
-    return max(int(text) - int(snapshot.summary.get("total-position-deletes") or 0), 0)
+    return max(int(text) - int(summary_value(snapshot, "total-position-deletes") or 0), 0)

@@ -58,21 +58,15 @@ def _is_not_from_iceberg(error: Exception) -> bool:
 
 
 def _not_iceberg_error(catalog: str, error: Exception) -> CommitUnavailable:
+    response = getattr(error.__cause__, "response", None)
+    found = one_line(error) if response is None else f"status {response.status_code} without an Iceberg error"
+    if isinstance(error, ValidationError):
+        found = f"the JSON is not a valid {error.title}"
     # A stream may restart after this error: a wrong uri looks like a gateway whose catalog is down.
     return CommitUnavailable(
-        f"the uri of the catalog {catalog!r} does not respond like an Iceberg REST catalog: "
-        f"{_describe_response(error)}. Correct its uri and warehouse. If the uri is a "
-        "gateway whose catalog is down, wait until the catalog is back"
+        f"the uri of the catalog {catalog!r} does not respond like an Iceberg REST catalog: {found}. Correct its "
+        "uri and warehouse. If the uri is a gateway whose catalog is down, wait until the catalog is back"
     )
-
-
-def _describe_response(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        return f"the JSON is not a valid {error.title}"
-    response = getattr(error.__cause__, "response", None)
-    if response is None:
-        return one_line(error)
-    return f"status {response.status_code} without an Iceberg error"
 
 
 def check_storage(name: str, warehouse: str) -> None:
@@ -116,17 +110,6 @@ def configuration_error(catalog: str, error: Exception) -> SpecError:
 
 def translate_client_error(catalog: str, error: Exception) -> FrazilError | None:
     """Translate an error of PyIceberg, or of the clients of Glue and Hive."""
-    if meant := _translate_pyiceberg(catalog, error):
-        return meant
-    boto = sys.modules.get("botocore.exceptions")
-    if boto is not None and isinstance(error, boto.BotoCoreError):
-        return _translate_botocore(catalog, error, half_configured=isinstance(error, boto.PartialCredentialsError))
-    if boto is not None and isinstance(error, boto.ClientError):
-        return _translate_refusal(catalog, error, error.response.get("Error", {}).get("Code", ""))
-    return _translate_metastore(catalog, error)
-
-
-def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
     if _is_not_from_iceberg(error):
         return _not_iceberg_error(catalog, error)
     if isinstance(error, ValueError) and _NO_LOCATION in str(error):
@@ -135,17 +118,26 @@ def _translate_pyiceberg(catalog: str, error: Exception) -> FrazilError | None:
         return CommitUnavailable(
             f"the catalog {catalog!r} failed, and the outcome of the change is unknown: {one_line(error)}"
         )
-    return None
+    boto = sys.modules.get("botocore.exceptions")
+    if boto is not None and isinstance(error, boto.BotoCoreError | boto.ClientError):
+        return _translate_aws(catalog, error, boto)
+    return _translate_metastore(catalog, error)
 
 
-def _translate_botocore(catalog: str, error: Exception, *, half_configured: bool) -> FrazilError:
-    """Translate an error of Glue's client other than a response from AWS."""
-    if half_configured:
+def _translate_aws(catalog: str, error: Any, boto: Any) -> FrazilError | None:
+    """Translate an error of Glue's client."""
+    code = error.response.get("Error", {}).get("Code", "") if isinstance(error, boto.ClientError) else None
+    if isinstance(error, boto.PartialCredentialsError):
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")
-    if type(error).__name__.startswith(_MISCONFIGURED):
+    if code is None and type(error).__name__.startswith(_MISCONFIGURED):
         return configuration_error(catalog, error)
-    # Includes missing credentials, which occur while a host's metadata service does not respond.
-    return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
+    if code is None:  # includes missing credentials, which occur while a host's metadata service does not respond
+        return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
+    if code in _EXPIRED_CODES:
+        return CommitUnavailable(f"the credentials for the catalog {catalog!r} have expired: {one_line(error)}")
+    if code in _DENIED_CODES:
+        return AccessDenied(f"the catalog {catalog!r} refuses frazil's credentials: {one_line(error)}; correct them")
+    return None
 
 
 def _translate_metastore(catalog: str, error: Exception) -> FrazilError | None:
@@ -167,14 +159,6 @@ def _translate_metastore(catalog: str, error: Exception) -> FrazilError | None:
             "3, because Hive 4 removed methods, or another catalog"
         )
     return CommitUnavailable(f"{metastore} failed: {one_line(error)}; see its log")
-
-
-def _translate_refusal(catalog: str, error: Exception, code: str) -> FrazilError | None:
-    if code in _EXPIRED_CODES:
-        return CommitUnavailable(f"the credentials for the catalog {catalog!r} have expired: {one_line(error)}")
-    if code in _DENIED_CODES:
-        return AccessDenied(f"the catalog {catalog!r} refuses frazil's credentials: {one_line(error)}; correct them")
-    return None
 
 
 def one_line(error: Exception) -> str:

@@ -142,8 +142,8 @@ class SchemaComparison:
             if field.name not in table_fields:
                 found_ids.update(self.history.ids.get((parent, field.name), ()))
                 yield self.compare_missing(field, existing, path=here, parent=parent)
-            elif stranger := self._find_reused_name(table_fields[field.name], path=here, parent=parent):
-                yield stranger
+            elif conflict := self._find_reused_name(table_fields[field.name], path=here, parent=parent):
+                yield conflict
             else:
                 yield from self._compare_fields(field, table_fields[field.name], path=here)
         declared_names = {field.name for field in declared.fields}
@@ -338,6 +338,7 @@ class _ColumnNames:
         return None
 
     def _history_problem(self, change: Addition) -> str | None:
+        """Return why a column that was renamed or dropped cannot be added again, if it was."""
         if (parent := self.parent(change.path)) is None:
             return None
         parent_id = TOP_LEVEL_ID if len(change.path) == 1 else self.fields[change.path[:-1]].field_id
@@ -347,12 +348,10 @@ class _ColumnNames:
 
 
 def _reserved_name_problem(path: Path) -> str | None:
-    match tuple(map(str.lower, path)):
-        case (name,) if name == LINE_COLUMN:
-            return "has the name of a column that frazil adds"
-        case (name,) if name in METADATA_COLUMNS:
-            return METADATA_COLUMN_PROBLEM
-    return None
+    name = path[0].lower()
+    if len(path) > 1 or name not in {LINE_COLUMN, *METADATA_COLUMNS}:
+        return None
+    return "has the name of a column that frazil adds" if name == LINE_COLUMN else METADATA_COLUMN_PROBLEM
 
 
 def walk_fields(kind: IcebergType, path: Path) -> Iterator[tuple[Path, NestedField]]:

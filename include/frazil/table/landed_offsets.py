@@ -48,7 +48,11 @@ class FileBounds:
         self._within = within
 
     def may_hold(self, file: DataFile) -> bool:
-        (topics, partitions, offsets) = (_bounds(file, *column) for column in self._columns)
+        lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
+        topics, partitions, offsets = (
+            tuple(None if (bound := of.get(field_id)) is None else from_bytes(kind, bound) for of in (lower, upper))
+            for field_id, kind in self._columns
+        )
         return any(
             # The upper bound of a string may be truncated and rounded up; comparisons stay correct.
             _may_overlap(topics, topic, topic)
@@ -70,13 +74,7 @@ def ranges_filter(within: OffsetRanges) -> str:
     return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
 
 
-def _bounds(file: DataFile, field_id: int, kind: PrimitiveType) -> tuple[Any, Any]:
-    both = ((bounds or {}).get(field_id) for bounds in (file.lower_bounds, file.upper_bounds))
-    lower, upper = (None if bound is None else from_bytes(kind, bound) for bound in both)
-    return lower, upper
-
-
-def _may_overlap(bounds: tuple[Any, Any], lowest: Any, greatest: Any) -> bool:
+def _may_overlap(bounds: tuple[Any, ...], lowest: Any, greatest: Any) -> bool:
     """Return whether bounds (inclusive) overlap a range. None means unlimited."""
     lower, upper = bounds
     return (lower is None or lower <= greatest) and (upper is None or upper >= lowest)

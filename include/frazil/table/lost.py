@@ -82,7 +82,6 @@ def _strip_file_scheme(location: str) -> str:
 
 
 def missing_table_error(spec: StreamSpec) -> TableLost | None:
-    """Return the error for the stream's missing table; None if it exists."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -119,7 +118,6 @@ def find_lost_table(spec: StreamSpec) -> str | None:
 
 
 def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
-    """Return the error for an existing stream whose dead-letter table is missing."""
     catalog, identifier = open_existing_catalog(spec.table.catalog), spec.dead_letter_table
     with translate_catalog_errors(catalog.name):
         found = find_remains(catalog, declared_dead_letters(spec))

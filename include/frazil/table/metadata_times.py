@@ -5,9 +5,8 @@ metadata with a time more than a minute before an earlier entry's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
@@ -68,9 +67,8 @@ def keep_times_in_order(catalog: Catalog) -> Catalog:
 
 
 def _newest_ms(metadata: TableMetadata) -> int:
-    of = attrgetter("timestamp_ms")
-    times = (map(of, entries) for entries in (metadata.snapshots, metadata.snapshot_log, metadata.metadata_log))
-    newest: int = max(chain([metadata.last_updated_ms], *times))
+    entries: Iterable[Any] = chain(metadata.snapshots, metadata.snapshot_log, metadata.metadata_log)
+    newest: int = max([metadata.last_updated_ms, *(entry.timestamp_ms for entry in entries)])
     return newest
 
 

@@ -53,16 +53,13 @@ _TRINO_GLUE = {
 
 
 def configuration(reader: Reader, catalog: str, properties: Mapping[str, str], packages: Sequence[str]) -> str:
-    """Return the text to paste. `packages` are Maven coordinates. Raises SpecError if the engine has no such one."""
-    match reader:
-        case "spark":
-            return _spark_snippet(catalog, properties, packages)
-        case "trino":
-            return _trino_properties(catalog, properties)
-        case "duckdb":
-            return _pyiceberg_snippet(catalog, properties) + _DUCKDB_LINES
-        case "pyiceberg":
-            return _pyiceberg_snippet(catalog, properties) + "\nprint(catalog.list_namespaces())"
+    """Return the text to paste. `packages` are Maven coordinates. Raises SpecError if it is impossible."""
+    if reader == "spark":
+        return _spark_snippet(catalog, properties, packages)
+    if reader == "trino":
+        return _trino_properties(catalog, properties)
+    usage = _DUCKDB_LINES if reader == "duckdb" else "\nprint(catalog.list_namespaces())"
+    return _pyiceberg_snippet(catalog, properties) + usage
 
 
 _DUCKDB_LINES = """
@@ -84,36 +81,28 @@ def _spark_snippet(catalog: str, properties: Mapping[str, str], packages: Sequen
         "spark.sql.session.timeZone": "UTC",
         **configured,
     }
-    return "\n".join(
-        [
-            *_imports(settings.values()),
-            "from pyspark.sql import SparkSession",
-            "",
-            "spark = (",
-            "    SparkSession.builder",
-            *(f'    .config("{key}", {_python_literal(value)})' for key, value in settings.items()),
-            "    .getOrCreate()",
-            ")",
-            f'spark.sql("SHOW NAMESPACES IN {catalog}").show()',
-        ]
-    )
+    lines = "\n".join(f'    .config("{key}", {_python_literal(value)})' for key, value in settings.items())
+    return f"""{_imports(settings.values())}from pyspark.sql import SparkSession
+
+spark = (
+    SparkSession.builder
+{lines}
+    .getOrCreate()
+)
+spark.sql("SHOW NAMESPACES IN {catalog}").show()"""
 
 
 def _pyiceberg_snippet(catalog: str, properties: Mapping[str, str]) -> str:
     shown = _replace_secrets(catalog, properties, database_password=False)
-    return "\n".join(
-        [
-            *_imports(shown.values()),
-            "from pyiceberg.catalog import load_catalog",
-            "",
-            "catalog = load_catalog(",
-            f'    "{catalog}",',
-            "    **{",
-            *(f'        "{key}": {_python_literal(value)},' for key, value in sorted(shown.items())),
-            "    },",
-            ")",
-        ]
-    )
+    lines = "\n".join(f'        "{key}": {_python_literal(value)},' for key, value in sorted(shown.items()))
+    return f'''{_imports(shown.values())}from pyiceberg.catalog import load_catalog
+
+catalog = load_catalog(
+    "{catalog}",
+    **{{
+{lines}
+    }},
+)'''
 
 
 def _trino_properties(catalog: str, properties: Mapping[str, str]) -> str:
@@ -203,5 +192,5 @@ def _python_literal(value: str) -> str:
     return f'os.environ["{found[1]}"]' if found else json.dumps(value)
 
 
-def _imports(values: Iterable[str]) -> list[str]:
-    return ["import os", ""] if any(map(_REFERENCE.fullmatch, values)) else []
+def _imports(values: Iterable[str]) -> str:
+    return "import os\n\n" if any(map(_REFERENCE.fullmatch, values)) else ""

@@ -37,13 +37,8 @@ def use_current_names(declared: Schema, existing: Schema, former: FormerColumns)
 
 def find_aliases(existing: Schema, former: FormerColumns) -> dict[str, int]:
     """Return the former column names that records may still use, with field ids."""
-    return {
-        name: field_id
-        for name, field_id in former.items()
-        if field_id is not None
-        and not _has_column(existing, name)
-        and find_current_name(existing, field_id) is not None
-    }
+    renamed = {name: i for name, i in former.items() if i is not None and not _has_column(existing, name)}
+    return {name: i for name, i in renamed.items() if find_current_name(existing, i) is not None}
 
 
 def _has_column(schema: Schema, name: str) -> bool:

@@ -68,7 +68,7 @@ class LocalStore(ObjectStore):
                 names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
             except (FileNotFoundError, NotADirectoryError):
                 return []
-            return [f"{folder.rstrip('/')}/{name}" for name in names if any(True for _ in _walk(root / name))]
+            return [f"{folder.rstrip('/')}/{name}" for name in names if any(_list_files(root / name, ""))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
         """Delete files, and folders that become empty. A process that creates a file there retries."""
@@ -95,13 +95,6 @@ def _to_local_path(path: str) -> Path:
     if path.startswith("file:"):
         path = "/" + path.removeprefix("file:").lstrip("/")
     return Path(path)
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            if not name.endswith(_TEMPORARY_SUFFIX):
-                yield Path(folder, name)
 
 
 def _list_files(root: Path | str, name: str) -> Iterator[FileInfo]:

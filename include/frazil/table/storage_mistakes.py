@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import sys
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from pyiceberg.exceptions import AuthorizationExpiredError
@@ -66,12 +65,9 @@ def _translate_credentials_error(path: str, error: Exception) -> FrazilError | N
             f"{path}: the credentials of the object store have expired: {_error_text(error)}. The catalog issues new "
             "credentials when the table is next loaded"
         )
-    half = boto is not None and isinstance(error, boto.PartialCredentialsError)
-    if (
-        half
-        or isinstance(error, PermissionError)
-        or (is_object_store_error(error) and any(s in str(error) for s in _DENIED_TEXTS))
-    ):
+    is_partial = boto is not None and isinstance(error, boto.PartialCredentialsError)
+    is_denied = is_object_store_error(error) and any(text in str(error) for text in _DENIED_TEXTS)
+    if is_partial or is_denied or isinstance(error, PermissionError):
         return AccessDenied(
             f"{path}: the object store refuses frazil's credentials: {_error_text(error)}; correct them"
         )
@@ -102,7 +98,12 @@ _EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 
 def is_credentials_expiry(error: BaseException) -> bool:
     """Return whether expired credentials caused the error."""
-    return any(isinstance(each, AuthorizationExpiredError) or _has_expiry_code(each) for each in _walk_causes(error))
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, AuthorizationExpiredError) or _has_expiry_code(cause):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def _has_expiry_code(error: BaseException) -> bool:
@@ -111,10 +112,3 @@ def _has_expiry_code(error: BaseException) -> bool:
     # PyArrow's errors, and an executor's error, which arrives as a frazil error, only have the text.
     text = f"{code} {error}" if isinstance(error, OSError | CommitUnavailable) else str(code)
     return any(each in text for each in _EXPIRED_CODES)
-
-
-def _walk_causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__

@@ -163,8 +163,11 @@ def _create(catalog: Catalog, declared: DeclaredTable) -> Table:
     """Create the namespace and the table, and return it. Another process may create it first."""
     check_readable_schema(declared.schema, declared.identifier)
     parts = declared.identifier.split(".")
-    for depth in range(1, len(parts)):
-        _ensure_namespace(catalog, tuple(parts[:depth]))
+    for namespace in (tuple(parts[:depth]) for depth in range(1, len(parts))):
+        # Another process may create the namespace after the check: SqlCatalog's primary key refuses a second one.
+        with suppress(NamespaceAlreadyExistsError, IntegrityError):
+            if not catalog.namespace_exists(namespace):
+                catalog.create_namespace(namespace)
     found = find_remains(catalog, declared)
     try:
         if found is not None:
@@ -196,16 +199,6 @@ def _wait_for_creation(catalog: Catalog, identifier: str) -> Table | None:
         with suppress(NoSuchTableError):
             return catalog.load_table(identifier)
     return None
-
-
-def _ensure_namespace(catalog: Catalog, namespace: tuple[str, ...]) -> None:
-    if catalog.namespace_exists(namespace):
-        return
-    try:
-        catalog.create_namespace(namespace)
-    except (NamespaceAlreadyExistsError, IntegrityError):
-        # Another process has created the namespace since the check: SqlCatalog's primary key refuses a second one.
-        return
 
 
 def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema) -> dict[str, list[str]]:

@@ -123,7 +123,7 @@ def test_dead_letters_of_a_topic_whose_commits_were_forgotten_are_not_counted(ma
 def test_records_are_searched_past_one_that_a_clock_that_was_behind_dated() -> None:
     window = Period(10 * MAX_CLOCK_STEP_MS, 11 * MAX_CLOCK_STEP_MS)
     times = [window.to_ms, window.from_ms - MAX_CLOCK_STEP_MS, window.from_ms, window.from_ms - MAX_CLOCK_STEP_MS - 1]
-    marker: Any = SimpleNamespace(settled=BatchKey(1, 9), outcome_of=lambda _: BatchOutcome.COMMITTED)
+    marker: Any = SimpleNamespace(settled=BatchKey(1, 9), has_committed=lambda _: True)
     records: Any = [
         SimpleNamespace(key=BatchKey(1, 9 - n), created_at_ms=at) for n, at in enumerate([*times, window.from_ms])
     ]
@@ -157,5 +157,5 @@ def test_a_missing_record_is_wrong_unless_the_stream_may_have_been_forgotten(
     monkeypatch.setattr(stream_audit, "is_rolled_back", lambda *_, **__: False)
     marker: Any = SimpleNamespace(stream="s", outcome_of=lambda _: outcome)
     table: Any = SimpleNamespace(name=lambda: ("a", "b"))
-    (found,) = stream_audit._metadata_findings(table, marker, Claims(missing_commit_records=(path,)))
+    (found,) = stream_audit.report_metadata_problems(table, marker, Claims(missing_commit_records=(path,)))
     assert found.kind is kind

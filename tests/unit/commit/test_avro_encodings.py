@@ -27,7 +27,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.commit import manifest_writing
 from frazil.commit.manifest_lists import ListWriter
-from frazil.commit.manifest_writing import MAX_CACHED_ENCODINGS, ManifestLayout, write_added
+from frazil.commit.manifest_writing import MAX_CACHED_ENCODINGS, ManifestLayout, NewManifest, write_added
 from frazil.table.recent import BoundedCache
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "day", StringType()), schema_id=3)
@@ -78,7 +78,7 @@ def written(
 ) -> bytes:
     path = f"{table.location()}/{name}.avro"
     files = [a_file(layout.spec.spec_id, "2026-01-01")]
-    write_added(files, layout, content=content, path=path, table=table, snapshot_id=11)
+    write_added(files, layout, content, NewManifest(path, table, snapshot_id=11))
     return read(path)
 
 

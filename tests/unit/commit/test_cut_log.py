@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,8 +33,10 @@ def start(world: Any, committer: Any, *, on_gap: str, monkeypatch: pytest.Monkey
     """What a writer does between its take-over and its query."""
     monkeypatch.setattr("time.sleep", lambda _: None)
     spec = SimpleNamespace(name="events", source=SimpleNamespace(topics=("events",), on_gap=on_gap))
-    parts: Any = SimpleNamespace(spec=spec, kafka=StandInKafka(), tables=world.tables, emit=None)
-    epoch = Epoch(parts, goal=None, stopping=threading.Event())
+    writer: Any = SimpleNamespace(spec=spec)
+    kafka: Any = StandInKafka()
+    unused: list[Any] = [None] * 6
+    epoch = Epoch(writer, kafka, world.tables, *unused)
 
     def go() -> Marker:
         return epoch._handle_offset_gaps(committer, world.marker(), Topics(world.source, (P0, P1)))

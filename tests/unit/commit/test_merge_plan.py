@@ -34,7 +34,7 @@ from pyiceberg.types import (
 )
 
 from frazil.commit import merge_plan
-from frazil.commit.manifest_writing import ManifestLayout, write_added
+from frazil.commit.manifest_writing import ManifestLayout, NewManifest, write_added
 from frazil.commit.merge_plan import plan_merge
 from frazil.commit.merging import UPSERT_MODE
 from frazil.commit.snapshot import SnapshotWriter
@@ -157,7 +157,7 @@ def test_a_large_group_is_split_and_a_last_task_inserts(whole, monkeypatch):
     assert [(len(task.files), task.inserts) for task in plan.tasks] == [(4, False)] * 3
     (last,) = plan.insert_tasks
     assert last.after == (0, 1, 2)
-    assert last.task(dict.fromkeys(last.after, b"")).changes == plan.tasks[0].changes
+    assert last.make_task(dict.fromkeys(last.after, b"")).changes == plan.tasks[0].changes
     assert files_of(plan) == set(range(12))
 
 
@@ -225,9 +225,7 @@ def _land_deletes(world, *files):
     layout = ManifestLayout.for_spec(table.spec(), table.metadata)
     path = f"{table.location()}/metadata/deletes.avro"
     writer.manifests = [
-        write_added(
-            files, layout, content=ManifestContent.DELETES, path=path, table=table, snapshot_id=writer.snapshot_id
-        )
+        write_added(files, layout, ManifestContent.DELETES, NewManifest(path, table, writer.snapshot_id)),
     ]
     prepared = writer.prepare(table, summary={}, now_ms=world.clock_ms)
     world.catalog.inner.commit_table(table, prepared.requirements, prepared.updates)
@@ -251,7 +249,7 @@ def test_deletes_come_with_their_files_of_one_file_or_of_many(whole):
     ("more", "said"),
     [
         ({"content": DataFileContent.EQUALITY_DELETES}, "has equality deletes"),
-        ({"kind": FileFormat.PUFFIN}, "has deletes in a PUFFIN file"),
+        ({"kind": FileFormat.PUFFIN}, "has a file in PUFFIN format"),
     ],
 )
 def test_deletes_that_a_merge_does_not_apply_are_refused(whole, more, said):

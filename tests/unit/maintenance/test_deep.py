@@ -20,7 +20,7 @@ from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.transforms import HourTransform, MonthTransform, YearTransform
 from pyiceberg.typedef import Record
 
-from frazil.commit.manifest_writing import ManifestLayout, write_added
+from frazil.commit.manifest_writing import ManifestLayout, NewManifest, write_added
 from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import Deletes, PartitionFiles
 from frazil.maintenance.tables import find_maintained
@@ -120,10 +120,8 @@ def test_delete_files_are_counted_by_partition_and_are_no_data_files(made: MadeS
         partition=Record(16_069), record_count=1, file_size_in_bytes=10,
     )  # fmt: skip
     deletes.spec_id = 0
-    manifest = write_added(
-        [deletes], ManifestLayout.for_spec(table.spec(), table.metadata), content=ManifestContent.DELETES,
-        path=f"{tmp_path}/d.avro", table=table, snapshot_id=1,
-    )  # fmt: skip
+    layout, new = ManifestLayout.for_spec(table.spec(), table.metadata), NewManifest(f"{tmp_path}/d.avro", table, 1)
+    manifest = write_added([deletes], layout, ManifestContent.DELETES, new)
     first, second = partitions(made, manifest)
     assert [(p.files, p.delete_files) for p in (first, second)] == [(1, 1), (1, 0)]
     assert (first.deletes.shared, first.deletes.bytes, first.deletes.rows) == (1, 10, 1), "it names no one data file"
@@ -148,10 +146,8 @@ def test_deletion_vectors_are_counted_for_their_data_files(made: MadeStream, tmp
     ]  # fmt: skip
     for vector in vectors:
         vector.spec_id = 0
-    manifest = write_added(
-        vectors, ManifestLayout.for_spec(table.spec(), table.metadata), content=ManifestContent.DELETES,
-        path=f"{tmp_path}/d.avro", table=table, snapshot_id=1,
-    )  # fmt: skip
+    layout, new = ManifestLayout.for_spec(table.spec(), table.metadata), NewManifest(f"{tmp_path}/d.avro", table, 1)
+    manifest = write_added(vectors, layout, ManifestContent.DELETES, new)
     found = [p for p in partitions(made, manifest) if p.delete_files]
     assert [(p.deletes.shared, p.deletes.rows, p.deletes.dangling) for p in found] == [(0, 1, ())]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.io import load_file_io
@@ -100,7 +101,9 @@ class MadeTable:
         return total
 
     def _run(self, context: MergeContext, task: MergeTask) -> None:
-        self.last.append(MergeResult.from_json(run_merge_task(context, MergeTask.from_json(task.to_json())).to_json()))
+        received = msgspec.json.decode(msgspec.json.encode(task), type=MergeTask)
+        answer = msgspec.json.encode(run_merge_task(context, received))
+        self.last.append(msgspec.json.decode(answer, type=MergeResult))
 
     def _apply(self) -> None:
         for result in self.last:

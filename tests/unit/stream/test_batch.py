@@ -80,8 +80,7 @@ def test_a_batch_that_commits_has_a_phase_of_its_own():
         tables=SimpleNamespace(journals=SimpleNamespace(put=lambda _: True)),
         committer=SimpleNamespace(commit=lambda _: steps.append("commit")),
         route=SimpleNamespace(commit_batch=lambda: steps.append("routed tables")),
-        wait=None,
-        _report_outage=None,
+        _retry_during_outage=lambda attempt, _: attempt(),
     )
     BatchRunner._journal_and_commit(runner, SimpleNamespace(key=BatchKey(1, 1)))  # type: ignore[arg-type]
     assert steps == [Phase.JOURNALING, Phase.COMMITTING, "commit", "routed tables"]

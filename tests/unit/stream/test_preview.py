@@ -18,7 +18,7 @@ def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_tha
     monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
     monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 3)])
     found = preview.preview(spec, limit=3)
-    assert [(one.offset, one.fate) for one in found] == [(0, "row"), (1, "dead letter"), (2, "dropped")]
+    assert [(one.offset, one.outcome) for one in found] == [(0, "row"), (1, "dead letter"), (2, "dropped")]
     assert found[1].error.startswith("TransformFailed: the transform failed: Syntax Error: ")
 
 
@@ -33,7 +33,7 @@ def test_a_record_that_changes_nothing_and_a_rejected_one_have_other_outcomes(
     monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
     monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 5)])
     found = preview.preview(spec, limit=5)
-    assert [(one.fate, bool(one.error)) for one in found] == [
+    assert [(one.outcome, bool(one.error)) for one in found] == [
         ("row", False),
         ("no change", False),
         ("dead letter", True),

@@ -31,7 +31,7 @@ from frazil.stream.planner import DESCRIBE_INTERVAL_S
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import StallLimits
-from frazil.stream.writer import MAX_START_ATTEMPTS, Epoch, EpochParts, Writer
+from frazil.stream.writer import MAX_START_ATTEMPTS, Epoch, Writer
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES
 from frazil.table.catalogs import load_catalog
 from frazil.table.sql_catalog import PreparedSqlCatalog
@@ -92,7 +92,9 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         monkeypatch.setattr(writer_module, "BatchLoop", Loop)
         monkeypatch.setattr(Epoch, "_take_over", begin)
-        one = Epoch(Anything(), goal=None, stopping=Stopping())  # type: ignore[arg-type]
+        writer: Any = SimpleNamespace(stopping=Stopping(), hosting=Anything(), engine=None, spec=None)
+        unused: Any = [Anything()] * 8
+        one = Epoch(writer, *unused)
         try:
             one.run()
         finally:
@@ -104,7 +106,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_loop_whose_python_starts_too_late_begins_again_in_the_same_epoch(epoch: Any):
     one, left = epoch([0, 0, 0, None])
-    assert (left, one.stopping.waits) == (0, [2, 4, 8])
+    assert (left, one.writer.stopping.waits) == (0, [2, 4, 8])
 
 
 def test_after_a_batch_the_attempts_are_counted_again(epoch: Any):
@@ -244,7 +246,7 @@ def test_notices_of_an_epoch_are_withdrawn_and_counted_on_by_the_next(frazil_hom
     reporter = Reporter(events, fingerprint="f", folder=tmp_path, limits=StallLimits.for_stream(spec))
     issued: list[NoticeIssued] = []
     events.add(lambda event: issued.append(event.what) if isinstance(event.what, NoticeIssued) else None)
-    parts = EpochParts(
+    epoch = Epoch(
         Writer(spec, Anything()),  # type: ignore[arg-type]
         kafka,  # type: ignore[arg-type]
         made.tables,
@@ -264,10 +266,8 @@ def test_notices_of_an_epoch_are_withdrawn_and_counted_on_by_the_next(frazil_hom
         assert heartbeat is not None
         return heartbeat.notices
 
-    first = Epoch(parts, goal=None, stopping=threading.Event())
-    assert len(commit(first._take_over(), "compiles", "reads slowly", drift=SchemaDrift(unknown=2))) == 3
-    second = Epoch(parts, goal=None, stopping=threading.Event(), after=first.number)
-    slow, unmatched = commit(second._take_over(), "reads slowly", drift=SchemaDrift(unknown=1))
+    assert len(commit(epoch._take_over(), "compiles", "reads slowly", drift=SchemaDrift(unknown=2))) == 3
+    slow, unmatched = commit(epoch._take_over(), "reads slowly", drift=SchemaDrift(unknown=1))
     assert slow == "reads slowly"
     assert unmatched.startswith("3 records have no field")
     assert sum(not one.replaces for one in issued) - sum(not one.sentence for one in issued) == 2
