@@ -6,7 +6,7 @@ import { bar } from "./charts.js";
 import { h, s } from "./dom.js";
 import { ago, bytes, count, counted, duration, iso, mean, moment, rate, short, times, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
-import { breadcrumb, heldBy, needsList, words } from "./parts.js";
+import { breadcrumb, card, heldBy, needsList, number, words } from "./parts.js";
 import { periodOf, recorded } from "./recorded.js";
 import { routed } from "./routed.js";
 
@@ -73,16 +73,10 @@ function deadLetterNote(view) {
   return remaining < all && all === rejected ? `${when}, ${count(remaining)} are left` : when;
 }
 
-function number(name, value, beside) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, value), h("small", {}, beside)));
-}
-
 function events(view) {
   if (!view.events.length) return null;
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Events"),
+  return card(
+    "Events",
     h("ol", { class: "runs" }, view.events.map((one) => h("li", {}, h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), " ", words(one.sentence), h("small", {}, one.kind))))),
   );
 }
@@ -95,10 +89,8 @@ function partitions(view) {
   const most = Math.max(...view.partitions.map(({ lag }) => lag || 0), 1);
   const holder = view.partitions.find(({ holds }) => holds);
   const more = view.partitions_in_all - view.partitions.length;
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Topic-partitions"),
+  return card(
+    "Topic-partitions",
     h(
       "p",
       { class: "soft" },
@@ -123,10 +115,8 @@ function cell(one, most) {
 }
 
 function runs(view) {
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Writers"),
+  return card(
+    "Writers",
     view.runs.length
       ? h("ol", { class: "runs" }, view.runs.map((run) => h(
           "li",
@@ -140,10 +130,8 @@ function runs(view) {
 
 function rejected(view) {
   const name = view.line.stream;
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Rejected in the last day"),
+  return card(
+    "Rejected in the last day",
     view.rejected.length
       ? h(
           "ul",
@@ -172,10 +160,8 @@ function changes(view) {
   const found = Object.keys(RESULTS).filter((name) => name in view.changes || name in view.last_changes);
   if (!found.length) return null;
   const most = Math.max(...found.map((name) => view.changes[name] || 0), 1);
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, view.facts.Mode === "upsert" ? "Changes by result" : "Repeats"),
+  return card(
+    view.facts.Mode === "upsert" ? "Changes by result" : "Repeats",
     h(
       "table",
       { class: "small became" },
@@ -210,7 +196,7 @@ function facts(view) {
     "Dead letters": toTable,
   };
   const topics = view.topics.length > 0;
-  return h("section", { class: "card" }, h("h2", {}, "Declaration"), h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, said[name] && (name !== "Topics" || topics) ? said[name](value) : value)])));
+  return card("Declaration", h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, said[name] && (name !== "Topics" || topics) ? said[name](value) : value)])));
 }
 
 function toTable(name) {
@@ -226,10 +212,8 @@ const NAMES = [
 
 function airflowLinks(view) {
   const dags = Object.entries(view.dags || {});
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "In Airflow"),
+  return card(
+    "In Airflow",
     dags.length
       ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))), view.log && h("li", {}, h("a", { ...linkTo(view.log), "data-key": "log" }, "Log of the writer's task")))
       : h("p", { class: "soft" }, view.dags ? "Airflow has none of the stream's DAGs. If they do not appear soon, check its import errors." : "Loading …"),
