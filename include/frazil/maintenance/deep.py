@@ -175,12 +175,7 @@ class _FileLimits:
             return due
         few, few_bytes = int(is_small), size if is_small else 0
         return dataclasses.replace(
-            due,
-            due_files=1,
-            due_bytes=size,
-            due_largest_bytes=size,
-            due_small_files=few,
-            due_small_bytes=few_bytes,
+            due, due_files=1, due_bytes=size, due_largest_bytes=size, due_small_files=few, due_small_bytes=few_bytes
         )
 
 

@@ -107,9 +107,7 @@ class SparkTable:
                     self.java.manageSnapshots().removeTag(HISTORY_TAG).commit()
             except (LostRace, SparkFailed) as error:
                 log.warning(
-                    "cannot remove the tag %s, which keeps snapshots until the next compaction: %s",
-                    HISTORY_TAG,
-                    error,
+                    "cannot remove the tag %s, which keeps snapshots until the next compaction: %s", HISTORY_TAG, error
                 )
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
