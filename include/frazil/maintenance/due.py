@@ -46,10 +46,6 @@ def plan_manifests(
     return ManifestPlan(worth, f"{format_count(total, 'manifest', 'becomes|become')} about {left:,}")
 
 
-FULL_CHECK_INTERVAL = timedelta(days=1)
-"""Interval of the full check, which does not rely on metadata alone."""
-
-
 class Action(StrEnum):
     """The maintenance actions, in order. Each leaves less work for the next."""
 
@@ -72,13 +68,14 @@ class DueCheck:
 def find_due_actions(
     health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None
 ) -> Mapping[Action, DueCheck]:
-    """Return whether each action is due, and why. `full_check_at` is the time of the daily full check."""
+    """Return whether each action is due, and why. At `full_check_at`, a daily check does not rely on metadata alone."""
     again = full_check_at is not None and (
-        (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_INTERVAL < settings.every
+        (timedelta(milliseconds=health.at_ms) - full_check_at) % timedelta(days=1) < settings.every
     )
+    manifests = plan_manifests(health.manifest_groups, settings.manifests)
     checks = {
         Action.COMPACTION: _check_compaction(health, settings.compaction, again=again),
-        Action.MANIFESTS: _check_manifests(health, settings.manifests),
+        Action.MANIFESTS: DueCheck(bool(manifests.spec_ids), manifests.sentence),
         Action.EXPIRY: _check_expiry(health, settings.expiry),
     }
     off = DueCheck(False, "it is switched off")
@@ -108,11 +105,6 @@ def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
     dangling = health.delete_files > health.data_files
     share = min(health.average_file_bytes / health.target_file_bytes, 1)
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows * share
-
-
-def _check_manifests(health: TableHealth, settings: Manifests) -> DueCheck:
-    plan = plan_manifests(health.manifest_groups, settings)
-    return DueCheck(bool(plan.spec_ids), plan.sentence)
 
 
 def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:

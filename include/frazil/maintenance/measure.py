@@ -252,7 +252,8 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, l
             check_ancestry(metadata, marker, table=spec.table.identifier)
     except (MarkerUnreadable, RolledBack) as error:  # `frazil status` and the writer's exit say so
         marker, problem = None, str(error)
-    last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
+    marked = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
+    last_ms = last_commit_ms(metadata, spec.name) or (marked.timestamp_ms if marked else None)
     watermark_ms = None if marker is None or marker.watermark_us is None else marker.watermark_us // 1000
     found = StreamHealth(
         spec.name, None, last_ms, watermark_ms, spec.commit.longest_interval // timedelta(milliseconds=1)
@@ -271,11 +272,6 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, l
         answer = kafka_lag(spec, marker)
         return replace(found, lag_problem=answer) if isinstance(answer, str) else replace(found, lag=answer)
     return replace(found, lag_problem=problem if found.lag is None else None)
-
-
-def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
-    return snapshot.timestamp_ms if snapshot else None
 
 
 def observe_writer(stream: str) -> Observation | None:
