@@ -14,7 +14,7 @@ from airflow.sdk import DAG, Asset, AssetAlias, Param, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.dag_ids import AUDITS_DAG, GROUP, HEALTH
-from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval, task
+from frazil.airflow.dag_profile import OnFailure, dag_profile, names_param, read_interval, task
 from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.untrusted_values import check_xcom
 from frazil.errors import SpecError
@@ -58,13 +58,7 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
         schedule=f"{AUDIT_MINUTE} {_CRON_HOURS.get(hours, f'*/{hours}')} * * *",
         max_active_runs=MAX_ACTIVE_RUNS,
         params={
-            "streams": Param(
-                [],
-                type="array",
-                items={"type": "string", **({"enum": names} if names else {})},
-                examples=names,
-                description="Streams to audit. Empty: all.",
-            ),
+            "streams": names_param(names, "Streams to audit. Empty: all."),
             "hours": Param(hours, type="integer", minimum=1, description="Number of complete hours to audit."),
             "source": Param(False, type="boolean", description="Also compare with the records in Kafka."),
         },

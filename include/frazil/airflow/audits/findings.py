@@ -40,9 +40,7 @@ def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None
     """
     audits = list(audits)
     if audits:
-        store.set(
-            LAST_AUDITS_KEY, {**read_last_audits(store), **{found["stream"]: _audit_text(found) for found in audits}}
-        )
+        store.set(LAST_AUDITS_KEY, read_last_audits(store) | {found["stream"]: _audit_text(found) for found in audits})
     before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
     after = dict(before)
     for found in audits:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names, suites)
         task(outlets=[HEALTH])(changed)(measured)
         task(on_failure_callback=failure_notifiers(on_failure, _fired_message))(alerts)(measured)
-        task(on_success_callback=resolved_notifiers(on_resolved, _resolved_message))(resolved)(measured)
+        resolved_message = partial(_message, kind="resolved")
+        task(on_success_callback=resolved_notifiers(on_resolved, resolved_message))(resolved)(measured)
     return dag
 
 
@@ -104,14 +106,12 @@ def measure(streams: str, aggregations: str | None, names: list[str], expectatio
     from frazil.airflow.health import tasks as table_health
 
     stores = get_current_context()["asset_state_store"]
-    again = {name: stores[again_asset(name)] for name in names}
-    folder = Path(aggregations) if aggregations else None
     return table_health.measure_all(
         Path(streams),
         stores[HEALTH],
-        aggregations=folder,
+        aggregations=Path(aggregations) if aggregations else None,
         expectations=Path(expectations) if expectations else None,
-        again=again,
+        again={name: stores[again_asset(name)] for name in names},
         failed=watched.failed_runs,
         is_paused=watched.is_dag_paused,
     )
@@ -149,10 +149,6 @@ def _fired_message(context: Any) -> Message | None:
         return _message(context, "fired")
     except Exception:  # Airflow did not answer: the task failed, which is reported
         return failure_message(context)
-
-
-def _resolved_message(context: Any) -> Message | None:
-    return _message(context, "resolved")
 
 
 def _message(context: Any, kind: str) -> Message | None:

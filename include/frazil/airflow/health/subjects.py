@@ -63,11 +63,8 @@ class RouteFindings:
         """Parse the result of `to_json`. Ignores invalid content, because other users can write the store."""
         after, beyond = value.get("after"), value.get("beyond")
         found = beyond.items() if isinstance(beyond, Mapping) else ()
-        valid = {
-            table: [rule for rule in rules if isinstance(rule, str)]
-            for table, rules in found
-            if isinstance(rules, list)
-        }
+        listed = {table: rules for table, rules in found if isinstance(rules, list)}
+        valid = {table: [rule for rule in rules if isinstance(rule, str)] for table, rules in listed.items()}
         return cls(valid, after if isinstance(after, str) else "")
 
 
@@ -163,9 +160,7 @@ def read_subjects(
     """Return each subject's readings, or why it cannot be read. `timeout_s` is the limit for one catalog."""
     # A task may talk to Airflow from one thread only.
     runs = {
-        name: [
-            reading for dag_id in subject.dags for reading in _dag_reading(dag_id, subject.alerts, failed, is_paused)
-        ]
+        name: [one for dag_id in subject.dags for one in _dag_reading(dag_id, subject.alerts, failed, is_paused)]
         for name, subject in subjects.items()
         if subject.alerts.enabled
     }
@@ -216,7 +211,9 @@ def build_watched_subjects(
     feeds = [seen for one in valid for seen in list_windowed_views(one)]
     for table, spec in specs.items():
         if spec.window is not None:
-            windows = _windows_subject(table, [one for one in feeds if one.table.identifier == table], now_ms)
+            fed = [one for one in feeds if one.table.identifier == table]
+            dags, read = (partitions_dag_of(fed[0]),), partial(read_window_rules, table, fed, now_ms=now_ms)
+            windows = WatchedSubject(fed[0].maintenance.alerts, read, dags, _catalog_of(fed[0]))
             found[f"route of {spec.name}" if is_template_view(spec) else f"care of {table}"] = windows
     for name, spec in routes_by_name(valid).items():
         if spec.sinks.template is not None:
@@ -258,12 +255,6 @@ def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> W
 
 def _catalog_of(spec: StreamSpec) -> str:
     return spec.table.catalog or "default"
-
-
-def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> WatchedSubject:
-    read = partial(read_window_rules, table, specs, now_ms=now_ms)
-    dags = (partitions_dag_of(specs[0]),)
-    return WatchedSubject(specs[0].maintenance.alerts, read, dags, _catalog_of(specs[0]))
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:

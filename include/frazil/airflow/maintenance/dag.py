@@ -24,7 +24,16 @@ from airflow.sdk import DAG, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.dag_ids import HEALTH, MAINTENANCE_DAG
-from frazil.airflow.dag_profile import OnFailure, OnLate, dag_profile, deadline, report, reported_errors, task
+from frazil.airflow.dag_profile import (
+    OnFailure,
+    OnLate,
+    dag_profile,
+    deadline,
+    names_param,
+    report,
+    reported_errors,
+    task,
+)
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
 from frazil.maintenance.due import Action
@@ -141,13 +150,7 @@ def _table_tasks(name: Any, folder: str, app: dict[str, Any]) -> None:
 
 def _form(names: list[str]) -> dict[str, Param]:
     return {
-        "tables": Param(
-            [],
-            type="array",
-            items={"type": "string", **({"enum": names} if names else {})},
-            examples=names,
-            description="Tables to maintain, each with its dead-letter tables. Empty: all.",
-        ),
+        "tables": names_param(names, "Tables to maintain, each with its dead-letter tables. Empty: all."),
         "actions": Param(list(ACTIONS), type="array", items={"enum": list(ACTIONS)}, description="Actions"),
         "dry-run": Param(False, type="boolean", description="Only log what would be done."),
     }

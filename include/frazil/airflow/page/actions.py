@@ -127,9 +127,7 @@ def _table_subject(action: PageAction, name: str, select_visible: SelectVisible)
 
 def find_run(action: PageAction, name: str, run_id: str, sees: SelectVisible) -> RunResult | None:
     subject = find_action_subject(action, name, sees) if action in DAG_ACTIONS else None
-    if subject is None:
-        return None
-    return read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
+    return subject and read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
 
 
 def build_action_plan(action: PageAction, subject: ActionSubject, form: Form, *, may_unpause: bool = False) -> Plan:
@@ -226,11 +224,8 @@ def _check_and_carry_out(
     spec = subject.spec
     try:
         # Before the check for an unfinished run: a run that starts in between is found by the check, or has this id.
-        run_id = (
-            run_with_timeout(partial(next_run_id, subject.dag, spec.name))
-            if action in TABLE_DEPENDENT_ACTIONS
-            else None
-        )
+        next_id = partial(next_run_id, subject.dag, spec.name)
+        run_id = run_with_timeout(next_id) if action in TABLE_DEPENDENT_ACTIONS else None
         plan, prepared = _plan_and_prepare(action, subject, form, by=by, may_unpause=may_unpause)
     except (CommitUnavailable, TimeoutError) as error:
         raise InvalidForm(f"Nothing was changed: {error}") from error

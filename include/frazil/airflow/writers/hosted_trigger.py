@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
@@ -40,13 +40,11 @@ class HostedObservation:
 class HostedStreamTrigger(UserActionTrigger):
     """Observes the stream's run folder. Fires when the application gives up on the stream or no longer runs it."""
 
+    argument_names = ("stream", "application", "streams", "resume")
+
     def __init__(self, *, stream: str, application: str, streams: str, resume: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stream, self.application, self.streams, self.resume = stream, application, streams, resume
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        names = ("stream", "application", "streams", "resume")
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         from frazil.status.state import State  # loads PyIceberg
