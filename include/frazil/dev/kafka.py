@@ -110,12 +110,9 @@ class EmbeddedKafka(process.EmbeddedServer):
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="Kafka", option="--kafka-port")
-        java = [
-            str(require_java()),
-            *JVM_OPTIONS,
-            f"-Dlog4j2.configurationFile={Path(__file__).with_name('kafka-log4j2.properties').as_uri()}",
-        ]
-        java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure_jars("kafka"))]
+        logging = f"-Dlog4j2.configurationFile={Path(__file__).with_name('kafka-log4j2.properties').as_uri()}"
+        class_path = os.pathsep.join(map(str, jars.ensure_jars("kafka")))
+        java = [str(require_java()), *JVM_OPTIONS, logging, "-cp", class_path]
         data = self.folder / "data"
         make_folder(data)
         process.record_port(self.folder, self.port)

@@ -136,8 +136,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     def _port_conflict(self) -> str:
         s3_port, catalog_port = self._ports()
         fits = all(chosen in (None, used) for chosen, used in zip(self._requested, self._ports(), strict=True))
-        used = f"{s3_port} for S3, {catalog_port} for the catalog"
-        return "" if fits else f"ports other than requested ({used})"
+        return "" if fits else f"ports other than requested ({s3_port} for S3, {catalog_port} for the catalog)"
 
     def _not_ready_reason(self) -> str | None:
         with suppress(requests.RequestException):
@@ -146,19 +145,13 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return ""
 
     def _end_reason(self) -> str:
-        fatal = [
-            found[1]
-            for line in self.log.read_text(errors="replace").splitlines()
-            if (found := _FATAL_LOG_LINE.match(line))
-        ]
+        lines = map(_FATAL_LOG_LINE.match, self.log.read_text(errors="replace").splitlines())
+        fatal = [found[1] for found in lines if found]
         return fatal[-1] if fatal else super()._end_reason()
 
     def _create_buckets(self) -> bool:
         """Create the two buckets. Return whether the volume server, which starts after S3, accepts objects."""
-        from botocore.exceptions import (  # type: ignore[import-untyped]  # an extra
-            BotoCoreError,
-            ClientError,
-        )
+        from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]  # an extra
 
         s3 = self.client()
         try:

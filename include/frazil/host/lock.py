@@ -73,7 +73,7 @@ class WriterLock:
         """Write the holder's launch to the lock file. Only the holder may call this."""
         if self._fd is None:
             raise RuntimeError("only the holder of the lock may write to it")
-        text = json.dumps(launch.to_json()).encode()
+        text = json.dumps(dataclasses.asdict(launch)).encode()
         os.pwrite(self._fd, text, 0)
         os.ftruncate(self._fd, len(text))
 

@@ -10,7 +10,6 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -52,9 +51,6 @@ class Launch:
     application: str = ""
     """The application that runs the stream. Empty, like `streams`, in records of earlier versions."""
     streams: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
