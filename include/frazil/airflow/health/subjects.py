@@ -212,8 +212,8 @@ def build_watched_subjects(
     for table, spec in specs.items():
         if spec.window is not None:
             fed = [one for one in feeds if one.table.identifier == table]
-            dags, read = (partitions_dag_of(fed[0]),), partial(read_window_rules, table, fed, now_ms=now_ms)
-            windows = WatchedSubject(fed[0].maintenance.alerts, read, dags, _catalog_of(fed[0]))
+            read_rules, own_dag = partial(read_window_rules, table, fed, now_ms=now_ms), partitions_dag_of(fed[0])
+            windows = WatchedSubject(fed[0].maintenance.alerts, read_rules, (own_dag,), _catalog_of(fed[0]))
             found[f"route of {spec.name}" if is_template_view(spec) else f"care of {table}"] = windows
     for name, spec in routes_by_name(valid).items():
         if spec.sinks.template is not None:
@@ -225,9 +225,9 @@ def build_watched_subjects(
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
-            read = partial(_aggregation_readings, file, kept.first_days, now_ms) if alerts.enabled else list
+            watched = partial(_aggregation_readings, file, kept.first_days, now_ms) if alerts.enabled else list
             dags, catalog = (reconcile_dag_id(file.path.stem),), (file.spec.catalog if file.spec else None) or "default"
-            found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, read, dags, catalog)
+            found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, watched, dags, catalog)
     return found
 
 

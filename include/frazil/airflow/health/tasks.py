@@ -91,7 +91,7 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
             steps[name] = _step(name, before, seen[name], subjects[name].alerts, now_ms=now_ms)
         elif name in tables and isinstance(health, TableHealth):
             steps[name] = evaluate_alerts(before, health, tables[name].settings, now_ms=now_ms)
-        elif name in tables and health:
+        elif name in tables and isinstance(health, str):
             steps[name] = evaluate_unmeasured(before, name, health, tables[name].settings.alerts, now_ms=now_ms)
         elif name in tables:
             steps[name] = resolve_all(before, name, "the table does not exist")

@@ -127,7 +127,7 @@ def _table_subject(action: PageAction, name: str, select_visible: SelectVisible)
 
 def find_run(action: PageAction, name: str, run_id: str, sees: SelectVisible) -> RunResult | None:
     subject = find_action_subject(action, name, sees) if action in DAG_ACTIONS else None
-    return subject and read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
+    return None if subject is None else read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
 
 
 def build_action_plan(action: PageAction, subject: ActionSubject, form: Form, *, may_unpause: bool = False) -> Plan:

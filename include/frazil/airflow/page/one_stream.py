@@ -160,7 +160,9 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
         log=_log_path(spec, _gather(requests.run).value),
         topics=list_topics(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
         routes=spec.sinks.has_routed_tables or (answer.value is not None and answer.value.routed),
-        routed=requests.routed and _routed_tables(spec, requests.routed, answer.value, view_options.tables, line.level),
+        routed=_routed_tables(spec, requests.routed, answer.value, view_options.tables, line.level)
+        if requests.routed
+        else None,
         pending=history.pending or answer.pending or ends.pending,
         may_act=may_act,
         actions=possible_actions(spec, build_action_state(answer.value, history.value, is_read=is_read)),
