@@ -144,9 +144,8 @@ def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance)
         if isinstance(plan, CompactionPlan):
             _print_partitions(plan)
             if plan.dangling:
-                echo(
-                    f"{format_count(len(plan.dangling), 'delete file')} whose data files are gone would be dropped too"
-                )
+                deletes = format_count(len(plan.dangling), "delete file")
+                echo(f"{deletes} whose data files are gone would be dropped too")
         elif isinstance(plan, ExpiryPlan) and plan.retained_reasons:
             kept = [(str(snapshot), why) for snapshot, why in plan.retained_reasons.items()]
             echo_table(("kept snapshot", "why"), kept[:MAX_SHOWN_ROWS])

@@ -70,9 +70,8 @@ def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
     spec["restartPolicy"] = "Never"  # the supervisor decides whether a writer is restarted
     if account := _first_value(spark, "authenticate.driver.serviceAccountName", "authenticate.serviceAccountName"):
         spec["serviceAccountName"] = account
-    if selector := _strip_prefix(spark, f"{_KUBERNETES_PREFIX}node.selector.") | _strip_prefix(
-        spark, f"{_DRIVER_PREFIX}node.selector."
-    ):
+    general = _strip_prefix(spark, f"{_KUBERNETES_PREFIX}node.selector.")
+    if selector := general | _strip_prefix(spark, f"{_DRIVER_PREFIX}node.selector."):
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **selector}
     if secrets := spark.get(f"{_KUBERNETES_PREFIX}container.image.pullSecrets"):
         spec["imagePullSecrets"] = [{"name": name.strip()} for name in secrets.split(",")]
@@ -149,9 +148,8 @@ def _to_mebibytes(text: str, driver: ClusterDriver) -> int:
 def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
     values = {"PYTHONUNBUFFERED": "1", **_strip_prefix(spark, f"{_KUBERNETES_PREFIX}driverEnv.")}
     fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
-    secrets = {
-        name: where.partition(":") for name, where in _strip_prefix(spark, f"{_DRIVER_PREFIX}secretKeyRef.").items()
-    }
+    named = _strip_prefix(spark, f"{_DRIVER_PREFIX}secretKeyRef.")
+    secrets = {name: where.partition(":") for name, where in named.items()}
     return [
         *({"name": name, "value": value} for name, value in values.items()),
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),

@@ -103,9 +103,7 @@ class EmbeddedKafka(process.EmbeddedServer):
         deadline = time.monotonic() + 30
         while not _has_leaders(admin, name, partitions):
             if time.monotonic() > deadline:
-                raise EnvironmentUnusable(
-                    f"the topic {name} has partitions without a leader after 30 s; see {self.log}."
-                )
+                raise EnvironmentUnusable(f"partitions of topic {name} have no leader after 30 s; see {self.log}.")
             time.sleep(0.05)
 
     def _launch(self) -> None:

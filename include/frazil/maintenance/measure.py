@@ -255,9 +255,8 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, l
     marked = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
     last_ms = last_commit_ms(metadata, spec.name) or (marked.timestamp_ms if marked else None)
     watermark_ms = None if marker is None or marker.watermark_us is None else marker.watermark_us // 1000
-    found = StreamHealth(
-        spec.name, None, last_ms, watermark_ms, spec.commit.longest_interval // timedelta(milliseconds=1)
-    )
+    interval_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
+    found = StreamHealth(spec.name, None, last_ms, watermark_ms, interval_ms)
     if writer := observe_writer(spec.name):
         heartbeat, live = writer.heartbeat, get_fresh_heartbeat(writer, now_ms=now_ms)
         overtaken = heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch)
@@ -305,9 +304,8 @@ def find_template_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[Str
     """Return the undeclared tables that the stream's template may have created."""
     known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
     with translate_catalog_errors(catalog.name):
-        return [
-            template_table(spec, name, specs) for name in list_matching_names(catalog, spec.sinks) if name not in known
-        ]
+        new = [name for name in list_matching_names(catalog, spec.sinks) if name not in known]
+        return [template_table(spec, name, specs) for name in new]
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,9 +83,8 @@ class _ActionRunner:
         except EnvironmentUnusable:
             raise
         except FrazilError as error:
-            made = self._make_outcome(
-                action, Ending.FAILED, f"{type(error).__name__}: {error}", exit_code=error.exit_code
-            )
+            reason = f"{type(error).__name__}: {error}"
+            made = self._make_outcome(action, Ending.FAILED, reason, exit_code=error.exit_code)
         except SparkFailed as error:
             log.debug("%s failed", action, exc_info=True)
             made = self._make_outcome(action, Ending.FAILED, str(error), exit_code=1)

@@ -79,9 +79,8 @@ def build_calendar(
     from_us = until_us - SHOWN_PERIODS[grain] // timedelta(microseconds=1)
     first_us = min((window.start_us for window in signals), default=through_us)
     begin_us = max(from_us, min(first_us, through_us))
-    cells = [
-        _signal_cell(window, signals.get(window), through_us) for window in windows_between(grain, begin_us, until_us)
-    ]
+    windows = windows_between(grain, begin_us, until_us)
+    cells = [_signal_cell(window, signals.get(window), through_us) for window in windows]
     return Calendar(grain, tuple(cells), waits_for)
 
 

@@ -170,9 +170,8 @@ class DriverReporter:
             self._logged = end.bytes
         self._number += 1
         heartbeat = Heartbeat.read(self._exchange)
-        self._folder.write_report(
-            self._order.id, DriverReport(self._number, heartbeat, find_own_submission(), end.bytes, ended)
-        )
+        report = DriverReport(self._number, heartbeat, find_own_submission(), end.bytes, ended)
+        self._folder.write_report(self._order.id, report)
 
 
 class LogTail(logging.Handler):

@@ -172,9 +172,8 @@ class KubernetesSubmitter:
     """Creates pods through the Kubernetes API, without Spark. A pod's name follows from its launch."""
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
-        self._access = find_access(
-            resources.master, environment, context=resources.spark.get("spark.kubernetes.context")
-        )
+        context = resources.spark.get("spark.kubernetes.context")
+        self._access = find_access(resources.master, environment, context=context)
         self._namespace = resources.spark.get("spark.kubernetes.namespace", "default")
 
     def submit(self, driver: ClusterDriver) -> str:

@@ -44,9 +44,8 @@ class MavenCoordinates:
     @property
     def path(self) -> Path:
         classifier = f"-{self.classifier}" if self.classifier else ""
-        return Path(
-            self.organisation, self.name, self.version, f"{self.name}-{self.version}{classifier}.{self.extension}"
-        )
+        file = f"{self.name}-{self.version}{classifier}.{self.extension}"
+        return Path(self.organisation, self.name, self.version, file)
 
     @classmethod
     def from_path(cls, path: Path) -> MavenCoordinates:

@@ -134,9 +134,8 @@ def _find_missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
         if not path.is_file():
             missing.append(jar)
         elif _sha256(path) != jar.sha256:
-            _write_to_stderr(
-                f"{path} does not have the SHA-256 in {LOCK_FILE.name}. It was deleted and is downloaded again.\n"
-            )
+            text = f"{path} does not have the SHA-256 in {LOCK_FILE.name}. It was deleted and is downloaded again.\n"
+            _write_to_stderr(text)
             path.unlink(missing_ok=True)
             missing.append(jar)
     return missing

@@ -34,9 +34,8 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
     major = parse_major_version(output)
     if major != REQUIRED_MAJOR:
         version = f"is Java {major}" if major else "does not report its version"
-        raise EnvironmentUnusable(
-            f"{java} ({found_by}) {version}; frazil needs Java {REQUIRED_MAJOR}. {_HOW_TO_INSTALL}"
-        )
+        text = f"{java} ({found_by}) {version}; frazil needs Java {REQUIRED_MAJOR}. {_HOW_TO_INSTALL}"
+        raise EnvironmentUnusable(text)
     return java
 
 

@@ -104,14 +104,13 @@ class PendingReads:
     @classmethod
     def begin(cls, spec: StreamSpec, view_options: ViewOptions, shown: Period) -> Self:
         request, group, key, name = answer_cache().request, group_of(spec), status_key(spec), spec.name
+        history_key = ("history", shown.hours, view_options.begin_ms, *key)
         past = partial(fetch_history, spec, past_ms=clock.now_ms() - shown.begin_ms)
         specs = [one.spec for one in cached_declarations().value or () if one.spec]
         tables = partial(fetch_routed_names, spec, specs)
         return cls(
             status=views.request_status(spec, first=True),
-            history=request(
-                group, ("history", shown.hours, view_options.begin_ms, *key), past, keep_s=CACHE_S, first=True
-            ),
+            history=request(group, history_key, past, keep_s=CACHE_S, first=True),
             ends=request(f"Kafka of {name}", ("topics", *key), partial(fetch_end_offsets, spec), keep_s=CACHE_S),
             writers=request("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
             dags=request("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
@@ -130,9 +129,8 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
     found, around = history.value or TableHistory(), _related_state(one, dags)
     recorded = drop_unfinished(found.past.points, clock.now_ms())
     points = downsample(recorded, shown)
-    unreadable_parts = views.unreadable_parts(
-        {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
-    )
+    parts = {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
+    unreadable_parts = views.unreadable_parts(parts)
     if "The table" in unreadable_parts:
         unreadable_parts.pop("The cost", None)  # for the same reason
     is_back = answer.value is not None and answer.value.rolled_back

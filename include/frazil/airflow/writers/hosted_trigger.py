@@ -109,9 +109,8 @@ class HostedStreamTrigger(UserActionTrigger):
         now = desired.read()
         if (now.by == CHANGED_BY and now.reason == self._mark_reason()) if now.mode == "paused" else failed_for_it:
             with suppress(DesiredMoved):  # a later action of a user takes precedence
-                desired.resume(
-                    by=CHANGED_BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation
-                )
+                reason = f"the task of run {instance.run_id} was cleared"
+                desired.resume(by=CHANGED_BY, reason=reason, after=now.generation)
 
     def _observe(self) -> HostedObservation:
         from frazil.home import run_folder
@@ -126,9 +125,8 @@ class HostedStreamTrigger(UserActionTrigger):
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
-            return HostedObservation(
-                f"the application {self.application} no longer runs the stream", belongs_to_application=False
-            )
+            ended = f"the application {self.application} no longer runs the stream"
+            return HostedObservation(ended, belongs_to_application=False)
         if not LocalLauncher(self.application).observe().process.is_alive:
             # Another host may have an old state of the stream, which is no longer valid.
             return HostedObservation(f"the application {self.application} does not run on this host")
