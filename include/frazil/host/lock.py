@@ -1,7 +1,5 @@
-"""Locks a run folder, so that only one writer of an application runs on a host.
-
-The lock is a `flock` on `<run folder>/lock`, which the kernel releases if its holder crashes. The file also contains
-the last holder's launch as JSON.
+"""Locks a run folder, so that only one writer of an application runs on a host. The lock is a `flock` on its file
+`lock`, which the kernel releases if its holder crashes. The file also contains the last holder's launch as JSON.
 """
 
 from __future__ import annotations

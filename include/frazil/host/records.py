@@ -1,7 +1,6 @@
-"""The records in a run folder: launches, exits, stop requests, and when the stream was supervised.
-
-Each record has the id of its launch. Fields that a later version added are ignored. Times are in milliseconds since the
-epoch, UTC, unless the name has another unit.
+"""The records in a run folder: launches, exits, stop requests, and when the stream was supervised. Each record has the
+id of its launch. Fields that a later version added are ignored. Times are in milliseconds since the epoch, UTC, unless
+the name has another unit.
 """
 
 from __future__ import annotations

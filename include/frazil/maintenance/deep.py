@@ -1,6 +1,4 @@
-"""Counts the files of each partition from the manifests, for compaction and `frazil health --deep`. Skips unneeded
-fields, which halves the time.
-"""
+"""Counts each partition's files from the manifests. Skips unneeded fields, which halves the time."""
 
 from __future__ import annotations
 

@@ -29,9 +29,8 @@ class ManifestPlan:
 def plan_manifests(
     groups: Sequence[ManifestGroup], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """If there are too many manifests, plan a rewrite in each partition spec where it halves the number of a group.
-
-    A rewrite merges only manifests of the same group.
+    """If there are too many manifests, plan a rewrite in each partition spec where it halves the number of a group. A
+    rewrite merges only manifests of the same group.
     """
     total = sum(group.manifests for group in groups)
     if total < settings.max_count:
@@ -116,9 +115,7 @@ def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:
     age_ms = health.at_ms - health.main_oldest_at_ms
     if age_ms < settings.keep // timedelta(milliseconds=1):
         kept = format_duration(settings.keep)
-        return DueCheck(
-            False, f"the oldest snapshot of main is {format_elapsed(age_ms)} old: snapshots are kept for {kept}"
-        )
-    return DueCheck(
-        True, f"{format_count(health.main_snapshots, 'snapshot')} of main, the oldest {format_elapsed(age_ms)} old"
-    )
+        reason = f"the oldest snapshot of main is {format_elapsed(age_ms)} old: snapshots are kept for {kept}"
+        return DueCheck(False, reason)
+    count = format_count(health.main_snapshots, "snapshot")
+    return DueCheck(True, f"{count} of main, the oldest {format_elapsed(age_ms)} old")

@@ -179,9 +179,8 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten (ms), and main's growth in files and bytes since then.
-
-    Without a rewrite in the history, all files count if the table's files are small.
+    """Return when data files were last rewritten (ms), and main's growth in files and bytes since then. Without a
+    rewrite in the history, all files count if the table's files are small.
     """
     files = size = 0
     head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}

@@ -1,6 +1,4 @@
-"""Runs planned actions of Iceberg's Java API on one table, and returns plain numbers. Raises `LostRace` if another
-commit makes an action impossible.
-"""
+"""Runs planned actions of Iceberg's Java API on one table. Raises `LostRace` if another commit prevents one."""
 
 from __future__ import annotations
 
@@ -148,10 +146,7 @@ class SparkTable:
         return RewriteResult(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
     def _count_groups(self, those: Any, options: dict[str, str], snapshot_id: int) -> int:
-        """Return the number of groups of files that the action had to rewrite.
-
-        With partial progress, Iceberg does not report failed commits.
-        """
+        """Return how many groups of files the action had to rewrite. Iceberg does not report failed partial commits."""
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
@@ -258,7 +253,6 @@ def build_partition_filter(
     jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema
 ) -> Any:
     """Build a Java `Expression` that selects exactly the files of partitions of one spec, by their values in manifests.
-
     Compares terms such as `day(ts) = 16070`: SQL has no `bucket` or `truncate`, and a range would select neighbours.
     """
     expressions = jvm.org.apache.iceberg.expressions.Expressions

@@ -1,6 +1,5 @@
-"""Builds the messages about alerts and failed tasks for notifiers, in three formats and of limited size. Pure.
-
-Quoted text stays on one line, and cannot format the message or mention a user.
+"""Builds the messages about alerts and failed tasks for notifiers, in three formats and of limited size. Pure. Quoted
+text stays on one line, and cannot format the message or mention a user.
 """
 
 from __future__ import annotations
@@ -145,10 +144,7 @@ class Message:
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())])
 
     def each(self) -> tuple[Message, ...]:
-        """Return a message for each alert. Alerts beyond `MAX_SEPARATE` share one message.
-
-        The shared message is resolved once no alert is active.
-        """
+        """Return a message per alert. Alerts beyond `MAX_SEPARATE` share one. It resolves once none is active."""
         alone = [one for one in self.problems if one.alone][: None if self.is_over else MAX_SEPARATE]
         made = [replace(self, problems=(one,), key=one.key) for one in alone]
         rest = self.problems if self.is_over else tuple(one for one in self.problems if one not in alone)

@@ -1,6 +1,4 @@
-"""Defines the page's actions, and describes their effects, which the user confirms. Finds the Airflow components whose
-heartbeats are missing. Pure.
-"""
+"""Defines the page's actions and their effects, which users confirm. Finds missing Airflow components. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Computes records per second and daily costs from the points of a stream's history. Each point covers a time span.
-Pure.
-"""
+"""Computes records per second and daily costs from the points of a stream's history, each of a time span. Pure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Finds the actions that are possible on a stream, and the reasons why others are not. Plans and carries out a reset of
-a stream, or the abandonment of its backfill.
-"""
+"""Finds which actions are possible on a stream, and why others are not. Resets streams, and abandons backfills."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The local agent of a driver in a cluster: submits the driver, follows it, and ends when it ends.
-
-For its supervisor, the agent is the writer: it has the lock, the heartbeat, the log and the exit code. It observes the
-driver through the table's storage and the cluster's API, so a new agent finds the driver of an earlier one.
+"""The local agent of a driver in a cluster: submits the driver, follows it, and ends when it ends. For its supervisor,
+the agent is the writer: it has the lock, the heartbeat, the log and the exit code. It observes the driver through the
+table's storage and the cluster's API, so a new agent finds the driver of an earlier one.
 """
 
 from __future__ import annotations

@@ -157,9 +157,8 @@ def _download(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None
 
 def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
     if not fetched.is_file():
-        raise EnvironmentUnusable(
-            f"{jar.coordinates} was not downloaded; see {ivy_cache / 'ivy.log'} and run the command again."
-        )
+        text = f"{jar.coordinates} was not downloaded; see {ivy_cache / 'ivy.log'} and run the command again."
+        raise EnvironmentUnusable(text)
     actual = _sha256(fetched)
     if actual != jar.sha256:
         shutil.rmtree(ivy_cache, ignore_errors=True)

@@ -93,7 +93,6 @@ def find_java(env: Mapping[str, str]) -> tuple[Path, str]:
         return java, "JAVA_HOME"
     found = shutil.which("java", path=env.get("PATH", os.defpath))
     if not found:
-        raise EnvironmentUnusable(
-            f"Java {REQUIRED_MAJOR} is missing: JAVA_HOME is not set, and PATH has no java. {_HOW_TO_INSTALL}"
-        )
+        text = f"Java {REQUIRED_MAJOR} is missing: JAVA_HOME is not set, and PATH has no java. {_HOW_TO_INSTALL}"
+        raise EnvironmentUnusable(text)
     return Path(found), "PATH"

@@ -1,7 +1,6 @@
-"""Creates the archive with the Python environment of executors and drivers in a cluster.
-
-It has the running Python, frazil and its packages, but not Airflow, quality gates, or PySpark, which the cluster
-provides. The compiled loops that decode records are for this host's type of CPU.
+"""Creates the archive with the Python environment of executors and drivers in a cluster. It has the running Python,
+frazil and its packages, but not Airflow, quality gates, or PySpark, which the cluster provides. The compiled loops that
+decode records are for this host's type of CPU.
 """
 
 from __future__ import annotations

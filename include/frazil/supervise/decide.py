@@ -260,10 +260,9 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
 def consecutive_crashes(
     observed: DecisionInput, decision: Decision, *, now_ms: int, policy: SupervisionPolicy
 ) -> list[ExitRecord]:
-    """Return the latest consecutive exits without a commit, newest first, while they indicate a problem.
-
-    Empty if the running writer has committed, if it has no lag and outlived the earlier writers, or if the failed
-    service responds again. Also empty after the crash window, and if the supervisor's decision has another cause.
+    """Return the latest consecutive exits without a commit, newest first, while they indicate a problem. Empty if the
+    running writer has committed, if it has no lag and outlived the earlier writers, or if the failed service responds
+    again. Also empty after the crash window, and if the supervisor's decision has another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES

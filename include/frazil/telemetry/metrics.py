@@ -1,7 +1,5 @@
-"""Defines all metrics, and stores their values in one process.
-
-Prometheus names follow from the OpenTelemetry names by OpenTelemetry's rules, so that frazil's endpoint and a collector
-export the same names.
+"""Defines all metrics, and stores their values in one process. Prometheus names follow from the OpenTelemetry names by
+OpenTelemetry's rules, so that frazil's endpoint and a collector export the same names.
 """
 
 from __future__ import annotations

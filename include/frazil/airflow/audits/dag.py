@@ -96,9 +96,8 @@ def _stream_tasks(name: Any, folder: str) -> None:
 
 
 def audit(names: list[str], streams: str) -> list[str]:
-    """Audit the hours before this run, and store the results. Return the streams with findings or an error.
-
-    Raises FrazilError if there are several audits and all fail.
+    """Audit the hours before this run, and store the results. Return the streams with findings or an error. Raises
+    FrazilError if there are several audits and all fail.
     """
     from frazil.airflow.audits.findings import store_audits  # a DAG file that is parsed needs no PyIceberg
     from frazil.airflow.audits.tasks import audit_all
@@ -111,10 +110,7 @@ def audit(names: list[str], streams: str) -> list[str]:
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:
-    """Audit one stream again, send an event if there are findings, and return the result.
-
-    Skipped if the stream has not committed yet.
-    """
+    """Audit one stream again, and send an event if there are findings. Skipped before the stream's first commit."""
     from frazil.airflow.audits.tasks import audit_hours
 
     found = audit_hours(name, Path(streams), **_audit_arguments())

@@ -286,9 +286,8 @@ def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: First
     first_days[name] = first = first_days[name] or find_open_day(catalog, spec)
     if first is not None:
         waiting = find_waiting_days(catalog, spec, first=first)
-        yield aggregation_reading(
-            name, spec.target, select_overdue_days(waiting, within=spec.within, now_ms=now_ms), spec.within
-        )
+        overdue = select_overdue_days(waiting, within=spec.within, now_ms=now_ms)
+        yield aggregation_reading(name, spec.target, overdue, spec.within)
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:

@@ -121,9 +121,8 @@ class RewriteOperator(SubmitOperator):
 
         params, folder = context["params"], Path(self.streams)
         with reported_errors():
-            names = table_tasks.find_tables_with_due_rewrites(
-                self.table, folder, actions=params["actions"], dry_run=params["dry-run"]
-            )
+            actions, dry_run = params["actions"], params["dry-run"]
+            names = table_tasks.find_tables_with_due_rewrites(self.table, folder, actions=actions, dry_run=dry_run)
         actions = ",".join(action for action in params["actions"] if action != "orphans")
         self.application_args = [*names, "--streams", str(folder), "--actions", actions]
         super().execute(context)

@@ -1,7 +1,5 @@
-"""Serves the operations page in Airflow's UI: static files, and JSON below `api/`.
-
-Airflow has no CSRF token. The header X-Frazil replaces it: another site cannot set it without a preflight request,
-which this server never grants.
+"""Serves the operations page in Airflow's UI: static files, and JSON below `api/`. Airflow has no CSRF token. The
+header X-Frazil replaces it: another site cannot set it without a preflight request, which this server never grants.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The tasks of a table's partition DAG, which need PyIceberg but not Spark.
-
-A window is signalled once, by a row in `frazil.signals`. If Airflow did not get the event, a later run sends it again.
+"""The tasks of a table's partition DAG, which need PyIceberg but not Spark. A window is signalled once, by a row in
+`frazil.signals`. If Airflow did not get the event, a later run sends it again.
 """
 
 from __future__ import annotations
