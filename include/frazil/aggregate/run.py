@@ -26,7 +26,6 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own abbreviatio
 
 from frazil import clock
 from frazil.aggregate.day_input import (
-    NO_REVISIONS,
     DayInput,
     choose_input,
     find_newer_input,
@@ -113,10 +112,8 @@ class DayRun:
         return None
 
 
-def run_aggregation(
-    name: str, *, folder: Path, day: str, snapshot_id: int | None = None, revisions: str = NO_REVISIONS
-) -> int:
-    """Aggregate one day, with an input chosen now by default. Return the exit code (see `frazil.errors`)."""
+def run_aggregation(name: str, *, folder: Path, day: str, snapshot_id: int | None, revisions: str) -> int:
+    """Aggregate one day. Without `snapshot_id`, the input is chosen now. Return the exit code (see `frazil.errors`)."""
     log_to_stderr()
     try:
         spec, of_day = find_aggregation(folder, name), parse_day(day)

@@ -60,9 +60,8 @@ class Program:
         streams: tuple[str, ...],
     ) -> LaunchRequest:
         python = sys.executable
-        folder = str(home())
         environment = build_writer_environment(
-            variables, os.environ, connections=connections, python=python, home=folder
+            variables, os.environ, connections=connections, python=python, home=str(home())
         )
         return LaunchRequest(
             command=(python, str(self.main), self.name, "--streams", str(self.streams)),

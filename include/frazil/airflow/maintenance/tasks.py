@@ -218,7 +218,7 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
 
 
 def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    """Yield the tables. Raises AirflowFailException at the end if only a file that was never valid may declare one."""
+    """Yield the tables. Raises AirflowFailException at the end for tables that only an invalid file may declare."""
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]
     tables = [table for table in maintained_tables(specs) if table.name in names]

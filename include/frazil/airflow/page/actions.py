@@ -69,6 +69,7 @@ from frazil.supervise.desired import DesiredStore, open_desired_store
 from frazil.table.lost import open_stream_catalog
 
 T = TypeVar("T")
+ACTION_TIMEOUT_S = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,12 +306,12 @@ def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:
     return f"{len(sent)} windows of {table} are signalled again. Their events are sent within a minute."
 
 
-def run_with_timeout(work: Callable[[], T], *, seconds: float = 20.0) -> T:
-    """Return the result of a call. Raises TimeoutError after `seconds`; the call then continues."""
+def run_with_timeout(work: Callable[[], T]) -> T:
+    """Return the result of a call. Raises TimeoutError after ACTION_TIMEOUT_S; the call then continues."""
     threads = DaemonThreads(1, "frazil-action")
     answer = threads.submit(work)
-    wait([answer], seconds)
+    wait([answer], ACTION_TIMEOUT_S)
     threads.close()
     if not answer.done() or answer.cancelled():
-        raise TimeoutError(f"no response within {seconds:.0f} s")
+        raise TimeoutError(f"no response within {ACTION_TIMEOUT_S} s")
     return answer.result()

@@ -90,9 +90,7 @@ def _assess(
     return [] if seen is None else [seen]
 
 
-def signal_complete_windows(
-    table: str, streams: Path, context: Context, *, expectations: Path | None = None
-) -> list[str]:
+def signal_complete_windows(table: str, streams: Path, context: Context, *, expectations: Path | None) -> list[str]:
     """Signal complete windows, and return the downstream tasks that have something to do."""
     specs = streams_feeding(streams, table)
     catalog = open_stream_catalog(specs[0])
