@@ -149,7 +149,7 @@ def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
     secrets = {name: where.partition(":") for name, where in named.items()}
     sources = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
     sources |= {name: {"secretKeyRef": {"name": secret, "key": key}} for name, (secret, _, key) in secrets.items()}
-    plain = [{"name": name, "value": value} for name, value in values.items()]
+    plain: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
     return plain + [{"name": name, "valueFrom": source} for name, source in sources.items()]
 
 

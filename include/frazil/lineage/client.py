@@ -115,8 +115,8 @@ def _output_dataset(table: Dataset, facts: RunFacts) -> OutputDataset:
     facets: dict[str, OutputDatasetFacet] = {}
     if (totals := facts.totals) is not None:
         table = replace(table, snapshot_id=totals.snapshot_id)
-        counts = {"rowCount": totals.records, "size": totals.bytes, "fileCount": totals.files}
-        facets["outputStatistics"] = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(**counts)
+        statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
+        facets["outputStatistics"] = statistics(rowCount=totals.records, size=totals.bytes, fileCount=totals.files)
     if facts.day is not None:
         day_partition = base_subset_dataset.Partition(dimensions={"day": str(facts.day)})
         condition = base_subset_dataset.PartitionSubsetCondition(partitions=[day_partition])
