@@ -88,12 +88,12 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         deadline=deadline(LATE_AFTER, sentence=LATE_MESSAGE, on_late=on_late),
         **dag_profile("Health of all tables and streams", purpose="maintenance", on_failure=on_failure),
     ) as dag:
-        inlets = [HEALTH, *map(again_asset, names)]
-        measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names, suites)
+        measured: Any = task(inlets=[HEALTH, *map(again_asset, names)])(measure)(folder, aggregated, names, suites)
         task(outlets=[HEALTH])(changed)(measured)
         task(on_failure_callback=failure_notifiers(on_failure, _fired_message))(alerts)(measured)
-        resolved_message = partial(_message, kind="resolved")
-        task(on_success_callback=resolved_notifiers(on_resolved, resolved_message))(resolved)(measured)
+        task(on_success_callback=resolved_notifiers(on_resolved, partial(_message, kind="resolved")))(resolved)(
+            measured
+        )
     return dag
 
 

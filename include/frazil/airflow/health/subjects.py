@@ -198,17 +198,15 @@ def build_watched_subjects(
     """Return all watched subjects by their name in alerts. Reading an aggregation or a route updates `kept`."""
     declared = list(declared)
     found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in SHARED_DAGS}
+    found |= {f"stream {stream.name}": _stream_subject(stream, kept, now_ms) for stream in declared}
+    valid = [stream.spec for stream in declared if stream.spec is not None]
+    feeds = [seen for one in valid for seen in list_windowed_views(one)]
     specs: dict[str, StreamSpec] = {}
-    for stream in declared:
-        found[f"stream {stream.name}"] = _stream_subject(stream, kept, now_ms)
-        if stream.spec is not None:
-            for seen in list_windowed_views(stream.spec):
-                specs.setdefault(seen.table.identifier, seen)
+    for seen in feeds:
+        specs.setdefault(seen.table.identifier, seen)
     if expectations is not None:
         gated = {table for table, spec in specs.items() if spec.window is not None}
         found["the quality gates"] = WatchedSubject(Alerts(), lambda: [_unused_suites(expectations, gated)])
-    valid = [stream.spec for stream in declared if stream.spec is not None]
-    feeds = [seen for one in valid for seen in list_windowed_views(one)]
     for table, spec in specs.items():
         if spec.window is not None:
             fed = [one for one in feeds if one.table.identifier == table]
