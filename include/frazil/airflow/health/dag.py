@@ -91,9 +91,8 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         measured: Any = task(inlets=[HEALTH, *map(again_asset, names)])(measure)(folder, aggregated, names, suites)
         task(outlets=[HEALTH])(changed)(measured)
         task(on_failure_callback=failure_notifiers(on_failure, _fired_message))(alerts)(measured)
-        task(on_success_callback=resolved_notifiers(on_resolved, partial(_message, kind="resolved")))(resolved)(
-            measured
-        )
+        notifiers = resolved_notifiers(on_resolved, partial(_message, kind="resolved"))
+        task(on_success_callback=notifiers)(resolved)(measured)
     return dag
 
 
