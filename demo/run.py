@@ -175,11 +175,7 @@ class Demo:
         with KafkaAdmin(resolve_kafka_properties(self._spec, os.environ), self._spec.source.topics) as offsets:
             ends = offsets.ends(offsets.describe().partitions)
         return summarise(
-            self._catalog,
-            self._spec,
-            flights=everything,
-            published=sum(ends.values()),
-            live_from_ms=live_from_ms,
+            self._catalog, self._spec, flights=everything, published=sum(ends.values()), live_from_ms=live_from_ms
         )
 
 
@@ -222,10 +218,7 @@ def report(outcome: Outcome, parts: DemoParts) -> str:
     if d.history:
         lines.append(f"history     {d.history:,} windows of before were signalled, and NONE should be")
     lines.append(f"result      {result}, after {outcome.seconds:.0f} s")
-    lines += [
-        f"table       {_shown(outcome.location)}",
-        f"Airflow     {sign_in(parts)}",
-    ]
+    lines += [f"table       {_shown(outcome.location)}", f"Airflow     {sign_in(parts)}"]
     return "\n".join(f"  {line}" for line in lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -173,7 +174,7 @@ class MadeHistory:
         folder.mkdir(parents=True, exist_ok=True)
         began_ms = committed_ms - 20 * MINUTE_MS
         launch = Launch(f"{self.name}-now", LaunchKind.SUPERVISED, began_ms, self.spec.fingerprint(), writer=process)
-        replace_json(folder / LOCK_FILE, launch.to_json())
+        replace_json(folder / LOCK_FILE, dataclasses.asdict(launch))
         return launch
 
     def ended(self, ends: Sequence[tuple[int, int | None, str | None]], *, now_ms: int) -> Launch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,7 +97,7 @@ def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
 
 
 def test_a_stream_whose_application_was_killed_is_said_to_have_ended_with_it(trigger: Any) -> None:
-    replace_json(run_folder("s") / "lock", Launch("one", LaunchKind.HOSTED, 0, application="small").to_json())
+    replace_json(run_folder("s") / "lock", dataclasses.asdict(Launch("one", LaunchKind.HOSTED, 0, application="small")))
     append_exit(run_folder("s"), ExitRecord("one", None, 0, 1, "f", 0, committed=False))
     assert trigger()._observe().state == "ended: killed with its application, or its host went down"
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -131,7 +132,7 @@ def reported(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]
     """What a notifier sent, given to both ends of an alert."""
     SENT.clear()
     with_message(notifier, health._fired_message)(context("alerts", **measured))
-    with_message(notifier, health._resolved_message)(context("resolved", **measured))
+    with_message(notifier, partial(health._message, kind="resolved"))(context("resolved", **measured))
     return list(SENT)
 
 

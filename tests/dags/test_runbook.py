@@ -5,6 +5,7 @@ Those that need Kafka or Spark are in tests/e2e/test_runbook.py and tests/spark/
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -130,7 +131,7 @@ class Shift:
         at_ms, declared = self.now_ms, load_stream(self.file).fingerprint()
         launch = Launch(f"l{number}", LaunchKind.SUPERVISED, at_ms - 1_000, writer=ProcessMark(2**22 + 1, 0))
         append_exit(self.run_folder, ExitRecord(launch.id, code, at_ms - 1_000, at_ms, declared, 0, committed, error))
-        (self.run_folder / "lock").write_text(json.dumps(launch.to_json()))
+        (self.run_folder / "lock").write_text(json.dumps(dataclasses.asdict(launch)))
 
 
 def give(rule: str, name: str, but: str = " ", *, fails: bool = True) -> str:
@@ -196,7 +197,7 @@ def test_a_registry_that_is_away_is_named(shift: Shift, monkeypatch: pytest.Monk
 def test_a_stall_is_reported_until_it_is_over(shift: Shift) -> None:
     shift.land()
     launch = Launch("l1", LaunchKind.SUPERVISED, shift.now_ms, writer=identify_process(os.getpid()))
-    (shift.run_folder / "lock").write_text(json.dumps(launch.to_json()))
+    (shift.run_folder / "lock").write_text(json.dumps(dataclasses.asdict(launch)))
 
     def write_heartbeat(stall: Stall | None) -> None:
         heartbeat = Heartbeat("rides", os.getpid(), "f", Phase.WAITING, shift.now_ms, shift.now_ms, stall=stall)

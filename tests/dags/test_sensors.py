@@ -269,7 +269,7 @@ def test_a_lost_catalog_is_said_and_none_is_made_in_its_place(flow: Flow, frazil
     for asks in (
         lambda: load_window_status([flow.made.spec], "2013-12-30T01"),
         lambda: tasks.check_completeness("demo.made", flow.folder, after=0),
-        lambda: tasks.signal_complete_windows("demo.made", flow.folder, {}),
+        lambda: tasks.signal_complete_windows("demo.made", flow.folder, {}, expectations=None),
         lambda: tasks.take_held_signals("demo.made", flow.folder, {}),
     ):
         with pytest.raises(TableLost, match=r"demo\.made is not in the catalog 'default'"):

@@ -1,6 +1,4 @@
-"""Chooses the source snapshot that a day's aggregation reads, and records it in the target. Finds complete days that
-the target does not have. Does not need Spark.
-"""
+"""Chooses the source snapshot of a day's aggregation, records it in the target, and finds missing days. No Spark."""
 
 from __future__ import annotations
 
@@ -75,10 +73,9 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
 
 
 def reuse_input(catalog: Catalog, spec: AggregationSpec, day: date, *, snapshot_id: int, revisions: str) -> DayInput:
-    """Return the input that an earlier task chose.
-
-    If its snapshot is gone, choose another snapshot for the same revisions. Raises SpecError in this case if the day's
-    signals have changed, or if a quality gate holds one of its windows.
+    """Return the input that an earlier task chose. If its snapshot is gone, choose another snapshot for the same
+    revisions. Raises SpecError in this case if the day's signals have changed, or if a quality gate holds one of its
+    windows.
     """
     branch = _source_snapshots(catalog, spec.source)
     if snapshot_id in branch:
@@ -131,9 +128,8 @@ def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
         try:
             metadata = catalog.load_table(source).metadata
         except NoSuchTableError:
-            raise SpecError(
-                f"table {source} does not exist yet: the first start of its stream's writer creates it"
-            ) from None
+            text = f"table {source} does not exist yet: the first start of its stream's writer creates it"
+            raise SpecError(text) from None
     branch = _sequence_numbers(metadata)
     if not branch:
         raise SpecError(f"table {source} has no snapshot yet: no rows were ever written to it")

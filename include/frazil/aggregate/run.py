@@ -26,7 +26,6 @@ from pyspark.sql import functions as F  # noqa: N812 - PySpark's own abbreviatio
 
 from frazil import clock
 from frazil.aggregate.day_input import (
-    NO_REVISIONS,
     DayInput,
     choose_input,
     find_newer_input,
@@ -113,10 +112,8 @@ class DayRun:
         return None
 
 
-def run_aggregation(
-    name: str, *, folder: Path, day: str, snapshot_id: int | None = None, revisions: str = NO_REVISIONS
-) -> int:
-    """Aggregate one day, with an input chosen now by default. Return the exit code (see `frazil.errors`)."""
+def run_aggregation(name: str, *, folder: Path, day: str, snapshot_id: int | None, revisions: str) -> int:
+    """Aggregate one day. Without `snapshot_id`, the input is chosen now. Return the exit code (see `frazil.errors`)."""
     log_to_stderr()
     try:
         spec, of_day = find_aggregation(folder, name), parse_day(day)
@@ -139,10 +136,9 @@ def run_aggregation(
 
 
 def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
-    """Write the day's partition of the target, unless it was written from newer input.
-
-    The Spark session must name the catalog as `run.catalog` does, and use UTC. Raises SpecError if Spark refuses the
-    SQL, SchemaIncompatible if its columns do not fit the target, and CommitUnavailable after MAX_ATTEMPTS conflicts.
+    """Write the day's partition of the target, unless it was written from newer input. The Spark session must name the
+    catalog as `run.catalog` does, and use UTC. Raises SpecError if Spark refuses the SQL, SchemaIncompatible if its
+    columns do not fit the target, and CommitUnavailable after MAX_ATTEMPTS conflicts.
     """
     catalog, spec, day = run.catalog, run.spec, run.day
     result = _query_day(spark, run)
@@ -160,13 +156,11 @@ def aggregate_day(spark: SparkSession, run: DayRun) -> DayOutcome:
                 f"{run.day_input.sequence_number} (snapshot {run.day_input.snapshot_id})",
             )
         if _overwrite(run, result, base=target):
-            return DayOutcome(
-                True, f"{spec.target}: {day} was computed from {spec.source} at snapshot {run.day_input.snapshot_id}"
-            )
+            origin = f"{spec.source} at snapshot {run.day_input.snapshot_id}"
+            return DayOutcome(True, f"{spec.target}: {day} was computed from {origin}")
         log.info("%s: another run wrote %s at the same time; trying again", spec.target, day)
-    raise CommitUnavailable(
-        f"{spec.target}: other runs wrote {day} during each of {MAX_ATTEMPTS} attempts; run the aggregation again"
-    )
+    text = f"other runs wrote {day} during each of {MAX_ATTEMPTS} attempts; run the aggregation again"
+    raise CommitUnavailable(f"{spec.target}: {text}")
 
 
 def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:

@@ -1,7 +1,4 @@
-"""Reads the declaration of a daily aggregation: one YAML file, named after the aggregation.
-
-Loads neither PyIceberg nor Spark, because Airflow's DAG processor reads the folder repeatedly.
-"""
+"""Reads a daily aggregation's YAML file. Loads no PyIceberg or Spark, for Airflow's DAG processor."""
 
 from __future__ import annotations
 

@@ -49,28 +49,24 @@ __all__ = [
     "writer_dags",
 ]
 
-_MODULES = {
-    "PartitionCompleteSensor": "frazil.airflow.partitions.sensor",
-    "WriterOperator": "frazil.airflow.writers.operator",
-    "WriterTrigger": "frazil.airflow.writers.trigger",
-    "audit_asset": "frazil.airflow.audits.dag",
-    "audit_dag": "frazil.airflow.audits.dag",
-    "backfill_dag": "frazil.airflow.backfills",
-    "check_declarations": "frazil.airflow.declared_streams",
-    "partition_asset": "frazil.airflow.dag_ids",
-    "partition_dags": "frazil.airflow.partitions.dag",
-    "partitions_dag_id": "frazil.spec.routed_stream",
-    "reopened_asset": "frazil.airflow.dag_ids",
-    "daily_dag_id": "frazil.airflow.aggregations.dag",
-    "daily_dags": "frazil.airflow.aggregations.dag",
-    "dead_letters_dag": "frazil.airflow.dead_letters",
-    "reopened_dag_id": "frazil.airflow.aggregations.dag",
-    "each_alert": "frazil.airflow.notifications",
-    "health_dag": "frazil.airflow.health.dag",
-    "maintenance_dag": "frazil.airflow.maintenance.dag",
-    "writer_dag_id": "frazil.airflow.dag_ids",
-    "writer_dags": "frazil.airflow.writers.dag",
+_NAMES = {
+    "frazil.airflow.aggregations.dag": "daily_dag_id daily_dags reopened_dag_id",
+    "frazil.airflow.audits.dag": "audit_asset audit_dag",
+    "frazil.airflow.backfills": "backfill_dag",
+    "frazil.airflow.dag_ids": "partition_asset reopened_asset writer_dag_id",
+    "frazil.airflow.dead_letters": "dead_letters_dag",
+    "frazil.airflow.declared_streams": "check_declarations",
+    "frazil.airflow.health.dag": "health_dag",
+    "frazil.airflow.maintenance.dag": "maintenance_dag",
+    "frazil.airflow.notifications": "each_alert",
+    "frazil.airflow.partitions.dag": "partition_dags",
+    "frazil.airflow.partitions.sensor": "PartitionCompleteSensor",
+    "frazil.airflow.writers.dag": "writer_dags",
+    "frazil.airflow.writers.operator": "WriterOperator",
+    "frazil.airflow.writers.trigger": "WriterTrigger",
+    "frazil.spec.routed_stream": "partitions_dag_id",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 require_module("airflow")
 

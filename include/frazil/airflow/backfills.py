@@ -167,10 +167,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
 
 
 def plan(streams: str) -> dict[str, Any] | None:
-    """Log what the backfill would write. Return the request as JSON.
-
-    Returns None in a dry run, or if no records are missing.
-    """
+    """Log what the backfill would write. Return the request; None in a dry run, or if no records are missing."""
     from frazil.backfill.estimate import estimate, estimate_messages  # not when a DAG file is parsed
 
     context = get_current_context()

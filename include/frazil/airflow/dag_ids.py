@@ -43,24 +43,18 @@ def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[
     """`label` is the name of a mapped instance. `form` contains the parameters of the run."""
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):
-        if shared:
-            return TaskSubject(
-                task_id.removeprefix(STREAM_TASK_PREFIX) if task_id.startswith(STREAM_TASK_PREFIX) else None
-            )
-        return TaskSubject(dag_id.removeprefix(writer))
+        stream = task_id.removeprefix(STREAM_TASK_PREFIX) if shared else dag_id.removeprefix(writer)
+        return TaskSubject(stream if stream != task_id else None)
     if dag_id.startswith(partitions):
         name = dag_id.removeprefix(partitions)
         return TaskSubject(table=name) if "." in name else TaskSubject(name)
     if dag_id == AUDITS_DAG:
         return TaskSubject(label)
     if dag_id == MAINTENANCE_DAG:
-        return (
-            TaskSubject(label.removeprefix(ROUTE_PREFIX))
-            if label and label.startswith(ROUTE_PREFIX)
-            else TaskSubject(table=label)
-        )
-    stream, table = (form[key] if isinstance(form.get(key), str) and form[key] else None for key in ("stream", "table"))
-    return TaskSubject(stream, table)
+        is_route = label is not None and label.startswith(ROUTE_PREFIX)
+        return TaskSubject(label.removeprefix(ROUTE_PREFIX)) if label and is_route else TaskSubject(table=label)
+    named = (form[key] if isinstance(form.get(key), str) and form[key] else None for key in ("stream", "table"))
+    return TaskSubject(*named)
 
 
 AGAIN_PREFIX = "frazil.again."

@@ -25,7 +25,7 @@ from urllib.parse import quote
 
 from airflow.providers.standard.decorators.python import _PythonDecoratedOperator
 from airflow.providers.standard.decorators.short_circuit import _ShortCircuitDecoratedOperator
-from airflow.sdk import BaseNotifier, get_current_context
+from airflow.sdk import BaseNotifier, Param, get_current_context
 from airflow.sdk.bases.decorator import task_decorator_factory
 from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
@@ -94,6 +94,12 @@ def default_arguments(purpose: str) -> dict[str, Any]:
     return {**{name: value for name, value in value.items() if name not in PURPOSES}, **of_purpose}
 
 
+def names_param(names: list[str], description: str) -> Param:
+    """Return a form's field for any of these names, or others if there are none."""
+    items = {"type": "string", **({"enum": names} if names else {})}
+    return Param([], type="array", items=items, examples=names, description=description)
+
+
 def read_interval(variable: str, default: timedelta) -> timedelta:
     """Return a DAG's interval, such as `30m`. Raises SpecError if the duration is invalid or too short."""
     text = os.environ.get(variable)
@@ -115,11 +121,6 @@ def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = No
 
 def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
     return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_RESOLVED")]
-
-
-def late_callback() -> Any:
-    named = _notifiers_from("FRAZIL_ON_LATE")
-    return named[0] if named else None
 
 
 def _as_list(callbacks: OnFailure | None) -> list[Call]:
@@ -225,7 +226,7 @@ the key `frazil`.
 
 def deadline(interval: timedelta, *, sentence: str, on_late: OnLate | None = None) -> DeadlineAlert:
     """Return a deadline that reports `sentence` if a run has not ended within `interval` after it was queued."""
-    target = AsyncCallback(on_late or late_callback() or log_late_run)
+    target = AsyncCallback(on_late or next(iter(_notifiers_from("FRAZIL_ON_LATE")), log_late_run))
     callback = AsyncCallback(notify_late, kwargs={"sentence": sentence, "to": target.path})
     return DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=interval, callback=callback)
 

@@ -1,7 +1,6 @@
-"""Makes an Airflow task the OpenLineage parent of the runs that it starts.
-
-The id comes from Airflow's own provider (`airflow.providers.openlineage.plugins.macros.lineage_parent_id`). If the
-provider is not installed, frazil computes the same id, so installing it later changes no ids.
+"""Makes an Airflow task the OpenLineage parent of the runs that it starts. The id comes from Airflow's own provider
+(`airflow.providers.openlineage.plugins.macros.lineage_parent_id`). If the provider is not installed, frazil computes
+the same id, so installing it later changes no ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Defines the buttons on frazil's tasks in Airflow's UI.
-
-The links come from a plugin, which computes them when someone opens the task. An operator's own links would be XComs
-that the task writes only at its end.
+"""Defines the buttons on frazil's tasks in Airflow's UI. The links come from a plugin, which computes them when someone
+opens the task. An operator's own links would be XComs that the task writes only at its end.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Reads and validates values in Airflow that other users can write: events, asset stores, XComs, connections.
-
-An XCom that frazil did not write raises an error. All other foreign values are ignored, most with a warning.
+"""Reads and validates values in Airflow that other users can write: events, asset stores, XComs, connections. An XCom
+that frazil did not write raises an error. All other foreign values are ignored, most with a warning.
 """
 
 from __future__ import annotations

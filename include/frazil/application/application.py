@@ -1,6 +1,5 @@
-"""Runs a shared application: supervises the writers of its streams, each in a thread of this process.
-
-Each stream has its own supervisor and its own decisions: if one ends or is paused, the others continue.
+"""Runs a shared application: supervises the writers of its streams, each in a thread of this process. Each stream has
+its own supervisor and its own decisions: if one ends or is paused, the others continue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Launches a stream's writer as a thread of this process.
-
-The run folder has the same content as that of a separate process.
-"""
+"""Launches a stream's writer as a thread of this process. Its run folder is like that of a separate process."""
 
 from __future__ import annotations
 

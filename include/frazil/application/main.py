@@ -38,7 +38,6 @@ def run_application(name: str, folder: Path, *, until_caught_up: bool = False) -
 
 def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bool = False) -> dict[str, int]:
     """Write the streams until SIGTERM or SIGINT, then commit the current batches. Raises errors that end all streams.
-
     With `until_caught_up`, each writer ends when it has caught up, and the result is the exit codes by stream. Log
     lines have the stream's name as the thread's name.
     """
@@ -95,6 +94,5 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 def spark_spec(application: Application) -> StreamSpec:
     resources = application.resources
     spark = {"spark.scheduler.mode": "FAIR", **resources.spark}
-    return application.streams[0].model_copy(
-        update={"name": application.name, "resources": resources.model_copy(update={"spark": spark})}
-    )
+    shared = resources.model_copy(update={"spark": spark})
+    return application.streams[0].model_copy(update={"name": application.name, "resources": shared})

@@ -165,10 +165,8 @@ def _summarize(result: Audit) -> str:
         # Offsets that were committed twice were compared, so READ_AGAIN does not count.
         if any(f.kind is not FindingKind.READ_AGAIN for f in result.findings):
             detail = "; see the notes"
-        return (
-            f"Stream {result.stream} is clean: "
-            f"{format_count(rows, 'change' if result.by_key else 'row')}{when}{detail}."
-        )
+        counted = format_count(rows, "change" if result.by_key else "row")
+        return f"Stream {result.stream} is clean: {counted}{when}{detail}."
     return f"Stream {result.stream}: nothing is wrong."
 
 

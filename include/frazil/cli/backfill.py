@@ -38,9 +38,7 @@ class BoundParam(click.ParamType[datetime | Offsets]):
 
 @click.command()
 @stream_options
-@click.option(
-    "--from", "begin", type=BoundParam(), help="Kafka's timestamp (ISO 8601 with a zone), or offsets as JSON."
-)
+@click.option("--from", "begin", type=BoundParam(), help="Kafka's timestamp (ISO 8601 with a zone), or JSON offsets.")
 @click.option("--to", "end", type=BoundParam(), help="Exclusive end. Default: the live stream's position.")
 @click.option("--event-from", type=TimeParam(), help="Only rows with this event time or later.")
 @click.option("--event-to", type=TimeParam(), help="Only rows with an earlier event time.")

@@ -84,12 +84,5 @@ def _sums(reports: Sequence[CostReport], by: str) -> dict[str, StreamCost]:
 
 
 def _row(name: str, one: StreamCost, prices: Prices) -> tuple[str, ...]:
-    return (
-        name,
-        f"{one.commits:,}",
-        f"{one.cpu_s:,.1f}",
-        f"{one.writes:,}",
-        f"{one.reads:,}",
-        format_rounded_bytes(one.written_bytes),
-        prices.format(one.price(prices)),
-    )
+    counts = f"{one.commits:,}", f"{one.cpu_s:,.1f}", f"{one.writes:,}", f"{one.reads:,}"
+    return name, *counts, format_rounded_bytes(one.written_bytes), prices.format(one.price(prices))

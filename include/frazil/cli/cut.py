@@ -83,7 +83,10 @@ def cut(  # noqa: PLR0913 - a command's options
             raise click.UsageError(f"{name!r} is not a valid tag: use letters, digits, `.`, `-` and `_`")
     histories, tables = _load_unchanged(streams, streams_folder, complete=untag is None)
     if untag:
-        _untag(untag, tables)
+        removed = [each for each, (table, _) in tables.items() if remove_tag(table, untag, retry_policy=_RETRY_POLICY)]
+        if not removed:
+            raise FrazilError(f"no table has the tag {TAG_PREFIX}{untag}; tables searched: {', '.join(tables)}")
+        echo(f"{TAG_PREFIX}{untag} is removed from {', '.join(removed)}")
         return
     at_ms = None if at is None else int(at.timestamp() * 1000)
     found = find_snapshot_set(histories, {name: table for name, (table, _) in tables.items()}, at_ms=at_ms)
@@ -108,9 +111,8 @@ def _load_unchanged(
     for _ in range(MAX_LOAD_ATTEMPTS):
         opened, histories, tables = _load_streams(names, folder, complete=complete)
         # Main tables are loaded first. Rows that are published after that may be in other tables, but in no main table.
-        changed = [
-            each.stream for each in opened if _may_have_published_meanwhile(each, tables[each.main.identifier][0])
-        ]
+        loaded = [(each, tables[each.main.identifier][0]) for each in opened]
+        changed = [each.stream for each, table in loaded if _may_have_published_meanwhile(each, table)]
         if not changed:
             return histories, tables
     raise WriterBusy(
@@ -189,13 +191,6 @@ def _tag(name: str, found: SnapshotSet, tables: LoadedTables) -> None:
         raise
 
 
-def _untag(name: str, tables: LoadedTables) -> None:
-    removed = [each for each, (table, _) in tables.items() if remove_tag(table, name, retry_policy=_RETRY_POLICY)]
-    if not removed:
-        raise FrazilError(f"no table has the tag {TAG_PREFIX}{name}; tables searched: {', '.join(tables)}")
-    echo(f"{TAG_PREFIX}{name} is removed from {', '.join(removed)}")
-
-
 def format_select(engine: Engine, catalog: str, table: TableSnapshot) -> str:
     if table.snapshot_id is None:
         return f"-- {table.table} had no snapshot at that time"
@@ -215,17 +210,12 @@ def _print_snapshot_set(found: SnapshotSet) -> None:
     def moment(ms: int | None) -> str:
         return "" if ms is None else format_utc(ms)
 
-    rows = [
-        (
-            table.table,
-            table.holds,
-            "none yet" if table.snapshot_id is None else str(table.snapshot_id),
-            moment(table.committed_at_ms),
-            ", ".join(f"{name} {batch}" for name, batch in table.batches.items()),
-            ", ".join(moment(ms) for ms in table.watermarks_ms.values()),
-        )
-        for table in found.tables
-    ]
+    rows = []
+    for table in found.tables:
+        snapshot = "none yet" if table.snapshot_id is None else str(table.snapshot_id)
+        batches = ", ".join(f"{name} {batch}" for name, batch in table.batches.items())
+        watermarks = ", ".join(moment(ms) for ms in table.watermarks_ms.values())
+        rows.append((table.table, table.holds, snapshot, moment(table.committed_at_ms), batches, watermarks))
     echo_table(("table", "holds", "snapshot", "committed", "last batch", "watermark"), rows)
     if found.watermark_ms is not None:
         echo(f"Cut by watermark: {moment(found.watermark_ms)}.")

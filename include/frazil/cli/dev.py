@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -23,6 +24,7 @@ DEFAULT_KAFKA_PORT = 9092
 DEFAULT_AIRFLOW_PORT = 8080
 
 Port = click.IntRange(1, 65535)
+S = TypeVar("S")
 
 
 @click.group()
@@ -55,19 +57,13 @@ def dev() -> None:
 @json_option
 def up(  # noqa: PLR0913 - a command's options
     *,
-    kafka_port: int | None,
     registry: bool,
-    registry_port: int | None,
     object_store: bool,
-    object_store_port: int | None,
-    catalog_port: int | None,
     postgres: bool,
-    postgres_port: int | None,
     spark_cluster: bool,
-    spark_port: int | None,
     airflow: bool,
-    airflow_port: int | None,
     as_json: bool,
+    **ports: Any,
 ) -> None:
     """Start Kafka, and the servers that the options select.
 
@@ -81,24 +77,24 @@ def up(  # noqa: PLR0913 - a command's options
     """
     output = CommandOutput(as_json)
     schemas = store = database = None
-    kafka = _create_kafka(kafka_port).start()
+    kafka = _create(EmbeddedKafka, "kafka", DEFAULT_KAFKA_PORT, ports["kafka_port"]).start()
     output.say(f"Kafka    {kafka.bootstrap}   log {_shorten_path(kafka.log)}")
     if registry:
-        schemas = _create_registry(registry_port).start()
+        schemas = _create(EmbeddedRegistry, "registry", 8081, ports["registry_port"]).start()
         output.say(f"Registry {schemas.url}   log {_shorten_path(schemas.log)}")
     if object_store:
-        store = _create_object_store(object_store_port, catalog_port).start()
+        store = _create_object_store(ports["object_store_port"], ports["catalog_port"]).start()
         output.say(f"S3       {store.endpoint}   log {_shorten_path(store.log)}")
         output.say(f"REST     {store.catalog_uri}   the catalog of the bucket {LAKE}")
     if postgres:
-        database = _create_postgres(postgres_port).start()
+        database = _create(EmbeddedPostgres, "postgres", 5432, ports["postgres_port"]).start()
         output.say(f"Postgres {database.address}   log {_shorten_path(database.log)}")
     if spark_cluster:
-        master = _create_spark_cluster(spark_port).start().master
+        master = _create_spark_cluster(ports["spark_port"]).start().master
         log = _shorten_path(master.log)
         output.say(f"Spark    {master.address}   for resources.master; rest-port {master.rest_port}; log {log}")
     if airflow:
-        started = _create_airflow(airflow_port, kafka.bootstrap).start()
+        started = _create_airflow(ports["airflow_port"], kafka.bootstrap).start()
         output.say(f"Airflow  {started.url}   sign in as admin with the password {started.password}")
     _print_settings(kafka, schemas, output)
     if store or database:
@@ -131,15 +127,8 @@ def down(*, as_json: bool) -> None:
     """
     embedded = find_dev_servers()
     running = [name for name, server in embedded.servers().items() if server]
-    for part in (
-        embedded.airflow,
-        embedded.spark,
-        embedded.kafka,
-        embedded.registry,
-        embedded.store,
-        embedded.database,
-    ):
-        part.stop()
+    for field in reversed(fields(embedded)):
+        getattr(embedded, field.name).stop()
     output = CommandOutput(as_json)
     output.say(f"ended {', '.join(running)}" if running else "nothing was running")
     output.end(ended=running)
@@ -199,23 +188,18 @@ class DevServers:
 
 def find_dev_servers() -> DevServers:
     return DevServers(
-        _create_kafka(),
-        _create_registry(),
+        _create(EmbeddedKafka, "kafka", DEFAULT_KAFKA_PORT),
+        _create(EmbeddedRegistry, "registry", 8081),
         _create_object_store(),
-        _create_postgres(),
+        _create(EmbeddedPostgres, "postgres", 5432),
         _create_spark_cluster(),
         _create_airflow(),
     )
 
 
-def _create_kafka(port: int | None = None) -> EmbeddedKafka:
-    folder = home() / "dev" / "kafka"
-    return EmbeddedKafka(folder, port=port or process.last_port(folder) or DEFAULT_KAFKA_PORT)
-
-
-def _create_registry(port: int | None = None) -> EmbeddedRegistry:
-    folder = home() / "dev" / "registry"
-    return EmbeddedRegistry(folder, port=port or process.last_port(folder) or 8081)
+def _create(kind: Callable[..., S], name: str, default: int, port: int | None = None) -> S:
+    folder = home() / "dev" / name
+    return kind(folder, port=port or process.last_port(folder) or default)
 
 
 def _create_airflow(port: int | None = None, bootstrap: str | None = None) -> EmbeddedAirflow:
@@ -231,11 +215,6 @@ def _create_object_store(port: int | None = None, catalog_port: int | None = Non
     folder = home() / "dev" / "object-store"
     last = EmbeddedObjectStore.last_ports(folder) or (8333, 8181)
     return EmbeddedObjectStore(folder, port=port or last[0], catalog_port=catalog_port or last[1])
-
-
-def _create_postgres(port: int | None = None) -> EmbeddedPostgres:
-    folder = home() / "dev" / "postgres"
-    return EmbeddedPostgres(folder, port=port or process.last_port(folder) or 5432)
 
 
 def _create_spark_cluster(port: int | None = None) -> EmbeddedSparkCluster:

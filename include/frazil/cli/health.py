@@ -90,9 +90,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         maintained = find_maintained(specs, table, problems=errors)
         report = _measure_table(maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
         measured = [(maintained, report)]
-        reports, unknown = (
-            ([report], {}) if report.health else _add_missing_tables(measured, maintained.streams, requests)
-        )
+        is_known = report.health is not None
+        reports, unknown = ([report], {}) if is_known else _add_missing_tables(measured, maintained.streams, requests)
         found = reports[:1]
         if unknown and not found[0].missing:
             raise next(iter(unknown.values()))
@@ -136,9 +135,8 @@ def _add_missing_tables(
             return error
 
     absent = {(table.catalog, table.identifier) for table, report in measured if report.health is None}
-    checked = [
-        spec for spec in specs if spec.sinks.has_routed_tables or (spec.table.catalog, spec.table.identifier) in absent
-    ]
+    by_table = [((spec.table.catalog, spec.table.identifier), spec) for spec in specs]
+    checked = [spec for table, spec in by_table if spec.sinks.has_routed_tables or table in absent]
     answers = [*zip(checked, run_in_parallel(find_missing, checked), strict=True)]
     gone = {
         (spec.table.catalog, name): (spec, problem)
@@ -153,9 +151,8 @@ def _add_missing_tables(
             problem = _dropped_dead_letters_reason(table)
         reports.append(replace(report, problem=problem, missing=True) if problem and not report.health else report)
     for (_, name), (spec, problem) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
-        reports.append(
-            TableReport(template_table(spec, name, specs).name, TableKind.ROUTED, problem=problem, missing=True)
-        )
+        table_name = template_table(spec, name, specs).name
+        reports.append(TableReport(table_name, TableKind.ROUTED, problem=problem, missing=True))
     shown = {(table.catalog, table.identifier) for table, report in measured if report.problem}
     unknown = {
         f"route of {spec.name}": error
@@ -291,6 +288,8 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
     bytes_since = format_rounded_bytes(one.bytes_since_compaction)
     added = f"{format_count(one.files_since_compaction, 'file')} of {bytes_since}"
     never = f"never in its history; not compacted: {added}"
+    last_fold = _format_age(one.last_fold_at_ms, one.at_ms)
+    folded = f"{format_count(one.folds, 'time')} by writers in its history, last {last_fold}"
     return {
         "table": one.table,
         **({"format version": str(one.format_version)} if one.format_version > 2 else {}),
@@ -306,7 +305,7 @@ def _health_fields(one: TableHealth) -> dict[str, str]:
         "metadata.json": format_rounded_bytes(one.metadata_bytes),
         "snapshots": f"{one.snapshots:,}, the oldest from {format_utc(one.oldest_snapshot_at_ms)}",
         "compacted": never if one.last_compaction_at_ms is None else f"{_compacted_text(one)}, {added} since",
-        **({"folded": _folded_text(one)} if one.folds else {}),
+        **({"folded": folded} if one.folds else {}),
         **{
             f"stream {s.name}": f"lag {_lag_text(s)}, last commit "
             f"{_format_age(s.last_commit_at_ms, one.at_ms)}, watermark {format_utc(s.watermark_ms)}"
@@ -365,13 +364,7 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
 
 
 def _compacted_text(one: TableHealth) -> str:
-    at_ms = one.last_compaction_at_ms
-    return "never" if at_ms is None else _format_age(at_ms, one.at_ms)
-
-
-def _folded_text(one: TableHealth) -> str:
-    last = _format_age(one.last_fold_at_ms, one.at_ms)
-    return f"{format_count(one.folds, 'time')} by writers in its history, last {last}"
+    return "never" if one.last_compaction_at_ms is None else _format_age(one.last_compaction_at_ms, one.at_ms)
 
 
 def _format_age(ms: int | None, now_ms: int) -> str:

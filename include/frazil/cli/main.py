@@ -58,11 +58,7 @@ COMMANDS = {
     "completion": "frazil.cli.options:completion",
 }
 
-COMMANDS_WITHOUT_CATALOG = frozenset(
-    {"completion", "dev", "doctor", "infer", "init", "package", "preview", "reveal", "validate"}
-)
-
-
+COMMANDS_WITHOUT_CATALOG = {"completion", "dev", "doctor", "infer", "init", "package", "preview", "reveal", "validate"}
 COMMANDS_WITHOUT_DEMO = frozenset({"dev", "init", "run"})
 """Commands that ignore a running demo, because the processes that they start must outlive it."""
 

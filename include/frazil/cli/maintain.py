@@ -39,7 +39,6 @@ from frazil.table.lost import absent_table_error
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WHOLE_TABLE = "(all)"
 MAX_SHOWN_ROWS = 20
 
 
@@ -145,9 +144,8 @@ def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance)
         if isinstance(plan, CompactionPlan):
             _print_partitions(plan)
             if plan.dangling:
-                echo(
-                    f"{format_count(len(plan.dangling), 'delete file')} whose data files are gone would be dropped too"
-                )
+                deletes = format_count(len(plan.dangling), "delete file")
+                echo(f"{deletes} whose data files are gone would be dropped too")
         elif isinstance(plan, ExpiryPlan) and plan.retained_reasons:
             kept = [(str(snapshot), why) for snapshot, why in plan.retained_reasons.items()]
             echo_table(("kept snapshot", "why"), kept[:MAX_SHOWN_ROWS])
@@ -156,12 +154,9 @@ def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance)
 
 
 def _print_partitions(plan: CompactionPlan) -> None:
-    rows = [
-        ("rewrite", r.partition.path or WHOLE_TABLE, f"{r.files:,}", f"{r.bytes:,}", r.reason) for r in plan.rewrites
-    ]
-    for left in plan.left:
-        path, small = left.partition.path or WHOLE_TABLE, left.partition
-        rows.append(("leave", path, f"{small.small_files:,}", f"{small.small_bytes:,}", left.reason))
+    counted = [("rewrite", r.partition, r.files, r.bytes, r.reason) for r in plan.rewrites]
+    counted += [("leave", s.partition, s.partition.small_files, s.partition.small_bytes, s.reason) for s in plan.left]
+    rows = [(what, p.path or "(all)", f"{files:,}", f"{size:,}", why) for what, p, files, size, why in counted]
     if rows:
         columns = ("plan", "partition", "files", "bytes", "why")
         echo_table(columns, rows[:MAX_SHOWN_ROWS], numbers=frozenset({"files", "bytes"}))

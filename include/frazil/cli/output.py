@@ -84,9 +84,7 @@ def prefix_subject(name: str, sentence: str) -> str:
     return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
 
 
-def build_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str] = frozenset()
-) -> Table:
+def build_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> Table:
     from rich.table import Table  # only for output to users
 
     table = Table(box=None, pad_edge=False, header_style="bold")

@@ -196,10 +196,7 @@ def _show_group(found: Sequence[TemplateTable], *, as_json: bool) -> None:
     if as_json:
         echo_json(found)
     elif found:
-        rows = [
-            (one.table, one.signalled_to or "nothing yet", ", ".join(one.held), one.waits_for, one.delay)
-            for one in found
-        ]
+        rows = [(t.table, t.signalled_to or "nothing yet", ", ".join(t.held), t.waits_for, t.delay) for t in found]
         echo_table(("table", "signalled to", "held", "next", "delay"), rows)
     else:
         echo("the template has created no table yet")
@@ -208,19 +205,10 @@ def _show_group(found: Sequence[TemplateTable], *, as_json: bool) -> None:
 def _print_windows(found: PartitionsDocument) -> None:
     if found.signals:
         columns = ("partition", "revision", "state", "rows", "late", "dead letters", "snapshot", "note")
-        rows = [
-            (
-                s.partition,
-                str(s.revision),
-                s.state,
-                f"{s.rows:,}",
-                f"{s.late_rows:,}",
-                f"{s.dead_letters:,}",
-                str(s.snapshot_id),
-                s.note or "",
-            )
-            for s in found.signals
-        ]
+        rows = []
+        for s in found.signals:
+            counts = [f"{count:,}" for count in (s.rows, s.late_rows, s.dead_letters)]
+            rows.append((s.partition, str(s.revision), s.state, *counts, str(s.snapshot_id), s.note or ""))
         echo_table(columns, rows, numbers=frozenset({"revision", "rows", "late", "dead letters"}))
     signalled = f"from {found.signalled_from} to {found.signalled_to}" if found.signalled_from else "nothing yet"
     echo_fields(

@@ -82,9 +82,8 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
         try:
             texts[token] = secret.decrypt_token(token)
         except ValueError as error:
-            raise click.ClickException(
-                f"{token!r} {error}: it was created with another secret, or is incomplete"
-            ) from None
+            text = f"{token!r} {error}: it was created with another secret, or is incomplete"
+            raise click.ClickException(text) from None
         if not as_json:
             echo(texts[token])
     if as_json:

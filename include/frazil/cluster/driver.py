@@ -67,10 +67,9 @@ class ApiUnreachable(ApiUnavailable):
 
 
 def send_request(session: requests.Session, method: str, url: str, *, api: str, **options: Any) -> requests.Response:
-    """Send a request and return the response, even if its status is a client error (4xx).
-
-    `api` is the API's name in messages. Raises ApiUnreachable without a connection, and ApiUnavailable after a timeout,
-    a redirect loop, a server error (5xx) or 429.
+    """Send a request and return the response, even if its status is a client error (4xx). `api` is the API's name in
+    messages. Raises ApiUnreachable without a connection, and ApiUnavailable after a timeout, a redirect loop, a server
+    error (5xx) or 429.
     """
     try:
         response = session.request(method, url, timeout=TIMEOUT_S, **options)
@@ -99,9 +98,8 @@ def parse_json_object(response: requests.Response, *, api: str) -> dict[str, Any
         value = None
     if not isinstance(value, dict):
         kind = response.headers.get("Content-Type", "nothing").partition(";")[0]
-        raise ApiUnavailable(
-            f"{api} answered {response.status_code} with {kind} instead of JSON: is a proxy in front of it?"
-        )
+        text = f"{api} answered {response.status_code} with {kind} instead of JSON: is a proxy in front of it?"
+        raise ApiUnavailable(text)
     return value
 
 

@@ -1,6 +1,4 @@
-"""Controls a driver in a pod, through the Kubernetes API. Its address and credentials come from the pod's own service
-account, or from a kubeconfig.
-"""
+"""Controls a driver in a pod through the Kubernetes API, as the pod's service account or with a kubeconfig."""
 
 from __future__ import annotations
 
@@ -120,9 +118,8 @@ def read_kubeconfig(file: Path, *, context: str | None = None) -> KubernetesAcce
     for key in ("exec", "auth-provider", "client-key-data", "username"):
         if key in user:
             remedy = "create a token for a service account, and set the user's tokenFile to its file"
-            raise EnvironmentUnusable(
-                f"the user of {name} in {file} has {key}, which frazil does not support: {remedy}"
-            )
+            text = f"the user of {name} in {file} has {key}, which frazil does not support: {remedy}"
+            raise EnvironmentUnusable(text)
     if cluster.get("insecure-skip-tls-verify"):
         raise EnvironmentUnusable(
             f"the cluster of {name} in {file} has insecure-skip-tls-verify, which frazil does not support: set "
@@ -168,10 +165,8 @@ class DriverPod:
         self._name, self._namespace, self._access = name, namespace, access
 
     def create(self, pod: Mapping[str, Any]) -> None:
-        """Create the pod, unless it exists.
-
-        Raises AccessDenied, and EnvironmentUnusable if the API refuses the pod. Raises ApiUnavailable if it is unknown
-        whether the pod exists, or if it would exceed the namespace's quota now.
+        """Create the pod, unless it exists. Raises AccessDenied, and EnvironmentUnusable if the API refuses the pod.
+        Raises ApiUnavailable if it is unknown whether the pod exists, or if it would exceed the namespace's quota now.
         """
         response = self._request("POST", json=pod)
         if response.status_code in {200, 201, 202}:
@@ -203,9 +198,8 @@ class DriverPod:
         except ApiUnavailable as error:
             raise EnvironmentUnusable(f"cannot delete the pod {self._name}: {error}") from error
         if response.status_code not in {200, 202, 404, 410}:
-            raise AccessDenied(
-                f"cannot delete the pod {self._name}: {self._describe_error_response(response, 'delete')}"
-            )
+            reason = self._describe_error_response(response, "delete")
+            raise AccessDenied(f"cannot delete the pod {self._name}: {reason}")
 
     def log(self, *, limit_bytes: int) -> str | None:
         try:

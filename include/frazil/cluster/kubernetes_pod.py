@@ -1,6 +1,4 @@
-"""Builds a driver's pod from the declared resources, without Spark. The pod's Python is the driver. It starts the JVM,
-which requests the executors' pods.
-"""
+"""Builds a driver's pod, without Spark. The driver is the pod's Python; its JVM requests the executors' pods."""
 
 from __future__ import annotations
 
@@ -70,9 +68,8 @@ def build_pod(driver: ClusterDriver, *, namespace: str) -> dict[str, Any]:
     spec["restartPolicy"] = "Never"  # the supervisor decides whether a writer is restarted
     if account := _first_value(spark, "authenticate.driver.serviceAccountName", "authenticate.serviceAccountName"):
         spec["serviceAccountName"] = account
-    if selector := _strip_prefix(spark, f"{_KUBERNETES_PREFIX}node.selector.") | _strip_prefix(
-        spark, f"{_DRIVER_PREFIX}node.selector."
-    ):
+    general = _strip_prefix(spark, f"{_KUBERNETES_PREFIX}node.selector.")
+    if selector := general | _strip_prefix(spark, f"{_DRIVER_PREFIX}node.selector."):
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **selector}
     if secrets := spark.get(f"{_KUBERNETES_PREFIX}container.image.pullSecrets"):
         spec["imagePullSecrets"] = [{"name": name.strip()} for name in secrets.split(",")]
@@ -139,9 +136,8 @@ def _to_mebibytes(text: str, driver: ClusterDriver) -> int:
     """Convert a size in Spark's notation, such as `2g`, to MiB. A number without a unit is in MiB."""
     found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
     if found is None:
-        raise SpecError(
-            f"stream {driver.application}: {text!r} in resources.spark is not a size. Write a size such as 2g"
-        )
+        problem = f"{text!r} in resources.spark is not a size. Write a size such as 2g"
+        raise SpecError(f"stream {driver.application}: {problem}")
     factor = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}[found[2]]
     return max(1, int(int(found[1]) * factor))
 
@@ -149,17 +145,12 @@ def _to_mebibytes(text: str, driver: ClusterDriver) -> int:
 def _build_variables(spark: Mapping[str, str]) -> list[dict[str, Any]]:
     values = {"PYTHONUNBUFFERED": "1", **_strip_prefix(spark, f"{_KUBERNETES_PREFIX}driverEnv.")}
     fields = {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
-    secrets = {
-        name: where.partition(":") for name, where in _strip_prefix(spark, f"{_DRIVER_PREFIX}secretKeyRef.").items()
-    }
-    return [
-        *({"name": name, "value": value} for name, value in values.items()),
-        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
-        *(
-            {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-            for name, (secret, _, key) in secrets.items()
-        ),
-    ]
+    named = _strip_prefix(spark, f"{_DRIVER_PREFIX}secretKeyRef.")
+    secrets = {name: where.partition(":") for name, where in named.items()}
+    sources = {name: {"fieldRef": {"fieldPath": path}} for name, path in fields.items()}
+    sources |= {name: {"secretKeyRef": {"name": secret, "key": key}} for name, (secret, _, key) in secrets.items()}
+    plain: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
+    return plain + [{"name": name, "valueFrom": source} for name, source in sources.items()]
 
 
 def _build_volumes(spark: Mapping[str, str]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:

@@ -1,7 +1,6 @@
-"""Controls a driver on a standalone Spark cluster, through the REST servers of the cluster's masters.
-
-Spark cannot submit Python drivers there. So frazil submits Spark's own class SparkSubmit as the driver, which starts
-Python on a worker. If the driver is killed, only its JVM ends; the Python process must detect that.
+"""Controls a driver on a standalone Spark cluster, through the REST servers of the cluster's masters. Spark cannot
+submit Python drivers there. So frazil submits Spark's own class SparkSubmit as the driver, which starts Python on a
+worker. If the driver is killed, only its JVM ends; the Python process must detect that.
 """
 
 from __future__ import annotations

@@ -132,9 +132,8 @@ class YarnDriver:
 
     def _fetch_log_file(self, url: str, limit_bytes: int) -> str | None:
         with requests.Session() as session:
-            response = send_request(
-                session, "GET", url, api="YARN's NodeManager", params={**self._user_parameters(), "size": -limit_bytes}
-            )
+            params = {**self._user_parameters(), "size": -limit_bytes}
+            response = send_request(session, "GET", url, api="YARN's NodeManager", params=params)
         return strip_log_envelope(response.text) if response.status_code == 200 else None
 
     def _fetch_application(self) -> dict[str, Any] | None:

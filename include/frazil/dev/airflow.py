@@ -244,9 +244,8 @@ class EmbeddedAirflow(process.EmbeddedService):
                     tail = process.last_lines(self.log(component))
                     raise EnvironmentUnusable(f"Airflow's {component} ended while it started: {tail}")
             if time.monotonic() > deadline:
-                raise EnvironmentUnusable(
-                    f"Airflow's {unready} is not healthy after {READY_TIMEOUT_S} s; see {self.home}/logs."
-                )
+                text = f"Airflow's {unready} is not healthy after {READY_TIMEOUT_S} s; see {self.home}/logs."
+                raise EnvironmentUnusable(text)
             time.sleep(0.3)
             if process.is_listening(self.port):
                 try:

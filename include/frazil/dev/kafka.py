@@ -103,19 +103,14 @@ class EmbeddedKafka(process.EmbeddedServer):
         deadline = time.monotonic() + 30
         while not _has_leaders(admin, name, partitions):
             if time.monotonic() > deadline:
-                raise EnvironmentUnusable(
-                    f"the topic {name} has partitions without a leader after 30 s; see {self.log}."
-                )
+                raise EnvironmentUnusable(f"partitions of topic {name} have no leader after 30 s; see {self.log}.")
             time.sleep(0.05)
 
     def _launch(self) -> None:
         process.require_free_port(self.port, what="Kafka", option="--kafka-port")
-        java = [
-            str(require_java()),
-            *JVM_OPTIONS,
-            f"-Dlog4j2.configurationFile={Path(__file__).with_name('kafka-log4j2.properties').as_uri()}",
-        ]
-        java += ["-cp", os.pathsep.join(str(jar) for jar in jars.ensure_jars("kafka"))]
+        logging = f"-Dlog4j2.configurationFile={Path(__file__).with_name('kafka-log4j2.properties').as_uri()}"
+        class_path = os.pathsep.join(map(str, jars.ensure_jars("kafka")))
+        java = [str(require_java()), *JVM_OPTIONS, logging, "-cp", class_path]
         data = self.folder / "data"
         make_folder(data)
         process.record_port(self.folder, self.port)

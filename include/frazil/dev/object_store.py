@@ -119,9 +119,8 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         s3_port, catalog_port = (chosen or used for chosen, used in zip(self._requested, self._ports(), strict=True))
         process.require_free_port(s3_port, what="the object store", option="--object-store-port")
         process.require_free_port(catalog_port, what="the REST catalog", option="--catalog-port")
-        inner_ports = tuple(
-            p if process.is_port_free(p) else process.choose_free_port() for p in self._state.inner_ports
-        )
+        before = self._state.inner_ports
+        inner_ports = tuple(p if process.is_port_free(p) else process.choose_free_port() for p in before)
         self._state = _StoreState(s3_port, catalog_port, inner_ports, self._state.key, self._state.secret)
         data = self.folder / "data"
         make_folder(data)
@@ -136,8 +135,7 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     def _port_conflict(self) -> str:
         s3_port, catalog_port = self._ports()
         fits = all(chosen in (None, used) for chosen, used in zip(self._requested, self._ports(), strict=True))
-        used = f"{s3_port} for S3, {catalog_port} for the catalog"
-        return "" if fits else f"ports other than requested ({used})"
+        return "" if fits else f"ports other than requested ({s3_port} for S3, {catalog_port} for the catalog)"
 
     def _not_ready_reason(self) -> str | None:
         with suppress(requests.RequestException):
@@ -146,19 +144,13 @@ class EmbeddedObjectStore(process.EmbeddedServer):
         return ""
 
     def _end_reason(self) -> str:
-        fatal = [
-            found[1]
-            for line in self.log.read_text(errors="replace").splitlines()
-            if (found := _FATAL_LOG_LINE.match(line))
-        ]
+        lines = map(_FATAL_LOG_LINE.match, self.log.read_text(errors="replace").splitlines())
+        fatal = [found[1] for found in lines if found]
         return fatal[-1] if fatal else super()._end_reason()
 
     def _create_buckets(self) -> bool:
         """Create the two buckets. Return whether the volume server, which starts after S3, accepts objects."""
-        from botocore.exceptions import (  # type: ignore[import-untyped]  # an extra
-            BotoCoreError,
-            ClientError,
-        )
+        from botocore.exceptions import BotoCoreError, ClientError  # type: ignore[import-untyped]  # an extra
 
         s3 = self.client()
         try:

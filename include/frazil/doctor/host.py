@@ -37,9 +37,7 @@ def check_python() -> Iterator[Finding]:
 
 def check_java() -> Iterator[Finding]:
     if find_spec("py4j") is None:
-        yield Finding(
-            "java", CheckState.SKIPPED, "PySpark is not installed: this machine runs no writer and no Spark job"
-        )
+        yield Finding("java", CheckState.SKIPPED, "without PySpark, this machine runs no writer and no Spark job")
         return
     yield Finding("java", CheckState.OK, f"Java 17 at {require_java()}")
     found = version("pyspark")
@@ -86,14 +84,12 @@ def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) ->
             if locked:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        return Finding(
-            subject, CheckState.WRONG, f"{place} cannot be {'locked' if locked else 'written'}: {error}", elsewhere
-        )
+        text = f"{place} cannot be {'locked' if locked else 'written'}: {error}"
+        return Finding(subject, CheckState.WRONG, text, elsewhere)
     free = shutil.disk_usage(place).free
     if free < MIN_FREE_BYTES:
-        return Finding(
-            subject, CheckState.WARNING, f"{folder} has {format_rounded_bytes(free)} left", "free space on its disk"
-        )
+        text = f"{folder} has {format_rounded_bytes(free)} left"
+        return Finding(subject, CheckState.WARNING, text, "free space on its disk")
     return Finding(subject, CheckState.OK, f"{folder} can be written; {format_rounded_bytes(free)} free")
 
 
@@ -101,9 +97,8 @@ def check_api_servers() -> Iterator[Finding]:
     found = list_running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
-        yield Finding(
-            "api server", CheckState.SKIPPED, f"no process of this host serves the page for FRAZIL_HOME {home()}"
-        )
+        text = f"no process of this host serves the page for FRAZIL_HOME {home()}"
+        yield Finding("api server", CheckState.SKIPPED, text)
     elif not old:
         yield Finding("api server", CheckState.OK, "the API server runs the installed version of frazil")
     else:
@@ -130,9 +125,8 @@ def check_task_python() -> Iterator[Finding]:
         yield Finding("tasks' python", CheckState.OK, f"{named} has the same Python and the same frazil")
         return
     found = ran.stdout.strip() or (ran.stderr.strip().splitlines() or ["no output"])[-1]
-    yield Finding(
-        "tasks' python", CheckState.WRONG, f"PYSPARK_PYTHON is {named}, which reports {found!r}, not {wanted!r}", fix
-    )
+    text = f"PYSPARK_PYTHON is {named}, which reports {found!r}, not {wanted!r}"
+    yield Finding("tasks' python", CheckState.WRONG, text, fix)
 
 
 def check_ports(wanted: Mapping[str, int], ours: Mapping[str, int]) -> Iterator[Finding]:
@@ -164,9 +158,7 @@ def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Fin
         yield Finding("airflow", CheckState.SKIPPED, "Airflow is not installed in this Python")
         return
     if not _is_set_up(environment):
-        yield Finding(
-            "airflow", CheckState.SKIPPED, "no Airflow is set up for this user: AIRFLOW_HOME has no airflow.cfg"
-        )
+        yield Finding("airflow", CheckState.SKIPPED, "this user has no Airflow: AIRFLOW_HOME has no airflow.cfg")
         return
     command = [sys.executable, "-m", "frazil.airflow.doctor", str(streams.absolute())]
     ran = subprocess.run(

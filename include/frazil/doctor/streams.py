@@ -1,7 +1,6 @@
-"""Checks all that declared streams refer to: files, Kafka, catalogs, storage, and the clocks of these services.
-
-The writer's clock decides when windows are complete. The storage's clock decides when objects count as abandoned.
-Servers refuse signed requests with a wrong time.
+"""Checks all that declared streams refer to: files, Kafka, catalogs, storage, and the clocks of these services. The
+writer's clock decides when windows are complete. The storage's clock decides when objects count as abandoned. Servers
+refuse signed requests with a wrong time.
 """
 
 from __future__ import annotations

@@ -174,9 +174,8 @@ def decode_part(data: bytes, part: HistoryPart, past: StreamHistory, table_uuid:
     try:
         value = json.loads(data)
         if value["format"] != FORMAT_VERSION:
-            raise HistoryUnreadable(
-                f"unsupported format {value['format']}; this version of frazil reads format {FORMAT_VERSION}"
-            )
+            text = f"unsupported format {value['format']}; this version of frazil reads format {FORMAT_VERSION}"
+            raise HistoryUnreadable(text)
         if value["table-uuid"] != table_uuid:
             return False
         if part is HistoryPart.EVENTS:

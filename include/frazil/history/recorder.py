@@ -1,8 +1,6 @@
 """Records the events of one stream as its history. A separate thread per storage service writes the recordings, because
-a service may hang.
-
-Also records actions of supervisors and users, in two objects next to the history. Two concurrent writes to such an
-object may lose an action.
+a service may hang. Also records actions of supervisors and users, in two objects next to the history. Two concurrent
+writes to such an object may lose an action.
 """
 
 from __future__ import annotations

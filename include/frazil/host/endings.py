@@ -1,10 +1,7 @@
-"""Records how a launch ended. The parent process of the writer does this. If the parent was killed too, the next
-process that observes the launch does.
-"""
+"""Records how a launch ended. The writer's parent process does this; if it was killed too, the next observer does."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import signal
 from pathlib import Path
@@ -46,9 +43,10 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
     if code == 0:
         error = None
     elif not error:
-        # The error in the writer's last heartbeat, otherwise the end of its log.
-        error = (heartbeat.error if heartbeat else None) or _last_log_error(folder, launch)
-    _append_exit(folder, _exit_record(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
+        # The last heartbeat's error, or the end of the log, unless that also covers other streams.
+        logged = None if launch.kind is LaunchKind.HOSTED else last_error(folder)
+        error = (heartbeat.error if heartbeat else None) or logged
+    _append_exit(folder, launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error, stopped_for=stopped_for)
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
@@ -62,7 +60,7 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
         error = AGENT_KILLED
     # It is unknown which stream made the process crash, and no stream is given up because of another.
     stopped_for = ENDED_WITH_APPLICATION if launch.kind is LaunchKind.HOSTED else None
-    _append_exit(folder, _exit_record(launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error), stopped_for)
+    _append_exit(folder, launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error, stopped_for=stopped_for)
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
@@ -86,7 +84,7 @@ def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) ->
 
 
 def _first_error_or_last_warning(folder: Path, launch: Launch) -> str | None:
-    if launch.kind is LaunchKind.HOSTED:  # see `_last_log_error`
+    if launch.kind is LaunchKind.HOSTED:
         return None
     if error := first_error(folder):
         return f"Its first error: {error}"
@@ -94,27 +92,23 @@ def _first_error_or_last_warning(folder: Path, launch: Launch) -> str | None:
     return f"Its last warning: {warning}" if warning else None
 
 
-def _last_log_error(folder: Path, launch: Launch) -> str | None:
-    """Return the last error in the log. None in a shared application, whose log also covers other streams."""
-    return None if launch.kind is LaunchKind.HOSTED else last_error(folder)
-
-
 def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:
     request = read_notes(folder).stop
     return request if request is not None and request.launch_id == launch_id else None
 
 
-def _append_exit(folder: Path, exit_: ExitRecord, stopped_for: str | None) -> None:
-    request = _stop_request(folder, exit_.launch_id)
-    cause = request.cause if request else stopped_for
-    append_exit(folder, dataclasses.replace(exit_, stopped_for=cause))
-
-
-def _exit_record(
-    launch: Launch, heartbeat: Heartbeat | None, *, code: int | None, ended_at_ms: int, error: str | None
-) -> ExitRecord:
-    committed_at_ms = heartbeat.last_commit_at_ms if heartbeat else None
-    return ExitRecord(
+def _append_exit(  # noqa: PLR0913 - the parts of an exit
+    folder: Path,
+    launch: Launch,
+    heartbeat: Heartbeat | None,
+    *,
+    code: int | None,
+    ended_at_ms: int,
+    error: str | None,
+    stopped_for: str | None,
+) -> None:
+    request, committed_at_ms = _stop_request(folder, launch.id), heartbeat.last_commit_at_ms if heartbeat else None
+    exit_ = ExitRecord(
         launch_id=launch.id,
         code=code,
         started_at_ms=launch.launched_at_ms,
@@ -123,4 +117,6 @@ def _exit_record(
         generation=launch.generation,
         committed=committed_at_ms is not None and committed_at_ms >= launch.launched_at_ms,
         error=error,
+        stopped_for=request.cause if request else stopped_for,
     )
+    append_exit(folder, exit_)

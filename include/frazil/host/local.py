@@ -54,10 +54,9 @@ class LocalLauncher(Launcher):
                 timeout=LAUNCH_TIMEOUT_S,
             )
         except subprocess.TimeoutExpired:
-            problem = (
-                f"the parent process of the writer of {self.application} did not respond within {LAUNCH_TIMEOUT_S} s"
-            )
-            raise EnvironmentUnusable(f"{problem}; see {self.folder / LOG_FILE}") from None
+            problem = f"the parent process of the writer of {self.application} did not respond"
+            log = self.folder / LOG_FILE
+            raise EnvironmentUnusable(f"{problem} within {LAUNCH_TIMEOUT_S} s; see {log}") from None
         problem = answer.stderr.strip()
         if answer.returncode == WriterBusy.exit_code:
             raise WriterBusy(problem)

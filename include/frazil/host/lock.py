@@ -1,7 +1,5 @@
-"""Locks a run folder, so that only one writer of an application runs on a host.
-
-The lock is a `flock` on `<run folder>/lock`, which the kernel releases if its holder crashes. The file also contains
-the last holder's launch as JSON.
+"""Locks a run folder, so that only one writer of an application runs on a host. The lock is a `flock` on its file
+`lock`, which the kernel releases if its holder crashes. The file also contains the last holder's launch as JSON.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ class WriterLock:
         """Write the holder's launch to the lock file. Only the holder may call this."""
         if self._fd is None:
             raise RuntimeError("only the holder of the lock may write to it")
-        text = json.dumps(launch.to_json()).encode()
+        text = json.dumps(dataclasses.asdict(launch)).encode()
         os.pwrite(self._fd, text, 0)
         os.ftruncate(self._fd, len(text))
 

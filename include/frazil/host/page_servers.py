@@ -1,6 +1,4 @@
-"""Records which processes on this host serve the operations page, and with which version of frazil's files, in
-`<home>/page/servers/<host>-<pid>.json`.
-"""
+"""Records in `<home>/page/servers` which processes of this host serve the page, and with which version of frazil."""
 
 from __future__ import annotations
 

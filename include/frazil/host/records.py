@@ -1,7 +1,6 @@
-"""The records in a run folder: launches, exits, stop requests, and when the stream was supervised.
-
-Each record has the id of its launch. Fields that a later version added are ignored. Times are in milliseconds since the
-epoch, UTC, unless the name has another unit.
+"""The records in a run folder: launches, exits, stop requests, and when the stream was supervised. Each record has the
+id of its launch. Fields that a later version added are ignored. Times are in milliseconds since the epoch, UTC, unless
+the name has another unit.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -52,9 +50,6 @@ class Launch:
     application: str = ""
     """The application that runs the stream. Empty, like `streams`, in records of earlier versions."""
     streams: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-"""Rotates the writer's log, at each launch and when it is full, and reads it.
-
-The writer, its JVM and Spark's workers have the file open, so a full log is copied and truncated, as with logrotate's
-`copytruncate`. Lines written in the microseconds in between are lost.
+"""Rotates the writer's log, at each launch and when it is full, and reads it. The writer, its JVM and Spark's workers
+have the file open, so a full log is copied and truncated, as with logrotate's `copytruncate`. Lines written in the
+microseconds in between are lost.
 """
 
 from __future__ import annotations
@@ -42,9 +41,8 @@ def _shift_logs(folder: Path, newest: str) -> None:
 
 
 def rotate_full_log(folder: Path, *, full_bytes: int = MAX_LOG_BYTES) -> bool:
-    """If the log is full, copy it to `writer.log.1` and truncate it. Return whether it was full.
-
-    If this process is killed halfway, a line may be in both files. If it raises OSError, the log is unchanged.
+    """If the log is full, copy it to `writer.log.1` and truncate it. Return whether it was full. If this process is
+    killed halfway, a line may be in both files. If it raises OSError, the log is unchanged.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
     try:

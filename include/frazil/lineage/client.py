@@ -115,12 +115,10 @@ def _output_dataset(table: Dataset, facts: RunFacts) -> OutputDataset:
     facets: dict[str, OutputDatasetFacet] = {}
     if (totals := facts.totals) is not None:
         table = replace(table, snapshot_id=totals.snapshot_id)
-        facets["outputStatistics"] = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-            rowCount=totals.records, size=totals.bytes, fileCount=totals.files
-        )
+        statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
+        facets["outputStatistics"] = statistics(rowCount=totals.records, size=totals.bytes, fileCount=totals.files)
     if facts.day is not None:
         day_partition = base_subset_dataset.Partition(dimensions={"day": str(facts.day)})
-        facets["subset"] = base_subset_dataset.OutputSubsetOutputDatasetFacet(
-            base_subset_dataset.PartitionSubsetCondition(partitions=[day_partition])
-        )
+        condition = base_subset_dataset.PartitionSubsetCondition(partitions=[day_partition])
+        facets["subset"] = base_subset_dataset.OutputSubsetOutputDatasetFacet(condition)
     return OutputDataset(table.namespace, table.name, facets=_table_facets(table), outputFacets=facets)

@@ -91,9 +91,8 @@ class LineageSettings:
         parent_id = environment.get(PARENT_VARIABLE)
         parent = _PARENT.fullmatch(parent_id) if parent_id else None
         if parent_id and parent is None:
-            problems.append(
-                f"{PARENT_VARIABLE} is {parent_id!r}, not <namespace>/<job>/<run id>; the run has no parent"
-            )
+            text = f"{PARENT_VARIABLE} is {parent_id!r}, not <namespace>/<job>/<run id>; the run has no parent"
+            problems.append(text)
         return cls(
             on=True,
             every_ms=round(every.total_seconds() * 1000),

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Self
+
+import msgspec
 
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
@@ -238,16 +241,11 @@ class AlertStates:
     @classmethod
     def from_json(cls, value: Mapping[str, Any] | None) -> Self:
         """Parse stored states. Drops invalid ones."""
-        return cls({rule: AlertState(*kept) for rule, kept in (value or {}).items() if _is_state(kept)})
-
-
-def _is_state(kept: object) -> bool:
-    kinds = ((int,), (bool,), (int, type(None)), (int,), (bool,))  # exact types, because True is an int
-    return (
-        isinstance(kept, list)
-        and len(kept) == len(kinds)
-        and all(type(one) in allowed for one, allowed in zip(kept, kinds, strict=True))
-    )
+        states = {}
+        for rule, kept in (value or {}).items():
+            with suppress(msgspec.ValidationError):
+                states[rule] = AlertState(*msgspec.convert(kept, tuple[int, bool, int | None, int, bool]))
+        return cls(states)
 
 
 @dataclass(frozen=True, slots=True)

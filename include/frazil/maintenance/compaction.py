@@ -67,9 +67,7 @@ MAX_PARTITIONS_PER_ACTION = 200
 
 
 def group_into_actions(rewrites: Iterable[Rewrite], *, target: int) -> list[list[Rewrite]]:
-    """Return the rewrites of each action, in order. Rewrites of busy partitions share an action if they are small, so
-    that it finishes between two batches.
-    """
+    """Return each action's rewrites, in order. Small ones of busy partitions share one, to fit between batches."""
     actions: list[list[Rewrite]] = []
     last: dict[object, tuple[list[Rewrite], int]] = {}
     for rewrite in rewrites:
@@ -323,10 +321,9 @@ def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) ->
 
 
 def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
-    """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number.
-
-    Iceberg rewrites all files below a size. At most `bytes / below` of the files are not below this size (Markov's
-    inequality). An even number of files below half the target becomes at most half as many.
+    """Return a rewrite of as many files as fit into `rest` bytes, if it halves their number. Iceberg rewrites all files
+    below a size. At most `bytes / below` of the files are not below this size (Markov's inequality). An even number of
+    files below half the target becomes at most half as many.
     """
     if rewrite.deleted_percent is not None:
         return _plan_due_part(rewrite, rest // max(rewrite.partition.deletes.due_largest_bytes, 1))

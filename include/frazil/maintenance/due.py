@@ -29,9 +29,8 @@ class ManifestPlan:
 def plan_manifests(
     groups: Sequence[ManifestGroup], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """If there are too many manifests, plan a rewrite in each partition spec where it halves the number of a group.
-
-    A rewrite merges only manifests of the same group.
+    """If there are too many manifests, plan a rewrite in each partition spec where it halves the number of a group. A
+    rewrite merges only manifests of the same group.
     """
     total = sum(group.manifests for group in groups)
     if total < settings.max_count:
@@ -44,10 +43,6 @@ def plan_manifests(
         return ManifestPlan((), few)
     left = sum(ideal[group] if group.spec_id in worth else group.manifests for group in groups)
     return ManifestPlan(worth, f"{format_count(total, 'manifest', 'becomes|become')} about {left:,}")
-
-
-FULL_CHECK_INTERVAL = timedelta(days=1)
-"""Interval of the full check, which does not rely on metadata alone."""
 
 
 class Action(StrEnum):
@@ -72,13 +67,14 @@ class DueCheck:
 def find_due_actions(
     health: TableHealth, settings: Maintenance, *, full_check_at: timedelta | None = None
 ) -> Mapping[Action, DueCheck]:
-    """Return whether each action is due, and why. `full_check_at` is the time of the daily full check."""
+    """Return whether each action is due, and why. At `full_check_at`, a daily check does not rely on metadata alone."""
     again = full_check_at is not None and (
-        (timedelta(milliseconds=health.at_ms) - full_check_at) % FULL_CHECK_INTERVAL < settings.every
+        (timedelta(milliseconds=health.at_ms) - full_check_at) % timedelta(days=1) < settings.every
     )
+    manifests = plan_manifests(health.manifest_groups, settings.manifests)
     checks = {
         Action.COMPACTION: _check_compaction(health, settings.compaction, again=again),
-        Action.MANIFESTS: _check_manifests(health, settings.manifests),
+        Action.MANIFESTS: DueCheck(bool(manifests.spec_ids), manifests.sentence),
         Action.EXPIRY: _check_expiry(health, settings.expiry),
     }
     off = DueCheck(False, "it is switched off")
@@ -110,11 +106,6 @@ def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows * share
 
 
-def _check_manifests(health: TableHealth, settings: Manifests) -> DueCheck:
-    plan = plan_manifests(health.manifest_groups, settings)
-    return DueCheck(bool(plan.spec_ids), plan.sentence)
-
-
 def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:
     """Check the number of all snapshots, and the age of main's oldest one."""
     if health.snapshots > settings.at_most:
@@ -124,9 +115,7 @@ def _check_expiry(health: TableHealth, settings: Expiry) -> DueCheck:
     age_ms = health.at_ms - health.main_oldest_at_ms
     if age_ms < settings.keep // timedelta(milliseconds=1):
         kept = format_duration(settings.keep)
-        return DueCheck(
-            False, f"the oldest snapshot of main is {format_elapsed(age_ms)} old: snapshots are kept for {kept}"
-        )
-    return DueCheck(
-        True, f"{format_count(health.main_snapshots, 'snapshot')} of main, the oldest {format_elapsed(age_ms)} old"
-    )
+        reason = f"the oldest snapshot of main is {format_elapsed(age_ms)} old: snapshots are kept for {kept}"
+        return DueCheck(False, reason)
+    count = format_count(health.main_snapshots, "snapshot")
+    return DueCheck(True, f"{count} of main, the oldest {format_elapsed(age_ms)} old")

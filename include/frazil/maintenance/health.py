@@ -23,10 +23,7 @@ def are_large(files: int, size: int, target_bytes: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """A partition's delete files, and their effect on its data files.
-
-    A delete file applies to one data file, or is shared by several.
-    """
+    """A partition's delete files. Each applies to one data file, or is shared by several."""
 
     bytes: int = 0
     rows: int = 0

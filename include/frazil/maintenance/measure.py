@@ -179,9 +179,8 @@ def _metadata_bytes(table: Table) -> int:
 
 
 def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> tuple[int | None, int, int]:
-    """Return when data files were last rewritten (ms), and main's growth in files and bytes since then.
-
-    Without a rewrite in the history, all files count if the table's files are small.
+    """Return when data files were last rewritten (ms), and main's growth in files and bytes since then. Without a
+    rewrite in the history, all files count if the table's files are small.
     """
     files = size = 0
     head, main = head_of(metadata), {snapshot.snapshot_id for snapshot in ancestors(metadata)}
@@ -252,11 +251,11 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, l
             check_ancestry(metadata, marker, table=spec.table.identifier)
     except (MarkerUnreadable, RolledBack) as error:  # `frazil status` and the writer's exit say so
         marker, problem = None, str(error)
-    last_ms = last_commit_ms(metadata, spec.name) or _marked_at_ms(metadata, marker)
+    marked = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
+    last_ms = last_commit_ms(metadata, spec.name) or (marked.timestamp_ms if marked else None)
     watermark_ms = None if marker is None or marker.watermark_us is None else marker.watermark_us // 1000
-    found = StreamHealth(
-        spec.name, None, last_ms, watermark_ms, spec.commit.longest_interval // timedelta(milliseconds=1)
-    )
+    interval_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
+    found = StreamHealth(spec.name, None, last_ms, watermark_ms, interval_ms)
     if writer := observe_writer(spec.name):
         heartbeat, live = writer.heartbeat, get_fresh_heartbeat(writer, now_ms=now_ms)
         overtaken = heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch)
@@ -271,11 +270,6 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, l
         answer = kafka_lag(spec, marker)
         return replace(found, lag_problem=answer) if isinstance(answer, str) else replace(found, lag=answer)
     return replace(found, lag_problem=problem if found.lag is None else None)
-
-
-def _marked_at_ms(metadata: TableMetadata, marker: Marker | None) -> int | None:
-    snapshot = metadata.snapshot_by_id(marker.snapshot_id) if marker else None
-    return snapshot.timestamp_ms if snapshot else None
 
 
 def observe_writer(stream: str) -> Observation | None:
@@ -309,9 +303,8 @@ def find_template_tables(catalog: Catalog, spec: StreamSpec, specs: Sequence[Str
     """Return the undeclared tables that the stream's template may have created."""
     known = {table.identifier for table in maintained_tables(specs) if table.catalog == spec.table.catalog}
     with translate_catalog_errors(catalog.name):
-        return [
-            template_table(spec, name, specs) for name in list_matching_names(catalog, spec.sinks) if name not in known
-        ]
+        new = [name for name in list_matching_names(catalog, spec.sinks) if name not in known]
+        return [template_table(spec, name, specs) for name in new]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby
@@ -98,18 +98,6 @@ class _CleanupRefused(Exception):
     """No file may be deleted; the message is the reason."""
 
 
-@dataclass(slots=True)
-class _DeletedFiles:
-    paths: list[str] = field(default_factory=list)
-    bytes: int = 0
-
-    def add(self, files: Iterable[ListedFile]) -> None:
-        for file in files:
-            log.debug("deleted the orphan %s", file.info.path)
-            self.paths.append(file.info.path)
-            self.bytes += file.info.bytes
-
-
 def clean_orphans(
     catalog: Catalog,
     table: MaintainedTable,
@@ -187,9 +175,10 @@ class _Cleanup:
         if report.dry_run:
             return replace(report, waiting=report.candidates - len(ready))
         gone, stopped = self._delete(ready, references)
-        still = {file.info.path for file in found.candidates}.difference(gone.paths)
+        still = {file.info.path for file in found.candidates}.difference(file.info.path for file in gone)
         store.put(path, memory.after(OrphanRun(self.now_ms, progress, tuple(still))).to_bytes())
-        return replace(report, deleted=len(gone.paths), deleted_bytes=gone.bytes, waiting=len(still), refused=stopped)
+        size = sum(file.info.bytes for file in gone)
+        return replace(report, deleted=len(gone), deleted_bytes=size, waiting=len(still), refused=stopped)
 
     def _evaluate(self) -> tuple[Table, References, Evaluation]:
         """Return the table (loaded after the listing), its references, and the classified files."""
@@ -279,9 +268,9 @@ class _Cleanup:
         _check_own_files(table)
         return table
 
-    def _delete(self, ready: Sequence[ListedFile], references: References) -> tuple[_DeletedFiles, str | None]:
+    def _delete(self, ready: Sequence[ListedFile], references: References) -> tuple[list[ListedFile], str | None]:
         """Delete the files in batches, between reloads. Return the deleted files, and why it stopped, if so."""
-        done = _DeletedFiles()
+        done: list[ListedFile] = []
         for _, group in groupby(ready, key=lambda file: file.place.store):
             files = list(group)
             for batch in (
@@ -294,7 +283,7 @@ class _Cleanup:
                     left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
                 except Exception as error:  # catalogs and storages raise anything
                     return done, _error_text(error)
-                done.add(file for file in waste if file.info.path not in left)
+                done += [file for file in waste if file.info.path not in left]
                 if left:
                     others = f", and {len(left) - 1} more files" if len(left) > 1 else ""
                     return done, f"{_error_text(next(iter(left.values())))}{others}"

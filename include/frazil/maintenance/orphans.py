@@ -284,9 +284,8 @@ def classify_files(
             candidates.append(file)
     candidates.sort(key=lambda file: (file.place.store, file.info.path))
     found = Evaluation(len(files), referenced, registered, young, tuple(candidates))
-    refused = _find_similar_paths(candidates, references) or _share_problem(
-        found, total_bytes, limit=settings.max_share
-    )
+    too_large = _share_problem(found, total_bytes, limit=settings.max_share)
+    refused = _find_similar_paths(candidates, references) or too_large
     return replace(found, refused=refused)
 
 

@@ -130,9 +130,8 @@ def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
             is_long = len(one.sentence) > MAX_SENTENCE_CHARACTERS
             sentence = f"{one.sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..." if is_long else one.sentence
             kept.append(asdict(replace(one, sentence=sentence)))
-    return json.dumps(
-        {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
-    ).encode()
+    content = {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
+    return json.dumps(content).encode()
 
 
 def _path(table: Table) -> str:

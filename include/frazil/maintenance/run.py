@@ -6,45 +6,40 @@ process.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
+from frazil import clock
 from frazil.commit.history import ancestors, count_ancestors
 from frazil.errors import EnvironmentUnusable, FrazilError
+from frazil.host.process_log import log_to_stderr
+from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
 from frazil.maintenance.due import Action, is_enabled
 from frazil.maintenance.measure import load_maintained
-from frazil.maintenance.outcomes import Ending, Outcome, load_and_store_outcomes
+from frazil.maintenance.outcomes import Ending, Outcome, load_and_store_outcomes, report_maintenance
 from frazil.maintenance.plans import MaintenancePlanner, estimate_bytes, find_missing_defaults
 from frazil.maintenance.spark_actions import LostRace, RewriteResult, SparkFailed, SparkTable
-from frazil.maintenance.tables import MaintainedTable
+from frazil.maintenance.tables import MaintainedTable, find_maintained
+from frazil.spark.application import start_session
+from frazil.spec.load import load_valid_streams
 from frazil.spec.property_rules import PAGE_VERSION_PROPERTY
 from frazil.spec.units import format_count
-from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-import json
-from collections.abc import Sequence
-from pathlib import Path
-
-from frazil import clock
-from frazil.host.process_log import log_to_stderr
-from frazil.lineage.jobs import openlineage_jobs
-from frazil.maintenance.outcomes import report_maintenance
-from frazil.maintenance.tables import find_maintained
-from frazil.spark.application import start_session
-from frazil.spec.load import load_valid_streams
-from frazil.table.catalogs import open_existing_catalog
 
 log = logging.getLogger(__name__)
 
@@ -88,9 +83,8 @@ class _ActionRunner:
         except EnvironmentUnusable:
             raise
         except FrazilError as error:
-            made = self._make_outcome(
-                action, Ending.FAILED, f"{type(error).__name__}: {error}", exit_code=error.exit_code
-            )
+            reason = f"{type(error).__name__}: {error}"
+            made = self._make_outcome(action, Ending.FAILED, reason, exit_code=error.exit_code)
         except SparkFailed as error:
             log.debug("%s failed", action, exc_info=True)
             made = self._make_outcome(action, Ending.FAILED, str(error), exit_code=1)

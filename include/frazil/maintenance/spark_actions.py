@@ -1,39 +1,34 @@
-"""Runs planned actions of Iceberg's Java API on one table, and returns plain numbers. Raises `LostRace` if another
-commit makes an action impossible.
-"""
+"""Runs planned actions of Iceberg's Java API on one table. Raises `LostRace` if another commit prevents one."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, replace
+from datetime import timedelta
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyiceberg.catalog import Catalog
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTransform
+from pyiceberg.types import DecimalType, IcebergType, TimestampType, TimestamptzType, TimeType, UUIDType
 from pyspark.errors import PySparkException
 
 from frazil.commit.expiry import READER_TAG_PREFIX
 from frazil.commit.history import COMPACTION_OPERATION
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.maintenance.compaction import Rewrite, group_into_actions
+from frazil.partitions.windows import EPOCH
 from frazil.spark.java import find_root_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-import math
-from datetime import timedelta
-from functools import reduce
-
-from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
-from pyiceberg.transforms import IdentityTransform, TruncateTransform, VoidTransform
-from pyiceberg.types import DecimalType, IcebergType, TimestampType, TimestamptzType, TimeType, UUIDType
-
-from frazil.partitions.windows import EPOCH
-
 log = logging.getLogger(__name__)
 
 HISTORY_TAG = f"{READER_TAG_PREFIX}compaction"
@@ -107,9 +102,7 @@ class SparkTable:
                     self.java.manageSnapshots().removeTag(HISTORY_TAG).commit()
             except (LostRace, SparkFailed) as error:
                 log.warning(
-                    "cannot remove the tag %s, which keeps snapshots until the next compaction: %s",
-                    HISTORY_TAG,
-                    error,
+                    "cannot remove the tag %s, which keeps snapshots until the next compaction: %s", HISTORY_TAG, error
                 )
 
     def rewrite(self, rewrites: Sequence[Rewrite], *, sort: bool) -> RewriteResult:
@@ -153,10 +146,7 @@ class SparkTable:
         return RewriteResult(removed, done.addedDataFilesCount(), done.rewrittenBytesCount(), failed, lost)
 
     def _count_groups(self, those: Any, options: dict[str, str], snapshot_id: int) -> int:
-        """Return the number of groups of files that the action had to rewrite.
-
-        With partial progress, Iceberg does not report failed commits.
-        """
+        """Return how many groups of files the action had to rewrite. Iceberg does not report failed partial commits."""
         planner = _jvm(self.spark).org.apache.iceberg.actions.BinPackRewriteFilePlanner
         made = planner(self.java, those, snapshot_id, True)
         made.init(options)
@@ -240,16 +230,11 @@ def convert_java_errors() -> Iterator[None]:
         yield
     except (Py4JJavaError, PySparkException) as error:
         text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
-        first = _describe_with_cause(text.split("\n", 1)[0], str(error))
+        first, cause = text.split("\n", 1)[0], find_root_cause(str(error))
+        first = first if not cause or cause in first else f"{first}: caused by {cause}"
         if any(sign in text for sign in _CONFLICT_TEXTS):
             raise LostRace(first) from error
         raise SparkFailed(first) from error
-
-
-def _describe_with_cause(first: str, trace: str) -> str:
-    """Return an error's first line, with the first line of its root cause in the stack trace, if any."""
-    cause = find_root_cause(trace)
-    return first if not cause or cause in first else f"{first}: caused by {cause}"
 
 
 def _jvm(spark: SparkSession) -> Any:
@@ -264,14 +249,10 @@ def _count_items(items: Any) -> int:
     return count
 
 
-_TEXT_TYPES = (DecimalType, UUIDType)
-
-
 def build_partition_filter(
     jvm: Any, partitions: Sequence[tuple[object, ...]], *, spec: PartitionSpec, schema: Schema
 ) -> Any:
     """Build a Java `Expression` that selects exactly the files of partitions of one spec, by their values in manifests.
-
     Compares terms such as `day(ts) = 16070`: SQL has no `bucket` or `truncate`, and a range would select neighbours.
     """
     expressions = jvm.org.apache.iceberg.expressions.Expressions
@@ -324,4 +305,4 @@ def to_literal(value: Any, kind: IcebergType) -> object:
         return (moment if isinstance(kind, TimestamptzType) else moment.replace(tzinfo=None)).isoformat()
     if isinstance(kind, TimeType) and isinstance(value, int):
         return (EPOCH + timedelta(microseconds=value)).time().isoformat()
-    return str(value) if isinstance(kind, _TEXT_TYPES) else value
+    return str(value) if isinstance(kind, DecimalType | UUIDType) else value

@@ -131,9 +131,8 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         f"{'became' if seen.replayed else 'are'} dead letters. {remedy}"
     )
     shown = _share_text(seen.rejected, seen.records)
-    yield Reading(
-        "dead-letters", *_share_and_threshold(seen.rejected, seen.records, alerts.dead_letters), shown, sentence
-    )
+    share = _share_and_threshold(seen.rejected, seen.records, alerts.dead_letters)
+    yield Reading("dead-letters", *share, shown, sentence)
     sentence = (
         f"{seen.stale:,} of the {seen.records:,} records that stream {name} committed within the last {within} were "
         f"dropped, because the rows of {state.table} have newer values of order-by. The source's log may have been "
@@ -141,9 +140,8 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
         "order, so compare the rows with the source database itself"
     )
     shown = _share_text(seen.stale, seen.records)
-    yield Reading(
-        "stale-changes", *_share_and_threshold(seen.stale, seen.records, alerts.stale_changes), shown, sentence
-    )
+    share = _share_and_threshold(seen.stale, seen.records, alerts.stale_changes)
+    yield Reading("stale-changes", *share, shown, sentence)
     if alerts.dead_letters_per_minute is not None:
         yield from _rate_readings(state.name, flow, alerts.dead_letters_per_minute)
 
@@ -278,9 +276,8 @@ def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str,
 
 def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
     """Return the reading of the rule `aggregation`: complete days that were not aggregated `within` this time."""
-    days = ", ".join(
-        f"{one.day} (complete since {format_utc(one.since_ms)})" for one in late[:MAX_LISTED]
-    ) + _more_text(len(late))
+    listed = [f"{one.day} (complete since {format_utc(one.since_ms)})" for one in late[:MAX_LISTED]]
+    days = ", ".join(listed) + _more_text(len(late))
     sentence = (
         f"{target} is missing {days}: signalled as complete for more than {format_duration(within)}, but not "
         f"aggregated by {name}. Unpause the DAGs frazil_reconcile_{name}, which requests such days, and "

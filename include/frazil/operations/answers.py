@@ -180,16 +180,8 @@ class AnswerCache:
         since_s = self._unresponsive_since_s(one)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
         reading = one.waiting or one.began_s is not None
-        is_refreshing = reading and self._is_old(one)
-        return Answer(
-            one.value,
-            one.answered_ms,
-            one.problem,
-            since_ms,
-            one.remembered,
-            is_refreshing=is_refreshing,
-            outdated=one.outdated,
-        )
+        known = (one.value, one.answered_ms, one.problem, since_ms, one.remembered)
+        return Answer(*known, is_refreshing=reading and self._is_old(one), outdated=one.outdated)
 
     def _unresponsive_since_s(self, one: _CacheEntry) -> float | None:
         """A queued read counts as unresponsive if all threads of its group are."""

@@ -79,9 +79,8 @@ def build_calendar(
     from_us = until_us - SHOWN_PERIODS[grain] // timedelta(microseconds=1)
     first_us = min((window.start_us for window in signals), default=through_us)
     begin_us = max(from_us, min(first_us, through_us))
-    cells = [
-        _signal_cell(window, signals.get(window), through_us) for window in windows_between(grain, begin_us, until_us)
-    ]
+    windows = windows_between(grain, begin_us, until_us)
+    cells = [_signal_cell(window, signals.get(window), through_us) for window in windows]
     return Calendar(grain, tuple(cells), waits_for)
 
 
@@ -89,9 +88,8 @@ def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell
     if signal is None:
         # A window before the cursor without a signal is history: it was never signalled.
         return Cell(window.key, "open" if window.start_us >= through_us else "history")
-    state = {SignalState.HELD: "held", SignalState.RELEASED: "released"}.get(signal.state)
-    if state is None:
-        state = "reopened" if signal.revision > 1 else "complete"
+    otherwise = "reopened" if signal.revision > 1 else "complete"
+    state = {SignalState.HELD: "held", SignalState.RELEASED: "released"}.get(signal.state, otherwise)
     return Cell(window.key, state, signal.rows, signal.late_rows, signal.note)
 
 

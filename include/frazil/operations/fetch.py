@@ -156,9 +156,8 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
     since_us = cursor.through_us - SHOWN_PERIODS[seen.grain] // timedelta(microseconds=1)
     signals = seen.signals.newest(from_us=since_us, to_us=cursor.through_us)
     now_us = clock.now_ms() * 1000
-    return build_calendar(
-        seen.grain, signals, through_us=cursor.through_us, now_us=now_us, waits_for=seen.decision.reason
-    )
+    through_us, reason = cursor.through_us, seen.decision.reason
+    return build_calendar(seen.grain, signals, through_us=through_us, now_us=now_us, waits_for=reason)
 
 
 def fetch_signal_cursor(spec: StreamSpec) -> Cursor | None:

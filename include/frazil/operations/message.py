@@ -1,6 +1,5 @@
-"""Builds the messages about alerts and failed tasks for notifiers, in three formats and of limited size. Pure.
-
-Quoted text stays on one line, and cannot format the message or mention a user.
+"""Builds the messages about alerts and failed tasks for notifiers, in three formats and of limited size. Pure. Quoted
+text stays on one line, and cannot format the message or mention a user.
 """
 
 from __future__ import annotations
@@ -100,10 +99,9 @@ class Message:
         """One line, such as `frazil: freshness, stream rides of city.rides`."""
         over = "over: " if self.is_over else ""
         if len(self.problems) == 1:
-            (one,) = self.problems
-            return _one_line(
-                f"frazil: {over}{one.name}" + (f", {one.about}" if one.about else ""), MAX_TITLE_CHARACTERS
-            )
+            one = self.problems[0]
+            about = f", {one.about}" if one.about else ""
+            return _one_line(f"frazil: {over}{one.name}{about}", MAX_TITLE_CHARACTERS)
         kinds = Counter(one.name for one in self.problems).most_common()
         counted = ", ".join(f"{name} ({count:,})" for name, count in kinds[:MAX_TITLE_RULES])
         more = ", …" if len(kinds) > MAX_TITLE_RULES else ""
@@ -146,10 +144,7 @@ class Message:
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())])
 
     def each(self) -> tuple[Message, ...]:
-        """Return a message for each alert. Alerts beyond `MAX_SEPARATE` share one message.
-
-        The shared message is resolved once no alert is active.
-        """
+        """Return a message per alert. Alerts beyond `MAX_SEPARATE` share one. It resolves once none is active."""
         alone = [one for one in self.problems if one.alone][: None if self.is_over else MAX_SEPARATE]
         made = [replace(self, problems=(one,), key=one.key) for one in alone]
         rest = self.problems if self.is_over else tuple(one for one in self.problems if one not in alone)
@@ -164,13 +159,10 @@ class Message:
         return _one_line(one.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed_problems()))
 
     def _list_facts(self, one: ReportedProblem) -> list[tuple[str, str]]:
-        since = (
-            [("was active since" if self.is_over else "since", format_utc(one.since_ms))]
-            if one.since_ms is not None
-            else []
-        )
+        since = "was active since" if self.is_over else "since"
+        begin = [(since, format_utc(one.since_ms))] if one.since_ms is not None else []
         page = one.page or "Streams, in Airflow's navigation"
-        return [*since, ("runbook", one.runbook), ("page", page), *([("log", one.log)] if one.log else [])]
+        return [*begin, ("runbook", one.runbook), ("page", page), *([("log", one.log)] if one.log else [])]
 
     def _closing_lines(self) -> list[str]:
         more = len(self.problems) - MAX_LISTED
@@ -186,11 +178,9 @@ def build_message(
     """Return the message about alerts that fired or resolved, or None. A stream that does not write is one incident."""
     changed = _select_reported([*alerts], active, is_over=is_over)
     problems = tuple(ReportedProblem.from_alert(alert, page=overview) for alert in changed)
-    standing = len(active)
     if not problems:
         return None
-    key = problems[0].key if len(problems) == 1 else SEVERAL_KEY
-    return Message(problems, key, is_over, standing, overview)
+    return Message(problems, problems[0].key if len(problems) == 1 else SEVERAL_KEY, is_over, len(active), overview)
 
 
 def _incident_of(alert: Mapping[str, Any]) -> str:

@@ -16,12 +16,10 @@ from frazil.status.state import Level, State, StreamState
 from frazil.timetext import format_utc
 
 NOT_MEASURED = "not measured"
-TABLE_RULES = frozenset(
-    {
-        *("manifest-list", "manifests", "snapshots", "metadata", "small-files", "delete-files", "deleted-rows"),
-        *("since-compaction", "unmeasured"),
-    }
-)
+TABLE_RULES = {
+    *("manifest-list", "manifests", "snapshots", "metadata", "small-files", "delete-files", "deleted-rows"),
+    *("since-compaction", "unmeasured"),
+}
 MAX_ERRORS = 5
 GRACE_MS = 10_000
 """Milliseconds after which an unresponsive read needs attention: shorter delays occur on a busy host."""

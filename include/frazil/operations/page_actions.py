@@ -1,6 +1,4 @@
-"""Defines the page's actions, and describes their effects, which the user confirms. Finds the Airflow components whose
-heartbeats are missing. Pure.
-"""
+"""Defines the page's actions and their effects, which users confirm. Finds missing Airflow components. Pure."""
 
 from __future__ import annotations
 
@@ -83,31 +81,21 @@ DAG_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAIN
 PREPARED_ACTIONS = frozenset({PageAction.RESET, PageAction.ABANDON})
 """Actions whose effects depend on the table, which is read for the plan and the action."""
 DEPENDENCIES: Mapping[PageAction, tuple[str, ...]] = {
-    PageAction.PAUSE: ("generation",),
-    PageAction.RESUME: ("generation", "dag_paused"),
-    PageAction.RESTART: ("generation", "dag_paused"),
-    PageAction.RESET: ("generation",),
-    PageAction.BACKFILL: ("backfill", "dag_paused"),
-    PageAction.ABANDON: (),
-    PageAction.REPLAY: ("backfill", "dag_paused"),
-    PageAction.MAINTAIN: ("dag_paused",),
-    PageAction.RELEASE: ("dag_paused",),
-    PageAction.SEND_AGAIN: (),
+    **dict.fromkeys((PageAction.PAUSE, PageAction.RESET), ("generation",)),
+    **dict.fromkeys((PageAction.RESUME, PageAction.RESTART), ("generation", "dag_paused")),
+    **dict.fromkeys((PageAction.BACKFILL, PageAction.REPLAY), ("backfill", "dag_paused")),
+    **dict.fromkeys((PageAction.MAINTAIN, PageAction.RELEASE), ("dag_paused",)),
+    **dict.fromkeys((PageAction.ABANDON, PageAction.SEND_AGAIN), ()),
 }
 """Fields of `ActionContext`. If another user changes one of them after the plan, the action is refused."""
 CONFIRMED_BY_NAME = frozenset(PageAction) - {PageAction.PAUSE, PageAction.RESUME, PageAction.RESTART}
 """Actions that change a table, or what its readers get. Users confirm by typing its name."""
 DRY_RUN_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY, PageAction.MAINTAIN})
 TABLE_DEPENDENT_ACTIONS = frozenset({PageAction.BACKFILL, PageAction.REPLAY})
-
-
-_TRIGGERER, _SCHEDULER = ("triggerer",), ("scheduler",)
 REQUIRED_COMPONENTS: Mapping[PageAction, tuple[str, ...]] = {
-    PageAction.PAUSE: _TRIGGERER,
-    PageAction.RESUME: _TRIGGERER,
-    PageAction.RESTART: _TRIGGERER,
-    **dict.fromkeys(DAG_ACTIONS, _SCHEDULER),
-    PageAction.SEND_AGAIN: (*_SCHEDULER, *_TRIGGERER),
+    **dict.fromkeys((PageAction.PAUSE, PageAction.RESUME, PageAction.RESTART), ("triggerer",)),
+    **dict.fromkeys(DAG_ACTIONS, ("scheduler",)),
+    PageAction.SEND_AGAIN: ("scheduler", "triggerer"),
 }
 
 
@@ -172,14 +160,11 @@ def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> 
     retype = action in CONFIRMED_BY_NAME and not (dry and action in DRY_RUN_ACTIONS)
     refused = _refusal(action, now, dry=dry)
     effects, token = (*_effects(action, now), *_run_effects(action, now), *waits), now.version_token(action)
-    unpause = now.dag if now.may_unpause and _needs_dag(action, now) and now.dag_paused else None
+    starts_writer = action in {PageAction.RESUME, PageAction.RESTART} and not now.writer_runs
+    unpause = now.dag if now.may_unpause and (action in DAG_ACTIONS or starts_writer) and now.dag_paused else None
     return Plan(
         action, effects, refused, version_token=token, retype=retype, generation=now.generation, unpause=unpause
     )
-
-
-def _needs_dag(action: PageAction, now: ActionContext) -> bool:
-    return action in DAG_ACTIONS or (action in {PageAction.RESUME, PageAction.RESTART} and not now.writer_runs)
 
 
 def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:

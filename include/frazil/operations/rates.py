@@ -1,6 +1,4 @@
-"""Computes records per second and daily costs from the points of a stream's history. Each point covers a time span.
-Pure.
-"""
+"""Computes records per second and daily costs from the points of a stream's history, each of a time span. Pure."""
 
 from __future__ import annotations
 
@@ -106,9 +104,7 @@ def compute_trend(points: Sequence[Point], lag: int | None, *, now_ms: int) -> T
     rates = [one for one in add_arrivals(compute_rates(lately), lately) if one.arrived_per_s is not None]
     if len(rates) < 3:
         return None
-    arrived, written = (
-        fmean(values) for values in zip(*((r.arrived_per_s or 0, r.records_per_s) for r in rates), strict=True)
-    )
+    arrived, written = fmean(r.arrived_per_s or 0 for r in rates), fmean(r.records_per_s for r in rates)
     falls = written - arrived
     caught_up_ms = round(lag / falls * 1000) if lag and falls > 0 else None
     return Trend(arrived, written, now_ms - lately[0].at_ms, caught_up_ms)

@@ -1,6 +1,4 @@
-"""Finds the actions that are possible on a stream, and the reasons why others are not. Plans and carries out a reset of
-a stream, or the abandonment of its backfill.
-"""
+"""Finds which actions are possible on a stream, and why others are not. Resets streams, and abandons backfills."""
 
 from __future__ import annotations
 
@@ -65,9 +63,8 @@ def fetch_available(kafka: KafkaAdmin, marker: Marker | None) -> AvailableOffset
     if marker is None:
         return AvailableOffsets(topics.identity, first, end)
     same = keep_same_topics(keep_topics(marker.offsets, topics.identity.topic_ids), marker.source, topics.identity)
-    truncated_at = find_truncations(
-        kafka, {tp: offset for tp, offset in same.items() if tp in first}, marker.leader_epochs
-    )
+    existing = {tp: offset for tp, offset in same.items() if tp in first}
+    truncated_at = find_truncations(kafka, existing, marker.leader_epochs)
     return AvailableOffsets(topics.identity, first, end, truncated_at)
 
 
@@ -102,9 +99,8 @@ def _offsets_from_marker(
             "the marker cannot be read, so it names no offsets: choose --to table, earliest, latest or timestamp, or "
             "--to offsets with every partition"
         )
-    return clamp_to_available(
-        clamp_to_truncations(keep_same_topics(seen.marker.offsets, seen.marker.source, now.source), now), now
-    )
+    same = keep_same_topics(seen.marker.offsets, seen.marker.source, now.source)
+    return clamp_to_available(clamp_to_truncations(same, now), now)
 
 
 def check_available(offsets: Offsets, now: AvailableOffsets) -> None:

@@ -47,8 +47,6 @@ MAX_STREAM_EVENTS = 30
 MAX_TOPICS = 20
 EMPTY_HISTORY = StreamHistory()
 KAFKA = "Kafka"
-
-
 HOURS = (6, 24, 7 * 24, 14 * 24)
 
 

@@ -143,6 +143,7 @@ def build_shape(  # noqa: PLR0913 - all facts about a table
     past: Sequence[PastOutcome],
     settings: Maintenance,
 ) -> Shape:
+    statuses = (ActionStatus(name, one.due, is_enabled(settings, name), one.reason) for name, one in actions.items())
     return Shape(
         rows=health.rows,
         files=health.data_files,
@@ -157,9 +158,7 @@ def build_shape(  # noqa: PLR0913 - all facts about a table
         histogram=build_histogram(sizes),
         marks=build_timeline(metadata, past),
         past=tuple(past[: -MAX_PAST_RUNS - 1 : -1]),
-        actions=tuple(
-            ActionStatus(name, found.due, is_enabled(settings, name), found.reason) for name, found in actions.items()
-        ),
+        actions=tuple(statuses),
     )
 
 
@@ -184,9 +183,8 @@ def build_histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
 
 def build_timeline(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[TimelineEvent, ...]:
     """Return the newest snapshots of all branches, and the expiries since the oldest of these, oldest first."""
-    newest = [
-        _snapshot_event(one) for one in sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)[-MAX_SNAPSHOTS:]
-    ]
+    ordered = sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)
+    newest = [_snapshot_event(one) for one in ordered[-MAX_SNAPSHOTS:]]
     expiries = [
         TimelineEvent(
             one.at_ms, "expiry", "expiry", None, 0, f"{one.numbers.get('snapshots-expired', 0):,.0f} snapshots expired"

@@ -1,6 +1,5 @@
-"""Evaluates one window: finds it, chooses the engine, validates its rows, and writes the Data Docs.
-
-<docs>/index.html links to the newest runs, <docs>/runs.jsonl has one line per run and is the source of the index, and
+"""Evaluates one window: finds it, chooses the engine, validates its rows, and writes the Data Docs. <docs>/index.html
+links to the newest runs, <docs>/runs.jsonl has one line per run and is the source of the index, and
 <docs>/<table>/<partition>-<time>.html is the page of one run.
 """
 

@@ -72,9 +72,8 @@ def find_suite(folder: Path, table: str) -> Path | None:
 
 
 def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[GateResult, ...]:
-    """Evaluate windows of one table, in order, in one child process, which is killed after `timeout_s`.
-
-    Raises SpecError if the suite cannot be used on this table, FrazilError if the process crashed or timed out, and the
+    """Evaluate windows of one table, in order, in one child process, which is killed after `timeout_s`. Raises
+    SpecError if the suite cannot be used on this table, FrazilError if the process crashed or timed out, and the
     catalog's AccessDenied and CommitUnavailable.
     """
     if not requests:

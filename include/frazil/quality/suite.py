@@ -10,38 +10,21 @@ from typing import Any
 
 from frazil.errors import SpecError
 
-SUPPORTED_EXPECTATIONS = frozenset(
-    {
-        "expect_column_distinct_values_to_be_in_set",
-        "expect_column_distinct_values_to_contain_set",
-        "expect_column_distinct_values_to_equal_set",
-        "expect_column_max_to_be_between",
-        "expect_column_mean_to_be_between",
-        "expect_column_min_to_be_between",
-        "expect_column_pair_values_a_to_be_greater_than_b",
-        "expect_column_pair_values_to_be_equal",
-        "expect_column_proportion_of_non_null_values_to_be_between",
-        "expect_column_proportion_of_unique_values_to_be_between",
-        "expect_column_stdev_to_be_between",
-        "expect_column_sum_to_be_between",
-        "expect_column_unique_value_count_to_be_between",
-        "expect_column_value_lengths_to_be_between",
-        "expect_column_value_lengths_to_equal",
-        "expect_column_values_to_be_between",
-        "expect_column_values_to_be_in_set",
-        "expect_column_values_to_be_null",
-        "expect_column_values_to_be_unique",
-        "expect_column_values_to_match_regex",
-        "expect_column_values_to_not_be_in_set",
-        "expect_column_values_to_not_be_null",
-        "expect_column_values_to_not_match_regex",
-        "expect_compound_columns_to_be_unique",
-        "expect_multicolumn_sum_to_equal",
-        "expect_select_column_values_to_be_unique_within_record",
-        "expect_table_row_count_to_be_between",
-        "expect_table_row_count_to_equal",
-    }
-)
+_SUPPORTED = """
+expect_column_distinct_values_to_be_in_set expect_column_distinct_values_to_contain_set
+expect_column_distinct_values_to_equal_set expect_column_max_to_be_between expect_column_mean_to_be_between
+expect_column_min_to_be_between expect_column_pair_values_a_to_be_greater_than_b
+expect_column_pair_values_to_be_equal expect_column_proportion_of_non_null_values_to_be_between
+expect_column_proportion_of_unique_values_to_be_between expect_column_stdev_to_be_between
+expect_column_sum_to_be_between expect_column_unique_value_count_to_be_between
+expect_column_value_lengths_to_be_between expect_column_value_lengths_to_equal
+expect_column_values_to_be_between expect_column_values_to_be_in_set expect_column_values_to_be_null
+expect_column_values_to_be_unique expect_column_values_to_match_regex expect_column_values_to_not_be_in_set
+expect_column_values_to_not_be_null expect_column_values_to_not_match_regex expect_compound_columns_to_be_unique
+expect_multicolumn_sum_to_equal expect_select_column_values_to_be_unique_within_record
+expect_table_row_count_to_be_between expect_table_row_count_to_equal
+"""
+SUPPORTED_EXPECTATIONS = frozenset(_SUPPORTED.split())
 """Expectations that both engines evaluate alike. tests/spark/test_quality.py checks each of them."""
 
 

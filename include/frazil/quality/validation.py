@@ -47,9 +47,8 @@ def validate(suite: Suite, frame: Any, *, spark: bool) -> ValidationResult:
         found.results = [*(result for result in found.results if result.success), *again.results]
     for result in found.results:
         result.result = to_plain(result.result)
-    return ValidationResult(
-        tuple(describe_failure(result) for result in found.results if not result.success), _render(found)
-    )
+    failures = (describe_failure(result) for result in found.results if not result.success)
+    return ValidationResult(tuple(failures), _render(found))
 
 
 def _expectation_of_result(result: Any) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The local agent of a driver in a cluster: submits the driver, follows it, and ends when it ends.
-
-For its supervisor, the agent is the writer: it has the lock, the heartbeat, the log and the exit code. It observes the
-driver through the table's storage and the cluster's API, so a new agent finds the driver of an earlier one.
+"""The local agent of a driver in a cluster: submits the driver, follows it, and ends when it ends. For its supervisor,
+the agent is the writer: it has the lock, the heartbeat, the log and the exit code. It observes the driver through the
+table's storage and the cluster's API, so a new agent finds the driver of an earlier one.
 """
 
 from __future__ import annotations
@@ -286,9 +285,7 @@ class Agent:
         if step.code == 0 and self._signals.stop is None and not self._signals.force:
             order = self._current_order()
             if self._until_caught_up and order is not None and order.stop is not None:
-                raise Fenced(
-                    f"the driver ended before it had caught up, because another agent stopped it ({order.stop})"
-                )
+                raise Fenced(f"another agent stopped the driver before it had caught up ({order.stop})")
         code = KILLED_CODE if self._signals.force and step.code == 0 and not self._has_reported_exit() else step.code
         log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
         return code, step.reason
@@ -297,9 +294,8 @@ class Agent:
         return self._report is not None and self._report.exit is not None
 
     def _wanted_driver(self) -> WantedDriver:
-        return WantedDriver(
-            self._inputs.spec.fingerprint(), __version__, self._until_caught_up, self._inputs.restart_generation
-        )
+        inputs = self._inputs
+        return WantedDriver(inputs.spec.fingerprint(), __version__, self._until_caught_up, inputs.restart_generation)
 
 
 def _quote_last_line(log_text: str) -> str:

@@ -1,7 +1,6 @@
-"""The driver of a writer in a cluster: writes the stream, and reports to its agent through the table's storage.
-
-It also runs without an agent. It ends after its current batch if the stream is paused, if its order says so, or if the
-order names another driver. It ends immediately if its JVM, the parent process, has ended.
+"""The driver of a writer in a cluster: writes the stream, and reports to its agent through the table's storage. It also
+runs without an agent. It ends after its current batch if the stream is paused, if its order says so, or if the order
+names another driver. It ends immediately if its JVM, the parent process, has ended.
 """
 
 from __future__ import annotations
@@ -170,9 +169,8 @@ class DriverReporter:
             self._logged = end.bytes
         self._number += 1
         heartbeat = Heartbeat.read(self._exchange)
-        self._folder.write_report(
-            self._order.id, DriverReport(self._number, heartbeat, find_own_submission(), end.bytes, ended)
-        )
+        report = DriverReport(self._number, heartbeat, find_own_submission(), end.bytes, ended)
+        self._folder.write_report(self._order.id, report)
 
 
 class LogTail(logging.Handler):

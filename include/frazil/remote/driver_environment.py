@@ -1,5 +1,4 @@
 """Passes the variables that a stream needs, and its catalog's configuration, from the agent to a driver in a cluster.
-
 The driver uses this module before it imports PyIceberg, so it imports little.
 """
 
@@ -18,12 +17,8 @@ FILE = ".pyiceberg.yaml"
 CATALOG_VARIABLE = "FRAZIL_DRIVER_CATALOG"
 """Variable with the catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
-NAMES = frozenset(
-    {
-        *("LANG", "TZ", "FRAZIL_KAFKA_READER", "FRAZIL_LINEAGE_EVERY"),
-        *("FRAZIL_METRICS", "FRAZIL_METRICS_LISTEN", "FRAZIL_METRICS_PARTITIONS"),
-    }
-)
+_METRICS = ("FRAZIL_METRICS", "FRAZIL_METRICS_LISTEN", "FRAZIL_METRICS_PARTITIONS")
+NAMES = frozenset({"LANG", "TZ", "FRAZIL_KAFKA_READER", "FRAZIL_LINEAGE_EVERY", *_METRICS})
 HOST_FILE_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
 """Suffixes of variables that name files on this host. These are passed only if the stream references them."""
 

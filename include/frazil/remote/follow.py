@@ -134,9 +134,8 @@ def _await_submission(observation: DriverObservation, order: Order) -> AgentStep
     if observation.report is not None and observation.report_age_s < REPORT_TIMEOUT_S:
         return AgentStep(AgentAction.WAIT, "the driver runs; its name in the cluster is not known yet")
     if observation.ordered_since_s < SUBMISSION_TIMEOUT_S:
-        return AgentStep(
-            AgentAction.WAIT, "the cluster did not respond to the submission, so the driver may still start"
-        )
+        reason = "the cluster did not respond to the submission, so the driver may still start"
+        return AgentStep(AgentAction.WAIT, reason)
     return _submit_or_end(observation, f"the last driver did not report within {SUBMISSION_TIMEOUT_S:.0f} s")
 
 

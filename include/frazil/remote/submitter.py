@@ -126,9 +126,8 @@ class YarnSubmitter:
     def __init__(self, environment: Mapping[str, str]) -> None:
         folder = next((environment[name] for name in HADOOP_FOLDER_VARIABLES if environment.get(name)), None)
         if folder is None:
-            raise EnvironmentUnusable(
-                "resources.master is yarn, but HADOOP_CONF_DIR is not set: set it in the environment of the writer"
-            )
+            text = "resources.master is yarn, but HADOOP_CONF_DIR is not set: set it in the environment of the writer"
+            raise EnvironmentUnusable(text)
         self._addresses = read_resource_managers(Path(folder))
         self._user = environment.get("HADOOP_USER_NAME") or environment.get("USER")
 
@@ -148,9 +147,8 @@ class YarnSubmitter:
             application = application or self._find_by_tag(driver)
         except ApiUnavailable as error:
             if "Submitting application application_" in failed.output:
-                raise ApiUnavailable(
-                    f"{failed}; it is unknown whether YARN accepted the application: {error}"
-                ) from failed
+                text = f"{failed}; it is unknown whether YARN accepted the application: {error}"
+                raise ApiUnavailable(text) from failed
         if application is None:
             raise failed
         log.warning("YARN accepted %s, although %s", application, failed)
@@ -172,9 +170,8 @@ class KubernetesSubmitter:
     """Creates pods through the Kubernetes API, without Spark. A pod's name follows from its launch."""
 
     def __init__(self, resources: Resources, environment: Mapping[str, str]) -> None:
-        self._access = find_access(
-            resources.master, environment, context=resources.spark.get("spark.kubernetes.context")
-        )
+        context = resources.spark.get("spark.kubernetes.context")
+        self._access = find_access(resources.master, environment, context=context)
         self._namespace = resources.spark.get("spark.kubernetes.namespace", "default")
 
     def submit(self, driver: ClusterDriver) -> str:

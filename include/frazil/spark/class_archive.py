@@ -1,5 +1,4 @@
 """Creates an archive of Spark's classes (class data sharing), which halves the start time of a writer's JVM.
-
 `make setup` runs this module. Without a matching archive, the JVM loads the classes from the jars.
 """
 

@@ -1,7 +1,4 @@
-"""Downloads jars by their Maven coordinates with Apache Ivy, which is part of PySpark.
-
-`FRAZIL_IVY_SETTINGS` can name other Ivy settings, for example for a company's mirror.
-"""
+"""Downloads jars by Maven coordinates with PySpark's Apache Ivy. `FRAZIL_IVY_SETTINGS` names other Ivy settings."""
 
 from __future__ import annotations
 
@@ -44,9 +41,8 @@ class MavenCoordinates:
     @property
     def path(self) -> Path:
         classifier = f"-{self.classifier}" if self.classifier else ""
-        return Path(
-            self.organisation, self.name, self.version, f"{self.name}-{self.version}{classifier}.{self.extension}"
-        )
+        file = f"{self.name}-{self.version}{classifier}.{self.extension}"
+        return Path(self.organisation, self.name, self.version, file)
 
     @classmethod
     def from_path(cls, path: Path) -> MavenCoordinates:
@@ -63,11 +59,9 @@ def download_jars(
     transitive: bool = False,
     watch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Download jars into the folder `to`, each to its `MavenCoordinates.path`.
-
-    `cache` keeps the files of an interrupted call. With `transitive`, run-time dependencies are downloaded, too.
-    `watch` is called about three times a second. Raises EnvironmentUnusable if a jar does not exist or the network does
-    not respond.
+    """Download jars into the folder `to`, each to its `MavenCoordinates.path`. `cache` keeps the files of an
+    interrupted call. With `transitive`, run-time dependencies are downloaded, too. `watch` is called about three times
+    a second. Raises EnvironmentUnusable if a jar does not exist or the network does not respond.
     """
     cache.mkdir(parents=True, exist_ok=True)
     log = cache / "ivy.log"

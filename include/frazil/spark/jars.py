@@ -134,9 +134,8 @@ def _find_missing(jars: Sequence[LockedJar], folder: Path) -> list[LockedJar]:
         if not path.is_file():
             missing.append(jar)
         elif _sha256(path) != jar.sha256:
-            _write_to_stderr(
-                f"{path} does not have the SHA-256 in {LOCK_FILE.name}. It was deleted and is downloaded again.\n"
-            )
+            text = f"{path} does not have the SHA-256 in {LOCK_FILE.name}. It was deleted and is downloaded again.\n"
+            _write_to_stderr(text)
             path.unlink(missing_ok=True)
             missing.append(jar)
     return missing
@@ -158,9 +157,8 @@ def _download(set_name: str, missing: Sequence[LockedJar], folder: Path) -> None
 
 def _move_to_cache(jar: LockedJar, fetched: Path, *, folder: Path, ivy_cache: Path) -> None:
     if not fetched.is_file():
-        raise EnvironmentUnusable(
-            f"{jar.coordinates} was not downloaded; see {ivy_cache / 'ivy.log'} and run the command again."
-        )
+        text = f"{jar.coordinates} was not downloaded; see {ivy_cache / 'ivy.log'} and run the command again."
+        raise EnvironmentUnusable(text)
     actual = _sha256(fetched)
     if actual != jar.sha256:
         shutil.rmtree(ivy_cache, ignore_errors=True)

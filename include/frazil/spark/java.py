@@ -34,9 +34,8 @@ def require_java(environment: Mapping[str, str] | None = None) -> Path:
     major = parse_major_version(output)
     if major != REQUIRED_MAJOR:
         version = f"is Java {major}" if major else "does not report its version"
-        raise EnvironmentUnusable(
-            f"{java} ({found_by}) {version}; frazil needs Java {REQUIRED_MAJOR}. {_HOW_TO_INSTALL}"
-        )
+        text = f"{java} ({found_by}) {version}; frazil needs Java {REQUIRED_MAJOR}. {_HOW_TO_INSTALL}"
+        raise EnvironmentUnusable(text)
     return java
 
 
@@ -94,7 +93,6 @@ def find_java(env: Mapping[str, str]) -> tuple[Path, str]:
         return java, "JAVA_HOME"
     found = shutil.which("java", path=env.get("PATH", os.defpath))
     if not found:
-        raise EnvironmentUnusable(
-            f"Java {REQUIRED_MAJOR} is missing: JAVA_HOME is not set, and PATH has no java. {_HOW_TO_INSTALL}"
-        )
+        text = f"Java {REQUIRED_MAJOR} is missing: JAVA_HOME is not set, and PATH has no java. {_HOW_TO_INSTALL}"
+        raise EnvironmentUnusable(text)
     return Path(found), "PATH"

@@ -1,7 +1,6 @@
-"""Creates the archive with the Python environment of executors and drivers in a cluster.
-
-It has the running Python, frazil and its packages, but not Airflow, quality gates, or PySpark, which the cluster
-provides. The compiled loops that decode records are for this host's type of CPU.
+"""Creates the archive with the Python environment of executors and drivers in a cluster. It has the running Python,
+frazil and its packages, but not Airflow, quality gates, or PySpark, which the cluster provides. The compiled loops that
+decode records are for this host's type of CPU.
 """
 
 from __future__ import annotations
@@ -155,9 +154,7 @@ def _compile_and_check(root: Path, python: Path) -> None:
     for arguments in (["-m", "frazil.ingest.precompile"], ["-c", SMOKE_TEST]):
         done = subprocess.run([python, *arguments], env=environment, capture_output=True, text=True, check=False)
         if done.returncode or "Traceback" in done.stderr:
-            raise EnvironmentUnusable(
-                f"cannot create the package, because it cannot stage records: {done.stderr[-2000:]}"
-            )
+            raise EnvironmentUnusable(f"the created package cannot stage records: {done.stderr[-2000:]}")
 
 
 def _make_root_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:

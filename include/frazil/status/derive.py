@@ -31,10 +31,8 @@ MAX_REASON_CHARACTERS = 800
 def derive_from_decision(
     known: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    row, heartbeat = (
-        consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy()),
-        observed.heartbeat,
-    )
+    heartbeat = observed.heartbeat
+    row = consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy())
     state, sentence = _state_from_decision(decision, observed, row), decision.reason
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
@@ -54,42 +52,8 @@ def derive_from_decision(
         last_error=_last_error(observed.writer),
         unreachable_since_ms=cause,
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
-        stall=heartbeat.stall
-        if heartbeat is not None and get_fresh_heartbeat(observed.writer, now_ms=now_ms)
-        else None,
+        stall=heartbeat.stall if heartbeat and get_fresh_heartbeat(observed.writer, now_ms=now_ms) else None,
     )
-
-
-_LEVELS_AND_RULES: Mapping[State, tuple[Level, str]] = {
-    State.STARTING: (Level.QUIET, ""),
-    State.RUNNING: (Level.WELL, ""),
-    State.SLOW: (Level.TROUBLE, "lag"),
-    State.STALLED: (Level.TROUBLE, "stall"),
-    State.OUTAGE: (Level.TROUBLE, "stall"),
-    State.CATALOG_UNAVAILABLE: (Level.TROUBLE, "stall"),
-    State.STORAGE_UNAVAILABLE: (Level.TROUBLE, "stall"),
-    State.TOPIC_MISSING: (Level.TROUBLE, "stall"),
-    State.KAFKA_UNREACHABLE: (Level.TROUBLE, "stall"),
-    State.REGISTRY_UNREACHABLE: (Level.TROUBLE, "registry"),
-    State.STOPPING: (Level.QUIET, ""),
-    State.PAUSED: (Level.QUIET, ""),
-    State.STOPPED: (Level.BROKEN, "writer"),
-    State.CRASH_LOOPING: (Level.BROKEN, "restarts"),
-    State.GIVEN_UP: (Level.BROKEN, "writer"),
-    State.REMOVED: (Level.QUIET, ""),
-    State.UNKNOWN: (Level.UNKNOWN, ""),
-    State.PAUSING: (Level.QUIET, ""),
-    State.RESTARTING: (Level.QUIET, ""),
-    State.SILENT: (Level.TROUBLE, "writer"),
-    State.LATE: (Level.TROUBLE, "freshness"),
-    State.PROBLEM: (Level.TROUBLE, ""),
-    State.NO_TABLE: (Level.BROKEN, "table"),
-    State.ANOTHER_TABLE: (Level.BROKEN, "table"),
-    State.TABLE_UNREADABLE: (Level.BROKEN, "table"),
-    State.ELSEWHERE: (Level.WELL, ""),
-    State.NOT_BEGUN: (Level.QUIET, ""),
-}
-"""Each state's level, and the alert rule whose runbook entry covers the state."""
 
 
 _STATES_BY_EXIT_CODE: Mapping[int | None, State] = {
@@ -101,6 +65,24 @@ _STATES_BY_EXIT_CODE: Mapping[int | None, State] = {
 }
 OUTAGES = frozenset({State.OUTAGE, *_STATES_BY_EXIT_CODE.values()})
 """The states of a stream that waits for a service, and continues by itself."""
+
+_LEVELS_AND_RULES: Mapping[State, tuple[Level, str]] = {
+    **dict.fromkeys((State.RUNNING, State.ELSEWHERE), (Level.WELL, "")),
+    **dict.fromkeys((State.STARTING, State.STOPPING, State.PAUSING, State.RESTARTING), (Level.QUIET, "")),
+    **dict.fromkeys((State.PAUSED, State.REMOVED, State.NOT_BEGUN), (Level.QUIET, "")),
+    State.UNKNOWN: (Level.UNKNOWN, ""),
+    State.SLOW: (Level.TROUBLE, "lag"),
+    State.LATE: (Level.TROUBLE, "freshness"),
+    State.SILENT: (Level.TROUBLE, "writer"),
+    State.PROBLEM: (Level.TROUBLE, ""),
+    State.STALLED: (Level.TROUBLE, "stall"),
+    **dict.fromkeys(OUTAGES, (Level.TROUBLE, "stall")),
+    State.REGISTRY_UNREACHABLE: (Level.TROUBLE, "registry"),
+    **dict.fromkeys((State.STOPPED, State.GIVEN_UP), (Level.BROKEN, "writer")),
+    State.CRASH_LOOPING: (Level.BROKEN, "restarts"),
+    **dict.fromkeys((State.NO_TABLE, State.ANOTHER_TABLE, State.TABLE_UNREADABLE), (Level.BROKEN, "table")),
+}
+"""Each state's level, and the alert rule whose runbook entry covers the state."""
 
 
 def _state_from_decision(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
@@ -220,18 +202,19 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         or _delayed_state(known, spec, now_ms=now_ms)
         or _state_without_problems(known, spec, now_ms=now_ms)
     )
-    level, rule = _LEVELS_AND_RULES[found[0]]
-    if found[0] is State.STOPPED and not known.writer_failed:
+    state, sentence = found
+    level, rule = _LEVELS_AND_RULES[state]
+    if state is State.STOPPED and not known.writer_failed:
         level = Level.TROUBLE
-    if found[0] is State.STARTING and known.writer.pid is not None:
+    if state is State.STARTING and known.writer.pid is not None:
         level = Level.WELL
-    if found[0] is State.STALLED and _may_advance_by_itself(known, spec, now_ms=now_ms):
+    if state is State.STALLED and _may_advance_by_itself(known, spec, now_ms=now_ms):
         level = Level.QUIET
     problems = known.problems
-    if found[0] in OUTAGES:  # the cause first, and once
+    if state in OUTAGES:  # the cause first, and once
         reported = known.stall.reason if known.stall else ""
-        problems = (found[1], *(one for one in problems if one != reported and one not in found[1]))
-    return replace(known, state=found[0], level=level, sentence=found[1], rule=rule, problems=problems)
+        problems = (sentence, *(one for one in problems if one != reported and one not in sentence))
+    return replace(known, state=state, level=level, sentence=sentence, rule=rule, problems=problems)
 
 
 def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:
@@ -318,10 +301,8 @@ def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Sta
     if age_ms is not None and age_ms > freshness_limit_ms(spec) and (known.lag or known.writer.pid):
         return State.LATE, late_message(known, age_ms, now_ms=now_ms)
     if known.writer.pid is not None and known.backpressure_ms:
-        records = known.writer.batch_records
-        so_far = (
-            f", and has read {format_count(records, 'record')} so far" if known.writer.phase == Phase.STAGING else ""
-        )
+        records = format_count(known.writer.batch_records, "record")
+        so_far = f", and has read {records} so far" if known.writer.phase == Phase.STAGING else ""
         return State.SLOW, f"a batch takes {format_elapsed(known.backpressure_ms)} longer than its interval{so_far}"
     return (State.PROBLEM, known.problems[0]) if known.problems else None
 
@@ -342,9 +323,8 @@ def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int
 
 
 def describe_reset(known: StreamState, *, now_ms: int) -> str:
-    return (
-        f"reset {format_elapsed(now_ms - (known.reset_at_ms or now_ms))} ago; start a writer: `frazil run {known.name}`"
-    )
+    ago = format_elapsed(now_ms - (known.reset_at_ms or now_ms))
+    return f"reset {ago} ago; start a writer: `frazil run {known.name}`"
 
 
 def describe_exit(writer: WriterProcess) -> str:

@@ -1,6 +1,4 @@
-"""Computes a stream's freshness: how long its oldest uncommitted record may have waited. Pure. DAG files load this
-module, so it loads no PyIceberg.
-"""
+"""Computes how long a stream's oldest uncommitted record may have waited. Pure; loads no PyIceberg, for DAG files."""
 
 from __future__ import annotations
 

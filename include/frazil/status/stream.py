@@ -83,9 +83,8 @@ def _add_writer_report(
 ) -> StreamState:
     heartbeat, marker = get_fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
     problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
-    stall, throttle, outage = (
-        (heartbeat.stall, heartbeat.throttle, heartbeat.outage) if heartbeat else (None, None, None)
-    )
+    last, unknown = observed.heartbeat, (None, None, None)
+    stall, throttle, outage = (heartbeat.stall, heartbeat.throttle, heartbeat.outage) if heartbeat else unknown
     problems += [reason for reason in (stall.reason if stall else None, throttle, outage) if reason]
     writer, lag, silent = known.writer, get_known_lag(heartbeat) if heartbeat else None, None
     if heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch):
@@ -100,7 +99,7 @@ def _add_writer_report(
         known,
         writer=writer,
         lag=lag,
-        caught_up_at_ms=_find_caught_up_ms(replace(known, writer=writer), observed.heartbeat),
+        caught_up_at_ms=last.caught_up_at_ms if last and not (known.commits_elsewhere or writer.fenced) else None,
         in_transactions=heartbeat.in_transactions if heartbeat else 0,
         backpressure_ms=heartbeat.backpressure_ms if heartbeat and not is_waiting else None,
         throttle=throttle,
@@ -110,7 +109,6 @@ def _add_writer_report(
         or (stall.since_ms if stall is not None and stall.kind is StallKind.KAFKA else None),
         problems=_drop_repeats((*problems, *known.problems)),
     )
-    last = observed.heartbeat
     if last is None or known.table_exists is not None:
         return known
     return replace(
@@ -121,12 +119,6 @@ def _add_writer_report(
         watermark_ms=last.watermark_ms,
         snapshot_id=last.last_commit_snapshot,
     )
-
-
-def _find_caught_up_ms(known: StreamState, heartbeat: Heartbeat | None) -> int | None:
-    if heartbeat is None or known.commits_elsewhere or known.writer.fenced:
-        return None
-    return heartbeat.caught_up_at_ms
 
 
 def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | None:

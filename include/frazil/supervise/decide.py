@@ -76,8 +76,6 @@ KAFKA_EXIT_CODES = frozenset(kind.exit_code for kind in find_subclasses(KafkaUna
 """Exit codes of a writer that could not reach Kafka, or whose topic did not exist."""
 RESTARTABLE_EXIT_CODES = frozenset(kind.exit_code for kind in find_subclasses() if kind.restartable)
 """Exit codes of a writer that could not reach a service, which is restarted without limit."""
-
-
 FAILURE_CAUSES = frozenset(
     {Cause.CRASHED, Cause.ENDED, Cause.UNAVAILABLE, Cause.DENIED, Cause.CRASH_LOOP, Cause.NEEDS_ATTENTION}
 )
@@ -120,9 +118,8 @@ def _stop_or_restart(
         if desired.mode is DesiredMode.PAUSED:
             return Decision(WriterAction.STOP, Cause.PAUSED, _request_text("paused", desired, now_ms=now_ms))
         if desired.restart_generation > launch.generation:
-            return Decision(
-                WriterAction.RESTART, Cause.REQUESTED, _request_text("restart requested", desired, now_ms=now_ms)
-            )
+            requested = _request_text("restart requested", desired, now_ms=now_ms)
+            return Decision(WriterAction.RESTART, Cause.REQUESTED, requested)
     if isinstance(declared, ValidDeclaration) and declared.fingerprint != launch.spec_fingerprint:
         reason = f"the declaration changed (the writer has {launch.spec_fingerprint}, the file {declared.fingerprint})"
         return Decision(WriterAction.RESTART, Cause.SPEC_CHANGED, reason)
@@ -133,10 +130,8 @@ def _hold_or_end(observed: DecisionInput, *, now_ms: int, policy: SupervisionPol
     """Return the decision if no writer should run; None if one should run."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, RemovedDeclaration):
-        reason = (
-            f"the stream's declaration was removed {format_elapsed(now_ms - declared.since_ms)} ago, and no writer "
-            "is running"
-        )
+        ago = format_elapsed(now_ms - declared.since_ms)
+        reason = f"the stream's declaration was removed {ago} ago, and no writer is running"
         grace_end_ms = declared.since_ms + policy.removal_grace_ms
         if now_ms < grace_end_ms:
             return Decision(WriterAction.HOLD, Cause.REMOVED, reason, grace_end_ms)
@@ -159,9 +154,8 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
         last = "the foreground writer ended" if observed.launch else "none has been launched before"
         return Decision(WriterAction.START, Cause.FIRST_START, f"no writer runs; {last}")
     if (change := _describe_change_since(observed, exit_, now_ms=now_ms)) is not None:
-        return Decision(
-            WriterAction.START, Cause.REQUESTED, f"{change}; the last writer ended with {_code_text(exit_)}"
-        )
+        reason = f"{change}; the last writer ended with {_code_text(exit_)}"
+        return Decision(WriterAction.START, Cause.REQUESTED, reason)
     if _was_requested(exit_) and exit_.code not in NO_RESTART_EXIT_CODES:
         reason = f"the writer ended with {_code_text(exit_)} on request ({exit_.stopped_for}), and should run again"
         return Decision(WriterAction.START, Cause.STOPPED, reason)
@@ -188,18 +182,19 @@ def _restart_or_give_up(
         took = format_elapsed(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
         reason = f"{count} within {took} without a commit, the last with {_code_text(exit_)}{message}"
         return _give_up_or_hold(observed, Cause.CRASH_LOOP, reason, subject=exit_.launch_id)
-    cause = (
-        Cause.UNAVAILABLE if exit_.code in RESTARTABLE_EXIT_CODES else Cause.ENDED if exit_.code == 0 else Cause.CRASHED
-    )
-    wait_ms = policy.backoff_ms(len(row))
+    cause = Cause.ENDED if exit_.code == 0 else Cause.CRASHED
+    cause = Cause.UNAVAILABLE if exit_.code in RESTARTABLE_EXIT_CODES else cause
     lived = format_elapsed(exit_.ended_at_ms - exit_.started_at_ms)
     reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeat_text(row)}{message}"
+    return _restart_after(policy.backoff_ms(len(row)), exit_, cause, reason, now_ms=now_ms)
+
+
+def _restart_after(wait_ms: int, exit_: ExitRecord, cause: Cause, reason: str, *, now_ms: int) -> Decision:
     due_ms = exit_.ended_at_ms + wait_ms
     # A clock that was set back must not stretch the wait.
     if now_ms < due_ms <= now_ms + wait_ms:
-        return Decision(
-            WriterAction.HOLD, cause, f"{reason}; it restarts {format_elapsed(wait_ms)} after its end", due_ms
-        )
+        waits = f"{reason}; it restarts {format_elapsed(wait_ms)} after its end"
+        return Decision(WriterAction.HOLD, cause, waits, due_ms)
     return Decision(WriterAction.START, cause, reason)
 
 
@@ -235,17 +230,11 @@ def _has_ended_unsupervised(observed: DecisionInput, exit_: ExitRecord, *, polic
 def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
     """Restart the writer after a long backoff. Its credentials once worked, and permissions are often restored."""
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
-    wait_ms = policy.denied_backoff_ms(len(row))
-    due_ms = exit_.ended_at_ms + wait_ms
     reason = (
         f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeat_text(row)}, although it committed with the "
         f"same credentials before; last error: {exit_.error or 'none'}"
     )
-    if now_ms < due_ms <= now_ms + wait_ms:
-        return Decision(
-            WriterAction.HOLD, Cause.DENIED, f"{reason}; it restarts {format_elapsed(wait_ms)} after its end", due_ms
-        )
-    return Decision(WriterAction.START, Cause.DENIED, reason)
+    return _restart_after(policy.denied_backoff_ms(len(row)), exit_, Cause.DENIED, reason, now_ms=now_ms)
 
 
 def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
@@ -271,10 +260,9 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
 def consecutive_crashes(
     observed: DecisionInput, decision: Decision, *, now_ms: int, policy: SupervisionPolicy
 ) -> list[ExitRecord]:
-    """Return the latest consecutive exits without a commit, newest first, while they indicate a problem.
-
-    Empty if the running writer has committed, if it has no lag and outlived the earlier writers, or if the failed
-    service responds again. Also empty after the crash window, and if the supervisor's decision has another cause.
+    """Return the latest consecutive exits without a commit, newest first, while they indicate a problem. Empty if the
+    running writer has committed, if it has no lag and outlived the earlier writers, or if the failed service responds
+    again. Also empty after the crash window, and if the supervisor's decision has another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
@@ -296,10 +284,8 @@ def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
         return False
     if heartbeat.stall or heartbeat.outage or heartbeat.error:
         return False
-    codes = {end.code for end in row}
-    return codes <= KAFKA_EXIT_CODES or (
-        codes <= KAFKA_EXIT_CODES | {CommitUnavailable.exit_code, StorageUnavailable.exit_code} and heartbeat.lag == 0
-    )
+    codes, others = {end.code for end in row}, {CommitUnavailable.exit_code, StorageUnavailable.exit_code}
+    return codes <= KAFKA_EXIT_CODES or (codes <= KAFKA_EXIT_CODES | others and heartbeat.lag == 0)
 
 
 def _describe_change_since(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> str | None:
@@ -327,9 +313,8 @@ def _give_up_or_hold(observed: DecisionInput, cause: Cause, reason: str, *, subj
     given_up = observed.notes.given_up
     if given_up is None or given_up.subject != subject:
         return Decision(WriterAction.GIVE_UP, cause, reason, subject=subject)
-    return Decision(
-        WriterAction.HOLD, cause, f"given up: {reason}; fix the cause, then run `frazil resume`", subject=subject
-    )
+    remedy = f"given up: {reason}; fix the cause, then run `frazil resume`"
+    return Decision(WriterAction.HOLD, cause, remedy, subject=subject)
 
 
 def _request_text(what: str, desired: DesiredState, *, now_ms: int) -> str:

@@ -154,13 +154,9 @@ MINUTE_MS = 60 * SECOND_MS
 
 ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
     {
-        Phase.STARTING: 5 * MINUTE_MS,
-        Phase.TAKING_OVER: 10 * MINUTE_MS,
+        **dict.fromkeys((Phase.STARTING, Phase.STAGING, Phase.JOURNALING, Phase.STOPPING), 5 * MINUTE_MS),
+        **dict.fromkeys((Phase.TAKING_OVER, Phase.COMMITTING), 10 * MINUTE_MS),
         Phase.WAITING: 6 * MINUTE_MS,
-        Phase.STAGING: 5 * MINUTE_MS,
-        Phase.JOURNALING: 5 * MINUTE_MS,
-        Phase.COMMITTING: 10 * MINUTE_MS,
-        Phase.STOPPING: 5 * MINUTE_MS,
         Phase.ENDED: MINUTE_MS,
     }
 )

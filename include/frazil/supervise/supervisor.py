@@ -1,7 +1,6 @@
-"""Supervises one writer application. Each call of `step` observes, decides, acts and reports.
-
-Its state is in the run folder and the table, so Airflow may replace a supervisor at any time. Two concurrent
-supervisors do no harm: the lock allows only one launch, and the other actions may safely be repeated.
+"""Supervises one writer application. Each call of `step` observes, decides, acts and reports. Its state is in the run
+folder and the table, so Airflow may replace a supervisor at any time. Two concurrent supervisors do no harm: the lock
+allows only one launch, and the other actions may safely be repeated.
 """
 
 from __future__ import annotations

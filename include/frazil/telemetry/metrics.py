@@ -1,7 +1,5 @@
-"""Defines all metrics, and stores their values in one process.
-
-Prometheus names follow from the OpenTelemetry names by OpenTelemetry's rules, so that frazil's endpoint and a collector
-export the same names.
+"""Defines all metrics, and stores their values in one process. Prometheus names follow from the OpenTelemetry names by
+OpenTelemetry's rules, so that frazil's endpoint and a collector export the same names.
 """
 
 from __future__ import annotations
@@ -76,9 +74,7 @@ IN_TRANSACTIONS = _gauge(
     "transactions.offsets", "{offset}", "Offsets that wait for the end of a transaction, of Kafka or of the source."
 )
 FRESHNESS = _gauge(
-    "freshness",
-    "s",
-    "Largest possible age of the oldest waiting record, also in open transactions; 0 without any.",
+    "freshness", "s", "Largest possible age of the oldest waiting record, also in open transactions; 0 without any."
 )
 BACKPRESSURE = _gauge(
     "backpressure", "s", "Time by which the last batch exceeded the commit interval; 0 without waiting records."
@@ -86,11 +82,7 @@ BACKPRESSURE = _gauge(
 INTERVAL = _gauge("commit_interval", "s", "The current commit interval, as extended by `commit.throttle`.")
 LAST_COMMIT = _gauge("last_commit.timestamp", "s", "When this process last committed, in seconds since 1970.")
 WATERMARK = _gauge("watermark.timestamp", "s", "The stream's watermark, in seconds since 1970.")
-EPOCHS = _counter(
-    "epochs",
-    "{epoch}",
-    "Take-overs by this process; more than one means restarts within it.",
-)
+EPOCHS = _counter("epochs", "{epoch}", "Take-overs by this process; more than one means restarts within it.")
 STALLED = _gauge(
     "stalled",
     "{stall}",

@@ -1,6 +1,5 @@
-"""Sends the metrics to an OpenTelemetry collector with OTLP over HTTP. Needs the extra `telemetry`.
-
-OpenTelemetry's own variables configure it, such as `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_METRIC_EXPORT_INTERVAL`.
+"""Sends the metrics to an OpenTelemetry collector with OTLP over HTTP. Needs the extra `telemetry`. OpenTelemetry's own
+variables configure it, such as `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_METRIC_EXPORT_INTERVAL`.
 """
 
 from __future__ import annotations

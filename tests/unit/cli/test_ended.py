@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from dataclasses import replace
@@ -49,7 +50,7 @@ def now() -> int:
 def ends(code: int, error: str | None = None, *, kind: LaunchKind = LaunchKind.FOREGROUND, ago_ms: int = 0) -> None:
     folder = run_folder("made")
     folder.mkdir(parents=True, exist_ok=True)
-    replace_json(folder / "lock", Launch("l", kind, now() - 120_000).to_json())
+    replace_json(folder / "lock", dataclasses.asdict(Launch("l", kind, now() - 120_000)))
     append_exit(folder, ExitRecord("l", code, now() - 120_000, now() - ago_ms, "", 0, committed=True, error=error))
 
 
@@ -128,7 +129,7 @@ def test_a_writer_whose_end_could_not_be_recorded_has_run_on_this_host(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_folder("made").mkdir(parents=True, exist_ok=True)
-    replace_json(run_folder("made") / "lock", Launch("l", LaunchKind.FOREGROUND, now()).to_json())
+    replace_json(run_folder("made") / "lock", dataclasses.asdict(Launch("l", LaunchKind.FOREGROUND, now())))
     monkeypatch.setattr(home.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     shown = " ".join(call(tmp_path, "status", "made").split())
     assert f"ended, and the reason is not recorded: the disk of {home.home()} is full: make room on it" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
@@ -161,7 +162,7 @@ def test_a_writer_that_ends_again_and_again_is_said_of_its_stream(made: MadeStre
     for end in ends:
         append_exit(folder, end)
     launch = Launch("l3", LaunchKind.SUPERVISED, now_ms, writer=ProcessMark(2**22 + 1, 0))
-    (folder / "lock").write_text(json.dumps(launch.to_json()))
+    (folder / "lock").write_text(json.dumps(dataclasses.asdict(launch)))
     said = call(tmp_path).stdout
     assert "ended 4 times in a row without a commit" in said
     assert said.splitlines()[1].rstrip().endswith("restarts:made")
@@ -189,7 +190,7 @@ def test_a_writer_that_was_given_up_is_said_at_once_by_health_and_status(tmp_pat
     declared = load_stream(tmp_path / "made.yaml").fingerprint()
     end = ExitRecord("l3", 12, now_ms, now_ms, declared, 0, committed=False, error="RolledBack: it went back")
     append_exit(folder, end)
-    (folder / "lock").write_text(json.dumps(Launch("l3", LaunchKind.SUPERVISED, now_ms).to_json()))
+    (folder / "lock").write_text(json.dumps(dataclasses.asdict(Launch("l3", LaunchKind.SUPERVISED, now_ms))))
     confirm_given_up("made", "l3", reason="it broke", table_fingerprint=None)
     said = call(tmp_path).stdout
     assert said.splitlines()[1].rstrip().endswith("no table yet, writer:made")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_a_table_that_is_gone_with_its_folder_is_said_on_the_host_that_committed
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
     launch = Launch("launch-1", LaunchKind.SUPERVISED, 1)
     run_folder("made").mkdir(parents=True, exist_ok=True)
-    replace_json(run_folder("made") / "lock", launch.to_json())
+    replace_json(run_folder("made") / "lock", dataclasses.asdict(launch))
     append_exit(run_folder("made"), ExitRecord("launch-1", 0, 1, 2, "f", 0, committed=True))
     (said,) = (p for p in problems(tmp_path) if "TableLost" in p)
     assert "a writer of this host committed to the table demo.made" in said

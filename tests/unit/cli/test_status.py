@@ -113,7 +113,7 @@ def test_a_catalog_out_of_reach_is_said_of_its_stream_and_hides_no_other(
     table = "{identifier: demo.other, catalog: away}"
     (streams / "other.yaml").write_text(YAML.format(name="other", table=table))
     heartbeat(stream="other", epoch=4, batch=2, watermark_ms=5).write(open_exchange(run_folder("other")))
-    replace_json(run_folder("other") / "lock", launch().to_json())
+    replace_json(run_folder("other") / "lock", dataclasses.asdict(launch()))
     other, ticks = status(streams)["streams"]
     assert "cannot be reached" in other["problems"][-1]
     assert (other["table-exists"], other["desired"]) == (None, None)
@@ -249,7 +249,7 @@ def test_a_stall_is_a_problem_while_the_writer_lives_and_is_not_believed_of_one_
         "kind": "watermark", "since-ms": NOW_MS, "held-back-by": "ticks-3", "reason": stall.reason,
     }  # fmt: skip
     assert f"ticks: {stall.reason}" in people
-    replace_json(run_folder("ticks") / "lock", Launch("l", LaunchKind.FOREGROUND, now_ms).to_json())
+    replace_json(run_folder("ticks") / "lock", dataclasses.asdict(Launch("l", LaunchKind.FOREGROUND, now_ms)))
     (ended,) = status(streams)["streams"]
     assert (ended["stall"], ended["problems"]) == (None, [])
 
@@ -439,7 +439,7 @@ def test_a_notice_of_a_writer_that_lives_is_shown_and_is_no_problem(streams: Pat
         people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
     assert (found["problems"], found["notices"]) == ([], ["reads in the slower way"])
     assert "ticks: note: reads in the slower way\n" in people
-    replace_json(run_folder("ticks") / "lock", Launch("l", LaunchKind.FOREGROUND, now_ms).to_json())
+    replace_json(run_folder("ticks") / "lock", dataclasses.asdict(Launch("l", LaunchKind.FOREGROUND, now_ms)))
     (ended,) = status(streams)["streams"]
     assert ended["notices"] == ["reads in the slower way"], "after its end, too"
 
@@ -465,7 +465,9 @@ def test_a_writer_that_runs_with_an_older_declaration_is_reported(streams: Path,
 
 
 def test_a_writer_that_was_killed_is_said_with_its_signal_and_the_end_of_its_log_in_one_line(streams: Path):
-    replace_json(run_folder("ticks") / "lock", Launch("launch-1", LaunchKind.FOREGROUND, NOW_MS - 60_000).to_json())
+    replace_json(
+        run_folder("ticks") / "lock", dataclasses.asdict(Launch("launch-1", LaunchKind.FOREGROUND, NOW_MS - 60_000))
+    )
     append_exit(
         run_folder("ticks"),
         ExitRecord("launch-1", 137, NOW_MS - 60_000, NOW_MS, "", 0, committed=False, error="one line\nand another"),

@@ -182,7 +182,7 @@ def test_a_pid_that_was_used_again_is_neither_alive_nor_signalled(at_hand: Any, 
     ended(at_hand, eventually)
     with subprocess.Popen(["sleep", "300"]) as stranger:
         try:
-            record = launch.to_json()
+            record = dataclasses.asdict(launch)
             record["writer"] = {"pid": stranger.pid, "started_at_s": launch.writer.started_at_s - 3600}
             replace_json(at_hand.folder / LOCK_FILE, record)
             assert at_hand.launcher.observe().process is ProcessState.ENDED
@@ -276,7 +276,7 @@ def test_the_lock_names_the_application_and_its_streams_and_one_of_an_earlier_ve
     launch = read_launch(at_hand.folder)
     assert launch is not None
     assert (launch.application, launch.streams) == ("ticks", ("ticks", "quotes"))
-    earlier = {k: v for k, v in launch.to_json().items() if k not in {"application", "streams"}}
+    earlier = {k: v for k, v in dataclasses.asdict(launch).items() if k not in {"application", "streams"}}
     assert msgspec.convert(earlier, Launch) == dataclasses.replace(launch, application="", streams=())
 
 

@@ -365,7 +365,7 @@ def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_s
     folder = frazil_home / "streams" / "made"
     folder.mkdir(parents=True)
     append_exit(folder, end(9, at_ms=now_ms - 1_000, code=11))
-    (folder / "lock").write_text(json.dumps(Launch("l9", LaunchKind.SUPERVISED, now_ms - 2_000).to_json()))
+    (folder / "lock").write_text(json.dumps(dataclasses.asdict(Launch("l9", LaunchKind.SUPERVISED, now_ms - 2_000))))
     confirm_given_up("made", "l9", reason="5 crashes without one commit", table_fingerprint=None)
 
     def alerts_now() -> list[str]:
@@ -375,7 +375,7 @@ def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_s
 
     (sentence,) = alerts_now()
     assert sentence.startswith("stream made has no writer, and its supervisor gave up: 5 crashes without one commit.")
-    (folder / "lock").write_text(json.dumps(Launch("l10", LaunchKind.SUPERVISED, now_ms).to_json()))
+    (folder / "lock").write_text(json.dumps(dataclasses.asdict(Launch("l10", LaunchKind.SUPERVISED, now_ms))))
     assert alerts_now() == []
 
 

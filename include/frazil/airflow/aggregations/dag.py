@@ -191,19 +191,15 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Return the source's snapshot, and the revisions of the run's day.
-
-    Skips the task if a gate holds one of the day's windows, or if the run is not needed.
-    """
+    """Return the source's snapshot and the day's revisions. Skipped if a gate holds the day, or if not needed."""
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held_windows
 
     with fail_on_user_errors():
         day = _load_signalled_day(name, aggregations)
         if waiting := held_windows(day.signals):
-            raise AirflowSkipException(
-                f"a quality gate holds {', '.join(waiting)}; {day.day} is aggregated after the release"
-            )
+            text = f"a quality gate holds {', '.join(waiting)}; {day.day} is aggregated after the release"
+            raise AirflowSkipException(text)
         _check_needed(day)
         chosen = choose_input(day.catalog, day.spec, day.day, day.signals)
     # As text: readers that parse JSON numbers as floats would round such a large number.
@@ -218,17 +214,15 @@ def _check_needed(day: _SignalledDay) -> None:
     if run.run_type != "asset_triggered" or run.clear_number:
         return
     if not is_complete(day.day, day.signals):
-        raise AirflowSkipException(
-            f"not every window of {day.day} is signalled: the events that started this run are not from frazil"
-        )
+        text = f"not every window of {day.day} is signalled: the events that started this run are not from frazil"
+        raise AirflowSkipException(text)
     if is_aggregated(day.catalog, day.spec, day.day, day.signals):
         raise AirflowSkipException(f"{day.spec.target} already has the current revisions of {day.day}")
 
 
 def again(name: str, aggregations: str) -> None:
-    """Check that the run's day is complete. If the task succeeds, its event requests the day again.
-
-    Skips the task if the day is not complete yet. The day's first run will read all rows.
+    """Check that the run's day is complete. If the task succeeds, its event requests the day again. Skips the task if
+    the day is not complete yet. The day's first run will read all rows.
     """
     from frazil.aggregate.day_input import is_complete
 

@@ -1,7 +1,5 @@
-"""Finds complete days that were never aggregated, and requests them. Compares DAG runs with the signals table.
-
-Airflow loses the events of a paused DAG. It also loses partial roll-ups when a partition mapper changes or a DAG
-disappears.
+"""Finds complete days that were never aggregated, and requests them. Compares DAG runs with the signals table. Airflow
+loses the events of a paused DAG. It also loses partial roll-ups when a partition mapper changes or a DAG disappears.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from airflow.sdk import DAG, Asset, AssetAlias, Param, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.dag_ids import AUDITS_DAG, GROUP, HEALTH
-from frazil.airflow.dag_profile import OnFailure, dag_profile, read_interval, task
+from frazil.airflow.dag_profile import OnFailure, dag_profile, names_param, read_interval, task
 from frazil.airflow.declared_streams import declared_streams
 from frazil.airflow.untrusted_values import check_xcom
 from frazil.errors import SpecError
@@ -58,13 +58,7 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
         schedule=f"{AUDIT_MINUTE} {_CRON_HOURS.get(hours, f'*/{hours}')} * * *",
         max_active_runs=MAX_ACTIVE_RUNS,
         params={
-            "streams": Param(
-                [],
-                type="array",
-                items={"type": "string", **({"enum": names} if names else {})},
-                examples=names,
-                description="Streams to audit. Empty: all.",
-            ),
+            "streams": names_param(names, "Streams to audit. Empty: all."),
             "hours": Param(hours, type="integer", minimum=1, description="Number of complete hours to audit."),
             "source": Param(False, type="boolean", description="Also compare with the records in Kafka."),
         },
@@ -102,9 +96,8 @@ def _stream_tasks(name: Any, folder: str) -> None:
 
 
 def audit(names: list[str], streams: str) -> list[str]:
-    """Audit the hours before this run, and store the results. Return the streams with findings or an error.
-
-    Raises FrazilError if there are several audits and all fail.
+    """Audit the hours before this run, and store the results. Return the streams with findings or an error. Raises
+    FrazilError if there are several audits and all fail.
     """
     from frazil.airflow.audits.findings import store_audits  # a DAG file that is parsed needs no PyIceberg
     from frazil.airflow.audits.tasks import audit_all
@@ -117,10 +110,7 @@ def audit(names: list[str], streams: str) -> list[str]:
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:
-    """Audit one stream again, send an event if there are findings, and return the result.
-
-    Skipped if the stream has not committed yet.
-    """
+    """Audit one stream again, and send an event if there are findings. Skipped before the stream's first commit."""
     from frazil.airflow.audits.tasks import audit_hours
 
     found = audit_hours(name, Path(streams), **_audit_arguments())

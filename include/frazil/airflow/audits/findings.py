@@ -33,25 +33,21 @@ def _audit_text(found: Mapping[str, Any]) -> str:
 
 
 def store_audits(store: AssetStore, audits: Iterable[Mapping[str, Any]]) -> None:
-    """Store the findings in results of `audit_hours`, and remove stored findings that these results clear.
-
-    A finding is cleared when a later audit of the same hours finds nothing, or after a week. An audit that did not
-    compare everything clears nothing. An audit without Kafka clears no finding of an audit with Kafka.
+    """Store the findings in results of `audit_hours`, and remove stored findings that these results clear. A finding is
+    cleared when a later audit of the same hours finds nothing, or after a week. An audit that did not compare
+    everything clears nothing. An audit without Kafka clears no finding of an audit with Kafka.
     """
     audits = list(audits)
     if audits:
-        store.set(
-            LAST_AUDITS_KEY, {**read_last_audits(store), **{found["stream"]: _audit_text(found) for found in audits}}
-        )
+        store.set(LAST_AUDITS_KEY, read_last_audits(store) | {found["stream"]: _audit_text(found) for found in audits})
     before = {stream: kept for stream, kept in stored_mapping(store, FINDINGS_KEY).items() if _is_finding(kept)}
     after = dict(before)
     for found in audits:
         stream, kept = found["stream"], before.get(found["stream"])
         if found["findings"]:
             begin, end = found["from"], found["to"]
-            sentence = (
-                f"{stream}, committed from {begin} to {end}: {found['findings']} findings. {found['sentences'][0]}"
-            )
+            period = f"{stream}, committed from {begin} to {end}"
+            sentence = f"{period}: {found['findings']} findings. {found['sentences'][0]}"
             hours = [min(begin, kept[0]), max(end, kept[1])] if kept else [begin, end]
             with_kafka = found["source"] or (kept is not None and WITH_KAFKA in kept[3:])
             after[stream] = [*hours, sentence, *([WITH_KAFKA] if with_kafka else [])]

@@ -86,9 +86,8 @@ def audit_hours(
 
 def _audit(spec: StreamSpec, window: Period, *, with_source: bool) -> Audit:
     if load_stream_table(spec) is None and explain_lost_table(spec, None) is None:
-        raise AirflowSkipException(
-            f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer has not committed"
-        )
+        text = f"stream {spec.name!r} has no table {spec.table.identifier} yet: its writer has not committed"
+        raise AirflowSkipException(text)
     try:
         return audit_declared_stream(spec, window=window, with_source=with_source)
     except AdoptionRequired as not_begun:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,31 +88,26 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
         deadline=deadline(LATE_AFTER, sentence=LATE_MESSAGE, on_late=on_late),
         **dag_profile("Health of all tables and streams", purpose="maintenance", on_failure=on_failure),
     ) as dag:
-        inlets = [HEALTH, *map(again_asset, names)]
-        measured: Any = task(inlets=inlets)(measure)(folder, aggregated, names, suites)
+        measured: Any = task(inlets=[HEALTH, *map(again_asset, names)])(measure)(folder, aggregated, names, suites)
         task(outlets=[HEALTH])(changed)(measured)
         task(on_failure_callback=failure_notifiers(on_failure, _fired_message))(alerts)(measured)
-        task(on_success_callback=resolved_notifiers(on_resolved, _resolved_message))(resolved)(measured)
+        notifiers = resolved_notifiers(on_resolved, partial(_message, kind="resolved"))
+        task(on_success_callback=notifiers)(resolved)(measured)
     return dag
 
 
 def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> AlertLists:
-    """Measure every table, read every other watched subject, and update the alerts.
-
-    `names` are the names of the aggregations.
-    """
+    """Measure all tables and other watched subjects, and update the alerts. `names` are those of the aggregations."""
     from frazil.airflow.health import subjects as watched  # a parsed DAG file needs no PyIceberg
     from frazil.airflow.health import tasks as table_health
 
     stores = get_current_context()["asset_state_store"]
-    again = {name: stores[again_asset(name)] for name in names}
-    folder = Path(aggregations) if aggregations else None
     return table_health.measure_all(
         Path(streams),
         stores[HEALTH],
-        aggregations=folder,
+        aggregations=Path(aggregations) if aggregations else None,
         expectations=Path(expectations) if expectations else None,
-        again=again,
+        again={name: stores[again_asset(name)] for name in names},
         failed=watched.failed_runs,
         is_paused=watched.is_dag_paused,
     )
@@ -149,10 +145,6 @@ def _fired_message(context: Any) -> Message | None:
         return _message(context, "fired")
     except Exception:  # Airflow did not answer: the task failed, which is reported
         return failure_message(context)
-
-
-def _resolved_message(context: Any) -> Message | None:
-    return _message(context, "resolved")
 
 
 def _message(context: Any, kind: str) -> Message | None:

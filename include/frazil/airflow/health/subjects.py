@@ -63,11 +63,8 @@ class RouteFindings:
         """Parse the result of `to_json`. Ignores invalid content, because other users can write the store."""
         after, beyond = value.get("after"), value.get("beyond")
         found = beyond.items() if isinstance(beyond, Mapping) else ()
-        valid = {
-            table: [rule for rule in rules if isinstance(rule, str)]
-            for table, rules in found
-            if isinstance(rules, list)
-        }
+        listed = {table: rules for table, rules in found if isinstance(rules, list)}
+        valid = {table: [rule for rule in rules if isinstance(rule, str)] for table, rules in listed.items()}
         return cls(valid, after if isinstance(after, str) else "")
 
 
@@ -163,9 +160,7 @@ def read_subjects(
     """Return each subject's readings, or why it cannot be read. `timeout_s` is the limit for one catalog."""
     # A task may talk to Airflow from one thread only.
     runs = {
-        name: [
-            reading for dag_id in subject.dags for reading in _dag_reading(dag_id, subject.alerts, failed, is_paused)
-        ]
+        name: [one for dag_id in subject.dags for one in _dag_reading(dag_id, subject.alerts, failed, is_paused)]
         for name, subject in subjects.items()
         if subject.alerts.enabled
     }
@@ -203,20 +198,20 @@ def build_watched_subjects(
     """Return all watched subjects by their name in alerts. Reading an aggregation or a route updates `kept`."""
     declared = list(declared)
     found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in SHARED_DAGS}
+    found |= {f"stream {stream.name}": _stream_subject(stream, kept, now_ms) for stream in declared}
+    valid = [stream.spec for stream in declared if stream.spec is not None]
+    feeds = [seen for one in valid for seen in list_windowed_views(one)]
     specs: dict[str, StreamSpec] = {}
-    for stream in declared:
-        found[f"stream {stream.name}"] = _stream_subject(stream, kept, now_ms)
-        if stream.spec is not None:
-            for seen in list_windowed_views(stream.spec):
-                specs.setdefault(seen.table.identifier, seen)
+    for seen in feeds:
+        specs.setdefault(seen.table.identifier, seen)
     if expectations is not None:
         gated = {table for table, spec in specs.items() if spec.window is not None}
         found["the quality gates"] = WatchedSubject(Alerts(), lambda: [_unused_suites(expectations, gated)])
-    valid = [stream.spec for stream in declared if stream.spec is not None]
-    feeds = [seen for one in valid for seen in list_windowed_views(one)]
     for table, spec in specs.items():
         if spec.window is not None:
-            windows = _windows_subject(table, [one for one in feeds if one.table.identifier == table], now_ms)
+            fed = [one for one in feeds if one.table.identifier == table]
+            read_rules, own_dag = partial(read_window_rules, table, fed, now_ms=now_ms), partitions_dag_of(fed[0])
+            windows = WatchedSubject(fed[0].maintenance.alerts, read_rules, (own_dag,), _catalog_of(fed[0]))
             found[f"route of {spec.name}" if is_template_view(spec) else f"care of {table}"] = windows
     for name, spec in routes_by_name(valid).items():
         if spec.sinks.template is not None:
@@ -228,9 +223,9 @@ def build_watched_subjects(
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
             alerts = source.maintenance.alerts if source else Alerts()
-            read = partial(_aggregation_readings, file, kept.first_days, now_ms) if alerts.enabled else list
+            watched = partial(_aggregation_readings, file, kept.first_days, now_ms) if alerts.enabled else list
             dags, catalog = (reconcile_dag_id(file.path.stem),), (file.spec.catalog if file.spec else None) or "default"
-            found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, read, dags, catalog)
+            found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, watched, dags, catalog)
     return found
 
 
@@ -258,12 +253,6 @@ def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> W
 
 def _catalog_of(spec: StreamSpec) -> str:
     return spec.table.catalog or "default"
-
-
-def _windows_subject(table: str, specs: Sequence[StreamSpec], now_ms: int) -> WatchedSubject:
-    read = partial(read_window_rules, table, specs, now_ms=now_ms)
-    dags = (partitions_dag_of(specs[0]),)
-    return WatchedSubject(specs[0].maintenance.alerts, read, dags, _catalog_of(specs[0]))
 
 
 def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
@@ -295,9 +284,8 @@ def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: First
     first_days[name] = first = first_days[name] or find_open_day(catalog, spec)
     if first is not None:
         waiting = find_waiting_days(catalog, spec, first=first)
-        yield aggregation_reading(
-            name, spec.target, select_overdue_days(waiting, within=spec.within, now_ms=now_ms), spec.within
-        )
+        overdue = select_overdue_days(waiting, within=spec.within, now_ms=now_ms)
+        yield aggregation_reading(name, spec.target, overdue, spec.within)
 
 
 def failed_runs(dag_id: str, limit: int) -> int | None:

@@ -66,9 +66,8 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     failed: FailedRuns = lambda *_: 0,
     is_paused: IsPaused = lambda _: False,
 ) -> dict[str, Any]:
-    """Measure all tables, read every other subject, and update the alerts that `store` keeps.
-
-    If no file declares a table any longer, its alerts resolve, but not while an invalid file might declare it.
+    """Measure all tables, read every other subject, and update the alerts that `store` keeps. If no file declares a
+    table any longer, its alerts resolve, but not while an invalid file might declare it.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]
@@ -88,9 +87,13 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
         before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
         if name in subjects:
-            steps[name] = _subject_step(name, before, seen[name], subjects[name].alerts, now_ms=now_ms)
+            steps[name] = _step(name, before, seen[name], subjects[name].alerts, now_ms=now_ms)
+        elif name in tables and isinstance(health, TableHealth):
+            steps[name] = evaluate_alerts(before, health, tables[name].settings, now_ms=now_ms)
+        elif name in tables and isinstance(health, str):
+            steps[name] = evaluate_unmeasured(before, name, health, tables[name].settings.alerts, now_ms=now_ms)
         elif name in tables:
-            steps[name] = _table_step(name, before, health, tables[name], now_ms=now_ms)
+            steps[name] = resolve_all(before, name, "the table does not exist")
         elif problems and " " not in name:
             problem = f"a declaration is invalid: {'; '.join(problems)}"
             steps[name] = evaluate_unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
@@ -133,19 +136,7 @@ def _stored_findings(store: AssetStore) -> Iterator[dict[str, RouteFindings]]:
         store.set(ROUTED_TABLES_KEY, {name: known.to_json() for name, known in found.items()})
 
 
-def _table_step(
-    name: str, before: AlertStates, health: TableHealth | str | None, table: MaintainedTable, *, now_ms: int
-) -> AlertStep:
-    if health is None:
-        return resolve_all(before, name, "the table does not exist")
-    if isinstance(health, str):
-        return evaluate_unmeasured(before, name, health, table.settings.alerts, now_ms=now_ms)
-    return evaluate_alerts(before, health, table.settings, now_ms=now_ms)
-
-
-def _subject_step(
-    name: str, before: AlertStates, seen: list[Reading] | str, alerts: Alerts, *, now_ms: int
-) -> AlertStep:
+def _step(name: str, before: AlertStates, seen: list[Reading] | str, alerts: Alerts, *, now_ms: int) -> AlertStep:
     if isinstance(seen, str):
         return evaluate_unmeasured(before, name, seen, alerts, now_ms=now_ms)
     return evaluate_readings(before, name, seen, alerts, now_ms=now_ms)

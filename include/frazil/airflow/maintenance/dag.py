@@ -24,7 +24,16 @@ from airflow.sdk import DAG, Param, get_current_context, task_group
 from airflow.sdk.exceptions import AirflowSkipException
 
 from frazil.airflow.dag_ids import HEALTH, MAINTENANCE_DAG
-from frazil.airflow.dag_profile import OnFailure, OnLate, dag_profile, deadline, report, reported_errors, task
+from frazil.airflow.dag_profile import (
+    OnFailure,
+    OnLate,
+    dag_profile,
+    deadline,
+    names_param,
+    report,
+    reported_errors,
+    task,
+)
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
 from frazil.maintenance.due import Action
@@ -112,9 +121,8 @@ class RewriteOperator(SubmitOperator):
 
         params, folder = context["params"], Path(self.streams)
         with reported_errors():
-            names = table_tasks.find_tables_with_due_rewrites(
-                self.table, folder, actions=params["actions"], dry_run=params["dry-run"]
-            )
+            actions, dry_run = params["actions"], params["dry-run"]
+            names = table_tasks.find_tables_with_due_rewrites(self.table, folder, actions=actions, dry_run=dry_run)
         actions = ",".join(action for action in params["actions"] if action != "orphans")
         self.application_args = [*names, "--streams", str(folder), "--actions", actions]
         super().execute(context)
@@ -141,13 +149,7 @@ def _table_tasks(name: Any, folder: str, app: dict[str, Any]) -> None:
 
 def _form(names: list[str]) -> dict[str, Param]:
     return {
-        "tables": Param(
-            [],
-            type="array",
-            items={"type": "string", **({"enum": names} if names else {})},
-            examples=names,
-            description="Tables to maintain, each with its dead-letter tables. Empty: all.",
-        ),
+        "tables": names_param(names, "Tables to maintain, each with its dead-letter tables. Empty: all."),
         "actions": Param(list(ACTIONS), type="array", items={"enum": list(ACTIONS)}, description="Actions"),
         "dry-run": Param(False, type="boolean", description="Only log what would be done."),
     }

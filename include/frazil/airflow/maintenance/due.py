@@ -113,9 +113,8 @@ def due_tables(
     stored = stored_mapping(store, CHECKS_KEY).items()
     tables = {name: table for name, value in stored if name in names and (table := CheckState.from_json(value))}
     busy = _find_busy(tables, run, states_of)
-    every = {
-        name: ALWAYS if run.is_manual else _interval(name, by_session, routed) for name in wanted if name not in busy
-    }
+    free = [name for name in wanted if name not in busy]
+    every = {name: ALWAYS if run.is_manual else _interval(name, by_session, routed) for name in free}
     chosen = tables_to_check(every, tables, moment_ms=run.moment_ms)
     if run.dry_run:
         return chosen[:MAX_TABLES_PER_RUN]
@@ -174,9 +173,8 @@ def _find_due_tables(
         for table in by_session[name]:
             catalog = open_existing_catalog(table.catalog)
             answers = due_actions(catalog, table, run.actions)
-            log.info(
-                "%s", "; ".join(describe_due(table.name, *one) for one in answers.items()) or f"{name}: no table yet"
-            )
+            texts = [describe_due(table.name, *one) for one in answers.items()]
+            log.info("%s", "; ".join(texts) or f"{name}: no table yet")
             needs = needs or any(answer.due for answer in answers.values())
             needs = needs or (table.name in orphaned and catalog.table_exists(table.identifier))
         return needs

@@ -1,7 +1,4 @@
-"""Does the work of one table's maintenance tasks, with PyIceberg and without Spark.
-
-A route may have thousands of tables, so each run takes only as many of them as one task can maintain.
-"""
+"""Maintains one table, or as many of a route's tables as one task can, with PyIceberg and without Spark."""
 
 from __future__ import annotations
 
@@ -73,9 +70,8 @@ class RouteTables:
         """Return the tables whose measurement failed. Raises FrazilError if there are several and all failed."""
         others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
         if others:
-            log.info(
-                "not maintained, because %s did not create them: %s", self.name, ", ".join(others[:MAX_TABLES_PER_RUN])
-            )
+            listed = ", ".join(others[:MAX_TABLES_PER_RUN])
+            log.info("not maintained, because %s did not create them: %s", self.name, listed)
         broken = {name: error for name, error in errors.items() if name not in others}
         for name, error in broken.items():
             log.error("cannot measure %s: %r", name, error)
@@ -222,7 +218,7 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
 
 
 def _open_tables(names: Collection[str], streams: Path) -> Iterator[tuple[MaintainedTable, Catalog]]:
-    """Yield the tables. Raises AirflowFailException at the end if only a file that was never valid may declare one."""
+    """Yield the tables. Raises AirflowFailException at the end for tables that only an invalid file may declare."""
     declared = all_streams(streams)
     specs = [stream.spec for stream in declared if stream.spec is not None and not stream.removed]
     tables = [table for table in maintained_tables(specs) if table.name in names]

@@ -69,6 +69,7 @@ from frazil.supervise.desired import DesiredStore, open_desired_store
 from frazil.table.lost import open_stream_catalog
 
 T = TypeVar("T")
+ACTION_TIMEOUT_S = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +128,7 @@ def _table_subject(action: PageAction, name: str, select_visible: SelectVisible)
 
 def find_run(action: PageAction, name: str, run_id: str, sees: SelectVisible) -> RunResult | None:
     subject = find_action_subject(action, name, sees) if action in DAG_ACTIONS else None
-    if subject is None:
-        return None
-    return read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
+    return None if subject is None else read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
 
 
 def build_action_plan(action: PageAction, subject: ActionSubject, form: Form, *, may_unpause: bool = False) -> Plan:
@@ -226,11 +225,8 @@ def _check_and_carry_out(
     spec = subject.spec
     try:
         # Before the check for an unfinished run: a run that starts in between is found by the check, or has this id.
-        run_id = (
-            run_with_timeout(partial(next_run_id, subject.dag, spec.name))
-            if action in TABLE_DEPENDENT_ACTIONS
-            else None
-        )
+        next_id = partial(next_run_id, subject.dag, spec.name)
+        run_id = run_with_timeout(next_id) if action in TABLE_DEPENDENT_ACTIONS else None
         plan, prepared = _plan_and_prepare(action, subject, form, by=by, may_unpause=may_unpause)
     except (CommitUnavailable, TimeoutError) as error:
         raise InvalidForm(f"Nothing was changed: {error}") from error
@@ -310,12 +306,12 @@ def _resend_day(spec: StreamSpec, form: Form, *, by: str) -> str:
     return f"{len(sent)} windows of {table} are signalled again. Their events are sent within a minute."
 
 
-def run_with_timeout(work: Callable[[], T], *, seconds: float = 20.0) -> T:
-    """Return the result of a call. Raises TimeoutError after `seconds`; the call then continues."""
+def run_with_timeout(work: Callable[[], T]) -> T:
+    """Return the result of a call. Raises TimeoutError after ACTION_TIMEOUT_S; the call then continues."""
     threads = DaemonThreads(1, "frazil-action")
     answer = threads.submit(work)
-    wait([answer], seconds)
+    wait([answer], ACTION_TIMEOUT_S)
     threads.close()
     if not answer.done() or answer.cancelled():
-        raise TimeoutError(f"no response within {seconds:.0f} s")
+        raise TimeoutError(f"no response within {ACTION_TIMEOUT_S} s")
     return answer.result()

@@ -102,9 +102,8 @@ def _parse_audited(value: Any) -> dict[str, str] | None:
 
 def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
     with create_session() as session:
-        rows = session.execute(
-            select(DagModel.dag_id, DagModel.is_paused).where(DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale)
-        )
+        present = DagModel.dag_id.in_(dag_ids), ~DagModel.is_stale
+        rows = session.execute(select(DagModel.dag_id, DagModel.is_paused).where(*present))
         return {dag_id: bool(is_paused) for dag_id, is_paused in rows}
 
 

@@ -1,7 +1,5 @@
-"""Serves the operations page in Airflow's UI: static files, and JSON below `api/`.
-
-Airflow has no CSRF token. The header X-Frazil replaces it: another site cannot set it without a preflight request,
-which this server never grants.
+"""Serves the operations page in Airflow's UI: static files, and JSON below `api/`. Airflow has no CSRF token. The
+header X-Frazil replaces it: another site cannot set it without a preflight request, which this server never grants.
 """
 
 from __future__ import annotations
@@ -78,9 +76,8 @@ def operations_page() -> FastAPI:
         from frazil.airflow.page import one_stream
 
         view_options = one_stream.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
-        found = one_stream.build_stream_view(
-            name, view_options, partial(visible_streams, user), partial(is_permitted, user, "PUT")
-        )
+        sees, may_act = partial(visible_streams, user), partial(is_permitted, user, "PUT")
+        found = one_stream.build_stream_view(name, view_options, sees, may_act)
         if found is None:
             raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
         return _view_response(found)
@@ -124,9 +121,8 @@ def operations_page() -> FastAPI:
     ) -> Response:
         from frazil.airflow.page import actions
 
-        entry = log_action(
-            requested.user, requested.action, requested.subject.name, dag_id=requested.subject.dag, form=form
-        )
+        subject = requested.subject
+        entry = log_action(requested.user, requested.action, subject.name, dag_id=subject.dag, form=form)
         by = {"user": requested.user.get_name(), "may_unpause": may_edit_dag(requested.user, requested.subject.dag)}
         try:
             done = _with_http_errors(lambda: actions.carry_out(requested.action, requested.subject, form, **by))
@@ -154,9 +150,8 @@ def operations_page() -> FastAPI:
 
 
 def _to_ms(moment: datetime | None) -> int | None:
-    return (
-        None if moment is None else round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-    )
+    utc = moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
+    return None if utc is None else round(utc.timestamp() * 1000)
 
 
 @dataclass(frozen=True, slots=True)

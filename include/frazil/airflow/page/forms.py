@@ -64,9 +64,8 @@ def find_release_problem(form: Form, cursor: Cursor | None) -> str | None:
         reason = "it is not complete yet; its gate runs when it completes"
     else:
         reason = never_signalled_text(window, cursor) or "it is already signalled"
-    named = ", ".join(one.key for one in held[:MAX_HELD_LISTED]) + (
-        " and others" if len(held) > MAX_HELD_LISTED else ""
-    )
+    others = " and others" if len(held) > MAX_HELD_LISTED else ""
+    named = ", ".join(one.key for one in held[:MAX_HELD_LISTED]) + others
     return f"{label}: no gate holds {window}: {reason}. " + (f"Held windows: {named}" if held else "No window is held")
 
 

@@ -13,7 +13,7 @@ from frazil import clock
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, STREAM_TASK_PREFIX, writer_dag_id
 from frazil.airflow.declared_streams import DeclaredStream
 from frazil.airflow.page import views
-from frazil.airflow.page.airflow_database import Measurement, newest_run_id, read_last_measurement, read_pauses
+from frazil.airflow.page.airflow_database import Measurement, newest_run_id, read_pauses
 from frazil.airflow.page.views import (
     CACHE_S,
     RESPONSE_TIMEOUT_S,
@@ -104,14 +104,13 @@ class PendingReads:
     @classmethod
     def begin(cls, spec: StreamSpec, view_options: ViewOptions, shown: Period) -> Self:
         request, group, key, name = answer_cache().request, group_of(spec), status_key(spec), spec.name
+        history_key = ("history", shown.hours, view_options.begin_ms, *key)
         past = partial(fetch_history, spec, past_ms=clock.now_ms() - shown.begin_ms)
         specs = [one.spec for one in cached_declarations().value or () if one.spec]
         tables = partial(fetch_routed_names, spec, specs)
         return cls(
             status=views.request_status(spec, first=True),
-            history=request(
-                group, ("history", shown.hours, view_options.begin_ms, *key), past, keep_s=CACHE_S, first=True
-            ),
+            history=request(group, history_key, past, keep_s=CACHE_S, first=True),
             ends=request(f"Kafka of {name}", ("topics", *key), partial(fetch_end_offsets, spec), keep_s=CACHE_S),
             writers=request("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
             dags=request("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
@@ -126,14 +125,12 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
     requests = PendingReads.begin(spec, view_options, shown)
     answer = _gather(requests.status, RESPONSE_TIMEOUT_S)
     history, ends, runs = _gather(requests.history), _gather(requests.ends), _gather(requests.writers)
-    costs = _gather(requests.costs)
-    dags = _gather(requests.dags).value
+    costs, dags = _gather(requests.costs), _gather(requests.dags).value
     found, around = history.value or TableHistory(), _related_state(one, dags)
     recorded = drop_unfinished(found.past.points, clock.now_ms())
     points = downsample(recorded, shown)
-    unreadable_parts = views.unreadable_parts(
-        {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
-    )
+    parts = {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
+    unreadable_parts = views.unreadable_parts(parts)
     if "The table" in unreadable_parts:
         unreadable_parts.pop("The cost", None)  # for the same reason
     is_back = answer.value is not None and answer.value.rolled_back
@@ -143,6 +140,7 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
         line = replace(line, lag=waiting)
     events = [one for one in found.past.events if shown.contains(one.at_ms)]
     is_read = history.at_ms is not None and not history.problem
+    audited = (views.last_measurement() or Measurement()).audited
     return StreamView(
         at_ms=clock.now_ms(),
         line=line,
@@ -156,15 +154,13 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
         partitions_in_all=len(partitions),
         runs=list_runs(runs.value),
         dags=dags,
-        audited=_last_audit(name=spec.name),
+        audited=None if audited is None else audited.get(spec.name, "none yet"),
         log=_log_path(spec, _gather(requests.run).value),
         topics=list_topics(spec, partitions, os.environ.get(TOPIC_URL_VARIABLE, "")),
         routes=spec.sinks.has_routed_tables or (answer.value is not None and answer.value.routed),
-        routed=(
-            _routed_tables(spec, _gather(requests.routed).value, answer.value, view_options.tables, line.level)
-            if requests.routed
-            else None
-        ),
+        routed=_routed_tables(spec, requests.routed, answer.value, view_options.tables, line.level)
+        if requests.routed
+        else None,
         pending=history.pending or answer.pending or ends.pending,
         may_act=may_act,
         actions=possible_actions(spec, build_action_state(answer.value, history.value, is_read=is_read)),
@@ -179,9 +175,9 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
 
 
 def _routed_tables(
-    spec: StreamSpec, found: Mapping[str, str] | None, status: StreamState | None, search: str, level: Level
+    spec: StreamSpec, read: PendingAnswer[dict[str, str]], status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    names, specs = found or {}, [one.spec for one in cached_declarations().value or () if one.spec]
+    names, specs = _gather(read).value or {}, [one.spec for one in cached_declarations().value or () if one.spec]
     problems = {
         names.get(table) or template_table(spec, table, specs).name: said
         for table, said in (status.table_problems if status else {}).items()
@@ -205,18 +201,9 @@ def _log_path(spec: StreamSpec, run_id: str | None) -> str | None:
     return f"/dags/{quote(_dag_ids(spec)[0])}/runs/{quote(run_id, safe='')}/tasks/{quote(task)}"
 
 
-def _last_measurement() -> Measurement | None:
-    return answer_cache().fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, timeout_s=0.2).value
-
-
-def _last_audit(name: str) -> str | None:
-    audited = (_last_measurement() or Measurement()).audited
-    return None if audited is None else audited.get(name, "none yet")
-
-
 def _related_state(one: DeclaredStream, dags: Mapping[str, bool] | None) -> RelatedState:
     everything = cached_declarations().value or []
-    health_of_stream = views.group_health_by_stream(_last_measurement(), everything)
+    health_of_stream = views.group_health_by_stream(views.last_measurement(), everything)
     specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()
     if not specs or not specs[0].window:
         return health_of_stream(one, None, dags)

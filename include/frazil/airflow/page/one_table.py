@@ -50,9 +50,8 @@ def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
 
 def find_visible_streams(table: MaintainedTable, select_visible: SelectVisible) -> set[str]:
     names = {spec.name for spec in table.streams}
-    return set(
-        select_visible({one.name: writer_dag_of(one) for one in cached_declarations().value or () if one.name in names})
-    )
+    feeding = [one for one in cached_declarations().value or () if one.name in names]
+    return set(select_visible({one.name: writer_dag_of(one) for one in feeding}))
 
 
 def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable[[str], bool]) -> TableView | None:
@@ -64,9 +63,8 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
         return None
     answers, group, specs = answer_cache(), group_of(found.streams[0]), specs_for_table(found)
     key = tuple(one.fingerprint() for one in found.streams)
-    shape = answers.request(
-        group, ("shape", name, key), partial(fetch_shape, found), keep_s=WINDOWS_CACHE_S, first=True
-    )
+    fetch = partial(fetch_shape, found)
+    shape = answers.request(group, ("shape", name, key), fetch, keep_s=WINDOWS_CACHE_S, first=True)
     calendar = partial(fetch_calendar, specs) if specs and specs[0].window else None
     windows = answers.request(group, ("calendar", name, key), calendar, keep_s=WINDOWS_CACHE_S) if calendar else None
     routes = [request_status(spec) for spec in found.streams if spec.sinks.has_routed_tables]

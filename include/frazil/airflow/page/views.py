@@ -262,16 +262,18 @@ def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dag
 def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tuple[OpenProblem, ...]:
     if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
         return ()
-    why = (
-        "nothing has been measured yet"
-        if measured.at_ms is None
-        else f"the last measurement was {format_utc(measured.at_ms)}"
-    )
+    at_ms = measured.at_ms
+    why = "nothing has been measured yet" if at_ms is None else f"the last measurement was {format_utc(at_ms)}"
     sentence = f"No alert can fire: {why}. Unpause the DAG {HEALTH_DAG}, or check why it does not run"
     return (OpenProblem(sentence, dag=HEALTH_DAG),)
 
 
 DATABASE_TIMEOUT_S = 0.2
+
+
+def last_measurement() -> Measurement | None:
+    key, read = "alerts", read_last_measurement
+    return answer_cache().fetch_one("Airflow", key, read, keep_s=CACHE_S, timeout_s=DATABASE_TIMEOUT_S).value
 
 
 def find_missing_components() -> tuple[MissingComponent, ...]:
@@ -288,11 +290,7 @@ def describe_missing_components() -> tuple[str, ...]:
     found = find_missing_components()
     if not found:
         return ()
-    alerts = (
-        answer_cache()
-        .fetch_one("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S, timeout_s=DATABASE_TIMEOUT_S)
-        .value
-    )
+    alerts = last_measurement()
     return tuple(one.sentence(alerts.at_ms if alerts else None) for one in found)
 
 

@@ -1,7 +1,6 @@
 """Builds a DAG per table with windows. `watch` waits in the triggerer and signals complete windows; `complete` and
-`reopened` send their events, one partition key per window; `held` fails if a quality gate holds windows.
-
-All tables that a route's template creates share one DAG and one asset, whose events name the table.
+`reopened` send their events, one partition key per window; `held` fails if a quality gate holds windows. All tables
+that a route's template creates share one DAG and one asset, whose events name the table.
 """
 
 from __future__ import annotations

@@ -113,9 +113,8 @@ class PartitionCompleteSensor(BaseSensorOperator):
         self.streams = str(Path(streams or streams_folder()).absolute())
 
     def execute(self, context: Context) -> Any:
-        trigger = PartitionTrigger(
-            table=self.table, partition=self.partition, streams=self.streams, poll_seconds=self.poke_interval
-        )
+        table, partition, streams = self.table, self.partition, self.streams
+        trigger = PartitionTrigger(table=table, partition=partition, streams=streams, poll_seconds=self.poke_interval)
         event, sentence = trigger.attempt()
         if event is None:
             self.log.info("%s", sentence)

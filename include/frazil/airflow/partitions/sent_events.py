@@ -1,7 +1,6 @@
-"""Finds the signals whose events Airflow has, in Airflow's list of an asset's events.
-
-Airflow 3.3 cannot list events if one of them started a run that is still queued. Then frazil uses the records of the
-sending tasks instead. A task writes its record before it succeeds, and Airflow publishes its events only afterwards.
+"""Finds the signals whose events Airflow has, in Airflow's list of an asset's events. Airflow 3.3 cannot list events if
+one of them started a run that is still queued. Then frazil uses the records of the sending tasks instead. A task writes
+its record before it succeeds, and Airflow publishes its events only afterwards.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The tasks of a table's partition DAG, which need PyIceberg but not Spark.
-
-A window is signalled once, by a row in `frazil.signals`. If Airflow did not get the event, a later run sends it again.
+"""The tasks of a table's partition DAG, which need PyIceberg but not Spark. A window is signalled once, by a row in
+`frazil.signals`. If Airflow did not get the event, a later run sends it again.
 """
 
 from __future__ import annotations
@@ -91,9 +90,7 @@ def _assess(
     return [] if seen is None else [seen]
 
 
-def signal_complete_windows(
-    table: str, streams: Path, context: Context, *, expectations: Path | None = None
-) -> list[str]:
+def signal_complete_windows(table: str, streams: Path, context: Context, *, expectations: Path | None) -> list[str]:
     """Signal complete windows, and return the downstream tasks that have something to do."""
     specs = streams_feeding(streams, table)
     catalog = open_stream_catalog(specs[0])

@@ -11,7 +11,7 @@ from typing import Any
 from airflow.sdk import DAG
 
 from frazil.airflow.dag_ids import STREAM_TASK_PREFIX, writer_dag_id
-from frazil.airflow.dag_profile import OnFailure, dag_profile, failure_notifiers
+from frazil.airflow.dag_profile import OnFailure, dag_profile
 from frazil.airflow.declared_streams import DeclaredStream, all_streams
 from frazil.airflow.writers.operator import HostedStreamOperator, WriterOperator
 from frazil.spark_apps import WRITE_APPLICATION, WRITE_STREAM
@@ -48,49 +48,37 @@ def writer_dags(
         application_name = one.spec.application if one.spec else None
         (own if application_name is None else shared[application_name]).append(one)
 
-    def find_queue(name: str) -> str | None:
-        return queue if isinstance(queue, str) or queue is None else queue.get(name)
+    def build_arguments(name: str) -> dict[str, Any]:
+        found = queue if isinstance(queue, str) or queue is None else queue.get(name)
+        common = {"streams": Path(streams).absolute(), "retries": RETRIES, "retry_delay": RETRY_DELAY}
+        return {**common, "queue": found} if found else common
 
-    dags = [_writer_dag(one, Path(streams), Path(application), on_failure, find_queue(one.name)) for one in own]
+    dags = [_writer_dag(one.name, [one], Path(application), on_failure, build_arguments(one.name)) for one in own]
     for name, members in shared.items():
-        dags.append(_shared_dag(name, members, Path(streams), Path(shared_application), on_failure, find_queue(name)))
+        present = [one for one in members if not one.removed]
+        arguments = build_arguments(name)
+        dags.append(_writer_dag(name, present, Path(shared_application), on_failure, arguments, shared=True))
     return {dag.dag_id: dag for dag in dags}
 
 
-def _shared_dag(  # noqa: PLR0913, PLR0917 - as `_writer_dag`, with the streams
+def _writer_dag(  # noqa: PLR0913 - the arguments of a factory
     name: str,
-    members: Sequence[DeclaredStream],
-    streams: Path,
+    streams: Sequence[DeclaredStream],
     application: Path,
     on_failure: OnFailure | None,
-    queue: str | None,
+    arguments: Mapping[str, Any],
+    *,
+    shared: bool = False,
 ) -> DAG:
-    present = [one for one in members if not one.removed]
-    common: dict[str, Any] = {
-        "streams": streams.absolute(),
-        "retries": RETRIES,
-        "retry_delay": RETRY_DELAY,
-        "on_failure_callback": failure_notifiers(on_failure),
-        **({"queue": queue} if queue else {}),
-    }
-    with DAG(
-        writer_dag_id(name),
-        description=f"{len(present)} streams in one application",
-        doc_md=_shared_doc_md(name, present),
-        **_profile(name, present, on_failure),
-    ) as dag:
-        doc = WriterOperator.__doc__
-        WriterOperator(
-            task_id=TASK_ID, stream=name, application=application.absolute(), shared=True, doc_md=doc, **common
-        )
-        for one in present:
-            HostedStreamOperator(
-                task_id=f"{STREAM_TASK_PREFIX}{one.name}",
-                stream=one.name,
-                application=name,
-                doc_md=_doc_md(one),
-                **common,
-            )
+    """`arguments` are those that all tasks of the DAG have in common."""
+    description = f"{len(streams)} streams in one application" if shared else _summary(streams[0])
+    text = _shared_doc_md(name, streams) if shared else _doc_md(streams[0])
+    with DAG(writer_dag_id(name), description=description, doc_md=text, **_profile(name, streams, on_failure)) as dag:
+        path, doc = application.absolute(), WriterOperator.__doc__
+        WriterOperator(task_id=TASK_ID, stream=name, application=path, shared=shared, doc_md=doc, **arguments)
+        for one in streams if shared else ():
+            task_id = f"{STREAM_TASK_PREFIX}{one.name}"
+            HostedStreamOperator(task_id=task_id, stream=one.name, application=name, doc_md=_doc_md(one), **arguments)
     return dag
 
 
@@ -113,29 +101,6 @@ stream.
 """,
         ]
     )
-
-
-def _writer_dag(
-    found: DeclaredStream, streams: Path, application: Path, on_failure: OnFailure | None, queue: str | None
-) -> DAG:
-    named_queue: dict[str, Any] = {"queue": queue} if queue else {}
-    with DAG(
-        writer_dag_id(found.name),
-        description=_summary(found),
-        doc_md=_doc_md(found),
-        **_profile(found.name, [found], on_failure),
-    ) as dag:
-        WriterOperator(
-            task_id=TASK_ID,
-            stream=found.name,
-            streams=streams.absolute(),
-            application=application.absolute(),
-            retries=RETRIES,
-            retry_delay=RETRY_DELAY,
-            doc_md=WriterOperator.__doc__,
-            **named_queue,
-        )
-    return dag
 
 
 def _profile(name: str, streams: Sequence[DeclaredStream], on_failure: OnFailure | None) -> dict[str, Any]:

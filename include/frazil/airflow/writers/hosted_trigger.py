@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
@@ -40,13 +40,11 @@ class HostedObservation:
 class HostedStreamTrigger(UserActionTrigger):
     """Observes the stream's run folder. Fires when the application gives up on the stream or no longer runs it."""
 
+    argument_names = ("stream", "application", "streams", "resume")
+
     def __init__(self, *, stream: str, application: str, streams: str, resume: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.stream, self.application, self.streams, self.resume = stream, application, streams, resume
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        names = ("stream", "application", "streams", "resume")
-        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         from frazil.status.state import State  # loads PyIceberg
@@ -111,9 +109,8 @@ class HostedStreamTrigger(UserActionTrigger):
         now = desired.read()
         if (now.by == CHANGED_BY and now.reason == self._mark_reason()) if now.mode == "paused" else failed_for_it:
             with suppress(DesiredMoved):  # a later action of a user takes precedence
-                desired.resume(
-                    by=CHANGED_BY, reason=f"the task of run {instance.run_id} was cleared", after=now.generation
-                )
+                reason = f"the task of run {instance.run_id} was cleared"
+                desired.resume(by=CHANGED_BY, reason=reason, after=now.generation)
 
     def _observe(self) -> HostedObservation:
         from frazil.home import run_folder
@@ -128,9 +125,8 @@ class HostedStreamTrigger(UserActionTrigger):
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
-            return HostedObservation(
-                f"the application {self.application} no longer runs the stream", belongs_to_application=False
-            )
+            ended = f"the application {self.application} no longer runs the stream"
+            return HostedObservation(ended, belongs_to_application=False)
         if not LocalLauncher(self.application).observe().process.is_alive:
             # Another host may have an old state of the stream, which is no longer valid.
             return HostedObservation(f"the application {self.application} does not run on this host")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from airflow.sdk import Connection, TaskInstanceState
 from airflow.sdk.exceptions import AirflowNotFoundException, AirflowRuntimeError
@@ -28,8 +28,9 @@ from frazil.supervise.decision import WriterAction
 from frazil.timetext import format_utc
 
 if TYPE_CHECKING:
+    from frazil.host.heartbeat import Stall
+    from frazil.status.state import StreamState
     from frazil.supervise.supervisor import SupervisionStep, Supervisor
-
 
 CHANGED_BY = "Airflow"
 """The author of changes of the desired state that users make in Airflow."""
@@ -91,11 +92,6 @@ def apply_action(action: TaskAction, supervisor: Supervisor, *, run_id: str) -> 
     return supervisor.preview()
 
 
-if TYPE_CHECKING:
-    from frazil.host.heartbeat import Stall
-    from frazil.status.state import StreamState
-    from frazil.supervise.supervisor import SupervisionStep, Supervisor
-
 LOG_INTERVAL_S = 3_600.0
 """Seconds between two log lines of an unchanged state: long, because Airflow never rotates a deferred task's log."""
 REMOVAL_DELAY_S = 60.0
@@ -118,6 +114,12 @@ class UserActionTrigger(BaseTrigger):
     """Applies a user's action on a task to the task's stream. Airflow kills the trigger for each such action."""
 
     stream: str
+    argument_names: ClassVar[tuple[str, ...]]
+    """The names of attributes from which Airflow makes the trigger again."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        arguments = {name: getattr(self, name) for name in self.argument_names}
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def on_kill(self) -> None:
         """Apply the user's action. The action continues although Airflow 3.3 cancels the trigger every second."""
@@ -162,6 +164,8 @@ class UserActionTrigger(BaseTrigger):
 class WriterTrigger(UserActionTrigger):
     """Runs a step of a writer's supervisor every few seconds. All state is in the run folder."""
 
+    argument_names = ("stream", "streams", "application", "poll_seconds", "shared", "parent")
+
     def __init__(  # noqa: PLR0913 - what it is made again from
         self,
         *,
@@ -183,17 +187,6 @@ class WriterTrigger(UserActionTrigger):
         self._shown = ShownState(self.log.info)
         self._stall: Stall | None = None
         self._lines = LineSelector()
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        arguments = {
-            "stream": self.stream,
-            "streams": self.streams,
-            "application": self.application,
-            "poll_seconds": self.poll_seconds,
-            "shared": self.shared,
-            "parent": self.parent,
-        }
-        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         await run_in_thread(self._begin)

@@ -62,9 +62,7 @@ const ACTIONS = {
 /** Return the action buttons of a stream or table, or a sentence if the user may not act. */
 export function actions(names, subject, may, page, given = {}) {
   if (!may) return h("p", { class: "actions soft" }, "Read-only: Airflow does not permit you to act here.");
-  return h(
-    "div",
-    { class: "actions", role: "group", "aria-label": "Actions" },
+  return h("div", { class: "actions", role: "group", "aria-label": "Actions" },
     names.map((name) => h("button", { class: "plain", "data-key": `action-${name}`, onclick: () => open(name, subject, page, given) }, ACTIONS[name].label)),
   );
 }
@@ -162,11 +160,8 @@ function open(name, subject, page, given) {
       return;
     }
     const go = h("button", { type: "submit", class: "go", "data-key": "go", disabled: !ready() }, state.busy ? "Working …" : action.verb);
-    replace(
-      place,
-      h(
-        "form",
-        { onsubmit: confirm, "aria-busy": String(state.asking) },
+    replace(place,
+      h("form", { onsubmit: confirm, "aria-busy": String(state.asking) },
         title,
         action.fields.filter((field) => !field.only || field.only(form)).map((field) => input(field, form, change)),
         state.plan?.unpause && input({ name: "unpause", label: `Unpause the DAG ${state.plan.unpause}`, kind: "toggle" }, form, change),

@@ -36,12 +36,13 @@ export function keepAddress() {
 /** Open a page of Airflow, such as /dags/frazil_health. The frame may not navigate its parent, but a link in the parent may. */
 export function goTo(path) {
   const around = parentWindow();
-  if (!around) {
-    location.assign(ROOT + path);
-    return;
-  }
-  const link = around.document.createElement("a");
-  link.href = ROOT + path;
+  if (!around) return location.assign(ROOT + path);
+  clickIn(around, { href: ROOT + path });
+}
+
+/** Click a temporary link in another window. */
+function clickIn(around, attributes) {
+  const link = Object.assign(around.document.createElement("a"), attributes);
   around.document.body.append(link);
   link.click();
   link.remove();
@@ -61,21 +62,14 @@ export function linkTo(path) {
 
 /** Attributes of an external link that opens a new tab. The frame may not open tabs, but a link in its parent may. */
 export function linkOut(address) {
-  return {
-    href: address,
-    target: "_blank",
-    rel: "noopener noreferrer",
-    onclick: (event) => {
-      const around = parentWindow();
-      if (!around) return;
-      event.preventDefault();
-      const link = around.document.createElement("a");
-      Object.assign(link, { href: address, target: "_blank", rel: "noopener noreferrer" });
-      around.document.body.append(link);
-      link.click();
-      link.remove();
-    },
+  const attributes = { href: address, target: "_blank", rel: "noopener noreferrer" };
+  const onclick = (event) => {
+    const around = parentWindow();
+    if (!around) return;
+    event.preventDefault();
+    clickIn(around, attributes);
   };
+  return { ...attributes, onclick };
 }
 
 export class Refused extends Error {

@@ -71,8 +71,7 @@ function requestedButton() {
 function draw() {
   const { view, data, problem, state } = shown;
   document.title = view.title(...shown.arguments);
-  replace(
-    page,
+  replace(page,
     problem && h("p", { class: "problem", role: "alert" }, problem.message),
     data && needsList(data.airflow, 0, "airflow"),
     data ? view.draw(data, state, { draw, load }) : problem ? null : skeleton(view.title(...shown.arguments)),

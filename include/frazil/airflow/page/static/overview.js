@@ -34,9 +34,7 @@ export function draw(data, state, page) {
 function header(data) {
   const needing = data.lines.filter((line) => line.level <= 1).length;
   const perSecond = data.lines.reduce((sum, line) => sum + (line.records_per_s || 0), 0);
-  return h(
-    "header",
-    { class: "top" },
+  return h("header", { class: "top" },
     h("h1", {}, "Streams"),
     data.headline && h("p", { class: `headline ${needing ? levelName(worst(data.lines)) : ""}` }, data.headline),
     data.pending && h("p", { class: "soft" }, "Loading …"),
@@ -51,12 +49,8 @@ function worst(lines, level = 4) {
 
 function controls(lines, state, page) {
   const chips = FILTERS.map((filter) => ({ ...filter, n: lines.filter(filter.of).length, level: filter.level && worst(lines.filter(filter.of), filter.level) }));
-  return h(
-    "div",
-    { class: "controls" },
-    h(
-      "div",
-      { class: "chips", role: "group", "aria-label": "Show" },
+  return h("div", { class: "controls" },
+    h("div", { class: "chips", role: "group", "aria-label": "Show" },
       chips
         .filter(({ key, n }) => n || key === "all" || key === state.filter)
         .map(({ key, word, n, level }) =>
@@ -105,9 +99,7 @@ const OLD_MS = 120_000;
 const COLUMNS = ["Stream", "State", "Freshness", "Lag", "Records", "Complete to", "Dead letters", "Table"];
 
 function table(lines, now) {
-  return h(
-    "table",
-    { class: "lines" },
+  return h("table", { class: "lines" },
     h("thead", {}, h("tr", {}, COLUMNS.map((name, i) => h("th", { scope: "col", class: i === 3 || i === 6 ? "n" : "" }, name)))),
     h("tbody", {}, lines.map((line) => row(line, now))),
   );
@@ -115,9 +107,7 @@ function table(lines, now) {
 
 function row(line, now) {
   return [
-    h(
-      "tr",
-      {},
+    h("tr", {},
       h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, h("a", { href: `#/table/${encodeURIComponent(line.table)}`, "data-key": `table-${line.stream}` }, line.table))),
       h("td", { "data-name": "State" }, badge(line.level, line.word), stateNotes(line, now)),
       h("td", { "data-name": "Freshness" }, freshness(line)),
@@ -149,9 +139,7 @@ function freshness(line) {
 
 function records(line) {
   if (line.records_per_s === null) return h("span", { class: "faint" }, UNKNOWN);
-  return h(
-    "span",
-    { class: "flow" },
+  return h("span", { class: "flow" },
     spark(line.last_hour, `records in the last ${duration(line.last_hour.length * 120000)}: ${count(line.last_hour.reduce((a, b) => a + b, 0))}`),
     h("span", {}, rate(line.records_per_s), h("small", { class: "mean", title: mean(line) }, line.rate_ms ? duration(line.rate_ms) : ""), line.backpressure_ms > 0 && h("small", { class: "behind" }, `batches ${duration(line.backpressure_ms)} too slow`)),
   );
@@ -175,9 +163,7 @@ function deadLetters(line) {
 }
 
 function noStreams() {
-  return h(
-    "section",
-    { class: "empty" },
+  return h("section", { class: "empty" },
     h("h2", {}, "No stream yet"),
     h("p", {}, "Declare one in a YAML file: its topics, its table and its columns. It appears here within seconds."),
     h("p", {}, h("code", {}, "frazil infer"), " creates a declaration from a sample of a topic."),

@@ -23,6 +23,16 @@ export function breadcrumb(name) {
   return h("nav", { class: "way", "aria-label": "Breadcrumb" }, h("a", { href: "#/", "data-key": "back" }, "Streams"), " / ", name);
 }
 
+/** A section of a view with a heading. */
+export function card(title, ...content) {
+  return h("section", { class: "card" }, h("h2", {}, title), content);
+}
+
+/** A figure with its name above and a note below. */
+export function number(name, value, note) {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, value), h("small", {}, note)));
+}
+
 const APART = "\u2002"; // an en space stays at the end of a line, so the next line is not indented
 
 /** Return a list of problems, each {sentence, runbook, dag} or only a sentence, in the style of the level. */

@@ -28,9 +28,7 @@ export function recorded(view, state, page) {
     const why = view.pending ? "Loading the table …" : view.has_commits ? "Charts appear here within two minutes." : "No commits yet.";
     return h("section", { class: "empty" }, h("p", {}, why));
   }
-  return h(
-    "section",
-    { class: "card recorded" },
+  return h("section", { class: "card recorded" },
     h("div", { class: "with-choice" }, h("h2", {}, "History"), choice(view, state, page)),
     pictures ? [h("div", { class: "charts" }, charts(view, state, page)), stages(view)] : h("p", { class: "soft" }, "No data in this period."),
   );
@@ -38,9 +36,7 @@ export function recorded(view, state, page) {
 
 function choice(view, state, page) {
   const chosen = state.begin ? "" : String(state.hours || view.period.hours);
-  return h(
-    "div",
-    { class: "chips", role: "group", "aria-label": "Period" },
+  return h("div", { class: "chips", role: "group", "aria-label": "Period" },
     state.begin && !view.period.hours && h("span", { class: "soft" }, `${moment(view.period.begin_ms)} to ${moment(view.period.end_ms)}`),
     Object.entries(PERIODS).map(([hours, word]) =>
       h(
@@ -118,9 +114,7 @@ function stages(view) {
     const whole = Object.values(one).reduce((a, b) => a + b, 0) || 1;
     const words = `${moment(point.at_ms, view.at_ms)}, ${point.batches} batches: ${shown.map((name) => `${STAGES[name]} ${duration(one[name])}`).join(", ")}`;
     let y = HEIGHT;
-    return s(
-      "g",
-      { onpointerenter: () => (read.textContent = words) },
+    return s("g", { onpointerenter: () => (read.textContent = words) },
       shown.map((name) => {
         const height = (one[name] / whole) * HEIGHT;
         y -= height;
@@ -128,9 +122,7 @@ function stages(view) {
       }),
     );
   };
-  return h(
-    "figure",
-    { class: "chart stages" },
+  return h("figure", { class: "chart stages" },
     h("figcaption", {}, h("h3", {}, `Batch time by phase, per ${duration(Math.max(...points.map(({ span_ms }) => span_ms)))}`), read),
     s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `Batch time by phase since ${moment(points[0].at_ms, view.at_ms)}: ${said}` }, points.map(column)),
     h("div", { class: "axis", "aria-hidden": "true" }, [from, (from + to) / 2, to].map((at) => h("span", {}, moment(at, view.at_ms)))),

@@ -16,12 +16,8 @@ export function routed(view, state, page) {
     timer = setTimeout(page.load, SEARCH_DELAY_MS);
   };
   const more = found.found - found.tables.length;
-  return h(
-    "section",
-    { class: "card" },
-    h(
-      "div",
-      { class: "with-choice" },
+  return h("section", { class: "card" },
+    h("div", { class: "with-choice" },
       h("h2", {}, "Routed tables"),
       found.total > found.tables.length || state.tables
         ? h("input", { type: "search", placeholder: `Search ${counted(found.total, "table")}`, "aria-label": "Search the tables of the route", "data-key": "search-tables", value: state.tables || "", oninput: search })

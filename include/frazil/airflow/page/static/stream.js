@@ -6,7 +6,7 @@ import { bar } from "./charts.js";
 import { h, s } from "./dom.js";
 import { ago, bytes, count, counted, duration, iso, mean, moment, rate, short, times, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
-import { breadcrumb, heldBy, needsList, words } from "./parts.js";
+import { breadcrumb, card, heldBy, needsList, number, words } from "./parts.js";
 import { periodOf, recorded } from "./recorded.js";
 import { routed } from "./routed.js";
 
@@ -43,9 +43,7 @@ function numbers(view) {
   const { line } = view;
   const windows = line.windows;
   const fresh = line.freshness_ms === null ? UNKNOWN : line.lag === 0 ? "up to date" : duration(line.freshness_ms);
-  return h(
-    "dl",
-    { class: "numbers" },
+  return h("dl", { class: "numbers" },
     number("Freshness", fresh, `now; limit ${duration(line.promise_ms)}`),
     number("Lag", count(line.lag), line.lag === null ? "unknown" : `records, now${catchesUp(view)}`),
     number(["Records", mean(line)].filter(Boolean).join(", "), rate(line.records_per_s), line.backpressure_ms > 0 ? `batches are ${duration(line.backpressure_ms)} too slow` : `${short(line.rows)} rows in ${view.routes ? "its default table" : "the table"}`),
@@ -73,16 +71,9 @@ function deadLetterNote(view) {
   return remaining < all && all === rejected ? `${when}, ${count(remaining)} are left` : when;
 }
 
-function number(name, value, beside) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, value), h("small", {}, beside)));
-}
-
 function events(view) {
   if (!view.events.length) return null;
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Events"),
+  return card("Events",
     h("ol", { class: "runs" }, view.events.map((one) => h("li", {}, h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), " ", words(one.sentence), h("small", {}, one.kind))))),
   );
 }
@@ -95,13 +86,8 @@ function partitions(view) {
   const most = Math.max(...view.partitions.map(({ lag }) => lag || 0), 1);
   const holder = view.partitions.find(({ holds }) => holds);
   const more = view.partitions_in_all - view.partitions.length;
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Topic-partitions"),
-    h(
-      "p",
-      { class: "soft" },
+  return card("Topic-partitions",
+    h("p", { class: "soft" },
       waiting(view.partitions, most),
       holder && [`The watermark waits for `, h("b", {}, `${holder.topic}-${holder.partition}`), holder.newest_ms === null ? ", which has no event time yet." : `, whose newest event time is ${moment(holder.newest_ms)}.`],
       !holder && view.partitions.every(({ idle }) => idle) && "All are idle: new records move the watermark.",
@@ -123,14 +109,9 @@ function cell(one, most) {
 }
 
 function runs(view) {
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Writers"),
+  return card("Writers",
     view.runs.length
-      ? h("ol", { class: "runs" }, view.runs.map((run) => h(
-          "li",
-          {},
+      ? h("ol", { class: "runs" }, view.runs.map((run) => h("li", {},
           shape(run.ended_at_ms === null ? 4 : run.is_ok ? 3 : 0),
           h("div", {}, h("b", {}, moment(run.started_at_ms, view.at_ms)), ` ${run.outcome}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
         )))
@@ -140,14 +121,9 @@ function runs(view) {
 
 function rejected(view) {
   const name = view.line.stream;
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Rejected in the last day"),
+  return card("Rejected in the last day",
     view.rejected.length
-      ? h(
-          "ul",
-          { class: "runs letters" },
+      ? h("ul", { class: "runs letters" },
           view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.remaining !== one.count && `, ${one.remaining ? counted(one.remaining, "dead letter") : "no dead letter"} now`, one.places.length > 0 && h("small", {}, "such as ", one.places.map((place, i) => [i ? ", " : "", h("code", {}, place)])), one.remaining > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
         )
       : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's snapshots do not record the reasons." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot has rejected records."),
@@ -172,13 +148,9 @@ function changes(view) {
   const found = Object.keys(RESULTS).filter((name) => name in view.changes || name in view.last_changes);
   if (!found.length) return null;
   const most = Math.max(...found.map((name) => view.changes[name] || 0), 1);
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, view.facts.Mode === "upsert" ? "Changes by result" : "Repeats"),
-    h(
-      "table",
-      { class: "small became" },
+  return card(
+    view.facts.Mode === "upsert" ? "Changes by result" : "Repeats",
+    h("table", { class: "small became" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Records"), h("th", { scope: "col", class: "n" }, "Last batch"), h("th", { scope: "col", class: "n" }, "Last day"), h("td", {}))),
       h("tbody", {}, found.map((name) => h("tr", {}, h("th", { scope: "row" }, RESULTS[name]), h("td", { class: "n" }, count(view.last_changes[name])), h("td", { class: "n" }, count(view.changes[name] || 0)), h("td", {}, bar((view.changes[name] || 0) / most))))),
     ),
@@ -193,9 +165,7 @@ function days(view) {
   const today = new Date(view.at_ms).toISOString().slice(0, 10);
   const row = ({ day, cost, files, price }) => [day === today ? `${day} so far` : day, ...(cost.cpu_s ? [price, `${cost.cpu_s.toFixed(cost.cpu_s < 10 ? 1 : 0)} s`, short(cost.writes + cost.reads)] : [UNKNOWN, UNKNOWN, UNKNOWN]), count(cost.commits), count(files), bytes(cost.written_bytes)];
   const names = ["Price", "CPU", "Requests", "Commits", "Files", "Written"];
-  return h(
-    "section",
-    { class: "card days" },
+  return h("section", { class: "card days" },
     h("h2", {}, "Cost by day (UTC)"),
     h("div", { class: "calendar-frame", tabindex: 0, role: "group", "aria-label": "Cost by day", "data-key": "days" }, h("table", { class: "small" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Day"), names.map((name) => h("th", { scope: "col", class: "n" }, name)))), h("tbody", {}, view.days.slice(0, SHOWN_DAYS).map(row).map(([day, ...cells]) => h("tr", {}, h("th", { scope: "row" }, day), cells.map((cell) => h("td", { class: "n" }, cell))))))),
     h("p", { class: "soft" }, "The writer's CPU, its requests to object storage, and their price. Storage itself, Kafka, Airflow and maintenance are not included. In a terminal: ", h("code", {}, `frazil cost ${view.line.stream}`), "."),
@@ -210,7 +180,7 @@ function facts(view) {
     "Dead letters": toTable,
   };
   const topics = view.topics.length > 0;
-  return h("section", { class: "card" }, h("h2", {}, "Declaration"), h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, said[name] && (name !== "Topics" || topics) ? said[name](value) : value)])));
+  return card("Declaration", h("dl", { class: "facts" }, Object.entries(view.facts).map(([name, value]) => [h("dt", {}, name), h("dd", {}, said[name] && (name !== "Topics" || topics) ? said[name](value) : value)])));
 }
 
 function toTable(name) {
@@ -226,10 +196,7 @@ const NAMES = [
 
 function airflowLinks(view) {
   const dags = Object.entries(view.dags || {});
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "In Airflow"),
+  return card("In Airflow",
     dags.length
       ? h("ul", { class: "links" }, dags.map(([id, paused]) => h("li", {}, h("a", { ...linkTo(`/dags/${encodeURIComponent(id)}`), "data-key": id }, (NAMES.find(([at]) => at.test(id)) || [0, id])[1]), paused && h("span", { class: "tag" }, s("svg", { viewBox: "0 0 16 16", class: "shape", "aria-hidden": "true" }, s("path", { d: "M3.5 3h3v10h-3zM9.5 3h3v10h-3z" })), "paused"))), view.log && h("li", {}, h("a", { ...linkTo(view.log), "data-key": "log" }, "Log of the writer's task")))
       : h("p", { class: "soft" }, view.dags ? "Airflow has none of the stream's DAGs. If they do not appear soon, check its import errors." : "Loading …"),

@@ -6,12 +6,11 @@ import { bar, gauge } from "./charts.js";
 import { h, replace, s } from "./dom.js";
 import { ago, bytes, count, counted, moment, short, times } from "./format.js";
 import { badge, shape } from "./marks.js";
-import { breadcrumb, needsList, words } from "./parts.js";
+import { breadcrumb, card, needsList, number, words } from "./parts.js";
 
 export const title = (name) => name;
 export const path = (name) => `table/${encodeURIComponent(name)}`;
 export const begin = () => ({});
-
 
 export function draw(view, state, page) {
   return [
@@ -36,10 +35,7 @@ function heldWindows(view, state, page) {
     page.draw();
     document.querySelector('[data-key="action-release"]')?.click();
   };
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Held windows"),
+  return card("Held windows",
     h("ul", { class: "runs" }, cells.map((cell) => h("li", {}, shape(1), h("div", {}, h("a", { href: addressOf(view, cell), "data-key": `held-${cell.key}` }, times(cell.key)), " ", h("button", { class: "plain", onclick: () => release(cell), "data-key": `release-${cell.key}` }, `Release ${times(cell.key)} …`), h("small", {}, words(cell.note || "Its gate gave no reason.")))))),
   );
 }
@@ -61,9 +57,7 @@ function noTable(view) {
 
 function numbers(it) {
   const average = it.files ? it.bytes / it.files : 0;
-  return h(
-    "dl",
-    { class: "numbers" },
+  return h("dl", { class: "numbers" },
     number("Rows", short(it.rows), bytes(it.bytes)),
     number("Data files", count(it.files), it.files ? `${bytes(average)} on average` : "none"),
     number("Manifest list", `${bytes(it.list_bytes_per_file)} per file`, gaugeOf(it)),
@@ -76,10 +70,6 @@ function numbers(it) {
 function gaugeOf(it) {
   const said = `${bytes(it.limit)} at most`;
   return [gauge(it.list_bytes_per_file, it.limit, `${bytes(it.list_bytes_per_file)} of ${said}`), said];
-}
-
-function number(name, value, beside) {
-  return h("div", {}, h("dt", {}, name), h("dd", {}, h("b", {}, value), h("small", {}, beside)));
 }
 
 /* Windows */
@@ -118,23 +108,15 @@ export function windows(view, page) {
   const first = hourly ? Math.min(...hours) : 0;
   const columns = hourly ? Array.from({ length: Math.max(...hours) - first + 1 }, (_, i) => String(first + i).padStart(2, "0")) : DAYS;
   const place = (cell) => (hourly ? Number(cell.key.slice(11)) - first : (new Date(`${cell.key}T00:00Z`).getUTCDay() + 6) % 7);
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, hourly ? "Windows, by day and hour (UTC)" : "Windows, by week and day"),
-    h(
-      "div",
-      { class: "legend" },
+  return card(
+    hourly ? "Windows, by day and hour (UTC)" : "Windows, by week and day",
+    h("div", { class: "legend" },
       used.map((state) => h("span", {}, h("i", { class: `cell ${state}`, "aria-hidden": "true" }, SIGNS[state] || ""), STATES[state])),
       bare && h("span", {}, h("i", { class: `cell ${bare} bare`, "aria-hidden": "true" }), "pale: no rows"),
       marks.map((mark) => h("span", {}, h("i", { class: `cell open ${mark}`, "aria-hidden": "true" }), MARKS[mark])),
     ),
-    h(
-      "div",
-      { class: "calendar-frame", tabindex: 0, role: "group", "aria-label": "Windows", "data-key": "calendar" },
-      h(
-        "table",
-        { class: `calendar ${calendar.grain}` },
+    h("div", { class: "calendar-frame", tabindex: 0, role: "group", "aria-label": "Windows", "data-key": "calendar" },
+      h("table", { class: `calendar ${calendar.grain}` },
         h("thead", {}, h("tr", {}, h("td", {}), columns.map((name) => h("th", { scope: "col" }, name)))),
         h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && calendarCell(cell, said, addressOf(view, cell), cell === chosen, page)))))),
       ),
@@ -200,10 +182,7 @@ function files(it) {
   const most = Math.max(...it.histogram.map((bucket) => bucket.files), 1);
   const all = it.histogram.reduce((sum, bucket) => sum + bucket.files, 0); // of the snapshot of the sizes, which may be another one
   const small = it.histogram.filter((bucket) => bucket.below <= it.target_bytes * 0.75).reduce((sum, bucket) => sum + bucket.files, 0);
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Files by size"),
+  return card("Files by size",
     it.histogram.length
       ? [
           h("p", { class: "soft" }, `${count(small)} of ${counted(all, "file")} are below three quarters of the target, ${bytes(it.target_bytes)}.`),
@@ -219,10 +198,7 @@ function maintenance(view) {
   const it = view.shape;
   const dag = Object.keys(view.dags || {}).find((id) => id === "frazil_maintenance");
   const paused = dag && view.dags[dag];
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Maintenance"),
+  return card("Maintenance",
     h("p", { class: "soft" }, `Checked every ${view.every}. `, dag && h("a", { ...linkTo(`/dags/${encodeURIComponent(dag)}`), "data-key": dag }, "Runs in Airflow"), paused && [". ", h("b", {}, "The DAG is paused: no table is maintained.")]),
     h("ul", { class: "runs" }, it.actions.map((action) => h("li", {}, shape(action.due ? (paused ? 1 : 2) : action.enabled ? 4 : 3), h("div", {}, h("b", {}, action.name), action.due ? " is due" : action.enabled ? " is not due" : " is off", h("small", {}, action.reason))))),
     h("h3", { class: "spaced" }, "Past maintenance"),
@@ -270,10 +246,7 @@ export function snapshots(view) {
   const height = lanes.length * row + 26;
   const shown = marks.filter((mark) => mark.kind !== "expiry").length;
   const counts = lanes.map((name) => `${marks.filter((mark) => lane(mark) === name).length} of ${name}`);
-  return h(
-    "section",
-    { class: "card" },
-    h("h2", {}, "Snapshots"),
+  return card("Snapshots",
     h("p", { class: "soft" }, `${shown < view.shape.snapshots ? `The newest ${count(shown)} of` : "All"} ${count(view.shape.snapshots)} snapshots by operation${marks.some((mark) => mark.kind === "expiry") ? ", with the times of expiries" : ""}.`),
     s(
       "svg",
