@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from frazil.errors import SpecError
-from frazil.spec.conflicts import find_conflicts, find_foreign_writes
+from frazil.spec.conflicts import find_foreign_writes
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
 from frazil.spec.routed_stream import find_feeding_streams, list_windowed_views
@@ -72,25 +72,6 @@ def _has_key(declared: Mapping[str, Any], key: str) -> bool:
             return False
         inner, parts = inner[name], parts[name.count(".") + 1 :]
     return True
-
-
-def load_streams(folder: Path) -> dict[str, StreamSpec]:
-    """Load all streams of a folder. Raises SpecError with the problems of all files, and the conflicts."""
-    if not folder.is_dir():
-        raise SpecError(
-            f"{folder} is not a folder; set the folder of declared streams with --streams or FRAZIL_STREAMS"
-        )
-    loaded: dict[Path, StreamSpec] = {}
-    failures: list[str] = []
-    for path in list_stream_files(folder):
-        try:
-            loaded[path] = load_stream(path)
-        except SpecError as error:
-            failures.append(str(error))
-    failures.extend(find_conflicts(loaded))
-    if failures:
-        raise SpecError("\n".join(failures))
-    return {spec.name: spec for spec in sorted(loaded.values(), key=lambda spec: spec.name)}
 
 
 def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
@@ -166,8 +147,9 @@ def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
         try:
             valid.append(load_stream(path))
         except SpecError as error:
-            if table in path.read_text(errors="replace"):
-                raise
+            with suppress(OSError):
+                if table in path.read_text(errors="replace"):
+                    raise
             failures.append(str(error))
     found = find_feeding_streams(valid, table)
     if not found:
