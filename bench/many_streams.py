@@ -65,7 +65,6 @@ import sys, time
 from airflow.sdk import DAG, Asset, BaseOperator, Param, task
 sdk = time.process_time()
 import frazil.airflow as frazil
-from tests.strict_streams import load_streams
 for name in sys.argv[1:] or frazil.__all__:
     getattr(frazil, name)
 print(sdk, time.process_time() - sdk)
@@ -117,10 +116,11 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
     from frazil.host.lock import LOCK_FILE
     from frazil.host.processes import identify_process
     from frazil.host.records import Launch, LaunchKind
-        from frazil.supervise.supervised import Declaration, Program, SupervisedStream
+    from frazil.supervise.supervised import Declaration, Program, SupervisedStream
     from frazil.supervise.supervisor import Supervisor
     from frazil.table.catalogs import load_catalog
     from frazil.table.tables import ensure_table
+    from tests.strict_streams import load_streams
 
     begin_ms, us = clock.now_ms(), identify_process(os.getpid())
     for name, spec in load_streams(folder).items():

@@ -134,7 +134,7 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
     known = read_stream_state(spec, now_ms=clock.now_ms(), in_full=False)
     ran_last = supervision.starter is Starter.NOTHING and known.writer.foreground and not known.commits_elsewhere
     if supervision.starter is Starter.USER or ran_last:
-        raise WriterBusy(f"{stream} is not restarted, and nothing was changed: {supervision.replacement}")
+        raise WriterBusy(f"{stream} is not restarted, and nothing was changed; {supervision.replacement}")
     desired.restart(by=current_user(), reason=reason)
     starts = supervision.replacement
     if _missing_table_reason(spec, desired):

@@ -73,7 +73,10 @@ class Supervision:
                     f"its supervisor (Airflow) has been silent since {self.detail}, and {later} once it is back: check "
                     f"that its DAG is not paused, or use {run}"
                 )
-        return f"no supervisor has watched it on this host: use {run}, unless a supervisor on another host {later}"
+        return (
+            f"no supervisor has watched it on this host, so {run} starts its writer, unless a supervisor on another "
+            "host does"
+        )
 
 
 def find_supervision(stream: str, *, now_ms: int, observed: Observation | None = None) -> Supervision:

@@ -364,7 +364,7 @@ def test_a_restart_of_a_writer_in_the_foreground_changes_nothing(streams: Path):
     with WriterLock(run_folder("ticks"), streams=("ticks",)):
         said = CliRunner().invoke(frazil, ["restart", "ticks", "--streams", str(streams)]).exception
     assert isinstance(said, WriterBusy)
-    assert "ticks is not restarted, and nothing was changed: no supervisor replaces a writer in the foreg" in str(said)
+    assert "ticks is not restarted, and nothing was changed; no supervisor replaces a writer in the foreg" in str(said)
     assert "end it (Ctrl-C in its terminal, or `kill " in str(said)
     assert open_desired_store(spec).read() == before
 

@@ -35,7 +35,7 @@ def test_a_supervisor_counts_while_its_record_is_fresh_and_is_named_as_silent_af
     assert silent.start_command == "frazil resume ticks"
 
 
-def test_nobody_is_told_about_airflow_where_no_supervisor_has_ever_watched() -> None:
+def test_without_a_supervisor_the_advice_does_not_mention_airflow() -> None:
     nothing = find_supervision("ticks", now_ms=NOW_MS)
     assert "Airflow" not in f"{nothing.next_start} {nothing.replacement}"
     assert nothing.start_command == "frazil run ticks"
