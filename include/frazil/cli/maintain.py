@@ -105,7 +105,8 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             name = f"frazil maintain {found.identifier}"
-            session = start_session(name, found.catalog, properties=local_spark_settings(found.catalog, log_file))
+            settings = local_spark_settings(found.catalog, log_file)
+            session = start_session(name, found.catalog, properties=settings, output=log_file)
             end.callback(session.stop)
             return session
 
