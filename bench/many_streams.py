@@ -116,11 +116,11 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
     from frazil.host.lock import LOCK_FILE
     from frazil.host.processes import identify_process
     from frazil.host.records import Launch, LaunchKind
-    from frazil.spec.load import load_streams
     from frazil.supervise.supervised import Declaration, Program, SupervisedStream
     from frazil.supervise.supervisor import Supervisor
     from frazil.table.catalogs import load_catalog
     from frazil.table.tables import ensure_table
+    from tests.strict_streams import load_streams
 
     begin_ms, us = clock.now_ms(), identify_process(os.getpid())
     for name, spec in load_streams(folder).items():

@@ -148,6 +148,11 @@ NO_RESTART_EXIT_CODES = frozenset(
 """Exit codes after which the writer is not restarted, because it would fail in the same way."""
 
 
+def restart_hint(stream: str) -> str:
+    """Return how a user replaces a stream's writer, for code that does not know what supervises the stream."""
+    return f"`frazil restart {stream}` (in the foreground: Ctrl-C, then `frazil run {stream}`)"
+
+
 def format_error(error: Exception) -> str:
     """Return an error's message. Errors of other packages are preceded by their type."""
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"

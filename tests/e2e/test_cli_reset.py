@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -178,6 +179,9 @@ def test_an_audit_by_key_compares_the_records_of_the_topic_made_again(
     assert audit.returncode == (0 if counted else 3), audit.stdout
     assert not_compared + (": they were checked against commit records only" if counted else ".") in audit.stdout
     assert "has not yet read" not in audit.stdout
+    if not counted:  # the message has the command that compares the rest
+        (command,) = re.findall(r"To compare only the commits since the reset: `frazil (.+)`", audit.stdout)
+        assert frazil(*command.split()).returncode == 0
     later = frazil("audit", stream.name, "--source", "--from", since)
     assert (later.returncode, "former topic" in later.stdout) == (0, False), later.stdout
     stream.table().delete("id = 9")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -358,8 +359,9 @@ def test_a_circuit_that_opens_fails_the_task_with_its_samples_and_two_commands_g
     state, said = health()
     assert state == "failed"
     assert "resolved: stream tripped: the alert writer is over" in said
-    assert "stream tripped makes 6 dead letters of NotAnObject a minute, more than 5: 30 in 5 minutes, " in said
-    assert f"such as {records.topic}[0]@150, {records.topic}[0]@151, {records.topic}[0]@152" in said
+    # The stream is young, so the period is shorter than five minutes. The accepted records do not count.
+    assert re.search(r"stream tripped produces \d+ NotAnObject dead letters a minute, more than 5: 30 in \d min", said)
+    assert f"Examples: {records.topic}[0]@150, {records.topic}[0]@151, {records.topic}[0]@152" in said
 
     records.produce([b"other nonsense %d" % n for n in range(40)])
     assert f"First at {records.topic}[0]@180" in opened(2)

@@ -531,5 +531,6 @@ def test_a_failure_in_the_jvm_is_a_sentence_with_its_first_cause_and_its_trace_i
     assert "\tat " not in done.stdout + done.stderr
     found = re.search(r"^Spark reported: (.*)\. The log has the details: (.*)$", done.stderr, re.MULTILINE)
     assert found is not None, done.stderr
+    assert done.stderr.splitlines() == [found[0]], "what the JVM prints before it reads its configuration is in the log"
     assert found[1].startswith("java.io.EOFException: ")
     assert "\tat org.apache.iceberg" in Path(found[2]).read_text()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
@@ -39,7 +40,7 @@ from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_tr
 from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
 from frazil.audit.stream_audit import audit_changes, report_foreign_changes, report_metadata_problems
 from frazil.commit.commit_checks import other_streams
-from frazil.commit.history import Period, deleted_by_others
+from frazil.commit.history import Period, deleted_by_others, newest_reset_ms
 from frazil.commit.marker import Marker, read_marker, require_own_marker
 from frazil.commit.merging import MERGING_MODES, build_merge_rules
 from frazil.commit.open_streams import open_kafka
@@ -133,6 +134,15 @@ def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")
 
 
+def _later_audit(table: Table, spec: StreamSpec) -> str:
+    """Return how to compare only the commits of the recreated topic, which follow the stream's reset."""
+    reset_ms = newest_reset_ms(table.metadata, spec.name)
+    if reset_ms is None:
+        return "To compare only later commits, use `--from` with a time after the topic was recreated"
+    since = datetime.fromtimestamp(reset_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return f"To compare only the commits since the reset: `frazil audit {spec.name} --source --from {since}`"
+
+
 def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     spec: StreamSpec,
     tables: StreamTables,
@@ -158,8 +168,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         if by_records:
             yield Finding(FindingKind.UNCHECKED, former, f"{sentence}{BY_COMMIT_RECORDS}", spec.name)
         else:
-            remedy = "To compare only later commits, use `--from` with a time after the topic was recreated"
-            yield Finding(FindingKind.NOT_COMPARED, former, f"{sentence}. {remedy}", spec.name)
+            yield Finding(FindingKind.NOT_COMPARED, former, f"{sentence}. {_later_audit(table, spec)}", spec.name)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back and has not yet read {format_count(again, 'offset')} again: their records were "

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frazil.backfill.audit import staged_spans
+from frazil.backfill.routes import PredictedRoute
 from frazil.backfill.run import Backfill, BackfillPlan
 from frazil.commit.marker import BatchKey
 from frazil.commit.staging_targets import target_file_bytes
-from frazil.ingest.contract import StagedFile, StageResult
+from frazil.ingest.contract import StagedFile, StageResult, StageTask
 from frazil.ingest.stage import stage
 from frazil.spec.units import format_count
 from frazil.table.branches import summary_value
@@ -35,7 +36,7 @@ class Estimate:
     files: int
     chunks: int
     partitions: int
-    """Number of table partitions with rows of the sample, and so a minimum for the backfill."""
+    """Number of partitions, of all tables, with rows of the sample, and so a minimum for the backfill."""
     sampled: int
     topic_partitions: int
     source_files: int
@@ -48,11 +49,11 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     read = backfill.source.max_records(staged_spans(results))
     landed = sum(p.records for r in results for p in r.progress)
     rejected = sum(p.rejected for r in results for p in r.progress)
-    files = [f for r in results for f in r.files if f.target == "main"]
+    files = [f for r in results for f in r.files if f.target != "dead-letters"]
     max_records = backfill.source.max_records(plan.spans)
     records = round(max_records * landed / read) if read else 0
     size = round(records * _bytes_per_record(backfill, files))
-    table_partitions = len({f.partition for f in files})
+    table_partitions = len({(f.target, f.partition) for f in files})
     count = len(backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records))
     target = target_file_bytes(backfill.opened.tables.main.current())
     return Estimate(
@@ -101,12 +102,21 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult
     """Stage a sample of the plan's records into a temporary folder. Changes nothing in the tables."""
     if not plan.spans:
         return
-    with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
-        context = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
-        targets = {target: dataclasses.replace(t, folder=f"{folder}/{target}") for target, t in context.targets.items()}
-        context = dataclasses.replace(context, targets=targets)
-        for task in backfill.source.sample(plan.spans):
-            yield stage(context, task, attempt=0)
+    route = PredictedRoute.open(backfill.spec)
+    declared = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
+
+    def try_stage(task: StageTask) -> StageResult:
+        with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
+            context = route.add_targets(declared) if route else declared
+            targets = {name: dataclasses.replace(t, folder=f"{folder}/{name}") for name, t in context.targets.items()}
+            return stage(dataclasses.replace(context, targets=targets), task, attempt=0)
+
+    for task in backfill.source.sample(plan.spans):
+        result = try_stage(task)
+        if route and result.values:  # rows whose table a writer would create first
+            route.make({*result.values})
+            result = try_stage(task)
+        yield result
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:

@@ -39,7 +39,7 @@ class BackfillRequest(Model):
     files: str | None = None
     """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""
     dead_letters: str | None = None
-    """The dead letters that a replay selects, as text; `files` is their copy. None for a backfill."""
+    """A replay's options of `frazil dlq replay`, or `all`; `files` is the dead letters' copy. None for a backfill."""
     listing: str | None = None
     """Fingerprint of the files' paths, sizes and times, set when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"

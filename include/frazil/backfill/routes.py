@@ -8,13 +8,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 from pyroaring import BitMap64
 
-from frazil.backfill.rules import continue_command
 from frazil.commit.backfill_records import (
     BackfillMarker,
     has_backfill_rows,
@@ -39,9 +38,12 @@ from frazil.merge.contract import MergeRules
 from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps
 from frazil.offsets.tally import OffsetTally, Tallies, get_offsets
 from frazil.spec.model import StreamSpec
+from frazil.spec.route import Route
 from frazil.spec.units import format_count
-from frazil.stream.routed_tables import RoutedTables
-from frazil.table.catalogs import load_catalog
+from frazil.stream.routed_tables import RoutedTables, build_destinations, foreign_table_message
+from frazil.stream.stage_context import staged_target
+from frazil.table.catalogs import load_catalog, open_existing_catalog, translate_catalog_errors
+from frazil.table.declared import list_matching_names, load_route_tables
 from frazil.table.landed_offsets import tally_files
 from frazil.table.tables import check_rows_fit, data_location
 
@@ -141,6 +143,53 @@ class BackfillRoute:
         return dataclasses.replace(context, targets={**context.targets, **routed})
 
 
+@dataclasses.dataclass(slots=True)
+class PredictedRoute:
+    """The route of a stream in a dry run, which creates no tables. Missing tables get the default table's layout."""
+
+    spec: StreamSpec
+    route: Route
+    found: Mapping[Target, Table]
+    foreign: Collection[str]
+    """Tables whose names match the template, but which it did not create."""
+    targets: dict[str, Target]
+    refused: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def open(cls, spec: StreamSpec) -> PredictedRoute | None:
+        if (route := spec.route) is None:
+            return None
+        catalog, sinks = open_existing_catalog(spec.table.catalog), spec.sinks
+        with translate_catalog_errors(catalog.name):
+            found = load_route_tables(catalog, sinks)
+            foreign = {*list_matching_names(catalog, sinks)} - found.keys()
+        values = {name: sinks.find_value(name, table.properties) for name, table in found.items()}
+        made = {value: name for name, value in values.items() if value is not None}
+        return cls(spec, route, found, foreign, {**made, **sinks.by_value})
+
+    def make(self, values: Collection[str]) -> None:
+        """Add targets for new routing values, up to the route's limit."""
+        new = sorted(values - self.targets.keys() - self.refused.keys())
+        for value in new[: max(0, self.route.limit - self._made_count)]:
+            target = self.route.derive_table_name(value)
+            if target in self.foreign:
+                self.refused[value] = foreign_table_message(target)
+            else:
+                self.targets[value] = target
+
+    def add_targets(self, context: StageContext) -> StageContext:
+        destinations = build_destinations(self.route, self.targets, self.refused, made_count=self._made_count)
+        routed = {
+            target: staged_target(self.spec, self.found[target], "") if target in self.found else context.main
+            for target in self.targets.values()
+        }
+        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
+
+    @property
+    def _made_count(self) -> int:
+        return len(self.targets.keys() - self.spec.sinks.by_value.keys())
+
+
 def wait_for_routed_tables(tables: StreamTables) -> Marker:
     """Wait until the routed tables have all batches, and return the default table's marker. Raises RouteBehind."""
     retry_policy = tables.retry_policy
@@ -194,7 +243,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
             f"{'replay' if backfill.replays else 'backfill'} {backfill.id} of stream {backfill.stream!r} is published, "
             f"but table {behind} does not have {rows} yet: {reason}. Its dead letters wait too. Fix the table, or "
             "discard the rows: "
-            f"`frazil route {backfill.stream} --give-up {behind}`; then run `{continue_command(backfill)}` again"
+            f"`frazil route {backfill.stream} --give-up {behind}`; then run `{backfill.command}` again"
         )
 
 
@@ -215,14 +264,14 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
         found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
         if found is None or found.id != backfill.id:
             raise Fenced(
-                f"another `{continue_command(backfill)}` has finished this backfill or replay: this command makes no "
+                f"another `{backfill.command}` has finished this backfill or replay: this command makes no "
                 "further changes"
             )
         check_routed_not_rolled_back(table.metadata, require_marker(table, tables.stream), table=target)
         if not files_fit(table.metadata, written):
             raise SchemaIncompatible(
                 f"the schema or partition spec of table {target} changed while rows were written for it; run "
-                f"`{continue_command(backfill)}` again"
+                f"`{backfill.command}` again"
             )
         prepared = writer.prepare(table, summary=summary, now_ms=tables.clock_ms())
         marked = SetPropertiesUpdate(updates={property_name(backfill.stream): backfill.to_property()})

@@ -42,9 +42,8 @@ def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
 def check_no_replay(backfill: BackfillMarker | None) -> None:
     if backfill is not None and backfill.is_open and backfill.replays:
         raise WriterBusy(
-            f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}): wait "
-            "until the replay has ended. If the replay was interrupted, finish it with `frazil dlq replay "
-            f"{backfill.stream}`"
+            f"dead letters of stream {backfill.stream!r} are being replayed: wait until the replay has ended. If the "
+            f"replay was interrupted, finish it with `{backfill.command}`"
         )
 
 
@@ -108,7 +107,7 @@ def check_owned(found: BackfillMarker | None, backfill: BackfillMarker) -> Backf
 def replaced_message(backfill: BackfillMarker, evidence: str) -> str:
     if backfill.replays:
         return (
-            f"another `{continue_command(backfill)}` took over this replay, or an operator abandoned it: this command "
+            f"another `{backfill.command}` took over this replay, or an operator abandoned it: this command "
             f"makes no further changes. If no other command is running, run it again ({evidence})"
         )
     return (
@@ -121,14 +120,10 @@ def operation_name(backfill: BackfillMarker) -> str:
     return "replay of dead letters" if backfill.replays else "backfill"
 
 
-def continue_command(backfill: BackfillMarker) -> str:
-    return f"frazil {'dlq replay' if backfill.replays else 'backfill'} {backfill.stream}"
-
-
 def lost_races_message(backfill: BackfillMarker, lost: str) -> str:
     return (
         f"{lost}. If the other writer is the stream's own, run `frazil pause {backfill.stream}`, then "
-        f"`{continue_command(backfill)}` to finish, then `frazil resume {backfill.stream}`"
+        f"`{backfill.command}` to finish, then `frazil resume {backfill.stream}`"
     )
 
 
@@ -210,7 +205,7 @@ def describe_interruption(last: BackfillMarker, metadata: TableMetadata, *, now_
     """Return why an open backfill makes no progress, and what to do; None if it may be running."""
     if not last.is_open or (last.state is BackfillState.STAGED and last.request.get("target") == "branch"):
         return None
-    again = f"run `{continue_command(last)}`" if last.replays else "run the same command again"
+    again = f"run `{last.command}`" if last.replays else "run the same command again"
     ways = f"{again}, or `frazil backfill {last.stream} --abandon`"
     worker, head = last.worker, head_of(metadata, branch_name(last.stream))
     if worker is not None and worker.host == socket.gethostname():

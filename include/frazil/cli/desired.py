@@ -13,8 +13,8 @@ from frazil import clock
 from frazil.cli.options import check_reason, current_user, stream_options
 from frazil.cli.output import CommandOutput, echo
 from frazil.commit.open_streams import explain_lost_table
-from frazil.host.launcher import ProcessState
-from frazil.host.local import LocalLauncher
+from frazil.errors import WriterBusy
+from frazil.host.supervision import Starter, find_supervision
 from frazil.spec.application import find_application
 from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
@@ -53,8 +53,8 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
     The name of a shared application selects all of its streams.
 
     The current batch commits first. Nothing is lost: after `frazil resume`, the stream continues where it stopped.
-    The supervisor (Airflow) reacts within a few seconds, on any host. A writer in the foreground (`frazil run`) is not
-    stopped.
+    The supervisor (Airflow) reacts within a few seconds, on any host. It does not stop a writer in the foreground
+    (`frazil run`).
 
     \b
     Example:
@@ -63,7 +63,9 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke continues, and can be stopped
     desired = open_desired_store(spec)
     desired.pause(by=current_user(), reason=reason)
-    stops = f": {_foreground_hint(stream) or 'its writer stops after the current batch'}"
+    supervision, stops = find_supervision(stream, now_ms=clock.now_ms()), ": its writer stops after the current batch"
+    if supervision.starter is Starter.USER:
+        stops = f": its writer runs in the foreground and continues until you end it ({supervision.how_to_end})"
     if spec.resources.driver_in_cluster:
         stops = ": its driver in the cluster notices within half a minute, and stops after its current batch"
     elif read_stream_state(spec, now_ms=clock.now_ms(), in_full=False).alive is False:
@@ -100,8 +102,9 @@ def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOut
         _accept_rejects(spec, reason, output)
     desired = open_desired_store(spec)
     desired.resume(by=current_user(), reason=reason)
-    starts = "its supervisor (Airflow) starts it within seconds, if its DAG is not paused"
-    if _foreground_hint(stream):
+    supervision = find_supervision(stream, now_ms=clock.now_ms())
+    starts = supervision.next_start
+    if supervision.starter is Starter.USER:
         starts = "it runs in the foreground"
     elif _missing_table_reason(spec, desired):
         starts = "its writer cannot continue until its table is restored"
@@ -117,8 +120,9 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
 
     The name of a shared application selects all of its streams.
 
-    The current batch commits first. A paused or given-up stream is resumed. If the writer runs in the foreground
-    (`frazil run`), nothing is changed: end it there, and run it again.
+    The current batch commits first. A paused or given-up stream is resumed. Exits with 9 and changes nothing if no
+    supervisor replaces the writer, because it runs in the foreground (`frazil run`), or did so last: end it there, and
+    run it again.
 
     \b
     Example:
@@ -126,11 +130,13 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
     """
     spec = find_stream(streams_folder, stream)
     desired = open_desired_store(spec)
-    if how := _foreground_hint(stream):
-        output.say(f"{stream} is not restarted: {how}. Nothing was changed: it stays {desired.read().mode}.")
-        return desired
+    supervision = find_supervision(stream, now_ms=clock.now_ms())
+    known = read_stream_state(spec, now_ms=clock.now_ms(), in_full=False)
+    ran_last = supervision.starter is Starter.NOTHING and known.writer.foreground and not known.commits_elsewhere
+    if supervision.starter is Starter.USER or ran_last:
+        raise WriterBusy(f"{stream} is not restarted, and nothing was changed; {supervision.replacement}")
     desired.restart(by=current_user(), reason=reason)
-    starts = "its supervisor (Airflow) starts it once the current batch has committed, if its DAG is not paused"
+    starts = supervision.replacement
     if _missing_table_reason(spec, desired):
         starts = "it cannot continue until its table is restored"
     output.say(f"{stream} gets a new writer: {starts}.")
@@ -163,11 +169,3 @@ def _report_scope(spec: StreamSpec, desired: DesiredStore, output: CommandOutput
     if not desired.is_with_table:
         why = _missing_table_reason(spec, desired) or f"the catalog has no table {spec.table.identifier} yet"
         output.say(f"This applies to this host only, because {why}.")
-
-
-def _foreground_hint(stream: str) -> str | None:
-    observed = LocalLauncher(stream).observe()
-    if observed.process is not ProcessState.FOREGROUND:
-        return None
-    pid = f", or `kill {observed.launch.writer.pid}`" if observed.launch and observed.launch.writer else ""
-    return f"its writer runs in the foreground and continues until you end it in its terminal (Ctrl-C{pid})"

@@ -29,6 +29,7 @@ from frazil.dead_letters.selection import (
 from frazil.errors import AdoptionRequired
 from frazil.fast_imports import allow_pandas
 from frazil.safe_text import escape_unsafe
+from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.units import format_count
 from frazil.timetext import format_utc
@@ -74,7 +75,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
       frazil dlq list flights
       frazil dlq list flights --from 2013-12-30T00:00:00Z --json
     """
-    opened = _open(stream, streams_folder, which["reasons"])
+    opened = _open(stream, streams_folder, which["reasons"], recall=True)
     found = count_by_day(opened.tables.dead_letters.current(), opened.spec, Selection(discarded=discarded, **which))
     if as_json:
         echo_json(found)
@@ -87,8 +88,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
         for sentence in _left_out_messages(opened, Selection(discarded=discarded, **which)):
             echo(f"In a replay, {sentence}", err=True)
     if (backfill := find_unfinished(opened.tables)) and backfill.replays:
-        begun = f"A replay of stream {stream} ({backfill.request['dead-letters']}) is running, or was interrupted"
-        echo(f"{begun}: `frazil dlq replay {stream}` finishes it.", err=True)
+        echo(f"A replay of stream {stream} is running, or was interrupted: `{backfill.command}` finishes it.", err=True)
 
 
 @dlq.command()
@@ -105,7 +105,7 @@ def show(  # noqa: PLR0913 - a command's options
     Example:
       frazil dlq show flights --reason TypeMismatch --limit 3
     """
-    opened = _open(stream, streams_folder, which["reasons"])
+    opened = _open(stream, streams_folder, which["reasons"], recall=True)
     selection = Selection(discarded=discarded, **which)
     dead_letters = opened.tables.dead_letters.current()
     found = read_samples(dead_letters, opened.spec, selection, limit=limit, decrypt=decrypt)
@@ -161,7 +161,7 @@ def discard_(  # noqa: PLR0913 - a command's options
         echo(
             f"Some dead letters were not discarded: the replay {backfill.id} has already added their rows to the main "
             f"table. It removes these dead letters once each routed table has its rows too. To finish the replay, run "
-            f"`frazil dlq replay {stream}`. If a table prevents this, `frazil route {stream}` shows the remedy.",
+            f"`{backfill.command}`. If a table prevents this, `frazil route {stream}` shows the remedy.",
             err=True,
         )
 
@@ -200,6 +200,13 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         shown = {"would-land": would.landing, "would-fail": would.failing, "errors": _errors(would)}
         _print_result(as_json, sentence, landed=0, failed=0, meant=count, **shown, **_left_out_document(left))
         return
+    interrupted = find_unfinished(opened.tables)
+    if interrupted and interrupted.replays and interrupted.request["dead-letters"] != str(selection):
+        echo(
+            f"An interrupted replay of stream {stream} with another selection is finished first, as `"
+            f"{interrupted.command}` would. After that, this command replays its own selection.",
+            err=True,
+        )
     with progress("decoding dead letters again"):
         done = replay(opened, selection, run=run)
     own = next((d for d in done if not d.interrupted), EMPTY_RESULT)
@@ -291,8 +298,12 @@ def _print_result(as_json: bool, sentence: str, **document: Any) -> None:
         echo(sentence)
 
 
-def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...]) -> OpenStream:
-    opened = open_read_only(find_stream(streams_folder, stream))
+def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...], *, recall: bool = False) -> OpenStream:
+    """Open the stream's tables. With `recall`, the last valid declaration is used if its file is broken."""
+    spec, problem = find_or_recall(streams_folder, stream) if recall else (find_stream(streams_folder, stream), None)
+    if problem:
+        echo(f"{problem}; its last valid declaration is used", err=True)
+    opened = open_read_only(spec)
     if reasons:
         every = Selection(discarded=True)
         existing = {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, every)}

@@ -30,7 +30,7 @@ from frazil.maintenance.plans import MaintenancePlan, MaintenancePlanner
 from frazil.maintenance.tables import MaintainedTable, find_maintained
 from frazil.spark.jars import ensure_catalog_jars
 from frazil.spark.java import find_root_cause, log_file_options
-from frazil.spec.load import load_streams, load_valid_streams, no_stream_error
+from frazil.spec.last_valid import find_declared_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
@@ -69,10 +69,7 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
       frazil maintain demo.flights --dry-run
       frazil maintain demo.flights --actions compaction
     """
-    specs, problems = load_valid_streams(streams_folder)
-    for problem in problems:
-        echo(problem, err=True)
-    found = find_maintained(specs, table)
+    found = _find_table(streams_folder, table)
     if dry_run:
         planner = MaintenancePlanner(open_existing_catalog(found.catalog), found, clock.now_ms())
         try:
@@ -82,6 +79,14 @@ def maintain(table: str, streams_folder: Path, *, as_json: bool, actions: tuple[
         echo_json(plans) if as_json else _print_plans(plans, found.settings)
         return
     _run_actions(found, actions, as_json=as_json)
+
+
+def _find_table(folder: Path, name: str) -> MaintainedTable:
+    """Return a declared table. Prints the problems of broken files, whose last valid content is used."""
+    specs, problems = find_declared_streams(folder, now_ms=clock.now_ms())
+    for problem in problems:
+        echo(problem, err=True)
+    return find_maintained(specs, name)
 
 
 def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: bool) -> None:
@@ -99,7 +104,8 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
             name = f"frazil maintain {found.identifier}"
-            session = start_session(name, found.catalog, properties=local_spark_settings(found.catalog, log_file))
+            settings = local_spark_settings(found.catalog, log_file)
+            session = start_session(name, found.catalog, properties=settings, output=log_file)
             end.callback(session.stop)
             return session
 
@@ -179,11 +185,7 @@ def orphans(table: str, streams_folder: Path, *, as_json: bool, delete: bool) ->
       frazil orphans demo.flights
       frazil orphans demo.flights --delete --json
     """
-    specs = load_streams(streams_folder)
-    if not specs:
-        raise no_stream_error(streams_folder)
-    maintained = find_maintained(specs.values(), table)
-    now_ms = clock.now_ms()
+    maintained, now_ms = _find_table(streams_folder, table), clock.now_ms()
     with progress("listing the table's files"):
         report = clean_orphans(open_existing_catalog(maintained.catalog), maintained, now_ms=now_ms, dry_run=not delete)
     if as_json:

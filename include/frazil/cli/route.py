@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from pyiceberg.exceptions import NoSuchTableError
 
+from frazil import clock
 from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask, prefix_subject
 from frazil.commit import marker_changes
@@ -19,6 +20,7 @@ from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
 from frazil.commit.routed_table_records import delete_table_record, read_table_record, write_table_record
 from frazil.commit.waiting_files import load_missing_table_note
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
+from frazil.host.supervision import find_supervision
 from frazil.spec.load import find_stream
 from frazil.spec.units import format_count
 from frazil.stream.dropped_tables import (
@@ -187,7 +189,8 @@ def _give_up(  # noqa: PLR0913
             raise
         output.say(f"{table} still does not exist ({error}). Once it exists, it gets the rows of later batches.")
         marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
-    output.say(f"{table} continues. `frazil resume {default_marker.stream}` starts the writer, if it has ended.")
+    supervision = find_supervision(default_marker.stream, now_ms=clock.now_ms())
+    output.say(f"{table} continues. `{supervision.start_command}` starts the writer, if it has ended.")
     return True
 
 

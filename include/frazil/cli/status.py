@@ -156,7 +156,9 @@ def _overview_cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
     rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
     if one.flow is not None and one.flow.rejected_since_reset:
         rejected += " since reset"
+    committed = max((ms for ms in (one.last_commit_at_ms, one.published_at_ms) if ms is not None), default=None)
     plain = {"desired": one.desired or "unknown", "rejected": rejected, "rows": _rows_text(one)}
+    plain["last commit"] = "none" if committed is None else f"{format_elapsed(now_ms - committed)} ago"
     return {**_detail_fields(one, None, now_ms=now_ms), **plain}
 
 
@@ -185,8 +187,6 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
     replayed = ""
     if one.replayed_at_ms is not None:
         replayed = f"{format_elapsed(now_ms - one.replayed_at_ms)} ago: {_counts_text(one.replayed)}"
-    commit_ms = one.last_commit_at_ms
-    committed = "none" if commit_ms is None else f"{format_elapsed(now_ms - commit_ms)} ago"
     beyond_ms = one.backpressure_ms
     backpressure = f"a batch takes {format_elapsed(beyond_ms)} longer than its interval" if beyond_ms else "none"
     return {
@@ -200,7 +200,7 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
         "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
         "lag": ("unknown" if one.lag is None else f"{one.lag:,}") + waiting,
         **({} if one.backpressure_ms is None else {"backpressure": backpressure}),
-        "last commit": committed,
+        "last commit": _last_commit_text(one, now_ms=now_ms),
         "watermark": format_utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rejected": _rejected_text(one, left),
@@ -212,6 +212,15 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
         **({"undeclared": ", ".join(shorten_list(one.undeclared, MAX_UNDECLARED, "column"))} if one.undeclared else {}),
         **({"distribution": one.distribution} if one.distribution else {}),
     }
+
+
+def _last_commit_text(one: StreamState, *, now_ms: int) -> str:
+    if one.last_commit_at_ms is None:
+        return "none"
+    own = f"{format_elapsed(now_ms - one.last_commit_at_ms)} ago"
+    if one.published_at_ms is None or one.published_at_ms < one.last_commit_at_ms:
+        return own
+    return f"{format_elapsed(now_ms - one.published_at_ms)} ago by a {one.published_by}, {own} by a writer"
 
 
 def _counts_text(counts: Mapping[str, int]) -> str:

@@ -92,6 +92,13 @@ class BackfillMarker:
     def replays(self) -> bool:
         return "dead-letters" in self.request
 
+    @property
+    def command(self) -> str:
+        """The command that continues a replay. For a backfill, its options are missing."""
+        if not self.replays:
+            return f"frazil backfill {self.stream}"
+        return f"frazil dlq replay {self.stream} {self.request['dead-letters']}".removesuffix(" all")
+
     def has_chunk(self, key: BatchKey) -> bool:
         """Whether a chunk is committed. An epoch commits its chunks in order."""
         return key.batch <= self.batches.get(key.epoch, 0)

@@ -24,7 +24,7 @@ from frazil.commit.commit_checks import (
     files_fit,
 )
 from frazil.commit.compare_and_swap import Done, TableCommit, TableHandle, commit_snapshots
-from frazil.commit.dead_letter_counts import reasons_summary
+from frazil.commit.dead_letter_counts import ACCEPTED_KEY, reasons_summary
 from frazil.commit.followers import Followers
 from frazil.commit.history import windows_summary
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
@@ -248,6 +248,7 @@ class Committer:
             "frazil.rejected": str(journal.rejected),
             **{name: str(count) for name, count in counts.items() if count},
             **reasons_summary(journal.reasons),
+            **reasons_summary(journal.accepted, ACCEPTED_KEY),
             **windows_summary(journal.windows),
             **(journal.cost.summary() if journal.cost else {}),
             "frazil.commit-record": self._tables.journals.path(journal.key),

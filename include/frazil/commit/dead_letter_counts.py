@@ -28,6 +28,8 @@ BUCKET_HOURS = (1, 4, 12)
 Counts = Mapping[tuple[str, int], int]
 """How many dead letters a commit added (negative: removed), by error class and hour since 1970."""
 REASONS_KEY = "frazil.rejected-by"
+ACCEPTED_KEY = "frazil.accepted-by"
+"""Key of the dead letters that an operator accepted. `REASONS_KEY` has the others."""
 MAX_COORDINATES = 3
 MAX_REASONS = 30
 
@@ -100,7 +102,7 @@ Reasons = Mapping[str, Reason]
 
 
 def count_reasons(rejects: Rejects) -> Reasons:
-    """Return a batch's dead letters by error class, except accepted ones."""
+    """Return a batch's dead letters by error class."""
     places: dict[str, list[str]] = {}
     for reject in rejects.samples:
         places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
@@ -108,20 +110,20 @@ def count_reasons(rejects: Rejects) -> Reasons:
     return {name: Reason(count, tuple(places.get(name, ())[:MAX_COORDINATES])) for name, count in named}
 
 
-def reasons_summary(reasons: Reasons) -> dict[str, str]:
+def reasons_summary(reasons: Reasons, key: str = REASONS_KEY) -> dict[str, str]:
     """Return the summary entry. Omits coordinates if it would be too long."""
     if not reasons:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))
     if len(text) > MAX_SUMMARY_CHARACTERS:
         text = json.dumps(reasons_json({name: Reason(of.count) for name, of in reasons.items()}), separators=(",", ":"))
-    return {REASONS_KEY: text}
+    return {key: text}
 
 
-def parse_reasons(summary: Mapping[str, str]) -> Reasons:
+def parse_reasons(summary: Mapping[str, str], key: str = REASONS_KEY) -> Reasons:
     """Parse the entry of `reasons_summary`; empty for other programs' summaries."""
     try:
-        return reasons_from_json(json.loads(summary.get(REASONS_KEY, "{}")))
+        return reasons_from_json(json.loads(summary.get(key, "{}")))
     except (ValueError, TypeError, AttributeError, OverflowError):
         return {}
 

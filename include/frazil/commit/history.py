@@ -89,6 +89,15 @@ def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
     return None
 
 
+def newest_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
+    """Return the time of the stream's newest reset in main, if its snapshot has not expired."""
+    for snapshot in ancestors(metadata):
+        summary = snapshot.summary
+        if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
+            return snapshot.timestamp_ms
+    return None
+
+
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:
     """Yield snapshots that lost offsets with `on-gap: skip`, newest first, each with a message about these offsets."""
     for snapshot in ancestors_and_older_snapshots(metadata):
@@ -132,11 +141,12 @@ def first_offsets(
     return first, source
 
 
-def last_replay(metadata: TableMetadata, stream: str) -> Snapshot | None:
+def published_snapshots(metadata: TableMetadata, stream: str) -> Iterator[Snapshot]:
+    """Yield the commits of the stream's replays and backfills in main, newest first."""
     for snapshot in ancestors(metadata):
-        if is_replay(snapshot, stream) and merge_counts(snapshot.summary):
-            return snapshot
-    return None
+        summary = snapshot.summary
+        if summary and summary.get("frazil.backfill-stream") == stream and summary.get("frazil.records") is not None:
+            yield snapshot
 
 
 def is_replay(snapshot: Snapshot, stream: str) -> bool:

@@ -89,6 +89,9 @@ class Journal:
     """Number of events that change no row; see `StageResult.other_events`."""
     cost: BatchCost | None = None
     reasons: Reasons = field(default_factory=dict)
+    """The dead letters by error class, except those in `accepted`."""
+    accepted: Reasons = field(default_factory=dict)
+    """The dead letters that an operator accepted, so that the circuit breaker and alerts on their rate ignore them."""
 
     @property
     def records(self) -> int:
@@ -140,6 +143,7 @@ class Journal:
                 **({"other-events": self.other_events} if self.other_events else {}),
                 **({"cost": self.cost} if self.cost else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
+                **({"accepted": reasons_json(self.accepted)} if self.accepted else {}),
             },
             separators=(",", ":"),
         ).encode()
@@ -177,6 +181,7 @@ class Journal:
             other_events=raw.get("other-events", 0),
             cost=BatchCost(*raw["cost"][:3]) if raw.get("cost") else None,
             reasons=reasons_from_json(raw.get("reasons", {})),
+            accepted=reasons_from_json(raw.get("accepted", {})),
         )
 
 

@@ -87,8 +87,7 @@ def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, T
     for journal in committed_chunks(tables.journals, backfill):
         for target in journal.routed - gone:
             staged[target].append(journal)
-    command = f"frazil {'dlq replay' if backfill.replays else 'backfill'} {tables.stream}"
-    reason = f"the default table has these rows; run `{command}` to add them here, or to see why that fails"
+    reason = f"the default table has these rows; run `{backfill.command}` to add them here, or to see why that fails"
     return [
         dataclasses.replace(make_lagging_table(target, journals, reason), backfill=backfill.id)
         for target, journals in sorted(staged.items())

@@ -93,9 +93,9 @@ def _remove_replayed(opened: OpenStream, dead_letters: DeadLetterOffsets, replay
 def _check_not_replayed(backfill: BackfillMarker | None, decided: BackfillMarker | None) -> None:
     if backfill and backfill.is_open and backfill.replays and (decided is None or backfill.id != decided.id):
         raise WriterBusy(
-            f"dead letters of stream {backfill.stream!r} are being replayed ({backfill.request['dead-letters']}), so "
-            "none was discarded. Wait until the replay has ended. If the replay was interrupted, finish it with "
-            f"`frazil dlq replay {backfill.stream}`, or end it with `frazil backfill {backfill.stream} --abandon`. "
+            f"dead letters of stream {backfill.stream!r} are being replayed, so none was discarded. Wait until the "
+            "replay has ended. If the replay was interrupted, finish it with "
+            f"`{backfill.command}`, or end it with `frazil backfill {backfill.stream} --abandon`. "
             "Then discard the dead letters"
         )
 

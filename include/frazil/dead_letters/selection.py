@@ -56,12 +56,13 @@ class Selection(Model):
         return " and ".join(parts)
 
     def __str__(self) -> str:
-        parts = [
-            f"of {', '.join(self.reasons)}" if self.reasons else "",
-            f"from {self.begin.isoformat()}" if self.begin else "",
-            f"before {self.end.isoformat()}" if self.end else "",
+        """Return the options of `frazil dlq` that select these dead letters; `all` without options."""
+        options = [
+            *(f"--reason {reason}" for reason in sorted({*self.reasons})),
+            *([f"--from {self.begin.isoformat()}"] if self.begin else ()),
+            *([f"--to {self.end.isoformat()}"] if self.end else ()),
         ]
-        return " ".join(filter(None, parts)) or "all"
+        return " ".join(options) or "all"
 
 
 def read_dead_letters(table: Table, row_filter: str, columns: Sequence[str]) -> Iterator[pa.Table]:

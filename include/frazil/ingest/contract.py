@@ -368,7 +368,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Rejects:
-    """Summary of a task's or batch's new dead letters, except those that an operator accepted."""
+    """Summary of a task's or batch's new dead letters."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
     first: tuple[Reject, ...] = ()
@@ -380,8 +380,8 @@ class Rejects:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Rejects:
-        first, samples = (tuple(Reject(**reject) for reject in value[name]) for name in ("first", "samples"))
-        return cls(dict(value["counts"]), first, samples)
+        first, samples = (tuple(Reject(**reject) for reject in value.get(name, ())) for name in ("first", "samples"))
+        return cls(dict(value.get("counts", {})), first, samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,12 +393,15 @@ class StageResult:
     notices: tuple[str, ...] = ()
     """Notices for operators about how the task ran; see `frazil.events.NoticeIssued`."""
     rejects: Rejects = Rejects()
+    """The new dead letters, except those that an operator accepted."""
     drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
     """New fields and types in records, by target; empty unless tables may evolve."""
     other_events: int = 0
     """Number of change events with a value that change no row, such as heartbeats."""
     values: tuple[str, ...] = ()
     """Route values that need new tables. Their rows were not written, so the batch must be staged again."""
+    accepted: Rejects = Rejects()
+    """The new dead letters that an operator accepted, so that the circuit breaker ignores them."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -410,6 +413,7 @@ class StageResult:
             "sighted": {target: drift.to_json() for target, drift in self.drift.items()},
             "other-events": self.other_events,
             "values": list(self.values),
+            "accepted": dataclasses.asdict(self.accepted),
         }
 
     @classmethod
@@ -419,8 +423,9 @@ class StageResult:
             tuple(RangeProgress(**p) for p in value["progress"]),
             None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
             tuple(value.get("notices", ())),
-            Rejects.from_json(value["rejects"]) if "rejects" in value else Rejects(),
+            Rejects.from_json(value.get("rejects", {})),
             {target: SchemaDrift.from_json(drift) for target, drift in value.get("sighted", {}).items()},
             value.get("other-events", 0),
             tuple(value.get("values", ())),
+            Rejects.from_json(value.get("accepted", {})),
         )

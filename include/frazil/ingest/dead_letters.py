@@ -122,31 +122,40 @@ MAX_SAMPLES = 3
 MAX_SAMPLE_CHARACTERS = 300
 
 
-class RejectCounter:
+class RejectSplitter:
+    """Counts rejected records, and separately those that an operator accepted."""
+
     def __init__(self, ranges: Sequence[OffsetRange], accepted: Mapping[TopicPartition, int]) -> None:
-        """`accepted` has an offset per topic-partition. Rejected records before it are not counted."""
-        self._ranges = ranges
+        """`accepted` has an offset per topic-partition. Rejected records before it are accepted."""
         self._from = [accepted.get((r.topic, r.partition), 0) for r in ranges]
-        self._counts: Counter[str] = Counter()
-        self._first: dict[int, Reject] = {}
-        self._samples: dict[str, list[Reject]] = {}
+        self.new, self.accepted = RejectCounter(ranges), RejectCounter(ranges)
 
     def add(self, chunk: RecordChunk, rejections: Iterable[Rejection]) -> None:
         for rejection in rejections:
             index, offset = int(chunk.range_index[rejection.index]), int(chunk.offsets[rejection.index])
-            if offset < self._from[index]:
-                continue
-            self._counts[rejection.error_class] += 1
-            first = self._first.get(index)
-            samples = self._samples.setdefault(rejection.error_class, [])
-            if (first is None or offset < first.offset) or len(samples) < MAX_SAMPLES:
-                of = self._ranges[index]
-                text = escape_unsafe(rejection.error[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)
-                reject = Reject(of.topic, of.partition, offset, rejection.error_class, text)
-                if first is None or offset < first.offset:
-                    self._first[index] = reject
-                if len(samples) < MAX_SAMPLES:
-                    samples.append(reject)
+            (self.accepted if offset < self._from[index] else self.new).add(index, offset, rejection)
+
+
+class RejectCounter:
+    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
+        self._ranges = ranges
+        self._counts: Counter[str] = Counter()
+        self._first: dict[int, Reject] = {}
+        self._samples: dict[str, list[Reject]] = {}
+
+    def add(self, index: int, offset: int, rejection: Rejection) -> None:
+        """Count a rejected record. `index` is that of its offset range."""
+        self._counts[rejection.error_class] += 1
+        first = self._first.get(index)
+        samples = self._samples.setdefault(rejection.error_class, [])
+        if (first is None or offset < first.offset) or len(samples) < MAX_SAMPLES:
+            of = self._ranges[index]
+            text = escape_unsafe(rejection.error[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)
+            reject = Reject(of.topic, of.partition, offset, rejection.error_class, text)
+            if first is None or offset < first.offset:
+                self._first[index] = reject
+            if len(samples) < MAX_SAMPLES:
+                samples.append(reject)
 
     def result(self) -> Rejects:
         samples = tuple(reject for few in self._samples.values() for reject in few)

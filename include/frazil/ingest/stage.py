@@ -22,7 +22,7 @@ from frazil.ingest.arrow_values import default_row
 from frazil.ingest.changes import reject_records_without_rows, reject_unchanging
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
-from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters, RejectCounter
+from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters, RejectSplitter
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures, is_environment_error, join_results
 from frazil.ingest.destinations import UNKNOWN_TARGET, DividedRows, RowDivider
 from frazil.ingest.isolate import CRASHED, IsolatedDecoder
@@ -229,7 +229,7 @@ class _Stage:
         )
         self._held = ExistingDeadLetters(task.ranges, context.existing_dead_letters)
         self._other_events = 0
-        self._rejects = RejectCounter(task.ranges, context.rejects_accepted)
+        self._rejects = RejectSplitter(task.ranges, context.rejects_accepted)
         self.progress = ProgressCounter(task.ranges, max_future_us=context.max_future_us, window_us=context.window_us)
         self.shuffler: Shuffler | None = None
         """Sends the main table's rows to shuffle writers; None if they are written here."""
@@ -357,10 +357,11 @@ class _Stage:
             self.progress.result(),
             self.progress.windows,
             notices,
-            self._rejects.result(),
+            self._rejects.new.result(),
             {target: found for target, found in drift.items() if target not in {UNKNOWN_TARGET, FIRST_PASS}},
             self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
+            self._rejects.accepted.result(),
         )
 
     def close(self) -> None:

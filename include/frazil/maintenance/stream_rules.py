@@ -192,10 +192,14 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
     else:
         runs = "has ever run on this host"
     last_words = f" {state.last_words}" if state.last_words else ""
+    supervised = (
+        f"If Airflow supervises it, its DAG frazil_writer_{name} must be unpaused, and a triggerer must run. "
+        f"`frazil resume {name}` makes the supervisor try again; "
+    )
     sentence = (
         f"stream {name} should run, but no writer {runs}.{last_words} `frazil status {name}` shows details. "
-        f"`frazil run {name}` starts one in a terminal. If Airflow supervises it, its DAG frazil_writer_{name} must "
-        f"be unpaused, and a triggerer must run. `frazil resume {name}` makes the supervisor try again; "
+        f"`frazil run {name}` starts one in a terminal. "
+        f"{'' if state.writer.foreground else supervised}"
         f"`frazil pause {name}` ends the alert"
     )
     shown = "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}"

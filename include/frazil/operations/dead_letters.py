@@ -11,7 +11,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.dead_letter_counts import (
+    ACCEPTED_KEY,
     HOUR_MS,
+    REASONS_KEY,
     UNCHANGED_COUNTS,
     CountChanges,
     Counts,
@@ -124,9 +126,13 @@ def _list_changes(
     main: TableMetadata, stream: str, treatments: Iterable[Treatment], *, begin_ms: int
 ) -> Iterator[tuple[int, Reasons, CountChanges]]:
     batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
-    found = [(batch.timestamp_ms, parse_reasons(snapshot_summary(batch)), UNCHANGED_COUNTS) for batch in batches]
-    treated: list[tuple[int, Reasons, CountChanges]] = [(one.at_ms, {}, one.changes) for one in treatments]
-    return iter(sorted([*found, *treated], key=lambda one: one[0]))
+    found: list[tuple[int, Reasons, CountChanges]] = [
+        (batch.timestamp_ms, parse_reasons(snapshot_summary(batch), key), UNCHANGED_COUNTS)
+        for batch in batches
+        for key in (REASONS_KEY, ACCEPTED_KEY)
+    ]
+    found += [(one.at_ms, {}, one.changes) for one in treatments]
+    return iter(sorted(found, key=lambda one: one[0]))
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:

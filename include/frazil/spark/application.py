@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
+from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from frazil.spark.java import explain_java_errors
@@ -12,17 +15,33 @@ from frazil.table.catalogs import spark_properties
 
 
 def start_session(
-    app_name: str, *catalogs: str | None, properties: Mapping[str, str] = MappingProxyType({})
+    app_name: str,
+    *catalogs: str | None,
+    properties: Mapping[str, str] = MappingProxyType({}),
+    output: Path | None = None,
 ) -> SparkSession:
-    """Start a session with these catalogs (None: the default), configured by spark-submit or `properties`."""
+    """Start a session with these catalogs (None: the default), configured by spark-submit or `properties`.
+
+    If `output` is given, what the JVM prints is appended to this file.
+    """
     catalog_properties = [item for catalog in catalogs for item in spark_properties(catalog).items()]
     builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
     for key, value in properties.items():
         builder = builder.config(key, value)
     with explain_java_errors():
+        if output is not None:
+            _launch_jvm(properties, output)
         session = builder.getOrCreate()
     # The command line of a JVM that the builder starts has all of the builder's properties.
     for key, value in catalog_properties:
         session.conf.set(key, value)
     session.sparkContext.setLogLevel("WARN")
     return session
+
+
+def _launch_jvm(properties: Mapping[str, str], output: Path) -> None:
+    """Start the next session's JVM. No configuration redirects some warnings and errors that it prints."""
+    conf = SparkConf().setAll([*properties.items()])
+    with output.open("ab") as file:
+        gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
+    SparkContext._ensure_initialized(gateway=gateway)

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from frazil.errors import SpecError
-from frazil.spec.conflicts import find_conflicts, find_foreign_writes
+from frazil.spec.conflicts import find_foreign_writes
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
 from frazil.spec.routed_stream import find_feeding_streams, list_windowed_views
@@ -65,18 +65,6 @@ def _has_key(declared: Mapping[str, Any], key: str) -> bool:
             return False
         inner, parts = inner[name], parts[name.count(".") + 1 :]
     return True
-
-
-def load_streams(folder: Path) -> dict[str, StreamSpec]:
-    """Load all streams of a folder. Raises SpecError with the problems of all files, and the conflicts."""
-    if not folder.is_dir():
-        raise SpecError(
-            f"{folder} is not a folder; set the folder of declared streams with --streams or FRAZIL_STREAMS"
-        )
-    loaded, problems = _load_all(folder)
-    if failures := [*problems.values(), *find_conflicts(loaded)]:
-        raise SpecError("\n".join(failures))
-    return {spec.name: spec for spec in sorted(loaded.values(), key=lambda spec: spec.name)}
 
 
 def _load_all(folder: Path) -> tuple[dict[Path, StreamSpec], dict[Path, str]]:
@@ -142,10 +130,16 @@ def find_file(folder: Path, name: str) -> Path:
     raise SpecError("\n".join([message, *failures]))
 
 
+def _mentions(path: Path, text: str) -> bool:
+    with suppress(OSError):
+        return text in path.read_text(errors="replace")
+    return False
+
+
 def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """Return the streams of a table, as `view_from_table` does. Raises SpecError without any."""
     loaded, problems = _load_all(folder)
-    if unsure := [problem for path, problem in problems.items() if table in path.read_text(errors="replace")]:
+    if unsure := [problem for path, problem in problems.items() if _mentions(path, table)]:
         raise SpecError(unsure[0])
     found = find_feeding_streams(loaded.values(), table)
     if not found:

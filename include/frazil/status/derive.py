@@ -283,11 +283,10 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
         return State.STOPPED, describe_reset(known, now_ms=now_ms)
     ended = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {format_count(known.lag, 'record', 'waits|wait')}" if known.lag else ""
-    sentence = (
-        f"its last writer here ended{ended}, and no other has committed since{waiting}; check that its "
-        "DAG runs in Airflow"
+    how = (
+        f"`frazil run {known.name}` starts the next one" if writer.foreground else "check that its DAG runs in Airflow"
     )
-    return State.STOPPED, sentence
+    return State.STOPPED, f"its last writer here ended{ended}, and no other has committed since{waiting}; {how}"
 
 
 def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
@@ -318,7 +317,7 @@ def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int
     if known.commits_elsewhere and age_ms is not None and age_ms <= freshness_limit_ms(spec):
         return State.ELSEWHERE, ""
     if known.last_commit_at_ms is None and known.writer.ended_at_ms is None:
-        return State.NOT_BEGUN, "Unpause the DAG of its writer to begin"
+        return State.NOT_BEGUN, f"Unpause the DAG of its writer, or use `frazil run {known.name}`, to begin"
     return State.STOPPED, "no writer runs on this host, and nothing was committed lately"
 
 

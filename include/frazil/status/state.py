@@ -162,7 +162,12 @@ class StreamState:
     """Merge counts of the last batch: changes of an upsert stream, or dropped rows with dedupe."""
     flow: Flow | None = None
     replayed: Mapping[str, int] = field(default_factory=dict)
+    """Counts of the last replay."""
     replayed_at_ms: int | None = None
+    published_at_ms: int | None = None
+    """The time of the last commit of a replay or backfill. `last_commit_at_ms` is the writer's."""
+    published_by: str = ""
+    """`replay` or `backfill`."""
     backfill: str | None = None
     routed: bool = False
     table_problems: Mapping[str, str] = field(default_factory=dict)

@@ -13,9 +13,10 @@ from frazil.commit.marker import Marker
 from frazil.errors import FrazilError, error_text
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
-from frazil.host.launcher import Observation, ProcessState
+from frazil.host.launcher import Observation
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_notes, read_supervision_times
+from frazil.host.supervision import MAX_WATCH_AGE_MS, find_supervision
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
@@ -32,8 +33,6 @@ from frazil.timetext import format_utc
 KAFKA_TIMEOUT_S = 1.0
 LAG_UNKNOWN_PREFIX = "the lag is unknown"
 ROLLED_BACK = f"{LAG_UNKNOWN_PREFIX}: the table was rolled back to a snapshot before the marker's"
-MAX_WATCH_AGE_MS = 30_000
-"""Age of a supervisor's last record after which the writer counts as unsupervised."""
 
 
 def read_stream_state(
@@ -104,7 +103,7 @@ def _add_writer_report(
         backpressure_ms=heartbeat.backpressure_ms if heartbeat and not is_waiting else None,
         throttle=throttle,
         distribution=heartbeat.distribution if heartbeat else None,
-        notices=(*_notices(spec, observed.writer), *_recovery_notices(observed, known, now_ms=now_ms)),
+        notices=(*_notices(spec, observed.writer, now_ms=now_ms), *_recovery_notices(observed, known, now_ms=now_ms)),
         unreachable_since_ms=known.unreachable_since_ms
         or (stall.since_ms if stall is not None and stall.kind is StallKind.KAFKA else None),
         problems=_drop_repeats((*problems, *known.problems)),
@@ -153,17 +152,13 @@ def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
     return (*problems[:1], *(one for one in problems[1:] if not is_repeat(one)))
 
 
-def _notices(spec: StreamSpec, observation: Observation) -> tuple[str, ...]:
+def _notices(spec: StreamSpec, observation: Observation, *, now_ms: int) -> tuple[str, ...]:
     heartbeat = observation.heartbeat
     if heartbeat is None:
         return ()
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
-    how = (
-        "no supervisor restarts a foreground writer: end it (Ctrl-C) and run it again to apply the new declaration"
-        if observation.process is ProcessState.FOREGROUND
-        else "its supervisor (Airflow) restarts it after the current batch"
-    )
+    how = find_supervision(spec.name, now_ms=now_ms, observed=observation).replacement
     older = f"the running writer was started with an older declaration than the file's current one; {how}"
     return (*heartbeat.notices, older)
 

@@ -7,12 +7,21 @@ from dataclasses import dataclass, replace
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
 
 from frazil.backfill.rules import describe_progress
 from frazil.commit.backfill_records import read_backfill
 from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.followers import TableAbsence
-from frazil.commit.history import last_commit_ms, last_epoch, last_replay, last_reset_ms, merge_counts
+from frazil.commit.history import (
+    is_replay,
+    last_commit_ms,
+    last_epoch,
+    last_reset_ms,
+    merge_counts,
+    parse_number,
+    published_snapshots,
+)
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, read_marker
 from frazil.commit.open_streams import explain_lost_table, open_read_only
@@ -111,7 +120,8 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
     committed_ms = last_commit_ms(metadata, spec.name)
     is_fresh = committed_ms is not None and now_ms - committed_ms <= freshness_limit_ms(spec)
     head = head_of(metadata)
-    replay = last_replay(metadata, spec.name) if spec.sinks.mode.replaces_rows else None
+    published = [*published_snapshots(metadata, spec.name)]
+    replay = next((one for one in published if is_replay(one, spec.name)), None)
     known = replace(
         _with_desired(known, desired),
         table_exists=True,
@@ -126,8 +136,10 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
         undeclared=undeclared,
         changes=_last_merge_counts(metadata, spec.name) if spec.sinks.mode.merges else {},
         flow=compute_flow(metadata, spec, now_ms=now_ms),
-        replayed=merge_counts(replay.summary) if replay else {},
+        replayed=_replay_counts(replay) if replay else {},
         replayed_at_ms=replay.timestamp_ms if replay else None,
+        published_at_ms=published[0].timestamp_ms if published else None,
+        published_by=("replay" if published[0] is replay else "backfill") if published else "",
         routed=is_routed,
         table_problems=table_problems,
     )
@@ -177,6 +189,12 @@ def _last_merge_counts(metadata: TableMetadata, stream: str) -> dict[str, int]:
         if counts and summary_value(snapshot, "frazil.stream") == stream:
             return counts
     return {}
+
+
+def _replay_counts(replay: Snapshot) -> dict[str, int]:
+    summary = replay.summary or {}
+    landed, failed = (parse_number(summary.get(f"frazil.{name}")) for name in ("records", "rejected"))
+    return (merge_counts(replay.summary) or {"landed": landed}) | {"failed again": failed}
 
 
 def _describe_open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int) -> str | None:

@@ -367,6 +367,7 @@ class BatchRunner:
             other_events=sum(result.other_events for result in results),
             cost=BatchCost(cpu_ms, requests.writes + sum(uploads), requests.reads),
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
+            accepted=count_reasons(join_rejects(result.accepted for result in results)),
         )
 
     def _record_rates(

@@ -137,6 +137,24 @@ def _table_ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> st
     )
 
 
+def build_destinations(
+    route: Route, targets: Mapping[str, Target], refused: Mapping[str, str], *, made_count: int
+) -> Destinations:
+    """Return how rows are assigned to tables. `made_count` is the number of tables that the template has created."""
+    full = (
+        f"route.limit is {route.limit}, and the writer has created that many tables. Raise it, or give the value a "
+        "table in route.tables; then replay its dead letters"
+    )
+    return Destinations.of(route, targets, refused=refused, full=full if made_count >= route.limit else "")
+
+
+def foreign_table_message(identifier: str) -> str:
+    return (
+        f"{identifier} exists, but was not created for this value. To write the rows there, add the table to "
+        "route.tables"
+    )
+
+
 def _run_many(action: Callable[[str], None], names: Sequence[str]) -> None:
     if names:
         with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), "route") as pool:
@@ -289,10 +307,7 @@ class RoutedTables:
         table = self._load_or_create_table(identifier, value)
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
-            self.refused[value] = (
-                f"{identifier} exists, but was not created for this value. To write the rows there, add the table to "
-                "route.tables"
-            )
+            self.refused[value] = foreign_table_message(identifier)
             return
         self._prepare_table(table, value, default_marker)
         self.targets[value] = identifier
@@ -353,14 +368,7 @@ class RoutedTables:
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the context with the routed tables. Rows for absent tables are written next to the default table."""
-        limit = self.route.limit
-        full = (
-            f"route.limit is {limit}, and the writer has created that many tables. Raise it, or give the value a table "
-            "in route.tables; then replay its dead letters"
-        )
-        destinations = Destinations.of(
-            self.route, self.targets, refused=self.refused, full=full if self.made_count >= limit else ""
-        )
+        destinations = build_destinations(self.route, self.targets, self.refused, made_count=self.made_count)
         waiting_layout = dataclasses.replace(context.main, folder=self.tables.waiting_folder(key))
         values = self._made_values()
         routed = {

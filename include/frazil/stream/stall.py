@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from frazil.commit.marker import BatchKey
+from frazil.errors import restart_hint
 from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import Offsets, TopicPartition
@@ -259,8 +260,7 @@ def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: 
 
 
 def _restart_remedy(stream: str) -> str:
-    how = f"`frazil restart {stream}` (in the foreground: Ctrl-C, then `frazil run {stream}`)"
-    return f"{how} starts again at the table's position without losing anything"
+    return f"{restart_hint(stream)} starts again at the table's position without losing anything"
 
 
 def _find_missing_leader(history: SampleHistory, sample: WriterSample) -> Stall | None:

@@ -17,7 +17,7 @@ from pyiceberg.exceptions import BadRequestError, NoSuchNamespaceError, RESTErro
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from frazil.errors import SpecError, TableLost
+from frazil.errors import SpecError, TableLost, restart_hint
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import catalog_config, list_table_names, open_existing_catalog, translate_catalog_errors
@@ -125,7 +125,7 @@ def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
         explain_lost_table(catalog, identifier, found)
         if found
         else f"its dead-letter table {identifier} is not in the catalog {catalog.name!r}: it was dropped or renamed. "
-        f"To create an empty dead-letter table, restart the writer: `frazil restart {spec.name}`"
+        f"To create an empty dead-letter table, restart the writer: {restart_hint(spec.name)}"
     )
     return TableLost(f"stream {spec.name!r}: {reason}")
 

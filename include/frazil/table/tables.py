@@ -15,7 +15,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.sorting import SortField, SortOrder
 from sqlalchemy.exc import IntegrityError
 
-from frazil.errors import SchemaIncompatible, TableLost
+from frazil.errors import SchemaIncompatible, TableLost, restart_hint
 from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
 from frazil.spec.iceberg import parse_former_columns
 from frazil.spec.model import StreamSpec
@@ -97,7 +97,7 @@ def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
                 f"stream {spec.name}: the columns of table {table_identifier(table)} are not all as declared yet "
-                f"({columns}); the writer's next start changes them: `frazil restart {spec.name}`"
+                f"({columns}); the writer's next start changes them: {restart_hint(spec.name)}"
             )
     schema, former = main.schema(), parse_former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}

@@ -28,7 +28,6 @@ from frazil.host.launcher import LaunchRequest, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.host.records import read_exits
-from frazil.spec.load import load_streams
 from frazil.status.stream import read_stream_state
 from frazil.stream.hosting import Hosting
 from frazil.supervise.decision import UnreadableState
@@ -36,6 +35,7 @@ from frazil.supervise.desired import open_desired_store
 from frazil.supervise.supervised import Program, SupervisedApplication, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 from tests.polling import eventually
+from tests.strict_streams import load_streams
 
 STREAM = """
 name: {name}

@@ -138,7 +138,8 @@ def compared_ranges(
     )
     spec: Any = SimpleNamespace(name="orders", route=None, source=SimpleNamespace(reads=("t", "u")))
     tables: Any = None
-    found = [*upserts._compare_with_kafka(spec, tables, tables, marker, Claims(ranges))]
+    table: Any = SimpleNamespace(metadata=SimpleNamespace(refs={}, snapshots=[]))
+    found = [*upserts._compare_with_kafka(spec, tables, table, marker, Claims(ranges))]
     assert [f.where for f in found if f.kind is FindingKind.NOT_COMMITTED] == ["orders"], "t-1 was never read"
     return [f for f in found if f.kind is not FindingKind.NOT_COMMITTED]
 
@@ -222,6 +223,7 @@ def test_keys_are_missing_unless_another_stream_may_have_deleted_as_many(
 def test_a_partition_with_records_of_former_topics_alone_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = compared(monkeypatch, CommittedRange(0, 80, 80, 0, "id-0", leader_epoch=1))
     assert found.sentence.startswith("80 offsets are of a former topic of this name")
+    assert found.sentence.endswith("use `--from` with a time after the topic was recreated"), "the reset has expired"
 
 
 @pytest.mark.parametrize(

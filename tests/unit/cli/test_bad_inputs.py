@@ -224,3 +224,29 @@ def test_validate_asks_librdkafka_about_its_properties(run: Run, streams: Path, 
     assert code == 10
     assert "source.properties." in said
     assert words in said
+
+
+def _write(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text)
+
+
+NEIGHBOURS: dict[str, Callable[[Path], object]] = {
+    "no YAML": _write("name: other\n  source: ["),
+    "no mapping": _write("- a\n"),
+    "an unknown key": _write(VALID.replace("rides", "other") + "nope: 1\n"),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe"),
+    "a folder": lambda path: path.mkdir(),
+    "a dangling link": lambda path: path.symlink_to("/nowhere/at/all"),
+}
+OF_ONE_STREAM = [
+    *("status rides", "dlq list rides", "dlq show rides", "audit rides", "partitions city.rides", "health city.rides"),
+    *("maintain city.rides --dry-run", "orphans city.rides", "pause rides", "resume rides", "cut rides"),
+]
+
+
+@pytest.mark.parametrize("broken", NEIGHBOURS)
+def test_a_broken_file_of_another_stream_stops_no_command_about_this_one(run: Run, streams: Path, broken: str) -> None:
+    (streams / "rides.yaml").write_text(VALID.replace("id: long not null", "id: long"))
+    MadeStream(load_stream(streams / "rides.yaml"), now_ms=0, partitions=1).land({0: (0, 3)})
+    NEIGHBOURS[broken](streams / "another.yaml")
+    assert {words: run(words, streams)[0] for words in OF_ONE_STREAM} == dict.fromkeys(OF_ONE_STREAM, 0)

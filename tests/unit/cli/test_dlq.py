@@ -138,7 +138,7 @@ def test_a_reason_that_no_dead_letter_has_is_answered_with_those_that_there_are(
 
 def test_a_replay_that_was_interrupted_is_reported_where_dead_letters_are_listed(streams: Path) -> None:
     spec = load_stream(streams / "made.yaml")
-    request = {"stream": "made", "files": "copy", "dead-letters": "of NotJson"}
+    request = {"stream": "made", "files": "copy", "dead-letters": "--reason NotJson"}
     backfill = BackfillMarker("made", "d-1", request, "d", 1)
     assert "A replay" not in call(streams, "list", "made")
     for state, dead_letter_state, is_shown in (
@@ -152,7 +152,8 @@ def test_a_replay_that_was_interrupted_is_reported_where_dead_letters_are_listed
             with handle.refresh().transaction() as change:
                 change.set_properties({property_name("made"): replace(backfill, state=stands).to_property()})
         reported = (
-            "A replay of stream made (of NotJson) is running, or was interrupted: `frazil dlq replay made` finishes it."
+            "A replay of stream made is running, or was interrupted: `frazil dlq replay made --reason NotJson` "
+            "finishes it."
         )
         assert (reported in call(streams, "list", "made")) == is_shown
 

@@ -24,6 +24,7 @@ from frazil.cli.main import frazil
 from frazil.cli.marker import describe_next_step
 from frazil.cli.status import StatusReport
 from frazil.commit.dead_letter_counts import Reason
+from frazil.errors import WriterBusy
 from frazil.home import run_folder
 from frazil.host.exchange import Exchange, open_exchange, replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
@@ -361,9 +362,10 @@ def test_a_restart_of_a_writer_in_the_foreground_changes_nothing(streams: Path):
     open_desired_store(spec).pause(by="ana", reason="")
     before = open_desired_store(spec).read()
     with WriterLock(run_folder("ticks"), streams=("ticks",)):
-        said = CliRunner().invoke(frazil, ["restart", "ticks", "--streams", str(streams)]).stdout
-    assert "ticks is not restarted: its writer runs in the foreground" in said
-    assert "Nothing was changed: it stays paused." in said
+        said = CliRunner().invoke(frazil, ["restart", "ticks", "--streams", str(streams)]).exception
+    assert isinstance(said, WriterBusy)
+    assert "ticks is not restarted, and nothing was changed; no supervisor replaces a writer in the foreg" in str(said)
+    assert "end it (Ctrl-C in its terminal, or `kill " in str(said)
     assert open_desired_store(spec).read() == before
 
 
@@ -446,7 +448,7 @@ def test_a_notice_of_a_writer_that_lives_is_shown_and_is_no_problem(streams: Pat
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [(LaunchKind.FOREGROUND, "end it (Ctrl-C) and run it again"), (LaunchKind.SUPERVISED, "its supervisor (Airflow)")],
+    [(LaunchKind.FOREGROUND, "end it (Ctrl-C"), (LaunchKind.SUPERVISED, "its supervisor (Airflow) replaces")],
 )
 def test_a_writer_that_runs_with_an_older_declaration_is_reported(streams: Path, kind: LaunchKind, how: str):
     file = streams / "ticks.yaml"

@@ -357,7 +357,7 @@ def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
         return copy(*args)
 
     monkeypatch.setattr(replaying, "_copy_dead_letters", while_another_begins)
-    with pytest.raises(WriterBusy, match=r"are being replayed \(of NotAnObject\): wait until the replay has ended"):
+    with pytest.raises(WriterBusy, match=r"finish it with `frazil dlq replay events --reason NotAnObject`"):
         replay(open_stream(live.spec), Selection())
     done = replay(open_stream(live.spec), Selection())
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), len(BAD))]
@@ -414,7 +414,7 @@ def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection)
         discard_once_copied(patch, spec, discarded)
         with pytest.raises(Killed):
             replay(open_stream(spec), Selection())
-    with pytest.raises(WriterBusy, match=r"are being replayed \(all\), so none was discarded"):
+    with pytest.raises(WriterBusy, match="are being replayed, so none was discarded"):
         discard(open_stream(spec), Selection(), MARK)
     (finished,) = replay(open_stream(spec), Selection(reasons=("Other",)))
     assert finished.interrupted

@@ -104,6 +104,11 @@ def made(frazil_home: Path, in_this_process: None, monkeypatch: pytest.MonkeyPat
 
 
 def test_each_dead_letter_goes_to_the_table_that_its_record_routes_to(made: Shop) -> None:
+    before = made.rows()
+    predicted = preview(open_stream(made.spec), Selection())
+    assert (predicted.landing, predicted.failing) == (4, 2)
+    assert {*predicted.rejects.counts} == {"NoTable", "NotAnObject"}
+    assert (made.rows(), load_catalog(None).table_exists(NEW)) == (before, False), "a dry run creates no table"
     (done,) = replay(open_stream(made.spec), Selection())
     assert (done.landed, done.failed) == (4, 2)
     made.check_settled()

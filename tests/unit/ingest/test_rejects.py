@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange, Rejects, StageResult
-from frazil.ingest.dead_letters import RejectCounter, join_rejects
+from frazil.ingest.dead_letters import RejectSplitter, join_rejects
 from frazil.ingest.decode import Rejection
 
 Found = list[tuple[int, int, str]]
@@ -23,9 +23,11 @@ found = st.lists(
 BY_PARTITION = [OffsetRange("t", partition, 0, 31) for partition in range(3)]
 
 
-def summed(records: Found, *, cuts: list[int], accepted: dict[tuple[str, int], int]) -> Rejects:
-    """Sum the rejects of one task with several chunks."""
-    counter = RejectCounter(BY_PARTITION, accepted)
+def summed(
+    records: Found, *, cuts: list[int], accepted: dict[tuple[str, int], int], of_accepted: bool = False
+) -> Rejects:
+    """Sum the rejects of one task with several chunks: those that were not accepted, or those that were."""
+    counter = RejectSplitter(BY_PARTITION, accepted)
     edges = [0, *sorted(min(cut, len(records)) for cut in cuts), len(records)]
     for start, end in pairwise(edges):
         part = records[start:end]
@@ -38,7 +40,7 @@ def summed(records: Found, *, cuts: list[int], accepted: dict[tuple[str, int], i
             np.zeros(len(part), np.int64),
         )
         counter.add(chunk, [Rejection(i, name, f"why\n{name}") for i, (_, _, name) in enumerate(part)])
-    return counter.result()
+    return (counter.accepted if of_accepted else counter.new).result()
 
 
 @given(found, st.lists(st.integers(0, 20), max_size=3), st.integers(0, 20), st.integers(0, 31))
@@ -49,6 +51,8 @@ def test_the_sum_does_not_depend_on_chunks_and_tasks(records: Found, cuts: list[
     assert join_rejects(tasks) == whole
     counted = [(p, o, name) for p, o, name in records if p != 1 or o >= bound]
     assert dict(whole.counts) == Counter(name for _, _, name in counted)
+    others = summed(records, cuts=cuts, accepted=accepted, of_accepted=True)
+    assert Counter(whole.counts) + Counter(others.counts) == Counter(name for _, _, name in records)
     assert {(r.partition, r.offset) for r in whole.first} == {
         (p, min(o for q, o, _ in counted if q == p)) for p in {p for p, _, _ in counted}
     }
@@ -60,5 +64,5 @@ def test_the_sum_does_not_depend_on_chunks_and_tasks(records: Found, cuts: list[
 
 def test_they_pass_from_an_executor_to_the_driver():
     rejects = summed([(0, 4, "a"), (2, 5, "b")], cuts=[], accepted={})
-    result = StageResult((), (), rejects=rejects)
+    result = StageResult((), (), rejects=rejects, accepted=summed([(1, 4, "c")], cuts=[], accepted={}))
     assert StageResult.from_json(result.to_json()) == result

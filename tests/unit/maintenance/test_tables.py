@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from frazil.maintenance.tables import group_by_session, maintained_tables
-from frazil.spec.load import load_streams
+from tests.strict_streams import load_streams
 
 STREAM = """
 name: {name}

@@ -13,11 +13,12 @@ from frazil.maintenance.plans import read_pins
 from frazil.maintenance.tables import find_maintained
 from frazil.signals import completion
 from frazil.signals.completion import Assessment, assess_table, signal_windows
-from frazil.spec.load import find_streams_of, load_streams
+from frazil.spec.load import find_streams_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream, list_windowed_views, view_from_table
 from frazil.table.catalogs import load_catalog
 from tests.made_routes import MadeRoute, shop
+from tests.strict_streams import load_streams
 
 pytestmark = pytest.mark.usefixtures("frazil_home")
 

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from frazil.errors import SpecError
-from frazil.spec.load import find_stream, load_stream, load_streams
+from frazil.spec.load import find_stream, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.throttle import MetadataBounds
+from tests.strict_streams import load_streams
 from tests.unit.spec.conftest import SMALLEST
 
 Declare = Callable[..., Path]

@@ -11,9 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frazil.errors import SpecError
-from frazil.spec.load import check_tables_are_unowned, find_stream, load_stream, load_streams
+from frazil.spec.load import check_tables_are_unowned, find_stream, load_stream
 from frazil.spec.route import MAX_VALUE_CHARACTERS_IN_NAME, Route, derive_name_part
 from frazil.spec.sinks import APPEND, Sinks
+from tests.strict_streams import load_streams
 
 Declare = Callable[..., Path]
 
