@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from frazil.errors import SpecError
-from frazil.spec.conflicts import find_conflicts, find_foreign_writes
+from frazil.spec.conflicts import find_conflicts, find_harmful_writes
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
 from frazil.spec.routed_stream import find_feeding_streams, list_windowed_views
@@ -116,16 +116,16 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
     return load_stream(find_file(folder, name))
 
 
-def check_tables_are_unowned(folder: Path, spec: StreamSpec) -> None:
-    """Raise SpecError if another stream owns one of the stream's tables: `frazil validate` may not have been run."""
-    if not spec.sinks.has_routed_tables and spec.dead_letters.table is None:
-        return
+def check_other_streams(folder: Path, spec: StreamSpec) -> None:
+    """Raise SpecError if the stream would harm another one: `frazil validate` may not have been run."""
+    writes_others = spec.sinks.has_routed_tables or spec.dead_letters.table is not None
     loaded: dict[Path, StreamSpec] = {}
     for path in list_stream_files(folder):
-        with suppress(SpecError):
-            loaded[path] = load_stream(path)
+        with suppress(SpecError, OSError):
+            if writes_others or spec.table.identifier in path.read_text(errors="replace"):
+                loaded[path] = load_stream(path)
     mine = next((path for path, one in loaded.items() if one.name == spec.name), None)
-    if mine is not None and (found := find_foreign_writes(mine, loaded)):
+    if mine is not None and (found := find_harmful_writes(mine, loaded)):
         raise SpecError("\n".join(found))
 
 
