@@ -1,4 +1,4 @@
-"""The page has the forms of values that each format accepts. `python -m tests.unit.ingest.test_forms_page` prints them."""
+"""The page has the forms of values that each format accepts; run this module to print them."""
 
 from __future__ import annotations
 
