@@ -120,13 +120,14 @@ class TransformedDecoder:
             with limit_memory(MAX_QUERY_GROWTH):
                 made = connection.sql(query).to_arrow_table()
         except (MemoryError, duckdb.OutOfMemoryException) as error:
-            del self._connection  # with the memory that it keeps
+            del self._connection
+            connection.close()  # frees the memory that it keeps
             raise duckdb.OutOfMemoryException(str(error) or "Out of Memory Error") from None
         except (duckdb.InternalException, duckdb.FatalException):
             del self._connection  # all further queries of this connection would fail
             raise
         finally:
-            with contextlib.suppress(duckdb.FatalException):
+            with contextlib.suppress(duckdb.FatalException, duckdb.ConnectionException):
                 connection.unregister("records")
         if made.nbytes > MAX_RESULT_BYTES:
             raise duckdb.OutOfMemoryException(f"Out of Memory Error: the result has {made.nbytes:,} bytes")

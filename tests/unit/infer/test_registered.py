@@ -277,6 +277,29 @@ def test_a_json_schema_of_any_shape_is_read(schema: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"a": {"type": "string"}}}]},
+        {"type": "array", "items": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
+    ],
+)
+def test_a_choice_of_types_and_a_tuple_are_kept_as_json(server: MadeRegistry, kind: Any) -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}, "x": kind}}
+    document = {"schema": json.dumps(schema), "schemaType": "JSON"}
+    server.answers = {
+        "/schemas/ids/1": [(200, document)],
+        "/subjects/t-value/versions/latest": [(200, document)],
+    }
+    values = [{"id": n, "x": x} for n, x in enumerate(["a", ["b", 5], ["c", 6], "d"])]
+    text, spec = proposed(server, sample(*(framed(1, json.dumps(value).encode()) for value in values)))
+    assert types(spec) == {"id": "long", "x": "string"}
+    assert "x: {type: string, as: json}    # values of several types" in text
+    assert "would be dead letters" not in text
+
+
 def test_protobuf_is_said_to_be_left_to_a_user() -> None:
     written = RegisteredSchemas(Registry(url="http://r"), (SchemaText("PROTOBUF", ""),), is_framed=True)
     with pytest.raises(SpecError, match="are of type PROTOBUF, which infer does not support"):
