@@ -13,19 +13,27 @@ _unguarded = 0
 """The limit outside of all guards."""
 
 
+def private_memory() -> int:
+    """Return the bytes that the process has reserved; 0 where there is no limit to set."""
+    try:
+        import resource  # only Unix has it
+
+        return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    except (ImportError, OSError):
+        return 0
+
+
 @contextlib.contextmanager
 def limit_memory(growth: int) -> Iterator[None]:
     """Let allocations fail after the process's private memory has grown by `growth` bytes. Only Linux has this limit.
 
     Guards of several threads share the highest limit.
     """
-    try:
-        import resource  # only Unix has it
-
-        used = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
-    except (ImportError, OSError):
+    if not (used := private_memory()):
         yield
         return
+    import resource  # as in `private_memory`
+
     global _guards, _unguarded  # noqa: PLW0603 - the limit is the process's
     with _lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_DATA)

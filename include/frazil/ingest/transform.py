@@ -23,7 +23,7 @@ from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields, value_schema
-from frazil.ingest.memory_guard import limit_memory
+from frazil.ingest.memory_guard import limit_memory, private_memory
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.transform_sql import (
@@ -45,6 +45,7 @@ MAX_REASONS = 20
 """Maximum number of failing records of a chunk for which DuckDB is asked again, for its message."""
 MAX_QUERY_GROWTH = 768 * 2**20
 """Bytes that a query may add to the process. DuckDB's own limit ignores texts that functions make."""
+MIN_QUERY_GROWTH = 64 * 2**20
 MAX_RESULT_BYTES = 256 * 2**20
 _FAILS_PREFIX = "_frazil_fails_"
 
@@ -82,6 +83,8 @@ class TransformedDecoder:
         self._columns = schema_to_pyarrow(columns, include_field_ids=True)
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
+        self._retained = 0
+        """Bytes that DuckDB's allocator has reserved for queries that failed. It uses these first."""
         self._reasons: dict[tuple[object, ...], str] = {}
         self._wary = False
         """Whether a record of the last chunk failed. The next chunk is then searched for failures first."""
@@ -114,24 +117,27 @@ class TransformedDecoder:
     def _query(self, query: str, records: pa.Table) -> pa.Table:
         import duckdb  # as in open_connection
 
-        connection = self._connection
+        connection, before = self._connection, private_memory()
         connection.register("records", records)
         try:
-            with limit_memory(MAX_QUERY_GROWTH):
+            with limit_memory(max(MAX_QUERY_GROWTH - self._retained, MIN_QUERY_GROWTH)):
                 made = connection.sql(query).to_arrow_table()
         except (MemoryError, duckdb.OutOfMemoryException) as error:
-            del self._connection
-            connection.close()  # frees the memory that it keeps
-            raise duckdb.OutOfMemoryException(str(error) or "Out of Memory Error") from None
+            made, problem = None, str(error) or "Out of Memory Error"
         except (duckdb.InternalException, duckdb.FatalException):
             del self._connection  # all further queries of this connection would fail
             raise
         finally:
-            with contextlib.suppress(duckdb.FatalException, duckdb.ConnectionException):
+            with contextlib.suppress(duckdb.FatalException):
                 connection.unregister("records")
-        if made.nbytes > MAX_RESULT_BYTES:
-            raise duckdb.OutOfMemoryException(f"Out of Memory Error: the result has {made.nbytes:,} bytes")
-        return made
+        if made is not None and made.nbytes <= MAX_RESULT_BYTES:
+            return made
+        if made is not None:
+            problem = f"Out of Memory Error: the result has {made.nbytes:,} bytes"
+        del self._connection, made
+        connection.close()  # without an exception that refers to its memory, so that this memory is free at once
+        self._retained += max(private_memory() - before, 0)
+        raise duckdb.OutOfMemoryException(problem)
 
     def _transform_all(self, records: pa.Table) -> pa.Table | None:
         """Return the transformed records; None if an expression fails for any of them."""
@@ -234,18 +240,18 @@ class TransformedDecoder:
             of = next(values, ())
             pairs = zip(reads, of, strict=True) if not self._withheld else ()
             shown = ", ".join(f"{field} = {_shorten(value, MAX_QUOTED_CHARACTERS)}" for field, value in pairs)
-            reason = self._find_reason(expression, (expression, *(of or (row,))), rows.slice(place, 1))
+            reason = self._find_reason(expression, (expression, *(of or (row,))), rows, place)
             texts[row] = f"{name}: {written} failed{' for ' if shown else ''}{shown}{reason}"
         return texts
 
-    def _find_reason(self, expression: str, key: tuple[object, ...], record: pa.Table) -> str:
-        """Evaluate an expression for a record for which it fails. `key` identifies the values that it reads."""
+    def _find_reason(self, expression: str, key: tuple[object, ...], rows: pa.Table, place: int) -> str:
+        """Evaluate an expression for a row for which it fails. `key` identifies the values that it reads."""
         import duckdb  # as in open_connection
 
         if key not in self._reasons and len(self._reasons) < MAX_REASONS:
             query = select_query(self._transform, [f"{expression} AS c"], source="SELECT * FROM records")
             try:
-                self._query(query, record)
+                self._query(query, rows.slice(place, 1))
             except (duckdb.Error, UnicodeDecodeError) as error:
                 self._reasons[key] = self._describe(error)
         return self._reasons.get(key, "")

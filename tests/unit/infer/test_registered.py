@@ -309,11 +309,11 @@ def test_protobuf_is_said_to_be_left_to_a_user() -> None:
 def test_an_empty_variable_is_as_unset_and_the_defaults_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, read = ["infer", "t", "--streams", str(tmp_path)], list[Path]()
+    requested, read = ["infer", "t", "--streams", str(tmp_path)], list[Path]()
     (tmp_path / "_defaults.yaml").write_text("source: {properties: {debug: all}}\n")
     monkeypatch.setenv("FRAZIL_KAFKA", "")
     monkeypatch.setattr(yaml_file, "_read_text", lambda path: read.append(path) or path.read_text())
-    error = CliRunner().invoke(frazil, asked).exception
+    error = CliRunner().invoke(frazil, requested).exception
     assert str(error).startswith("no brokers: give them with --bootstrap-servers, in the variable FRAZIL_KAFKA")
     assert read == [tmp_path / "_defaults.yaml"]
 

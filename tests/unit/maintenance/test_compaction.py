@@ -163,7 +163,7 @@ def test_one_partition_that_is_merged_into_has_all_pieces_of_a_run_and_of_many_e
 
 
 def test_a_partition_that_is_merged_into_and_has_no_fitting_part_is_left_for_that_reason():
-    found = of("day=1", small=8, size=700)
+    found = of("day=1", small=8, size=450)
     made = plan_compaction(table([found]), SETTINGS, complete_before_us=100, spec_id=0, busy={found.key})
     ((left,), rewrites) = (made.left, made.rewrites)
     assert not rewrites
