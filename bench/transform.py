@@ -25,7 +25,7 @@ from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
 from frazil.ingest.range_reader import MAX_CHUNK_RECORDS
 from frazil.ingest.stage import _Stage
-from frazil.ingest.transform_sql import check_transform
+from frazil.ingest.transform_check import check_transform
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 

@@ -16,4 +16,4 @@ from frazil.airflow import writer_dags
 CHECKOUT = Path(__file__).resolve().parents[1]
 STREAMS = Path(os.environ.get("FRAZIL_STREAMS") or CHECKOUT / "include" / "streams")
 
-globals().update(writer_dags(STREAMS, queue=os.environ.get("FRAZIL_WRITER_QUEUE")))
+globals().update(writer_dags(STREAMS, queue=os.environ.get("FRAZIL_WRITER_QUEUE") or None))

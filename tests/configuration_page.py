@@ -38,7 +38,7 @@ references, which are resolved when they are used:
 
 | reference | value |
 |---|---|
-| `${env:NAME}` | the environment variable; it must be set |
+| `${env:NAME}` | the environment variable; it must be set, and not be empty |
 | `${env:NAME:-default}` | the environment variable, or the default if it is unset or empty |
 | `${airflow:connection.field}` | `host`, `login`, `password`, … or an extra of `AIRFLOW_CONN_<CONNECTION>` |
 

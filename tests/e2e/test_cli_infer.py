@@ -42,10 +42,10 @@ def test_what_infer_prints_of_a_topic_is_accepted(kafka: EmbeddedKafka, topic: T
     assert CliRunner().invoke(frazil, ["validate", str(file)]).exit_code == 0
     spec = load_stream(file)
     assert {c.name: (c.type, c.required) for c in spec.columns} == {
-        "id": ("int", True),
+        "id": ("long", True),
         "kind": ("string", True),
         "at": ("timestamptz", True),
-        "more": ("struct<x: list<int>>", True),
+        "more": ("struct<x: list<long>>", True),
     }
     assert (spec.units, spec.event_time.column) == ({"at": "ms"}, "at")
     assert "from 200 of about 600 records" in result.output

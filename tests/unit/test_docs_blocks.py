@@ -30,7 +30,7 @@ from frazil.cli.main import frazil
 from frazil.cluster.driver import ClusterDriver
 from frazil.cluster.kubernetes_pod import build_pod
 from frazil.errors import FrazilError
-from frazil.ingest.transform_sql import check_transform
+from frazil.ingest.transform_check import check_transform
 from frazil.spec.load import DEFAULTS_FILE, load_stream, validate_stream
 from frazil.spec.resources import Resources
 from frazil.status.cost import Prices

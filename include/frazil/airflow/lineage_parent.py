@@ -66,7 +66,9 @@ def _computed_parent_id(context: Context) -> str:
     from openlineage.client.uuid import generate_static_uuid  # of the extra
 
     ti, run = context["ti"], context["dag_run"]
-    namespace = conf.get("openlineage", "namespace", fallback="") or os.environ.get("OPENLINEAGE_NAMESPACE", "default")
+    namespace = (
+        conf.get("openlineage", "namespace", fallback="") or os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
+    )
     moment: datetime = run.logical_date or run.run_after
     map_index = -1 if ti.map_index is None else ti.map_index
     data = f"{namespace}.{ti.dag_id}.{ti.task_id}.{ti.try_number}.{map_index}"

@@ -63,12 +63,13 @@ def infer(  # noqa: PLR0913 - one for each option
     from frazil.infer.registered import fetch_registered_schemas  # as below
     from frazil.registry.client import SchemaRegistry
 
-    stream = name or _to_stream_name(topic)
-    if not _load_source(streams_folder).get("bootstrap-servers") and SERVERS_VARIABLE in os.environ:
+    stream, file = name or _to_stream_name(topic), streams_folder / DEFAULTS_FILE
+    source = _get_mapping(read_defaults(streams_folder), "source", file, "source")
+    if not source.get("bootstrap-servers") and os.environ.get(SERVERS_VARIABLE):
         bootstrap_servers = bootstrap_servers or f"${{env:{SERVERS_VARIABLE}}}"
     named = StreamNames(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
-    properties = _load_kafka_properties(streams_folder, bootstrap_servers)
-    declared = _load_registry(streams_folder, registry_url)
+    properties = _find_kafka_properties(source, file, bootstrap_servers)
+    declared = _find_registry(source, file, registry_url)
     sample = read_sample(properties, topic, records=records)
     written = None
     if declared is not None:
@@ -79,9 +80,8 @@ def infer(  # noqa: PLR0913 - one for each option
     echo_json({"stream": stream, "declaration": text}) if as_json else echo(text, nl=False)
 
 
-def _load_registry(folder: Path, url: str | None) -> Registry | None:
-    file = folder / DEFAULTS_FILE
-    declared = _load_source(folder).get("format")
+def _find_registry(source: Mapping[str, Any], file: Path, url: str | None) -> Registry | None:
+    declared = source.get("format")
     registry = (
         _get_mapping(declared, "registry", file, "source.format.registry") if isinstance(declared, Mapping) else {}
     )
@@ -89,7 +89,7 @@ def _load_registry(folder: Path, url: str | None) -> Registry | None:
         return None
     values = {**registry, **({"url": url} if url else {})}
     try:
-        return Registry.model_validate(values, by_alias=True, by_name=False, context={"folder": folder})
+        return Registry.model_validate(values, by_alias=True, by_name=False, context={"folder": file.parent})
     except ValidationError as error:
         lines = (
             f"{file}: {'.'.join(map(str, ('source', 'format', 'registry', *details['loc'])))}: "
@@ -99,8 +99,7 @@ def _load_registry(folder: Path, url: str | None) -> Registry | None:
         raise SpecError("\n".join(lines)) from None
 
 
-def _load_kafka_properties(folder: Path, servers: str | None) -> dict[str, str]:
-    file, source = folder / DEFAULTS_FILE, _load_source(folder)
+def _find_kafka_properties(source: Mapping[str, Any], file: Path, servers: str | None) -> dict[str, str]:
     properties = _get_mapping(source, "properties", file, "source.properties")
     declared = {str(key): str(value) for key, value in properties.items()}
     where = f"--bootstrap-servers or {SERVERS_VARIABLE}" if servers else f"{file}: source.bootstrap-servers"
@@ -114,10 +113,6 @@ def _load_kafka_properties(folder: Path, servers: str | None) -> dict[str, str]:
     if problem := find_servers_problem(resolved["bootstrap.servers"]):
         raise SpecError(f"{where}: {problem}")
     return resolved
-
-
-def _load_source(folder: Path) -> Mapping[str, Any]:
-    return _get_mapping(read_defaults(folder), "source", folder / DEFAULTS_FILE, "source")
 
 
 def _get_mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:

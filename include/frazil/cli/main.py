@@ -70,7 +70,7 @@ def enter_running_demo() -> None:
         os.kill(found["pid"], 0)
     except (OSError, ValueError):
         return
-    if "FRAZIL_HOME" not in os.environ:
+    if not os.environ.get("FRAZIL_HOME"):
         os.environ.update(found["environment"])
         echo(f"Using the running demo (FRAZIL_HOME={home()}).", err=True)
 

@@ -41,7 +41,7 @@ from frazil.signals import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.application import Application, find_application
 from frazil.spec.last_valid import find_and_remember
-from frazil.spec.load import check_tables_are_unowned
+from frazil.spec.load import check_other_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.timetext import format_utc
@@ -86,10 +86,10 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
         write = partial(_write_application, application, streams_folder, until_caught_up=until_caught_up)
         names = tuple(spec.name for spec in application.streams)
         for spec in application.streams:
-            check_tables_are_unowned(streams_folder, spec)
+            check_other_streams(streams_folder, spec)
         raise SystemExit(run_in_foreground(stream, write, streams=names, as_json=as_json))
     spec = find_and_remember(streams_folder, stream)  # so that status and pause work if its file becomes invalid
-    check_tables_are_unowned(streams_folder, spec)
+    check_other_streams(streams_folder, spec)
     write = partial(_write_stream, spec, until_caught_up=until_caught_up)
     if spec.resources.driver_in_cluster:
         write = partial(_run_cluster_agent, spec, streams_folder, until_caught_up=until_caught_up)

@@ -163,7 +163,7 @@ def _find_problems(spec: StreamSpec) -> Iterator[str]:
 def _transform_columns(spec: StreamSpec) -> dict[str, str]:
     if spec.transform is None:
         return {}
-    from frazil.ingest.transform_sql import check_transform  # DuckDB, only if needed
+    from frazil.ingest.transform_check import check_transform  # DuckDB, only if needed
 
     return dict(check_transform(spec).types)
 

@@ -88,7 +88,7 @@ def find_access(master: str, environment: Mapping[str, str], *, context: str | N
 
 def read_service_account(environment: Mapping[str, str], folder: Path = SERVICE_ACCOUNT_FOLDER) -> KubernetesAccess:
     """Return the access of this pod's service account. Raises EnvironmentUnusable outside of a pod."""
-    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
+    host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT") or "443"
     if not host or not (folder / "token").is_file():
         raise EnvironmentUnusable(
             f"not running in a pod with a service account (no {folder} or KUBERNETES_SERVICE_HOST): use a kubeconfig"

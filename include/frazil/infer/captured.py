@@ -59,10 +59,7 @@ def derive_captured_table(sample: Sample, encoding: Encoding) -> CapturedTable |
     if not guessed:
         return None
     of_rows = tuple(
-        replace(c, required=True, remark="", type="long" if c.type == "int" else c.type)
-        if c.name in guessed
-        else replace(c, required=False)
-        for c in columns
+        replace(c, required=True, remark="") if c.name in guessed else replace(c, required=False) for c in columns
     )
     return _add_metadata_columns(of_rows, guessed, [event["source"] for event in events], is_guess=not key)
 

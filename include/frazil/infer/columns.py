@@ -16,8 +16,6 @@ from frazil.spec.types import List, Map, Struct, Type, is_field_name, parse_type
 
 MIN_RECORDS_FOR_REQUIRED = 100
 """A column is proposed as required only if at least this many records were sampled, and all have a value."""
-MIN_LONG_MAGNITUDE = 2**30
-"""Integers of this magnitude make a column `long`, although `int` could be widened later."""
 MIN_MAP_FIELDS = 20
 """An object with at least this many distinct field names, but few in each record, is proposed as a map."""
 MAX_ODD_CHARACTERS = 40
@@ -307,8 +305,7 @@ def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | No
 
 
 def _guess_integer_type(observed: FieldStatistics) -> str:
-    if observed.lowest >= -MIN_LONG_MAGNITUDE and observed.highest < MIN_LONG_MAGNITUDE:
-        return "int"
+    """Never return `int`: small integers in a sample do not prove that later ones, such as ids, are small."""
     return "long" if observed.lowest >= -(2**63) and observed.highest < 2**63 else "decimal(38, 0)"
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields, value_schema
+from frazil.ingest.memory_guard import limit_memory, private_memory
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.transform_sql import (
@@ -39,7 +40,16 @@ from frazil.ingest.transform_sql import (
 
 TRANSFORM_FAILED = "TransformFailed"
 MAX_QUOTED_CHARACTERS = 80
+MAX_REASON_CHARACTERS = 200
+MAX_REASONS = 20
+"""Maximum number of failing records of a chunk for which DuckDB is asked again, for its message."""
+MAX_QUERY_GROWTH = 768 * 2**20
+"""Bytes that a query may add to the process. DuckDB's own limit ignores texts that functions make."""
+MIN_QUERY_GROWTH = 64 * 2**20
+MAX_RESULT_BYTES = 256 * 2**20
 _FAILS_PREFIX = "_frazil_fails_"
+
+T = TypeVar("T")
 
 
 def create_transformed_decoder(context: StageContext, columns: Schema) -> TransformedDecoder:
@@ -73,6 +83,9 @@ class TransformedDecoder:
         self._columns = schema_to_pyarrow(columns, include_field_ids=True)
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
+        self._retained = 0
+        """Bytes that DuckDB's allocator has reserved for queries that failed. It uses these first."""
+        self._reasons: dict[tuple[object, ...], str] = {}
         self._wary = False
         """Whether a record of the last chunk failed. The next chunk is then searched for failures first."""
 
@@ -83,6 +96,7 @@ class TransformedDecoder:
             fields = self._key_header_reader(self._decode(chunk), chunk)
         numbered = fields.rows.append_column(ROW, pa.array(np.arange(fields.rows.num_rows)))
         failed: dict[int, str] = {}
+        self._reasons.clear()
         made = None if self._wary else self._transform_all(numbered)
         if made is None:
             failed, made = self._transform_valid(numbered)
@@ -103,16 +117,27 @@ class TransformedDecoder:
     def _query(self, query: str, records: pa.Table) -> pa.Table:
         import duckdb  # as in open_connection
 
-        connection = self._connection
+        connection, before = self._connection, private_memory()
         connection.register("records", records)
         try:
-            return connection.sql(query).to_arrow_table()
+            with limit_memory(max(MAX_QUERY_GROWTH - self._retained, MIN_QUERY_GROWTH)):
+                made = connection.sql(query).to_arrow_table()
+        except (MemoryError, duckdb.OutOfMemoryException) as error:
+            made, problem = None, str(error) or "Out of Memory Error"
         except (duckdb.InternalException, duckdb.FatalException):
             del self._connection  # all further queries of this connection would fail
             raise
         finally:
             with contextlib.suppress(duckdb.FatalException):
                 connection.unregister("records")
+        if made is not None and made.nbytes <= MAX_RESULT_BYTES:
+            return made
+        if made is not None:
+            problem = f"Out of Memory Error: the result has {made.nbytes:,} bytes"
+        del self._connection, made
+        connection.close()  # without an exception that refers to its memory, so that this memory is free at once
+        self._retained += max(private_memory() - before, 0)
+        raise duckdb.OutOfMemoryException(problem)
 
     def _transform_all(self, records: pa.Table) -> pa.Table | None:
         """Return the transformed records; None if an expression fails for any of them."""
@@ -127,14 +152,12 @@ class TransformedDecoder:
         """Return the error texts of failing rows, and the other rows, transformed. Searches `_may_fail_mask` first."""
         suspect = self._may_fail_mask(records)
         failed = self._find_failures(records.filter(pa.array(suspect)))
-        made = (
-            self._transform_all(records.filter(pa.array(_not_failed_mask(suspect, failed))))
-            if not suspect.all()
-            else None
-        )
+        made = None if suspect.all() else self._transform_all(_remove_rows(records, failed))
         if made is None:
             failed |= self._find_failures(records.filter(pa.array(~suspect)))
-            made = self._query(full_query(self._transform), records.filter(pa.array(_not_failed_mask(suspect, failed))))
+            query, left = full_query(self._transform), _remove_rows(records, failed)
+            pieces = self._bisect(left, lambda piece: self._query(query, piece), failed)
+            made = pa.concat_tables([self._query(query, left.slice(0, 0)), *pieces])
         self._wary = bool(failed)
         return failed, made
 
@@ -156,15 +179,19 @@ class TransformedDecoder:
     def _find_failures(self, records: pa.Table) -> dict[int, str]:
         """Return error texts by row of `records`. If TRY fails too, failures are found by bisection."""
         failed = dict[int, str]()
+        for found in self._bisect(records, self._try_expressions, failed):
+            failed |= found
+        return failed
+
+    def _bisect(self, records: pa.Table, attempt: Callable[[pa.Table], T], failed: dict[int, str]) -> Iterator[T]:
+        """Yield the results of `attempt` for pieces of `records`. Adds records that fail alone to `failed`."""
         for start, _, found in bisect_failures(
-            len(records), lambda start, end: self._try_expressions(records.slice(start, end - start))
+            len(records), lambda start, end: attempt(records.slice(start, end - start))
         ):
             if isinstance(found, Exception):
-                reason = "" if self._withheld else f": {str(found).strip().partition(chr(10))[0]}"
-                failed[records.column(ROW)[start].as_py()] = f"the transform failed{reason}"
+                failed[records.column(ROW)[start].as_py()] = f"the transform failed{self._describe(found)}"
             else:
-                failed |= found
-        return failed
+                yield found
 
     def _try_expressions(self, records: pa.Table) -> dict[int, str]:
         transform, failed = self._transform, dict[int, str]()
@@ -176,7 +203,9 @@ class TransformedDecoder:
             kept = self._query(source, records)
             keep = kept.column(KEEP)
             where = " AND ".join(transform.where)
-            failed |= self._failure_texts(kept.filter(keep.is_null()), "WHERE", where, transform.where_reads)
+            failed |= self._failure_texts(
+                kept.filter(keep.is_null()), "WHERE", where, transform.where_reads, where_condition(transform)
+            )
             records = records.filter(pc.fill_null(pc.struct_field(keep, "v"), False))
         if transform.unnested:
             lists = [f"{try_expression(text)} AS {UNNESTED}{n}" for n, text in enumerate(transform.unnested)]
@@ -184,7 +213,7 @@ class TransformedDecoder:
             good = np.ones(len(found), np.bool_)
             for n, text in enumerate(transform.unnested):
                 null = found.column(f"{UNNESTED}{n}").is_null()
-                failed |= self._failure_texts(found.filter(null), "UNNEST", text, ())
+                failed |= self._failure_texts(found.filter(null), "UNNEST", text, (), text)
                 good &= ~null.to_numpy()
             unnest = [f"unnest({UNNESTED}{n}.v) AS {UNNESTED}{n}" for n in range(len(transform.unnested))]
             without = f"* EXCLUDE ({', '.join(f'{UNNESTED}{n}' for n in range(len(unnest)))})"
@@ -193,18 +222,50 @@ class TransformedDecoder:
         tries = [f"{column.fails} AS {_FAILS_PREFIX}{n}" for n, column in enumerate(transform.columns)]
         found = self._query(select_query(transform, tries, source="SELECT * FROM records"), records)
         for n, column in enumerate(transform.columns):
-            texts = self._failure_texts(records.filter(found.column(n)), column.name, column.declared, column.reads)
+            rows = records.filter(found.column(n))
+            texts = self._failure_texts(rows, column.name, column.declared, column.reads, column.expression)
             failed = {**texts, **failed}
         return failed
 
-    def _failure_texts(self, rows: pa.Table, name: str, expression: str, reads: Sequence[str]) -> dict[int, str]:
-        """Return each row's error text, which quotes the expression's fields unless `withheld`."""
-        failed = f"{name}: {expression} failed"
-        if self._withheld or not reads:
-            return dict.fromkeys(rows.column(ROW).to_pylist(), failed)
-        values = zip(*(map(_shorten, rows.column(field).to_pylist()) for field in reads), strict=True)
-        named = (", ".join(f"{field} = {text}" for field, text in zip(reads, of, strict=True)) for of in values)
-        return {row: f"{failed} for {of}" for row, of in zip(rows.column(ROW).to_pylist(), named, strict=True)}
+    def _failure_texts(
+        self, rows: pa.Table, name: str, written: str, reads: Sequence[str], expression: str
+    ) -> dict[int, str]:
+        """Return each row's error text: the expression as `written`, the fields that it reads, and DuckDB's reason.
+
+        If `withheld`, the text has no values.
+        """
+        texts = {}
+        values = zip(*(map(repr, rows.column(field).to_pylist()) for field in reads), strict=True)
+        for place, row in enumerate(rows.column(ROW).to_pylist()):
+            of = next(values, ())
+            pairs = zip(reads, of, strict=True) if not self._withheld else ()
+            shown = ", ".join(f"{field} = {_shorten(value, MAX_QUOTED_CHARACTERS)}" for field, value in pairs)
+            reason = self._find_reason(expression, (expression, *(of or (row,))), rows, place)
+            texts[row] = f"{name}: {written} failed{' for ' if shown else ''}{shown}{reason}"
+        return texts
+
+    def _find_reason(self, expression: str, key: tuple[object, ...], rows: pa.Table, place: int) -> str:
+        """Evaluate an expression for a row for which it fails. `key` identifies the values that it reads."""
+        import duckdb  # as in open_connection
+
+        if key not in self._reasons and len(self._reasons) < MAX_REASONS:
+            query = select_query(self._transform, [f"{expression} AS c"], source="SELECT * FROM records")
+            try:
+                self._query(query, rows.slice(place, 1))
+            except (duckdb.Error, UnicodeDecodeError) as error:
+                self._reasons[key] = self._describe(error)
+        return self._reasons.get(key, "")
+
+    def _describe(self, error: Exception) -> str:
+        """Return DuckDB's message, or only its class if values are withheld: messages quote values."""
+        import duckdb  # as in open_connection
+
+        text = str(error).strip().partition("\n")[0]
+        if self._withheld:
+            text = text.partition(":")[0] if isinstance(error, duckdb.Error) else ""
+        if isinstance(error, UnicodeDecodeError) or not text:  # DuckDB has cut its message within a character
+            return ""
+        return f": {_shorten(text, MAX_REASON_CHARACTERS)}"
 
     def _fit_rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
         """Return the table's columns, and the error class and text of each row that does not fit."""
@@ -230,12 +291,11 @@ class TransformedDecoder:
         return pa.Table.from_arrays(arrays, names=self._columns.names), wrong
 
 
-def _not_failed_mask(suspect: NDArray[np.bool_], failed: Mapping[int, str]) -> NDArray[np.bool_]:
-    good = np.ones(len(suspect), np.bool_)
+def _remove_rows(records: pa.Table, failed: Collection[int]) -> pa.Table:
+    good = np.ones(len(records), np.bool_)
     good[list(failed)] = False
-    return good
+    return records.filter(pa.array(good))
 
 
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_QUOTED_CHARACTERS else f"{text[: MAX_QUOTED_CHARACTERS - 1]}…"
+def _shorten(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -238,13 +238,14 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
         part: Rewrite | None = rewrite
         if rewrite.bytes > target:
             part = _plan_small_part(rewrite, target, target=target) or _plan_due_part(rewrite, 1)
+        limit = f"no part of at most {target:,} bytes is certain to halve its files"
         if part is not None:
             reason = f"{part.reason}; batches are being merged into it"
             more = [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
             if len(group_into_actions([*pieces, *more], target=target)) <= MAX_BUSY_ACTIONS:
                 pieces += more
                 continue
-        limit = f"a run makes at most {MAX_BUSY_ACTIONS} rewrites of such partitions"
+            limit = f"a run makes at most {MAX_BUSY_ACTIONS} rewrites of such partitions"
         why = f"{rewrite.reason}; batches are being merged into it, and {limit}"
         left.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, why))
     return pieces, left

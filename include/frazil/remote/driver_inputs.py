@@ -123,5 +123,5 @@ def _driver_variables(
     referenced = {*find_environment_names(spec), *map(connection_variable, declared_connections(spec))}
     if spec.resources.manager is ClusterManager.KUBERNETES:
         named = {name for name in referenced if f"{DRIVER_VARIABLE_PREFIX}{name}" not in resolved}
-        return {name: os.environ[name] for name in named if name in os.environ}
+        return {name: os.environ[name] for name in named if os.environ.get(name)}
     return build_driver_environment(os.environ, referenced=referenced, catalog=catalog, properties=properties)

@@ -15,7 +15,7 @@ from frazil.host.process_log import exit_on_error
 from frazil.signals import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_valid import find_and_remember
-from frazil.spec.load import check_tables_are_unowned
+from frazil.spec.load import check_other_streams
 from frazil.table.configuration import check_configuration
 
 
@@ -28,7 +28,7 @@ def main() -> int:
     with exit_on_error(), report_missing_extras():
         check_configuration()
         spec = find_and_remember(arguments.streams, arguments.name)
-        check_tables_are_unowned(arguments.streams, spec)
+        check_other_streams(arguments.streams, spec)
         if spec.resources.driver_in_cluster:
             from frazil.remote.agent import run_agent  # PyIceberg reads its configuration when imported
 

@@ -29,10 +29,23 @@ def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
     ]
 
 
-def find_foreign_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return a message for each table that the stream in `path` would write although another stream owns it."""
-    found = (*_dead_letter_conflicts(streams), *_route_conflicts(streams))
-    return [error for error in found if error.startswith(f"{path}: ")]
+def find_harmful_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
+    """Return what the stream in `path` would do to other streams: write their tables, or stop them.
+
+    A column that one stream declares optional becomes optional. Streams that declare it `not null` then stop.
+    """
+    spec = streams[path]
+    errors = (*_dead_letter_conflicts(streams), *_route_conflicts(streams))
+    found = [error for error in errors if error.startswith(f"{path}: ")]
+    for other, its in streams.items():
+        if other != path and (its.table.catalog, its.table.identifier) == (spec.table.catalog, spec.table.identifier):
+            found += (
+                f"{path}: schema.{name}: {mine}, but the stream in {other}, which also writes to "
+                f"{spec.table.identifier}, has: {theirs}; remove or add 'not null' in all streams of the table together"
+                for name, mine, theirs in _find_field_conflicts(_table_struct(spec), _table_struct(its), ())
+                if mine.endswith(" not null") != theirs.endswith(" not null")
+            )
+    return found
 
 
 def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:

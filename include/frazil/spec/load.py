@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from frazil.errors import SpecError
-from frazil.spec.conflicts import find_foreign_writes
+from frazil.spec.conflicts import find_harmful_writes
 from frazil.spec.model import StreamSpec
 from frazil.spec.problems import describe
 from frazil.spec.routed_stream import find_feeding_streams, list_windowed_views
@@ -67,11 +67,15 @@ def _has_key(declared: Mapping[str, Any], key: str) -> bool:
     return True
 
 
-def _load_all(folder: Path) -> tuple[dict[Path, StreamSpec], dict[Path, str]]:
-    """Return the valid streams of a folder, and the problems of its other files, by path."""
+def _load_all(folder: Path, *, naming: str = "") -> tuple[dict[Path, StreamSpec], dict[Path, str]]:
+    """Return the valid streams of a folder, and the problems of its other files, by path. Skips files without the text
+    `naming`.
+    """
     loaded: dict[Path, StreamSpec] = {}
     problems: dict[Path, str] = {}
     for path in list_stream_files(folder):
+        if naming and not _mentions(path, naming):
+            continue
         try:
             loaded[path] = load_stream(path)
         except SpecError as error:
@@ -96,13 +100,12 @@ def find_stream(folder: Path, name: str) -> StreamSpec:
     return load_stream(find_file(folder, name))
 
 
-def check_tables_are_unowned(folder: Path, spec: StreamSpec) -> None:
-    """Raise SpecError if another stream owns one of the stream's tables: `frazil validate` may not have been run."""
-    if not spec.sinks.has_routed_tables and spec.dead_letters.table is None:
-        return
-    loaded, _ = _load_all(folder)
+def check_other_streams(folder: Path, spec: StreamSpec) -> None:
+    """Raise SpecError if the stream would harm another one: `frazil validate` may not have been run."""
+    writes_others = spec.sinks.has_routed_tables or spec.dead_letters.table is not None
+    loaded, _ = _load_all(folder, naming="" if writes_others else spec.table.identifier)
     mine = next((path for path, one in loaded.items() if one.name == spec.name), None)
-    if mine is not None and (found := find_foreign_writes(mine, loaded)):
+    if mine is not None and (found := find_harmful_writes(mine, loaded)):
         raise SpecError("\n".join(found))
 
 

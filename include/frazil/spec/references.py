@@ -90,10 +90,8 @@ def connection_variable(connection: str) -> str:
 
 def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
     if match := _ENVIRONMENT.fullmatch(reference):
-        value = environment.get(match["name"])
-        if not value and match["default"] is not None:  # like a shell's ${NAME:-default}, empty counts as unset
-            return match["default"]
-        if value is None:
+        value = environment.get(match["name"]) or match["default"]  # empty counts as unset, as in ${NAME:-default}
+        if value is None or (not value and match["default"] is None):
             raise SpecError(
                 f"the environment variable {match['name']} is not set in this process; set it before the start"
             )
@@ -101,7 +99,7 @@ def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
     if match := _AIRFLOW.fullmatch(reference):
         connection, field = match["connection"], match["field"]
         variable = connection_variable(connection)
-        if variable not in environment:
+        if not environment.get(variable):
             raise SpecError(
                 f"the Airflow connection {connection!r} is missing: add it in Airflow, or set {variable} for a writer "
                 "that Airflow does not start"

@@ -133,7 +133,7 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
 def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Transform | None:
     if spec.transform is None:
         return None
-    from frazil.ingest.transform_sql import check_transform  # DuckDB, only where a transform is declared
+    from frazil.ingest.transform_check import check_transform  # DuckDB, only where a transform is declared
 
     found = check_transform(spec).transform
     columns = (replace(c, name=current_column_name(table, other_names, c.name)) for c in found.columns)

@@ -215,7 +215,7 @@ class Writer:
         self, reporter: Reporter, emit: Callable[[StreamEvent], None]
     ) -> tuple[StreamTables, ProgressFolder]:
         if self.spec.transform:  # before it creates a table
-            from frazil.ingest.transform_sql import check_transform  # DuckDB, only where a transform is declared
+            from frazil.ingest.transform_check import check_transform  # DuckDB, only where a transform is declared
 
             check_stream_supported(self.spec, records_schema(self.spec))
             check_transform(self.spec)

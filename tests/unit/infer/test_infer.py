@@ -69,7 +69,7 @@ def test_the_flights_are_proposed_as_the_demo_declares_them() -> None:
     assert declared["scheduled_departure"] == ("timestamptz", True)
     assert declared["carrier"] == ("string", True)
     assert declared["tailnum"] == ("string", False)
-    assert declared["dep_delay"] == ("int", False)
+    assert declared["dep_delay"] == ("long", False)
     assert declared["cancelled"] == ("boolean", True)
     assert spec.event_time.column == "scheduled_departure"
     assert spec.event_time_partitions == ("day",)
@@ -90,7 +90,7 @@ def test_ticks_get_the_unit_of_their_time_and_hours_where_there_is_much() -> Non
     assert types(spec) == {
         "symbol": "string not null",
         "price": "double not null",
-        "size": "int not null",
+        "size": "long not null",
         "ts": "timestamptz not null",
         "id": "long not null",
     }
@@ -128,17 +128,17 @@ def test_nested_records_become_structs_lists_and_maps() -> None:
     of = sample(values)
     text, spec = proposed(of)
     assert types(spec) == {
-        "meta": "struct<id: int, at: timestamptz> not null",
+        "meta": "struct<id: long, at: timestamptz> not null",
         "tags": "list<string> not null",
-        "points": "list<struct<x: int, y: double>> not null",
-        "by_user": "map<string, int> not null",
+        "points": "list<struct<x: long, y: double>> not null",
+        "by_user": "map<string, long> not null",
         "created": "timestamptz not null",
         "day": "date not null",
         "amount": "decimal(10, 2) not null",
         "void": "string",
         "on": "boolean not null",
         "two words": "string not null",
-        "a_b": "int not null",
+        "a_b": "long not null",
         "rest": "string",
     }
     assert spec.rest == "rest"
@@ -156,7 +156,7 @@ def test_nested_records_become_structs_lists_and_maps() -> None:
 def test_of_one_record_nothing_is_said_to_be_required() -> None:
     of = sample([b'{"a": 1, "at": "2026-01-01T00:00:00Z"}'])
     text, spec = proposed(of)
-    assert types(spec) == {"a": "int", "at": "timestamptz"}
+    assert types(spec) == {"a": "long", "at": "timestamptz"}
     assert "is unknown" in text
     assert rejected(spec, of) == []
 
@@ -183,7 +183,7 @@ def test_text_is_a_string_and_lines_of_fields_are_csv() -> None:
     lines = sample([f"{i};a b;{i / 2};2026-01-01T00:00:{i % 60:02}Z".encode() for i in range(150)])
     _, spec = proposed(lines)
     assert types(spec) == {
-        "c1": "int not null",
+        "c1": "long not null",
         "c2": "string not null",
         "c3": "double not null",
         "c4": "timestamptz not null",
@@ -196,7 +196,7 @@ def test_several_objects_in_a_record_are_lines_of_json() -> None:
     of = sample([b'{"a": 1}\n{"a": 2, "b": "x"}\n'] * 30 + [b'{"a": 3}'] * 10 + [b"{"])
     text, spec = proposed(of)
     assert dump_format(spec.source.format) == {"type": "json", "lines": True}
-    assert types(spec) == {"a": "int", "b": "string"}
+    assert types(spec) == {"a": "long", "b": "string"}
     assert "1 of these 41 would be dead letters: InvalidJson 1." in text
     assert len(rejected(spec, of)) == 1
 
@@ -218,7 +218,7 @@ def test_what_is_nested_without_end_has_a_valid_proposal(nested: str) -> None:
 def test_what_does_not_fit_is_counted() -> None:
     values = [b'{"a": 1}'] * 90 + [b'{"a": "x"}'] * 6 + [b"nonsense"] * 3 + [None]
     text, spec = proposed(sample(values))
-    assert types(spec) == {"a": "int"}
+    assert types(spec) == {"a": "long"}
     assert "6 of 96 values have a different type" in text
     assert "10 of these 100 would be dead letters: TypeMismatch 6, NotAnObject 3, Tombstone 1." in text
     assert len(rejected(spec, sample(values))) == 10
@@ -250,36 +250,36 @@ def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
         ([1, "a"], "x: {type: string, as: json}"),
         ([[170, "buy"], [171, "sell"]], "x: {type: string, as: json}"),
         ([{f"k{i}": i} for i in range(40)] + [{"k1": "a"}], "x: {type: string, as: json}"),
-        ([{f"k{i}": i} for i in range(40)], 'x: "map<string, int>"'),
-        ([{"a": 1, "b": [1, "x"]}], 'x: {type: "struct<a: int, b: string>", as: {b: json}}'),
+        ([{f"k{i}": i} for i in range(40)], 'x: "map<string, long>"'),
+        ([{"a": 1, "b": [1, "x"]}], 'x: {type: "struct<a: long, b: string>", as: {b: json}}'),
         ([{"b": [1, "x"]}], "x: {type: string, as: json}"),
         (
             [[{"a": 1, "b": 2}, {"a": 2, "b": "c"}]],
-            'x: {type: "list<struct<a: int, b: string>>", as: {"element.b": json}}',
+            'x: {type: "list<struct<a: long, b: string>>", as: {"element.b": json}}',
         ),
         (
             [{"b": [1, "x"], "d": {"e f": 1}}, {"d": {"e f": "x", "g": 1}}],
-            'x: {type: "struct<b: string, d: struct<e f: string, g: int>>", as: {b: json, "d.e f": json}}',
+            'x: {type: "struct<b: string, d: struct<e f: string, g: long>>", as: {b: json, "d.e f": json}}',
         ),
         (
             [{f"k{i}": {"a": 1, "b": [1, "x"]}} for i in range(40)],
-            'x: {type: "map<string, struct<a: int, b: string>>", as: {"value.b": json}}',
+            'x: {type: "map<string, struct<a: long, b: string>>", as: {"value.b": json}}',
         ),
         ([["a"]] * 81 + [["a", 1]] * 9, "x: {type: string, as: json}"),
         ([["a"] * 20 + [1]] * 5, "x: {type: string, as: json}"),
         ([[{"a": 1}] * 20 + [{"a": "b"}]] * 5, "x: {type: string, as: json}"),
         ([float("nan")], "x: double"),
         ([1.5, 2, float("nan")], "x: double"),
-        ([1] * 40 + ["a"], "x: int"),
-        ([1] * 40 + [float("nan")], "x: int"),
+        ([1] * 40 + ["a"], "x: long"),
+        ([1] * 40 + [float("nan")], "x: long"),
     ],
 )
 def test_values_of_several_types_stay_json_instead_of_dead_letters(values: list[Any], line: str) -> None:
     text, spec = proposed(of := sample([json.dumps({"x": value}).encode() for value in values]))
     assert line in text
     assert ("values of several types, stored as JSON text" in text) == ("json" in line and "map<" not in line)
-    assert ("have a different type" in text) == (line[-3:] == "int")
-    assert len(rejected(spec, of)) == (line[-3:] == "int")
+    assert ("have a different type" in text) == (line[-4:] == "long")
+    assert len(rejected(spec, of)) == (line[-4:] == "long")
 
 
 EPOCH_MS = 1_767_259_800_123
@@ -288,13 +288,13 @@ EPOCH_MS = 1_767_259_800_123
 @pytest.mark.parametrize(
     ("name", "values", "line"),
     [
-        ("x", [7, "8"], "{type: int, cast: lenient}"),
-        ("x", [7, "8"] * 60, "{type: int, required: true, cast: lenient}"),
+        ("x", [7, "8"], "{type: long, cast: lenient}"),
+        ("x", [7, "8"] * 60, "{type: long, required: true, cast: lenient}"),
         ("x", [2**40, "-8"], "{type: long, cast: lenient}"),
         ("x", [1.5, "2", "2.25e3"], "{type: double, cast: lenient}"),
         ("x", [True, "false", "TRUE"], "{type: boolean, cast: lenient}"),
         ("x", [True, 0, "1"], "{type: boolean, cast: lenient}"),
-        ("x", [7] * 40 + ["8"], "{type: int, cast: lenient}"),
+        ("x", [7] * 40 + ["8"], "{type: long, cast: lenient}"),
         ("sent_at", [str(EPOCH_MS)], "{type: timestamptz, unit: ms, cast: lenient}"),
         ("sent_at", [EPOCH_MS, str(EPOCH_MS)], "{type: timestamptz, unit: ms, cast: lenient}"),
         ("sent_at", [EPOCH_MS, "2026-01-01T09:30:00.5Z"], "{type: timestamptz, unit: ms, cast: lenient}"),
@@ -324,13 +324,13 @@ def test_values_of_one_type_in_several_forms_are_cast(name: str, values: list[An
 @pytest.mark.parametrize(
     ("value", "lines"),
     [
-        ({"user.id": 7}, [r"user_id: {type: int, from: 'user\.id'}"]),
+        ({"user.id": 7}, [r"user_id: {type: long, from: 'user\.id'}"]),
         (
             {"geo.lat": 1.5, "geo": {"lat": 2.5}},
             [r"geo_lat: {type: double, from: 'geo\.lat'}", 'geo: "struct<lat: double>"'],
         ),
         ({"geo": {"lat": 2.5, "x-y": "z"}}, ['geo: "struct<lat: double, x-y: string>"']),
-        ({"geo": {"lat": 2.5, "two words": 1, "é": 1}}, ['geo: "struct<lat: double, two words: int, é: int>"']),
+        ({"geo": {"lat": 2.5, "two words": 1, "é": 1}}, ['geo: "struct<lat: double, two words: long, é: long>"']),
     ],
 )
 def test_every_name_that_a_column_or_struct_can_have_is_proposed(value: dict[str, Any], lines: list[str]) -> None:
@@ -343,9 +343,9 @@ def test_every_name_that_a_column_or_struct_can_have_is_proposed(value: dict[str
 def test_fields_that_no_column_takes_are_kept_in_rest() -> None:
     value = {"a": {"b": 1, "c.d": 2, "e<": 3}, "A": 1, "rest": 5}
     text, spec = proposed(of := sample([json.dumps(value).encode()] * 3))
-    assert 'a: "struct<b: int>"    # leaves out "c.d", "e<"' in text
+    assert 'a: "struct<b: long>"    # leaves out "c.d", "e<"' in text
     assert "rest: rest_2    # keeps the fields that no column takes, as JSON\n" in text
-    assert types(spec) == {"a": "struct<b: int>", "rest": "int", "rest_2": "string"}
+    assert types(spec) == {"a": "struct<b: long>", "rest": "long", "rest_2": "string"}
     rows = decode_sample(yaml.safe_load(text), of).rows.column("rest_2").to_pylist()
     assert json.loads(rows[0]) == {"a": {"c.d": 2, "e<": 3}, "A": 1}
 
@@ -354,7 +354,7 @@ def test_a_field_with_a_dot_becomes_a_column_of_another_name() -> None:
     values = [{"evt.kind": "a", "evt_kind": 1, "evt.at[0]": "2026-01-01T00:00:00Z", "x.n": n} for n in (7, "8")]
     text, spec = proposed(of := sample([json.dumps(value).encode() for value in values]))
     assert r"  evt_kind_2: {type: string, from: 'evt\.kind'}" in text
-    assert r"  x_n: {type: int, cast: lenient, from: 'x\.n'}" in text
+    assert r"  x_n: {type: long, cast: lenient, from: 'x\.n'}" in text
     assert r"  evt_at_0_: {type: timestamptz, from: 'evt\.at\[0\]'}" in text
     assert spec.event_time.column == "evt_at_0_"
     assert rejected(spec, of) == []
@@ -444,5 +444,5 @@ def test_kafka_connects_wrapping_is_named_and_taken_off() -> None:
     text, spec = proposed(of)
     assert '  format: {"type": "json", "unwrap": "payload"}\n' in text
     assert "# Kafka Connect wraps these records in {schema, payload}: unwrap takes the columns from payload.\n" in text
-    assert types(spec) == {"id": "int", "name": "string"}
+    assert types(spec) == {"id": "long", "name": "string"}
     assert rejected(spec, of) == []

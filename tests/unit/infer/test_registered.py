@@ -19,6 +19,7 @@ from frazil.infer.observed import Sample, SampledRecord
 from frazil.infer.proposal import StreamNames, propose_declaration
 from frazil.infer.registered import RegisteredSchemas, derive_json_columns, fetch_registered_schemas
 from frazil.registry.client import SchemaText, shared_registry
+from frazil.spec import yaml_file
 from frazil.spec.formats import AvroFormat, JsonFormat, Registry
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
@@ -178,7 +179,7 @@ def test_a_mistake_in_what_streams_share_is_reported_before_anybody_is_asked(
 def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeRegistry) -> None:
     server.answers = {}
     _, spec = proposed(server, sample(*[b'{"a": 1}'] * 100))
-    assert types(spec) == {"a": "int not null"}
+    assert types(spec) == {"a": "long not null"}
     with pytest.raises(SpecError, match=r"schema id \(7\).*the registry with --registry"):
         proposed(server, sample(*[framed(7, b"\x02\x04")] * 10))
 
@@ -255,7 +256,7 @@ def test_json_columns_are_those_of_the_schema_and_the_sample_says_what_it_leaves
         "lines": "list<struct<sku: string, day: date>>",
         "counts": "map<string, long>",
         "state": "string",
-        "any": "list<int>",
+        "any": "list<long>",
         "extra": "double",
         "rest": "string",
     }
@@ -276,10 +277,45 @@ def test_a_json_schema_of_any_shape_is_read(schema: Any) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"a": {"type": "string"}}}]},
+        {"type": "array", "items": [{"type": "string"}, {"type": "integer"}]},
+        {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
+    ],
+)
+def test_a_choice_of_types_and_a_tuple_are_kept_as_json(server: MadeRegistry, kind: Any) -> None:
+    schema = {"type": "object", "properties": {"id": {"type": "integer"}, "x": kind}}
+    document = {"schema": json.dumps(schema), "schemaType": "JSON"}
+    server.answers = {
+        "/schemas/ids/1": [(200, document)],
+        "/subjects/t-value/versions/latest": [(200, document)],
+    }
+    values = [{"id": n, "x": x} for n, x in enumerate(["a", ["b", 5], ["c", 6], "d"])]
+    text, spec = proposed(server, sample(*(framed(1, json.dumps(value).encode()) for value in values)))
+    assert types(spec) == {"id": "long", "x": "string"}
+    assert "x: {type: string, as: json}    # values of several types" in text
+    assert "would be dead letters" not in text
+
+
 def test_protobuf_is_said_to_be_left_to_a_user() -> None:
     written = RegisteredSchemas(Registry(url="http://r"), (SchemaText("PROTOBUF", ""),), is_framed=True)
     with pytest.raises(SpecError, match="are of type PROTOBUF, which infer does not support"):
         propose_declaration(sample(framed(1, b"\0x")), StreamNames("t", "demo.t"), written)
+
+
+def test_an_empty_variable_is_as_unset_and_the_defaults_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested, read = ["infer", "t", "--streams", str(tmp_path)], list[Path]()
+    (tmp_path / "_defaults.yaml").write_text("source: {properties: {debug: all}}\n")
+    monkeypatch.setenv("FRAZIL_KAFKA", "")
+    monkeypatch.setattr(yaml_file, "_read_text", lambda path: read.append(path) or path.read_text())
+    error = CliRunner().invoke(frazil, requested).exception
+    assert str(error).startswith("no brokers: give them with --bootstrap-servers, in the variable FRAZIL_KAFKA")
+    assert read == [tmp_path / "_defaults.yaml"]
 
 
 @pytest.mark.parametrize("where", ["--bootstrap-servers", "FRAZIL_KAFKA", "_defaults.yaml"])

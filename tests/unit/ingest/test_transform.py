@@ -26,7 +26,8 @@ from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.stage import stage
 from frazil.ingest.target_decoders import open_decoder
-from frazil.ingest.transform_sql import check_transform, open_connection
+from frazil.ingest.transform_check import check_transform
+from frazil.ingest.transform_sql import open_connection
 from frazil.spec import iceberg
 from frazil.spec.formats import dump_portable_format
 from frazil.spec.load import validate_stream
@@ -176,6 +177,28 @@ def test_clauses_that_read_several_records_and_other_statements_are_refused(sql:
     assert refusal(sql).startswith("transform: ")
 
 
+def test_all_problems_of_a_transform_are_reported_at_once() -> None:
+    said = refusal(
+        "SELECT now() AS a, random() + sum(n) AS b, part.x AS c, n FROM records WHERE uuid() = txt LIMIT 1",
+        schema={"a": "long", "z": "string"},
+    ).splitlines()
+    assert [line.removeprefix("transform: ").partition(" is ")[0] for line in said] == [
+        "LIMIT",
+        "the column a: now",
+        "the column b: random",
+        "the column b: sum",
+        "WHERE: uuid",
+        'the column c: Binder Error: Could not find key "x" in struct',
+        "the SELECT does not compute the column z of schema",
+        "the column b of the SELECT",
+        "the column c of the SELECT",
+        "the column n of the SELECT",
+    ]
+    types = refusal("SELECT n + txt AS a, txt::INTEGER AS b FROM records WHERE n", schema={"a": "long", "b": "long"})
+    assert ["Binder Error" in line for line in types.splitlines()] == [True, False]
+    assert "the column b is int in the SELECT" in types
+
+
 def test_columns_and_types_that_differ_from_the_schema_are_refused_with_both() -> None:
     assert "column a is int in the SELECT, but long in schema" in refusal("SELECT n::INTEGER AS a FROM records")
     said = refusal("SELECT n AS b FROM records")
@@ -235,8 +258,9 @@ def test_failing_and_dropped_records_leave_their_neighbours_as_they_are() -> Non
     assert {index: kind for index, (kind, _) in errors.items() if index != 8} == dict.fromkeys(
         [2, 3, 7], "TransformFailed"
     )
-    assert errors[3][1] == "a: (CAST(txt AS BIGINT) // n) failed for n = 0, txt = '4'"
+    assert errors[3][1].startswith("a: (CAST(txt AS BIGINT) // n) failed for n = 0, txt = '4': ")
     assert errors[2][1].startswith("WHERE: ")
+    assert "failed for txt = 'x': Conversion Error: Could not convert string 'x' to INT64" in errors[2][1]
     assert errors[8][0] != "TransformFailed"
 
 
@@ -318,7 +342,7 @@ def test_a_failing_record_of_a_stream_with_sensitive_fields_is_not_quoted() -> N
         sensitive={"fields": {"b": {"as": "mask"}}},
     )
     (rejection,) = transformed(spec, [{"txt": "secret"}]).rejections
-    assert rejection.error == "a: CAST(txt AS BIGINT) failed"
+    assert rejection.error == "a: CAST(txt AS BIGINT) failed: Conversion Error"
 
 
 def test_a_query_reaches_neither_files_nor_settings(tmp_path: Path) -> None:
@@ -450,10 +474,10 @@ def test_a_record_cannot_choose_how_long_the_texts_are_that_a_quadratic_function
     ],
 )
 def test_a_record_cannot_choose_how_long_the_text_is_that_a_function_repeats(call: str) -> None:
-    for text in ("txt", "upper(txt)", "repeat('a', 9)", "left(txt, 101)"):
+    for text in ("txt", "upper(txt)", "repeat(txt, 9)", "left(txt, 101)"):
         said = refusal(f"SELECT {call.format(text)} AS a FROM records")
         assert "must be a constant or left(…, n) with n up to 100," in said
-    for text in ("', '", "chr(10)", "left(txt, 100)"):
+    for text in ("', '", "chr(10)", "left(txt, 100)", "repeat('b', 10)", "repeat('a', 2 * length('abc'))"):
         check_transform(stream(f"SELECT {call.format(text)} AS a FROM records", schema={"a": "string"}))
 
 

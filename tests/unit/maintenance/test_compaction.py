@@ -162,6 +162,16 @@ def test_one_partition_that_is_merged_into_has_all_pieces_of_a_run_and_of_many_e
     assert pieces(*(of(f"day={n}", small=1_000, size=100) for n in range(9))) == [f"day={n}" for n in range(8)]
 
 
+def test_a_partition_that_is_merged_into_and_has_no_fitting_part_is_left_for_that_reason():
+    found = of("day=1", small=8, size=450)
+    made = plan_compaction(table([found]), SETTINGS, complete_before_us=100, spec_id=0, busy={found.key})
+    ((left,), rewrites) = (made.left, made.rewrites)
+    assert not rewrites
+    assert left.why is SkipReason.BUSY
+    assert "no part of at most 1,000 bytes is certain to halve its files" in left.reason
+    assert "rewrites of such partitions" not in left.reason
+
+
 def test_small_partitions_that_are_merged_into_share_actions_of_an_eighth_of_the_target_size():
     found = [of(f"day={n:02}", size=2) for n in range(20)]
     busy = {p.key for p in found}

@@ -38,6 +38,13 @@ def test_a_missing_variable_is_named() -> None:
         resolve("${env:SECRET}", {"OTHER": "x"})
 
 
+def test_an_empty_variable_is_as_unset() -> None:
+    with pytest.raises(SpecError, match="SECRET is not set"):
+        resolve("${env:SECRET}", {"SECRET": ""})
+    with pytest.raises(SpecError, match="the Airflow connection 'k' is missing"):
+        resolve("${airflow:k.host}", {"AIRFLOW_CONN_K": ""})
+
+
 @given(st.text().filter(lambda text: "${" not in text))
 def test_text_without_references_passes_through(text: str) -> None:
     assert resolve(text, {}) == text

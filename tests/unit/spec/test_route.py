@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from frazil.errors import SpecError
-from frazil.spec.load import check_tables_are_unowned, find_stream, load_stream
+from frazil.spec.load import check_other_streams, find_stream, load_stream
 from frazil.spec.route import MAX_VALUE_CHARACTERS_IN_NAME, Route, derive_name_part
 from frazil.spec.sinks import APPEND, Sinks
 from tests.strict_streams import load_streams
@@ -187,8 +187,26 @@ def test_no_writer_starts_that_would_write_into_another_streams_table(declare: D
     declare("2.yaml", schema=schema, name="other", table="demo.other")
     (tmp_path / "3.yaml").write_text("name: broken\nschema: 7\n")
     with pytest.raises(SpecError, match=r"1\.yaml: route\.tables\.AA: 'demo\.other' is a table of the stream in"):
-        check_tables_are_unowned(tmp_path, find_stream(tmp_path, "flights"))
-    check_tables_are_unowned(tmp_path, find_stream(tmp_path, "other"))
+        check_other_streams(tmp_path, find_stream(tmp_path, "flights"))
+    check_other_streams(tmp_path, find_stream(tmp_path, "other"))
+
+
+def test_no_writer_starts_that_would_make_another_streams_required_column_optional(
+    declare: Declare, tmp_path: Path
+) -> None:
+    required = {"carrier": "string not null", "departed": "timestamptz"}
+    declare("1.yaml", schema={**required, "carrier": "string"})
+    declare("2.yaml", name="other", schema=required, source={"topics": "o", "bootstrap-servers": "b:1"})
+    declare("3.yaml", name="third", schema=required, table="demo.third")
+    said = (
+        r"1\.yaml: schema\.carrier: string, but the stream in \S+2\.yaml, which also writes to demo\.flights, has: "
+        "string not null; remove or add 'not null' in all streams of the table together"
+    )
+    with pytest.raises(SpecError, match=said):
+        check_other_streams(tmp_path, find_stream(tmp_path, "flights"))
+    with pytest.raises(SpecError, match=r"2\.yaml: schema\.carrier: string not null, but the stream in \S+1\.yaml"):
+        check_other_streams(tmp_path, find_stream(tmp_path, "other"))
+    check_other_streams(tmp_path, find_stream(tmp_path, "third"))
 
 
 def test_a_table_of_a_route_is_no_other_streams_own(declare: Declare, tmp_path: Path) -> None:
