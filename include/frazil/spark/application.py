@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from pyspark.sql import SparkSession
 
-from frazil.spark.java import explain_java_errors
+from frazil.spark.java import jvm_start
 from frazil.table.catalogs import spark_properties
 
 
@@ -19,7 +19,7 @@ def start_session(
     builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
     for key, value in properties.items():
         builder = builder.config(key, value)
-    with explain_java_errors():
+    with jvm_start():
         session = builder.getOrCreate()
     # The command line of a JVM that the builder starts has all of the builder's properties.
     for key, value in catalog_properties:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyspark
 
 from frazil.home import cache_folder
-from frazil.spark.java import LEAN_OPTIONS, find_java
+from frazil.spark.java import LEAN_OPTIONS, find_java, find_java_version
 
 QUIET_OPTIONS = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
@@ -23,14 +23,10 @@ QUIET_OPTIONS = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 def archive_path() -> Path:
     """Return the archive's path, which names the versions of Spark and Java. Raises EnvironmentUnusable."""
     java, _ = find_java(os.environ)
-    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "([^"]+)"', output)
+    version = find_java_version(java) or "unknown"
     installation = re.sub(r"\W+", "-", str(Path(pyspark.__file__).parent))[-60:]
     program = hashlib.sha256(_ARCHIVE_PROGRAM.encode()).hexdigest()[:8]
-    return (
-        cache_folder()
-        / f"spark-{pyspark.__version__}-java-{version[1] if version else 'unknown'}{installation}-{program}.jsa"
-    )
+    return cache_folder() / f"spark-{pyspark.__version__}-java-{version}{installation}-{program}.jsa"
 
 
 def lean_java_options() -> str:
