@@ -16,9 +16,8 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 
 from frazil import __version__
-from frazil.cluster.driver import PACKAGE_FOLDER, PACKAGE_PYTHON
+from frazil.cluster.driver import HADOOP_FOLDER_VARIABLES, PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.cluster.kubernetes_pod import IN_CLUSTER_MASTER, POD_IP, POD_NAME
-from frazil.cluster.yarn import HADOOP_FOLDER_VARIABLES
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import lean_java_options
 from frazil.spark.java import LEAN_OPTIONS, jvm_start, runs_in_jvm
@@ -192,6 +191,7 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
         found = {"host": socket.gethostname()}
         try:
             import frazil
+            import frazil.ingest.stage
             import frazil.stream.stage_rows
 
             found["frazil"] = frazil.__version__
