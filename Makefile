@@ -85,6 +85,7 @@ jars: venv check-java
 	@$(BIN)/python -m frazil.spark.jars fetch >/dev/null
 	@echo "setup: archiving the JVM's classes if they changed (half a minute)"
 	@$(BIN)/python -m frazil.spark.class_archive
+	@$(BIN)/python -m frazil.dev.kafka
 
 loops: venv
 	@echo "setup: compiling the loops over records if they changed (half a minute)"

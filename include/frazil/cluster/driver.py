@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
-
-import requests
-from urllib3.exceptions import NewConnectionError
+from typing import TYPE_CHECKING, Any, Protocol
 
 from frazil.errors import SpecError
 from frazil.spec.resources import ClusterManager, Resources
+
+if TYPE_CHECKING:
+    import requests
 
 
 class DriverState(StrEnum):
@@ -71,6 +71,9 @@ def send_request(session: requests.Session, method: str, url: str, *, api: str, 
     messages. Raises ApiUnreachable without a connection, and ApiUnavailable after a timeout, a redirect loop, a server
     error (5xx) or 429.
     """
+    import requests  # a writer needs only this module's constants
+    from urllib3.exceptions import NewConnectionError
+
     try:
         response = session.request(method, url, timeout=TIMEOUT_S, **options)
     except requests.exceptions.SSLError as error:
@@ -109,6 +112,8 @@ def _innermost_error_text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+HADOOP_FOLDER_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+"""Variables for the path of the Hadoop cluster's configuration. Either must be set for YARN."""
 PACKAGE_FOLDER = "frazil-package"
 """The folder, in each process's working directory, into which Spark unpacks the archive of `frazil package`."""
 PACKAGE_PYTHON = f"./{PACKAGE_FOLDER}/bin/python"

@@ -16,8 +16,6 @@ from frazil.errors import AccessDenied, EnvironmentUnusable
 T = TypeVar("T")
 
 API_NAME = "YARN's ResourceManager"
-HADOOP_FOLDER_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
-"""Variables for the path of the Hadoop cluster's configuration. Either must be set."""
 _SUBMITTED_PATTERN = re.compile(r"\bSubmitted application (application_\d+_\d+)")
 _PYTHON_EXIT_CODE = re.compile(r"User application exited with status (\d+)")
 _ENDED_BEFORE_SPARK = "User did not initialize spark context!"

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from frazil.cluster import standalone
 from frazil.cluster.driver import (
+    HADOOP_FOLDER_VARIABLES,
     PACKAGE_FOLDER,
     ApiUnavailable,
     ClusterDriver,
@@ -28,7 +29,6 @@ from frazil.cluster.driver import (
 from frazil.cluster.kubernetes import DriverPod, find_access
 from frazil.cluster.kubernetes_pod import build_pod, pod_name
 from frazil.cluster.yarn import (
-    HADOOP_FOLDER_VARIABLES,
     YarnDriver,
     find_application,
     parse_application_id,

@@ -10,7 +10,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from frazil.spark.java import explain_java_errors
+from frazil.spark.java import jvm_start
 from frazil.table.catalogs import spark_properties
 
 
@@ -28,7 +28,7 @@ def start_session(
     builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
     for key, value in properties.items():
         builder = builder.config(key, value)
-    with explain_java_errors():
+    with jvm_start():
         if output is not None:
             _launch_jvm(properties, output)
         session = builder.getOrCreate()

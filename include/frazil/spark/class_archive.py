@@ -1,4 +1,5 @@
-"""Creates an archive of Spark's classes (class data sharing), which halves the start time of a writer's JVM.
+"""Creates archives of a JVM's classes (class data sharing). Spark's archive halves the start time of a writer's JVM.
+
 `make setup` runs this module. Without a matching archive, the JVM loads the classes from the jars.
 """
 
@@ -9,32 +10,33 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import pyspark
-
 from frazil.home import cache_folder
-from frazil.spark.java import LEAN_OPTIONS, find_java
+from frazil.spark.java import LEAN_OPTIONS, find_java, find_java_version
 
-QUIET_OPTIONS = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
+QUIET_OPTIONS = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 
 
 def archive_path() -> Path:
-    """Return the archive's path, which names the versions of Spark and Java. Raises EnvironmentUnusable."""
+    """Return the path of Spark's archive, which names the versions of Spark and Java. Raises EnvironmentUnusable."""
+    import pyspark  # other archives need no Spark
+
     java, _ = find_java(os.environ)
-    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    version = re.search(r'version "([^"]+)"', output)
+    version = find_java_version(java) or "unknown"
     installation = re.sub(r"\W+", "-", str(Path(pyspark.__file__).parent))[-60:]
     program = hashlib.sha256(_ARCHIVE_PROGRAM.encode()).hexdigest()[:8]
-    return (
-        cache_folder()
-        / f"spark-{pyspark.__version__}-java-{version[1] if version else 'unknown'}{installation}-{program}.jsa"
-    )
+    return cache_folder() / f"spark-{pyspark.__version__}-java-{version}{installation}-{program}.jsa"
 
 
 def lean_java_options() -> str:
-    path = archive_path()
-    return f"{LEAN_OPTIONS} -XX:SharedArchiveFile={path} {QUIET_OPTIONS}" if path.exists() else LEAN_OPTIONS
+    return " ".join([LEAN_OPTIONS, *archive_options(archive_path())])
+
+
+def archive_options(path: Path) -> list[str]:
+    """Return the options with which a JVM loads classes from an archive; none if it does not exist."""
+    return [f"-XX:SharedArchiveFile={path}", *QUIET_OPTIONS] if path.exists() else []
 
 
 _ARCHIVE_PROGRAM = """
@@ -55,19 +57,18 @@ gateway.proc.wait(120)  # it dumps the archive as it ends
 """
 
 
-def create_archive() -> Path:
-    """Create the archive atomically if it is missing, delete earlier ones, and return its path. Raises RuntimeError."""
-    path = archive_path()
+def create_archive(path: Path, run: Callable[[list[str]], None]) -> Path:
+    """Create an archive atomically if it is missing, and delete earlier ones, whose names differ after the last dash.
+
+    `run` starts a JVM with the given options, lets it load its classes, and ends it. Raises RuntimeError.
+    """
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    options = f"{LEAN_OPTIONS} -XX:ArchiveClassesAtExit={temporary} {QUIET_OPTIONS}"
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    command = [sys.executable, "-c", _ARCHIVE_PROGRAM, options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode or not temporary.exists():
-        raise RuntimeError(done.stderr[-2000:])
+    run([f"-XX:ArchiveClassesAtExit={temporary}", *QUIET_OPTIONS])
+    if not temporary.exists():
+        raise RuntimeError(f"the JVM wrote no {path}")
     temporary.replace(path)
     for old in path.parent.glob(f"{path.stem.rpartition('-')[0]}*.jsa"):  # of earlier versions, 150 MB each
         if old != path:
@@ -75,8 +76,16 @@ def create_archive() -> Path:
     return path
 
 
+def _run_spark(options: list[str]) -> None:
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    command = [sys.executable, "-c", _ARCHIVE_PROGRAM, " ".join([LEAN_OPTIONS, *options])]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+
+
 if __name__ == "__main__":
     try:
-        print(f"JVM class archive: {create_archive()}")
+        print(f"JVM class archive: {create_archive(archive_path(), _run_spark)}")
     except (OSError, RuntimeError) as error:
         print(f"cannot create the JVM class archive, so writers will start more slowly: {error}", file=sys.stderr)

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from frazil.errors import EnvironmentUnusable, FrazilError
@@ -57,13 +57,16 @@ def runs_in_jvm() -> bool:
 
 
 @contextmanager
-def explain_java_errors() -> Iterator[None]:
-    """Raise EnvironmentUnusable or MissingExtra if a JVM cannot start. Checks Java's version only in this case."""
+def jvm_start() -> Iterator[None]:
+    """Let PySpark start a JVM quickly within the block. Raises EnvironmentUnusable or MissingExtra if it cannot start.
+    Checks Java's version only in this case.
+    """
     require_pyspark()
     if runs_in_jvm():
         yield
         return
     find_java(os.environ)
+    _speed_up_launcher()
     try:
         yield
     except FrazilError:
@@ -71,6 +74,16 @@ def explain_java_errors() -> Iterator[None]:
     except Exception:
         require_java()
         raise
+
+
+def _speed_up_launcher() -> None:
+    """Let the JVM that composes Spark's command line read one jar. Otherwise it opens nearly all jars of Spark."""
+    from pyspark.find_spark_home import _find_spark_home  # most users of this module start no JVM
+
+    spark: str = os.environ.setdefault("SPARK_HOME", _find_spark_home())  # type: ignore[no-untyped-call]
+    launcher = next(Path(spark).glob("jars/spark-launcher_*.jar"), None)
+    if launcher and len(str(launcher).split()) == 1:  # a shell splits the options at spaces
+        os.environ.setdefault("SPARK_LAUNCHER_OPTS", f"-Xbootclasspath/a:{launcher} {LEAN_OPTIONS}")
 
 
 def require_pyspark() -> None:
@@ -82,6 +95,18 @@ def parse_major_version(output: str) -> int | None:
     """Return the major version in the output of `java -version`: 8 for `"1.8.0_402"`, None if it has none."""
     match = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(match[1]) if match else None
+
+
+def find_java_version(java: Path) -> str | None:
+    """Return a version like 17.0.15, from the JDK's file `release` or by running `java`; None if unknown."""
+    with suppress(OSError):
+        if found := re.search(
+            r'^JAVA_VERSION="(.+)"$', (java.resolve().parents[1] / "release").read_text(), re.MULTILINE
+        ):
+            return found[1]
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "([^"]+)"', output)
+    return version[1] if version else None
 
 
 def find_java(env: Mapping[str, str]) -> tuple[Path, str]:

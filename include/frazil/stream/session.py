@@ -16,12 +16,11 @@ from typing import Any
 from pyspark import SparkConf, SparkContext
 
 from frazil import __version__
-from frazil.cluster.driver import PACKAGE_FOLDER, PACKAGE_PYTHON
+from frazil.cluster.driver import HADOOP_FOLDER_VARIABLES, PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.cluster.kubernetes_pod import IN_CLUSTER_MASTER, POD_IP, POD_NAME
-from frazil.cluster.yarn import HADOOP_FOLDER_VARIABLES
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import lean_java_options
-from frazil.spark.java import LEAN_OPTIONS, explain_java_errors, runs_in_jvm
+from frazil.spark.java import LEAN_OPTIONS, jvm_start, runs_in_jvm
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_properties
 from frazil.spec.resources import ClusterManager, Resources
@@ -81,7 +80,7 @@ def start_context(spec: StreamSpec) -> SparkContext:
     if properties.get("spark.driver.bindAddress") == "127.0.0.1":
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setAll(list(properties.items()))
-    with explain_java_errors():
+    with jvm_start():
         context = SparkContext.getOrCreate(conf)
     jvm: Any = getattr(SparkContext._gateway, "proc", None)
     cost_meter.jvm_pid = None if jvm is None else jvm.pid
@@ -192,6 +191,7 @@ def _probe() -> Callable[[Iterable[int]], Iterator[str]]:
         found = {"host": socket.gethostname()}
         try:
             import frazil
+            import frazil.ingest.stage
             import frazil.stream.stage_rows
 
             found["frazil"] = frazil.__version__

@@ -1,4 +1,7 @@
-"""The function that an engine runs on each task of a batch. Tasks' plans and answers are exchanged as JSON."""
+"""The function that an engine runs on each task of a batch. Tasks' plans and answers are exchanged as JSON.
+
+A driver imports this module, too. Only the function imports `frazil.ingest.stage`, which loads Numba.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import TaskContext
 
@@ -18,10 +21,12 @@ from frazil.ingest.contract import StageContext, StageTask
 from frazil.ingest.progress import OnProgress, compilation
 from frazil.ingest.sensitive import to_safe_error
 from frazil.ingest.shuffle import Parcel
-from frazil.ingest.stage import PossibleRecordError, stage, stage_after_shuffle, stage_before_shuffle
 from frazil.stream.attempt import check_not_abandoned
 from frazil.stream.progress import ProgressFolder, RecordCounts, writer_task_name
 from frazil.table.storage_mistakes import translate_staging_failure
+
+if TYPE_CHECKING:
+    from frazil.ingest.stage import PossibleRecordError
 
 T = TypeVar("T")
 ShuffleItem = tuple[int, str | tuple[int, int, bytes]]
@@ -79,7 +84,8 @@ def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefus
 
 
 def warm_up_worker(_: Iterable[int]) -> None:
-    """Do nothing. A Python worker that calls this imports the module."""
+    """Import what staging needs."""
+    import frazil.ingest.stage  # noqa: F401 - see the module's docstring
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,8 @@ class StageRows:
 
     def answer(self, plan: str) -> str:
         """Stage one task, and return an answer for `frazil.stream.engine.read_answers`."""
+        from frazil.ingest.stage import stage  # see the module's docstring
+
         task = StageTask.from_json(json.loads(plan))
         began, cpu_s = time.monotonic(), time.process_time()
         try:
@@ -116,6 +124,8 @@ class StageRows:
             yield from self._read(json.loads(plan))
 
     def _read(self, plan: Mapping[str, Any]) -> Iterator[ShuffleItem]:
+        from frazil.ingest.stage import PossibleRecordError, stage_before_shuffle  # see the module's docstring
+
         task = StageTask.from_json(plan)
         began, cpu_s = time.monotonic(), time.process_time()
         try:
@@ -134,6 +144,8 @@ class StageRows:
 
     def write(self, writer: int, sent: Iterable[ShuffleItem]) -> Iterator[str]:
         """Write the rows that a shuffle sent to one writer. Returns its answer and its readers' answers."""
+        from frazil.ingest.stage import PossibleRecordError, stage_after_shuffle  # see the module's docstring
+
         answers = []
 
         def parcels() -> Iterator[Parcel]:
@@ -159,6 +171,8 @@ class StageRows:
 
     def _answer_error(self, error: FrazilError | PossibleRecordError | OSError) -> dict[str, object]:
         """Return the answer that reports an error. Raises an OSError of unknown cause."""
+        from frazil.ingest.stage import PossibleRecordError  # see the module's docstring
+
         found = error.error if isinstance(error, PossibleRecordError) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
             meant = translate_staging_failure(self.context.main.folder, found)

@@ -17,7 +17,7 @@ from frazil.fast_imports import fast_imports
 
 MODULE = __name__
 STAGE_MODULE = "frazil.stream.stage_rows"
-LATE_IMPORTS = ("frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
+LATE_IMPORTS = ("frazil.ingest.stage", "frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
 """Modules that staging would import late. After an upgrade, a forked worker would mix versions."""
 _ARCHIVE = re.compile(r"/((pyspark|py4j-[^/]*-src)\.zip|spark-core_[^/]*\.jar)(/|$)")
 WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}

@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import pyiceberg.catalog
-import requests
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
@@ -35,7 +34,6 @@ from pyiceberg.utils.config import DEFAULT, Config
 from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy import Engine as SqlEngine
 from sqlalchemy.exc import DBAPIError, OperationalError
-from urllib3.exceptions import TimeoutError as HttpTimeout
 
 from frazil.errors import (
     AccessDenied,
@@ -73,14 +71,6 @@ MAX_ERROR_CHARACTERS = 300
 METADATA_SUFFIX = ".metadata.json"
 
 _ACCESS_ERRORS = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
-_UNREACHABLE_ERRORS = (
-    ServerError,
-    ServiceUnavailableError,
-    TooManyRequestsError,
-    requests.ConnectionError,
-    requests.Timeout,
-)
-"""Errors after which a retry may succeed."""
 _ERRNO_PATTERN = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
 _FULL_DISK_TEXTS = ("disk I/O error", "disk is full")
 _DATABASE_REFUSAL_TEXTS = ("authentication failed", "permission denied", "readonly database", "no password supplied")
@@ -219,7 +209,7 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
     except BadRequestError as error:
         remedy = "Correct what the error names, in the declaration or the catalog's configuration"
         raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}. {remedy}") from error
-    except _UNREACHABLE_ERRORS as error:
+    except _unreachable_errors() as error:
         raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
     except OperationalError as error:
         reason = str(error.orig)
@@ -246,7 +236,18 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
         raise meant from error
 
 
+def _unreachable_errors() -> tuple[type[Exception], ...]:
+    """Return the types of errors after which a retry may succeed."""
+    import requests  # as `_connection_error_text`
+
+    http = (requests.ConnectionError, requests.Timeout)
+    return (ServerError, ServiceUnavailableError, TooManyRequestsError, *http)
+
+
 def _connection_error_text(error: Exception) -> str:
+    import requests  # only catalogs behind a REST API need it
+    from urllib3.exceptions import TimeoutError as HttpTimeout
+
     # The messages of requests and urllib3 are nested.
     if not isinstance(error, requests.RequestException):
         return f": {' '.join(str(error).split())[:MAX_ERROR_CHARACTERS]}"
@@ -296,7 +297,9 @@ def _open_once(config: CatalogConfig) -> Catalog:
     try:
         with report_missing_extras():
             catalog = _create_client(kind, config)
-    except (FrazilError, DBAPIError, *_ACCESS_ERRORS, *_UNREACHABLE_ERRORS, BadRequestError):
+    except (FrazilError, DBAPIError, *_ACCESS_ERRORS, BadRequestError):
+        raise
+    except _unreachable_errors():
         raise
     except Exception as error:
         meant = translate_loading_error(config.name, error)

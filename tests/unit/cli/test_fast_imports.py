@@ -22,7 +22,18 @@ schema: {at: timestamptz}
 event-time: at
 complete: hour
 """
-HEAVY = {"airflow", "duckdb", "great_expectations", "pandas", "pyspark", "scipy", "matplotlib", "IPython"}
+HEAVY = {
+    "airflow",
+    "duckdb",
+    "great_expectations",
+    "numba",
+    "pandas",
+    "pyspark",
+    "requests",
+    "scipy",
+    "matplotlib",
+    "IPython",
+}
 
 # One process for all commands: each import would be paid once for each of them.
 CALLS = """
@@ -85,3 +96,13 @@ def test_pyarrow_does_without_pandas_until_spark_needs_it() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_driver_leaves_to_its_workers_what_only_staging_needs() -> None:
+    program = (
+        "import sys\n"
+        "import frazil.stream.main, frazil.stream.spark_engine, frazil.stream.hosting, frazil.stream.writer\n"
+        "print(sorted({'frazil.ingest.stage', 'numba', 'requests'} & {*sys.modules}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import lean_java_options
-from frazil.spark.java import explain_java_errors, parse_major_version, require_java
+from frazil.spark.java import find_java_version, jvm_start, parse_major_version, require_java
 from frazil.spec.model import StreamSpec
 from frazil.stream.main import run_writer
 
@@ -58,6 +58,36 @@ def test_versions_before_9_were_written_otherwise() -> None:
     assert parse_major_version("command not found") is None
 
 
+def test_a_jdks_version_is_in_its_file_of_releases_or_else_it_is_run(tmp_path: Path) -> None:
+    java = fake_java(tmp_path / "jdk", "17.0.15")
+    link = tmp_path / "java"
+    link.symlink_to(java)
+    assert find_java_version(link) == "17.0.15"
+    (tmp_path / "jdk" / "release").write_text(
+        'IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.16"\nJAVA_VERSION_DATE="2025"\n'
+    )
+    assert find_java_version(link) == "17.0.16"
+    java.write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "jdk" / "release").unlink()
+    assert find_java_version(link) is None
+
+
+@pytest.mark.parametrize(("folder", "speeds_up"), [("spark", True), ("my spark", False)])
+def test_sparks_launcher_reads_its_own_jar_first_unless_a_shell_would_split_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, speeds_up: bool
+) -> None:
+    jar = tmp_path / folder / "jars" / "spark-launcher_2.13-4.1.3.jar"
+    jar.parent.mkdir(parents=True)
+    jar.touch()
+    fake_java(tmp_path, "17.0.15")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / folder))
+    monkeypatch.setenv("SPARK_LAUNCHER_OPTS", "")  # restored after the test
+    monkeypatch.delenv("SPARK_LAUNCHER_OPTS")
+    with jvm_start():
+        assert (f"-Xbootclasspath/a:{jar}" in os.environ.get("SPARK_LAUNCHER_OPTS", "")) is speeds_up
+
+
 def test_a_writer_without_java_says_so_before_it_takes_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -85,7 +115,7 @@ def test_a_writer_without_java_says_so_before_it_takes_over(
 def test_a_jvm_that_does_not_start_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(EnvironmentUnusable, match="is Java 11"), explain_java_errors():
+    with pytest.raises(EnvironmentUnusable, match="is Java 11"), jvm_start():
         raise RuntimeError("Java gateway process exited before sending its port number")
 
 

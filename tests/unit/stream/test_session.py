@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from frazil.cluster.yarn import HADOOP_FOLDER_VARIABLES
+from frazil.cluster.driver import HADOOP_FOLDER_VARIABLES
 from frazil.errors import EnvironmentUnusable
 from frazil.spec.model import StreamSpec
 from frazil.stream.session import executors_python, start_context, writer_properties
