@@ -33,7 +33,7 @@ from pyiceberg.types import IcebergType
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of strings
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
-from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable
+from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
 
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""
@@ -188,7 +188,7 @@ def _parse(  # noqa: PLR0913, PLR0917 - what a layout depends on
     content: Content,
 ) -> FileLayout:
     """Parse a table's metadata. Cached for the next batches of the same table."""
-    schema = Schema.model_validate_json(schema_json)
+    schema = parse_schema(schema_json)
     spec = PartitionSpec.model_validate_json(spec_json)
     properties = dict(all_properties)
     version = properties.get(ENCODINGS_PROPERTY, "v1")
