@@ -31,6 +31,7 @@ from frazil.table.catalogs import load_catalog
 
 PARTITIONS = 32
 NOTE_INTERVAL_S = 60.0
+MAINTENANCE_USAGE = "maintain.usage.json"
 MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
 STREAM = """\
 name: ticks
@@ -114,6 +115,8 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
         wait_for(lambda: json.loads(status.read_text())["lag"] == 0, writer, tree=tree)
         minutes.note()
         report(sent, tree.cpu_s() - idle, minutes, options)
+        if (usage := streams / MAINTENANCE_USAGE).exists():
+            print(f"maintenance: {usage.read_text()}")
     finally:
         writer.send_signal(signal.SIGTERM)
         writer.wait(60)
@@ -131,9 +134,9 @@ def watch(minutes: Minutes, streams: Path, options: argparse.Namespace) -> None:
             minutes.write(options.csv)
     if options.maintain_after and passed_s >= options.maintain_after * 60:
         options.maintain_after = None
-        report = streams.parent / "maintain.usage.json"
+        usage = streams / MAINTENANCE_USAGE
         command = [Path(sys.executable).with_name("frazil"), "maintain", "bench.ticks", "--streams", streams]
-        subprocess.Popen(["nice", "-n", "10", sys.executable, "-m", "bench.meter.process_tree", report, *command])
+        subprocess.Popen(["nice", "-n", "10", sys.executable, "-m", "bench.meter.process_tree", usage, *command])
 
 
 def wait_for(condition, writer: subprocess.Popen[bytes], *, tree: SampledTree | None = None) -> None:  # type: ignore[no-untyped-def]

@@ -24,7 +24,7 @@ from bench.meter.process_tree import SampledTree
 
 MAX_SNAPSHOTS = 100
 """Maximum number of snapshots of a minute whose rows stand for all in the freshness."""
-SQL = "SELECT count(*), avg(price) FROM read_parquet({!r}) WHERE epoch_ms(\"at\") >= {}"
+SQL = 'SELECT count(*), avg(price) FROM read_parquet({!r}) WHERE epoch_ms("at") >= {}'
 Row = dict[str, float]
 
 
