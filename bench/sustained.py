@@ -112,7 +112,7 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
             watch(minutes, streams, options)
             time.sleep(0.5)
         sent = int(producer.communicate()[0])
-        wait_for(lambda: json.loads(status.read_text())["lag"] == 0, writer, tree=tree)
+        wait_for(lambda: minutes.landed() == sent, writer, tree=tree)
         minutes.note()
         report(sent, tree.cpu_s() - idle, minutes, options)
         if (usage := streams / MAINTENANCE_USAGE).exists():

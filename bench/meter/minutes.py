@@ -56,6 +56,10 @@ class Minutes:
         self.rows.append(row)
         return row
 
+    def landed(self) -> int:
+        """Return the number of records in the table now."""
+        return _total(self.catalog.load_table(self.name), "total-records")
+
     def write(self, path: Path) -> None:
         """Write the rows; called after each minute, so that a bench that is ended leaves them."""
         with path.open("w", newline="") as file:
