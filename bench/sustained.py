@@ -2,8 +2,9 @@
 
 Starts the embedded Kafka, a producer process that paces 120-byte JSON ticks over 32 partitions, and the writer as its
 supervisor would. Then it catches up, and prints freshness, CPU, files, and what commits and metadata came to.
-Everything shares this machine's cores: broker and producer included. Snapshots expire meanwhile, so their times are
-noted every minute, and the rows of up to 600 files, evenly spread, stand for all in the freshness.
+Everything shares this machine's cores: broker and producer included. With `--csv`, a file gets a row for each
+minute: freshness, commits, CPU, metadata, and a query of the last minute. With `--maintain-after M`, `frazil maintain`
+runs once after M minutes, with a niceness 10 higher than the writer's.
 """
 
 from __future__ import annotations
@@ -21,18 +22,16 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from confluent_kafka import Producer
-from pyiceberg.table import Table
 
+from bench.meter.minutes import Minutes
 from bench.meter.process_tree import SampledTree
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.table.catalogs import load_catalog
 
 PARTITIONS = 32
 NOTE_INTERVAL_S = 60.0
-MAX_FILES = 600
+MAINTENANCE_USAGE = "maintain.usage.json"
 MAIN = Path(__file__).parent.parent / "spark_apps" / "write_stream.py"
 STREAM = """\
 name: ticks
@@ -47,6 +46,7 @@ schema:
 event-time: {{column: at, unit: ms}}
 partition-by: [hour(at)]
 commit: {{interval: {interval}}}
+maintenance: {{compaction: {{{fold}}}}}
 """
 
 
@@ -75,6 +75,9 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=78_000)
     parser.add_argument("--seconds", type=int, default=240)
     parser.add_argument("--interval", default="60s")
+    parser.add_argument("--fold-files", type=int, help="as the declaration's maintenance.compaction.fold-files")
+    parser.add_argument("--maintain-after", type=float, help="minutes until `frazil maintain` runs, once")
+    parser.add_argument("--csv", type=Path, help="a file for a row of each minute")
     parser.add_argument("--produce", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.produce:
@@ -86,7 +89,9 @@ def main() -> None:
             kafka.create_topic("ticks", PARTITIONS)
             streams = Path(folder) / "declared"
             streams.mkdir()
-            (streams / "ticks.yaml").write_text(STREAM.format(bootstrap=kafka.bootstrap, interval=options.interval))
+            fold = f"fold-files: {options.fold_files}" if options.fold_files else ""
+            text = STREAM.format(bootstrap=kafka.bootstrap, interval=options.interval, fold=fold)
+            (streams / "ticks.yaml").write_text(text)
             measure(kafka.bootstrap, streams, options)
 
 
@@ -102,22 +107,36 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
         producer = subprocess.Popen(
             [sys.executable, "-m", "bench.sustained", "--produce", bootstrap, "--rate", str(options.rate),
              "--seconds", str(options.seconds)], stdout=subprocess.PIPE, text=True)  # fmt: skip
-        times: dict[int, int] = {}
-        noted_s = time.monotonic()
+        minutes = Minutes(load_catalog(None), "bench.ticks", tree, log)
         while producer.poll() is None:
-            tree.sample()
+            watch(minutes, streams, options)
             time.sleep(0.5)
-            if time.monotonic() - noted_s >= NOTE_INTERVAL_S:
-                noted_s = time.monotonic()
-                note_times(times)
         sent = int(producer.communicate()[0])
-        wait_for(lambda: json.loads(status.read_text())["lag"] == 0, writer, tree=tree)
-        note_times(times)
-        report(sent, tree.cpu_s() - idle, times, options)
+        wait_for(lambda: minutes.landed() == sent, writer, tree=tree)
+        minutes.note()
+        report(sent, tree.cpu_s() - idle, minutes, options)
+        if (usage := streams / MAINTENANCE_USAGE).exists():
+            print(f"maintenance: {usage.read_text()}")
     finally:
         writer.send_signal(signal.SIGTERM)
         writer.wait(60)
         report_commits([float(found) for found in re.findall(r"committed in ([0-9.]+) s", log.read_text())])
+
+
+def watch(minutes: Minutes, streams: Path, options: argparse.Namespace) -> None:
+    """Sample the writer, note each minute, and start maintenance when it is due."""
+    minutes.writer.sample()
+    passed_s = time.monotonic() - minutes.began
+    if passed_s >= NOTE_INTERVAL_S * (len(minutes.rows) + 1):
+        row = minutes.note()
+        print(" ".join(f"{name}={value}" for name, value in row.items()), f"load={os.getloadavg()[0]:.1f}", flush=True)
+        if options.csv:
+            minutes.write(options.csv)
+    if options.maintain_after and passed_s >= options.maintain_after * 60:
+        options.maintain_after = None
+        usage = streams / MAINTENANCE_USAGE
+        command = [Path(sys.executable).with_name("frazil"), "maintain", "bench.ticks", "--streams", streams]
+        subprocess.Popen(["nice", "-n", "10", sys.executable, "-m", "bench.meter.process_tree", usage, *command])
 
 
 def wait_for(condition, writer: subprocess.Popen[bytes], *, tree: SampledTree | None = None) -> None:  # type: ignore[no-untyped-def]
@@ -130,41 +149,18 @@ def wait_for(condition, writer: subprocess.Popen[bytes], *, tree: SampledTree | 
         time.sleep(0.2)
 
 
-def note_times(times: dict[int, int]) -> None:
-    """Add the time of each snapshot that exists now."""
-    metadata = load_catalog(None).load_table("bench.ticks").metadata
-    times |= {snapshot.snapshot_id: snapshot.timestamp_ms for snapshot in metadata.snapshots}
-
-
-def freshness_s(table: Table, times: dict[int, int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Seconds from Kafka's timestamp to the commit, of the rows in up to `MAX_FILES` files."""
-    head = table.current_snapshot()
-    manifests = head.manifests(table.io) if head else []
-    entries = [entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io)]
-    entries = sorted(
-        (entry for entry in entries if entry.snapshot_id in times), key=lambda entry: entry.sequence_number
-    )
-    ages = []
-    for entry in entries[:: -(-len(entries) // MAX_FILES) or 1]:
-        with table.io.new_input(entry.data_file.file_path).open() as file:
-            written = pq.read_table(file, columns=["kafka_timestamp"])["kafka_timestamp"]
-        ages.append(times[entry.snapshot_id] / 1e3 - pc.cast(written, "int64").to_numpy() / 1e6)
-    return np.concatenate(ages)
-
-
 def report_commits(commit_s: list[float]) -> None:
-    """Print the durations of the first and last tenth of the commits: they differ if commits grow slower."""
-    tenth = max(len(commit_s) // 10, 1)
-    for name, part in (("first", commit_s[:tenth]), ("last", commit_s[-tenth:])):
+    """Print the durations of each tenth of the commits: they differ if commits grow slower."""
+    for number, part in enumerate(np.array_split(commit_s, 10), 1):
         p50, p95 = np.percentile(part, [50, 95]) * 1000
-        print(f"{name} tenth of {len(commit_s)} commits: p50 {p50:.0f} ms, p95 {p95:.0f} ms, worst {max(part):.3f} s")
+        print(f"tenth {number} of {len(commit_s)} commits: p50 {p50:.0f} ms, p95 {p95:.0f} ms, worst {max(part):.3f} s")
 
 
-def report(sent: int, cpu_s: Counter[str], times: dict[int, int], options: argparse.Namespace) -> None:
+def report(sent: int, cpu_s: Counter[str], minutes: Minutes, options: argparse.Namespace) -> None:
     table = load_catalog(None).load_table("bench.ticks")
     head = table.current_snapshot()
     rows = int(head.summary["total-records"]) if head and head.summary else 0
-    ages = freshness_s(table, times)
+    ages = np.concatenate(minutes.ages_s)
     files = int(head.summary["total-data-files"]) if head and head.summary else 0
     size = int(head.summary["total-files-size"]) if head and head.summary else 0
     total = cpu_s.total()
@@ -173,7 +169,7 @@ def report(sent: int, cpu_s: Counter[str], times: dict[int, int], options: argpa
     print(f"freshness: p50 {p50:.1f} s, p95 {p95:.1f} s, worst {ages.max():.1f} s, of {len(ages)} rows")
     metadata_kb = len(table.io.new_input(table.metadata_location)) / 1000
     manifests = len(head.manifests(table.io)) if head else 0
-    print(f"{len(times)} snapshots were made, {len(table.metadata.snapshots)} are left; metadata.json has "
+    print(f"{len(minutes.commit_s)} commits, {len(table.metadata.snapshots)} snapshots are left; metadata.json has "
           f"{metadata_kb:.0f} kB; {manifests} manifests, {files} files, {size / max(rows, 1):.1f} bytes a row"
           )  # fmt: skip
     print(f"writer CPU: {total:.1f} core-s, {total / max(rows, 1) * 1e6:.2f} core-s per million; "

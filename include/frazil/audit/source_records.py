@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from pyiceberg.io import load_file_io
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
@@ -156,7 +155,7 @@ def dropped_offsets(spec: StreamSpec, tables: StreamTables, ranges: Mapping[Topi
     dropped = defaultdict[TopicPartition, BitMap64](BitMap64)
     if not wanted:
         return dropped
-    decode = open_decoder(context, Schema.model_validate_json(context.main.schema_json))
+    decode = open_decoder(context, context.main.schema)
     with open_reader(context, StageTask(0, wanted)) as reader:
         for chunk in reader:
             tried = bisect_failures(len(chunk), lambda start, end: decode(chunk.slice(start, end)))  # noqa: B023 - called here

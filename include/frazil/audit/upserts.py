@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from pyiceberg.io import load_file_io
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
@@ -266,7 +265,7 @@ def _report_table_differences(
     done = _merge_without_commit(table, changes, context)
     counts = sum((result.counts for _, result in done), MergeCounts())
     if replay.spec.sinks.mode.replaces_rows:
-        schema = Schema.model_validate_json(context.target.schema_json)
+        schema = context.target.schema
         shared = bool(other_streams(table.properties, stream=replay.spec.name))
         keys = find_changed_keys(done, _open_reader(context), schema, context.rules.key, replay.topics, shared=shared)
         deleted = deleted_by_others(table.metadata, replay.spec.name) if shared else 0
@@ -290,7 +289,7 @@ def _inserted_offsets(
     replaced = {path for _, result in done for path in result.replaced}
     written = [file.path for _, result in done for file in result.files]
     target, event_time = context.target, context.rules.event_time or ""
-    columns = Schema.model_validate_json(target.schema_json).select(*COORDINATES, event_time)
+    columns = target.schema.select(*COORDINATES, event_time)
     reader = _open_reader(context)
     found = defaultdict[TopicPartition, BitMap64](BitMap64)
     for path in (*(file.path for file in changes if file.path not in replaced), *written):

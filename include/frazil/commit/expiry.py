@@ -18,7 +18,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 
 from frazil.commit.backfill_records import branch_name, open_backfills
 from frazil.commit.commit_checks import check_ancestry, check_open_branch
-from frazil.commit.history import SUMMARY_ONLY_KEYS, ancestors, may_add_late_rows
+from frazil.commit.history import SUMMARY_ONLY_KEYS, ancestors, is_fold, may_add_late_rows
 from frazil.commit.marked_update import OPEN_SNAPSHOT_KEY
 from frazil.commit.marker import Marker, open_branch_name, read_markers
 from frazil.errors import MarkerUnreadable, RolledBack
@@ -96,11 +96,13 @@ def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Itera
 
 
 def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snapshot]:
-    """Return planned snapshots that writers may expire. Those that removed files are left to maintenance."""
+    """Return planned snapshots that writers may expire. Maintenance finds a removed file by the snapshot before its
+    removal, so that one stays. So do snapshots of other programs that removed files.
+    """
     main, planned = list(ancestors(metadata)), set(plan.expire)
     with_children = zip(main[1:], main, strict=False)
-    pairs = ((one, child) for one, child in with_children if one.snapshot_id in planned)
-    return [one for one, child in pairs if _removes_no_file(one) and _removes_no_file(child)]
+    pairs = ((one, child) for one, child in with_children if one.snapshot_id in planned and _removes_no_file(child))
+    return [one for one, _ in pairs if _removes_no_file(one) or is_fold(one)]
 
 
 def _removes_no_file(snapshot: Snapshot) -> bool:

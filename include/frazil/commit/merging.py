@@ -57,7 +57,7 @@ class MergingMode:
 
 def _change_layout(table: TargetTable, key: tuple[str, ...]) -> TargetTable:
     """Return the layout of change files: unsorted, with bounds of the key columns only."""
-    schema = change_schema(Schema.model_validate_json(table.schema_json), key)
+    schema = change_schema(table.schema, key)
     kept = {name: text for name, text in table.properties.items() if not name.startswith(METRICS_PREFIX)}
     bounds = {f"{METRICS_PREFIX}default": "none"} | {f"{METRICS_PREFIX}column.{name}": "full" for name in key}
     return dataclasses.replace(

@@ -8,7 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, get_args
+
+from pyiceberg.schema import Schema
 
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import TopicPartition
@@ -89,6 +92,16 @@ class TargetTable:
     """PyIceberg FileIO properties for this table. Other tables may need other credentials."""
     content: Content = "data"
     format_version: int = 2
+
+    @property
+    def schema(self) -> Schema:
+        return parse_schema(self.schema_json)
+
+
+@lru_cache(maxsize=64)
+def parse_schema(schema_json: str) -> Schema:
+    """Parse a schema. Cached, with the indexes that PyIceberg adds to it, for the next batches of the same table."""
+    return Schema.model_validate_json(schema_json)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from pyiceberg.types import IcebergType
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of strings
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
-from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable
+from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
 
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""
@@ -183,7 +183,7 @@ def _parse(
     target: Target, texts: tuple[str, str, str], all_properties: tuple[tuple[str, str], ...], content: Content
 ) -> FileLayout:
     """Parse a table's schema, partition spec, sort order and properties. Cached for the table's next batches."""
-    schema, spec = Schema.model_validate_json(texts[0]), PartitionSpec.model_validate_json(texts[1])
+    schema, spec = parse_schema(texts[0]), PartitionSpec.model_validate_json(texts[1])
     properties = dict(all_properties)
     version = properties.get(ENCODINGS_PROPERTY, "v1")
     if version not in ("v1", "v2"):

@@ -37,7 +37,7 @@ def open_reader(context: StageContext, task: StageTask) -> RecordReader:
     if not context.files:
         return create_kafka_reader(resolve_properties(context.kafka, os.environ), task.ranges, stream=context.stream)
     io = load_file_io(dict(context.main.io), location=context.files[0].path)
-    schema = record_schema(Schema.model_validate_json(context.main.schema_json), context.coordinates)
+    schema = record_schema(context.main.schema, context.coordinates)
     if context.transform:
         schema = Schema.model_validate_json(context.transform.records_json)
     unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))

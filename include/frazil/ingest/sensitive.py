@@ -28,7 +28,7 @@ class Protector:
     def __init__(self, context: StageContext) -> None:
         """Raises SpecError if the secret or a column is missing, or if a dropped field still has a column."""
         declared = context.sensitive
-        schema = Schema.model_validate_json(context.main.schema_json)
+        schema = context.main.schema
         there = {field.lower(): field for field in (*context.aliases, *schema.column_names)}
         for field in declared["dropped"]:
             if (filled := there.get(field.lower())) is not None:

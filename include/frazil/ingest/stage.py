@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import default_row
@@ -221,7 +220,7 @@ class _Stage:
         self._divide = RowDivider(context.destinations, task.ranges, quote=quote) if context.destinations else None
         self._routed = RoutedWriters(context, file_name=name)
         self._dead_letters = DeadLetterTable(
-            Schema.model_validate_json(context.dead_letters.schema_json),
+            context.dead_letters.schema,
             task.ranges,
             stream=context.stream,
             topic_ids=context.topic_ids,
@@ -269,7 +268,7 @@ class _Stage:
     def _shaper_for(self, target: Target) -> Shaper:
         if target not in self._shapers:
             own = context_for_target(self._context, target)
-            schema = Schema.model_validate_json(own.main.schema_json)
+            schema = own.main.schema
             protect = Protector(own) if self._protect and target != FIRST_PASS else None
             self._shapers[target] = Shaper(own, schema, self._ranges, decode=self._decode, protect=protect)
         return self._shapers[target]

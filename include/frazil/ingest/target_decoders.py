@@ -61,7 +61,7 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
     if not is_routed(target):
         return context
     own, main, changes, sensitive = context.targets[target], context.main, context.changes, dict(context.sensitive)
-    schema = Schema.model_validate_json(own.schema_json)
+    schema = own.schema
     columns = set(schema.column_names)
     names = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
     called = {name: column for column, others in names.items() for name in others}  # main's names of renamed columns
@@ -99,7 +99,7 @@ def _first_pass_context(context: StageContext) -> StageContext:
     assert context.destinations is not None
     envelope, changes = envelope_of(parse_format(context.record_format)), context.changes
     names = {context.destinations.name, *(changes.key if changes else ()), *(envelope.metadata if envelope else ())}
-    schema = Schema.model_validate_json(context.main.schema_json)
+    schema = context.main.schema
     schema = Schema(*(field for field in schema.fields if field.name in names))
     main = dataclasses.replace(
         context.main, schema_json=schema.model_dump_json(), spec_json=PartitionSpec().model_dump_json()
@@ -124,7 +124,7 @@ class TargetDecoder:
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         if chunk.target not in self._made:
             context = context_for_target(self._context, chunk.target)
-            schema = Schema.model_validate_json(context.main.schema_json)
+            schema = context.main.schema
             needs_no_value = chunk.target == FIRST_PASS and not select_value_columns(context, schema).fields
             decode = DecodedChunk.without_columns if needs_no_value else open_decoder(context, schema)
             self._made[chunk.target] = RecordDecoder(context, schema, decode)

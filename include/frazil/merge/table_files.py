@@ -242,7 +242,7 @@ class TaskRun(ABC):
         self.io: FileIO = load_file_io(dict(target.io), location=target.folder)
         self.reader = TableFileReader(self.io, target.properties, self.on_progress)
         self.reader.keep_constants(self.task.files)
-        self.schema = Schema.model_validate_json(target.schema_json)
+        self.schema = target.schema
         self.writer = TableWriter(target, "main", io=self.io, file_name=file_namer(self.task.index, 0))
         self.windows = Counter[int]()
         self.staged: list[StagedFile] = []
@@ -284,7 +284,7 @@ class TaskRun(ABC):
 def rewrite_files(target: TargetTable, paths: Sequence[str]) -> tuple[StagedFile, ...]:
     """Write all rows of these data files again, as few files. If this fails, removes what it wrote, if possible."""
     io: FileIO = load_file_io(dict(target.io), location=target.folder)
-    reader, schema = TableFileReader(io, target.properties), Schema.model_validate_json(target.schema_json)
+    reader, schema = TableFileReader(io, target.properties), target.schema
     writer = TableWriter(target, "main", io=io, file_name=file_namer(0, 0))
     wanted = writer.layout.arrow_schema
     try:

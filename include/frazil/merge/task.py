@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from frazil.ingest.arrow_values import empty_table
@@ -51,7 +50,7 @@ class _MergeRun(TaskRun):
 
     def result(self) -> MergeResult:
         rules, task = self.context.rules, self.task
-        changes_schema = Schema.model_validate_json(self.context.changes.schema_json)
+        changes_schema = self.context.changes.schema
         none = empty_table(nullable_arrow_schema(changes_schema))
         changes = pa.concat_tables([none, *(self.reader.read_rows(path, changes_schema) for path in task.changes)])
         newest = find_newest_changes(changes, rules, self.ids)

@@ -16,7 +16,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
 from frazil.commit.commit_checks import check_fence, check_same_source
@@ -284,7 +283,7 @@ class BatchRunner:
         if result.changes:
             table = "the table" if target == "main" else f"table {target}"
             self.emit(TableEvolved(BatchKey(context.epoch, context.batch), result.changes, table))
-        staged_id: int = Schema.model_validate_json(context.targets[target].schema_json).schema_id
+        staged_id: int = context.targets[target].schema.schema_id
         return handle.refresh().schema().schema_id != staged_id
 
     def _decide_shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:

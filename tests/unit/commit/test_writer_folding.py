@@ -115,6 +115,16 @@ def test_every_snapshot_that_the_writers_expiry_leaves_can_be_read(world: Any):
     assert writer.is_whole()
 
 
+def test_the_writers_expiry_leaves_one_snapshot_of_each_fold(world: Any):
+    writer = Writer(world)
+    settings = writer.commit_and_expire(60)
+    left = [snapshot for snapshot in world.load().metadata.snapshots if int(snapshot.summary["total-records"]) <= 50]
+    before_folds = {int(snapshot.summary["total-records"]) for snapshot in left}
+    assert not {snapshot.snapshot_id for snapshot in left} & {fold.snapshot_id for fold in folds(world)}
+    assert len(left) == len(before_folds) <= 50 / FAN_IN + 50 / FAN_IN**2 + settings.at_most
+    assert world.manifests() == world.used_manifests()
+
+
 def test_maintenance_takes_no_fold_for_a_compaction(world: Any):
     writer = Writer(world)
     writer.commit(3 * FAN_IN + 1)

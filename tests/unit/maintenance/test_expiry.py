@@ -309,7 +309,7 @@ def test_what_nobody_has_set_of_the_metadata_files_is_set():
 
 
 @given(
-    st.lists(st.sampled_from(["append", "merge", "delete", "replace", "foreign"]), min_size=1, max_size=40),
+    st.lists(st.sampled_from(["append", "merge", "delete", "replace", "fold", "foreign"]), min_size=1, max_size=40),
     st.sets(st.integers(1, 40)),
     st.sets(st.integers(1, 40)),
     st.integers(0, 40),
@@ -319,12 +319,12 @@ def test_writers_expire_only_what_is_planned_and_lose_track_of_no_data_file(kind
     said: dict[int, dict[str, str]] = {}
     live: list[set[int]] = [set()]
     for number, kind in enumerate(kinds, 1):
-        removes = kind in {"delete", "replace"} and live[-1]
+        removes = kind in {"delete", "replace", "fold"} and live[-1]
         live.append((live[-1] - {min(live[-1])} if removes else live[-1]) | {number})
-        operation = {"append": "append", "replace": "replace"}.get(kind, "overwrite")
+        operation = {"append": "append", "replace": "replace", "fold": "replace"}.get(kind, "overwrite")
         said[number] = {"operation": operation, "frazil_windows": '{"0":1}'}
         said[number] |= {"deleted_data_files": "1"} if removes else {}
-        said[number] |= {} if kind == "foreign" else {"frazil_stream": "s"}
+        said[number] |= {"foreign": {}, "fold": {"frazil_operation": "fold"}}.get(kind, {"frazil_stream": "s"})
     total = len(kinds)
     tags, streams = {t for t in tags if t <= total}, {s for s in streams if s <= total}
     properties = {key: text for n in streams for key, text in marker(f"s{n}", n).items()}
