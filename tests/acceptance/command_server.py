@@ -78,6 +78,7 @@ class Done:
 
     @property
     def json(self) -> Any:
+        assert self.out, f"the command ended with {self.code} and printed nothing: {self.err[-3000:]}"
         return json.loads(self.out)
 
 
