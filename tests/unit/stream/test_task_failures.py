@@ -98,6 +98,7 @@ def test_a_writer_that_is_to_end_waits_no_longer_for_executors(monkeypatch: pyte
     engine: Any = SimpleNamespace(start=lambda: started, _session_context=None, _spec=spec)
     stops = iter([False, False, True])
     assert not spark_engine.SparkEngine.ready(engine, lambda: next(stops))
+    assert [*stops] == []
     started.set_result(None)
     assert spark_engine.SparkEngine.ready(engine, lambda: False)
 
