@@ -114,8 +114,8 @@ def test_changes_without_a_position_are_a_notice_again_for_more_than_twice_as_ma
         answers = [TaskAnswer(StageResult((), (), drift={"main": SchemaDrift(unplaced=unplaced)}), 0.0)]
         published.publish_drift(answers)
         published.publish_committed(answers)
-    told = " no position in the log of a.b's source, so Kafka's order decides"
-    assert [notice.sentence.partition(told)[0] for notice in emitted] == ["2 changes have", "5 changes have"]
+    reported = " no position in the log of a.b's source, so Kafka's order decides"
+    assert [notice.sentence.partition(reported)[0] for notice in emitted] == ["2 changes have", "5 changes have"]
     assert [notice.replaces for notice in emitted] == ["", emitted[0].sentence]
 
 

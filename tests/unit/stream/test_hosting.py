@@ -68,8 +68,8 @@ def test_who_gives_up_while_its_turn_is_lent_does_not_get_it_back() -> None:
             holder.start()
             assert held.wait(30)
 
-        asked = iter([False, True])
-        gave_up = slots.release_while(lend, cancelled=lambda: next(asked), on_wait=lambda: waited.append(1))
+        answers = iter([False, True])
+        gave_up = slots.release_while(lend, cancelled=lambda: next(answers), on_wait=lambda: waited.append(1))
         assert (gave_up, waited) == (True, [1])
         ends.set()
         holder.join(30)
