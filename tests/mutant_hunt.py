@@ -29,6 +29,7 @@ ROOMS = {
     "merge": ("merge", "commit"),
     "audit": ("audit", "commit", "dead_letters"),
     "stream": ("stream", "commit", "status"),
+    "signals": ("signals", "partitions", "cli"),
 }
 """The folders of `tests/unit` that call most of a room's functions, by room."""
 EXPLAINED = Path(__file__).with_name("mutants_explained.json")

@@ -10,6 +10,7 @@ and prints the process ids.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import json
 import os
@@ -78,6 +79,7 @@ class Done:
 
     @property
     def json(self) -> Any:
+        assert self.out, f"the command ended with {self.code} and printed nothing: {self.err[-3000:]}"
         return json.loads(self.out)
 
 
@@ -196,6 +198,7 @@ def _become(request: Request) -> None:
         for number, end in ((1, "out"), (2, "err")):
             os.dup2(os.open(f"{request.out}.{end}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        faulthandler.enable()  # what a crash of native code leaves
         os.environ.update(request.environment)
         if request.clock_ms:
             _shift_clock(request.clock_ms)

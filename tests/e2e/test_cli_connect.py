@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from confluent_kafka import TopicPartition
 
 from frazil.cli.main import frazil
 from frazil.dev.kafka import EmbeddedKafka
@@ -82,3 +83,25 @@ def test_a_topic_that_was_made_again_is_an_error_of_validate_and_doctor(
     assert f"source: TopicRecreated: topic '{stream.topic}' of stream '{stream.name}' was deleted" in result.stderr
     said = CliRunner().invoke(frazil, ["doctor", "--streams", str(file.parent)]).stdout
     assert said.count("TopicRecreated") == 1
+
+
+def test_a_gap_and_a_rollback_are_errors_of_validate_and_doctor(stream: Any, events: Any, kafka: EmbeddedKafka) -> None:
+    def reported(error: str) -> None:
+        result = validate(str(stream.streams / f"{stream.name}.yaml"))
+        assert result.exit_code == 10
+        assert f": {error}: " in result.stderr
+        said = CliRunner().invoke(frazil, ["doctor", "--streams", str(stream.streams)]).stdout
+        assert said.count(error) == 1
+
+    stream.produce(events(range(8)), partitions=1)
+    stream.catch_up()
+    first = stream.table().current_snapshot().snapshot_id
+    stream.produce(events(range(8, 16)), partitions=1)
+    stream.catch_up()
+    stream.produce(events(range(16, 24)), partitions=1)
+    admin = kafka.admin()  # held, for its answers die with it
+    (deleted,) = admin.delete_records([TopicPartition(stream.topic, 0, 20)]).values()
+    deleted.result(30)
+    reported("OffsetGap")
+    stream.table().manage_snapshots().rollback_to_snapshot(first).commit()
+    reported("RolledBack")

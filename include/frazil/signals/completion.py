@@ -262,12 +262,12 @@ def _find_feed(
     decided: Mapping[str, DefaultTableProgress],
 ) -> Feed:
     """Return the state of one stream. Its watermark is None if its position cannot be trusted."""
-    lateness_us = spec.lateness // timedelta(microseconds=1) if spec else 0
-    if marker is None:
-        return Feed(stream, None, lateness_us)
     if spec is None:
         problem = f"no valid file declares the stream: fix its file, or run `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
+    lateness_us = spec.lateness // timedelta(microseconds=1)
+    if marker is None:
+        return Feed(stream, None, lateness_us)
     if isinstance(spec, RoutedStream):
         return _find_routed_feed(
             table, spec, marker, decided.get(stream) or DefaultTableProgress.load(table.catalog, spec)

@@ -267,7 +267,7 @@ def test_a_table_that_is_ahead_of_a_new_default_table_goes_on_when_it_is_given_u
     assert not is_ahead(routed.marker(ORDERS), routed.world.marker())
 
 
-def test_files_that_wait_are_kept_by_every_sweep_and_by_orphan_removal(routed: Routed) -> None:
+def test_files_that_wait_are_kept_by_every_sweep(routed: Routed) -> None:
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS)
     journal = routed.run({"main": [0], ORDERS: [1]}, 2)
     (waiting,) = journal.staged_for(ORDERS)

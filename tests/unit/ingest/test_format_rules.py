@@ -505,13 +505,16 @@ NODES: dict[str, Record] = {
             {"type": "record", "name": "Node", "fields": [
                 {"name": "name", "type": "string"}, {"name": "next", "type": ["null", "Node"]},
                 {"name": "all", "type": {"type": "array", "items": "Node"}},
-                {"name": "by", "type": {"type": "map", "values": "Node"}}]})},
-        b"\x02a\x02\x02b\x00\x00\x00\x00\x00",
+                {"name": "by", "type": {"type": "map", "values": "Node"}}, {"name": "size", "type": "long"},
+                {"name": "pair", "type": ["null", {"type": "record", "name": "Pair", "fields": [
+                    {"name": "first", "type": ["null", "Node"]}, {"name": "size", "type": "long"}]}]}]})},
+        b"\x02a\x02\x02b\x00\x00\x00\x02\x00\x00\x00\x02\x00",
     ),
     "protobuf": (
         {"type": "protobuf", "schema-text": 'syntax = "proto3"; message Node { string name = 1; Node next = 2; '
-         'repeated Node all = 3; map<string, Node> by = 4; }'},
-        b"\x0a\x01a\x12\x03\x0a\x01b",
+         'repeated Node all = 3; map<string, Node> by = 4; int64 size = 5; Pair pair = 6; } '
+         'message Pair { Node first = 1; int64 size = 2; }', "message": "Node"},
+        b"\x0a\x01a\x12\x05\x0a\x01b\x28\x01",
     ),
 }  # fmt: skip
 
@@ -534,11 +537,19 @@ def evolved(record: Record, schema: Schema, batches: int, mode: Literal["additiv
 @pytest.mark.parametrize("record", NODES.values(), ids=NODES)
 def test_what_contains_itself_is_no_column(record: Record) -> None:
     schema = Schema(t.NestedField(1, "name", STRING, required=False))
-    assert evolved(record, schema, 3).column_names == ["name"]
-    grew = Schema(
-        *schema.fields, t.NestedField(2, "next", t.StructType(schema.fields[0].model_copy(update={"field_id": 3})))
-    )
-    assert {*evolved(record, grew, 3).column_names} == {*grew.column_names}, "of an earlier version, or declared"
+    assert {*evolved(record, schema, 3).column_names} == {"name", "size", "pair", "pair.size"}
+
+
+@pytest.mark.parametrize("record", NODES.values(), ids=NODES)
+def test_a_declared_column_of_a_type_that_contains_itself_evolves_like_any_other(record: Record) -> None:
+    size = t.NestedField(1, "size", INT, required=False)
+    within = t.StructType(size.model_copy(update={"field_id": 3}))
+    schema = Schema(size, t.NestedField(2, "next", within, required=False))
+    nested = {"next.name", "next.size", "next.pair", "next.pair.size", "pair.size"}
+    assert {*evolved(record, schema, 3).column_names} == {"name", "size", "next", "pair", *nested}
+    plain, value = record
+    decoded = create_decoder(plain, schema, {}, "full")(RecordChunk.of_values([value]))
+    assert decoded.drift.wider == {("size",): "long", ("next", "size"): "long"}
 
 
 def _deep_avro(depth: int) -> Any:

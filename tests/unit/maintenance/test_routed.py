@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyiceberg.schema import Schema
 
 from frazil.commit.marker import read_marker
+from frazil.commit.sweep import bare_path
 from frazil.errors import SpecError
 from frazil.maintenance.due import Action
 from frazil.maintenance.measure import NotMadeByRoute, measure, measure_due_table, route_tables
@@ -141,12 +144,17 @@ def test_expiry_keeps_what_the_tables_marker_names_and_the_stream_goes_on(made: 
 def test_the_orphan_cleanup_of_a_routed_table_leaves_rows_that_wait(made: MadeRoute) -> None:
     """The files of a batch that the default table has decided, and its table has not, are in no snapshot."""
     waiting = made.batch({"main": 1, "shop.raw_a": 4})
-    catalog, found = load_catalog(None), find_maintained([made.spec], "shop.raw_a")
-    later_ms = made.now_ms + 48 * 3_600_000
-    report = clean_orphans(catalog, found, now_ms=later_ms, dry_run=True, neighbours=load_all_folders(catalog))
-    assert report.refused is None
+    spec = shop(maintenance={"orphans": {"older-than": "24h", "max-share": 100}})
+    catalog, found = load_catalog(None), find_maintained([spec], "shop.raw_a")
     (file,) = waiting.staged_for("shop.raw_a")
-    assert report.registered == 1
-    assert not any(file.path.endswith(orphan.rsplit("/", 1)[-1]) for orphan in report.examples)
+    waits = Path(bare_path(file.path))
+    stray = Path(bare_path(catalog.load_table("shop.raw_a").location())) / "data" / "stray.parquet"
+    stray.touch()
+    for path in (waits, stray):
+        os.utime(path, (time.time() - 5 * 86_400,) * 2)
+    now_ms = time.time_ns() // 1_000_000
+    report = clean_orphans(catalog, found, now_ms=now_ms, dry_run=True, neighbours=load_all_folders(catalog))
+    assert (report.refused, report.registered, report.candidates) == (None, 1, 1)
+    assert str(stray).endswith(report.examples[0].rsplit("/", 1)[-1])
     made.follow()
     assert catalog.load_table("shop.raw_a").scan().count() == 13

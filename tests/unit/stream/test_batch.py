@@ -106,6 +106,18 @@ def test_records_without_any_column_are_counted_over_the_batches_of_a_writer():
     assert second.replaces == first.sentence
 
 
+def test_changes_without_a_position_are_a_notice_again_for_more_than_twice_as_many():
+    emitted: list[Any] = []
+    published = Notices(emitted.append, "a.b")
+    for unplaced in (0, 2, 2, 1):
+        answers = [TaskAnswer(StageResult((), (), drift={"main": SchemaDrift(unplaced=unplaced)}), 0.0)]
+        published.publish_drift(answers)
+        published.publish_committed(answers)
+    reported = " no position in the log of a.b's source, so Kafka's order decides"
+    assert [notice.sentence.partition(reported)[0] for notice in emitted] == ["2 changes have", "5 changes have"]
+    assert [notice.replaces for notice in emitted] == ["", emitted[0].sentence]
+
+
 def test_casts_are_a_notice_again_for_a_new_column_or_for_twice_as_many():
     emitted: list[Any] = []
     published = Notices(emitted.append, "a.b")

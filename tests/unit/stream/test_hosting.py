@@ -51,6 +51,32 @@ def test_who_waits_for_a_turn_says_so_and_may_give_up() -> None:
         assert third, "a turn that is free is taken at once"
 
 
+def test_who_gives_up_while_its_turn_is_lent_does_not_get_it_back() -> None:
+    slots, waited = Slots(1), []
+    with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
+        assert slots.release_while(lambda: None, cancelled=lambda: False, on_wait=lambda: None) is False
+        held, ends = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
+                held.set()
+                ends.wait(30)
+
+        holder = threading.Thread(target=hold)
+
+        def lend() -> None:
+            holder.start()
+            assert held.wait(30)
+
+        answers = iter([False, True])
+        gave_up = slots.release_while(lend, cancelled=lambda: next(answers), on_wait=lambda: waited.append(1))
+        assert (gave_up, waited) == (True, [1])
+        ends.set()
+        holder.join(30)
+    with slots.slot(cancelled=lambda: True, on_wait=lambda: None) as free:
+        assert free, "released once"
+
+
 def test_who_fails_while_waiting_for_a_turn_leaves_it_to_others() -> None:
     slots, held, waited = Slots(1), threading.Event(), threading.Event()
 

@@ -26,11 +26,13 @@ from frazil.events import (
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.kafka.identity import SourceIdentity
+from frazil.stream import reporter as reporter_module
 from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder, RecordCounts, writer_task_name
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import StallLimits, StallWatch
+from tests.polling import eventually
 
 INTERVAL_S = 20
 STILL_S = 3 * INTERVAL_S
@@ -92,6 +94,23 @@ def test_the_lag_is_what_the_planner_saw_beyond_the_marker(bench: Bench):
     bench.waits()
     bench.ends = {TP0: 14, TP1: 15}
     assert bench.after(1).lag == 4
+
+
+def test_each_change_is_written_at_once_and_without_one_the_thread_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    sent: list[int] = []
+    monkeypatch.setattr(reporter_module, "HEARTBEAT_INTERVAL_S", 600)
+    monkeypatch.setattr(Reporter, "_rotate_log", lambda _: sent.append(1))
+
+    def phase() -> Phase:
+        found = Heartbeat.read(bench.exchange)
+        assert found is not None
+        return found.phase
+
+    with bench.reporter as reporter:
+        for each in (Phase.STAGING, Phase.COMMITTING, Phase.WAITING):
+            reporter.set_phase(each)
+            eventually(lambda each=each: phase() is each)
+        assert len(sent) <= 3, "one for each change"
 
 
 def test_before_a_planner_has_seen_anything_the_lag_is_unknown(bench: Bench):

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from frazil.errors import PythonStartTimeout, WorkerDied
+from frazil.stream import spark_engine
 from frazil.stream.spark_engine import python_error_message, translate_spark_errors
 
 GIVEN_UP = (
@@ -84,3 +89,32 @@ def test_an_application_that_the_cluster_ended_is_one_sentence():
     )
     assert words.startswith("the Spark application of stream 'ticks' has ended. Nothing of the current batch was")
     assert "waits for executors" in words
+
+
+def test_a_writer_that_is_to_end_waits_no_longer_for_executors(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(spark_engine, "STOP_CHECK_INTERVAL_S", 0.001)
+    started = Future[Any]()
+    spec = SimpleNamespace(resources=SimpleNamespace(on_cluster=True))
+    engine: Any = SimpleNamespace(start=lambda: started, _session_context=None, _spec=spec)
+    stops = iter([False, False, True])
+    assert not spark_engine.SparkEngine.ready(engine, lambda: next(stops))
+    assert [*stops] == []
+    started.set_result(None)
+    assert spark_engine.SparkEngine.ready(engine, lambda: False)
+
+
+@pytest.mark.parametrize("on_cluster", [True, False])
+def test_executors_are_checked_on_a_cluster_alone(monkeypatch: pytest.MonkeyPatch, *, on_cluster: bool):
+    checked: list[object] = []
+    monkeypatch.setattr(spark_engine, "start_context", lambda _: "context")
+    monkeypatch.setattr(spark_engine, "check_executors", lambda context, _: checked.append(context))
+    spec = SimpleNamespace(resources=SimpleNamespace(on_cluster=on_cluster))
+    engine: Any = SimpleNamespace(_session_context=None, _spec=spec)
+    assert spark_engine.SparkEngine._start(engine) == "context"
+    assert checked == ["context"] * on_cluster
+
+
+def test_an_application_that_ended_between_batches_is_found_by_a_check():
+    engine: Any = SimpleNamespace(_spec=SimpleNamespace(name="ticks"), _context=SimpleNamespace(_jsc=None))
+    with pytest.raises(WorkerDied, match="the Spark application of stream 'ticks' has ended"):
+        spark_engine.SparkEngine.check(engine)

@@ -70,11 +70,12 @@ class Anything:
 def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`epoch([2, None])`: the first loop commits two batches and then has no Python, the second ends."""
 
-    def run(outcomes: list[int | None]) -> tuple[Epoch, int]:
+    def run(outcomes: list[int | None], goal: Any = None) -> tuple[Epoch, int]:
         begun, left = [], list(outcomes)
 
         class Loop:
-            def __init__(self, *_: object, **__: object) -> None:
+            def __init__(self, *_: object, drain: bool, **__: object) -> None:
+                assert drain == (goal is not None), "who catches up does not wait for the commit interval"
                 self.commits = 0
 
             def run(self, **_: object) -> None:
@@ -94,7 +95,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(Epoch, "_take_over", begin)
         writer: Any = SimpleNamespace(stopping=Stopping(), hosting=Anything(), engine=None, spec=None)
         unused: Any = [Anything()] * 8
-        one = Epoch(writer, *unused)
+        one = Epoch(writer, *unused, goal=goal)
         try:
             one.run()
         finally:
@@ -107,6 +108,11 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_loop_whose_python_starts_too_late_begins_again_in_the_same_epoch(epoch: Any):
     one, left = epoch([0, 0, 0, None])
     assert (left, one.writer.stopping.waits) == (0, [2, 4, 8])
+
+
+def test_catching_up_drains_the_backlog(epoch: Any):
+    one, left = epoch([0, None], goal={})
+    assert (left, one.writer.stopping.waits) == (0, [2])
 
 
 def test_after_a_batch_the_attempts_are_counted_again(epoch: Any):

@@ -213,14 +213,14 @@ def _find_changes(
             yield from _find_changes(branch, kind, path, inside)
         return
     match written.kind, kind:
-        case "record", iceberg.StructType() if id(written) not in inside:
-            columns = {field.name: field.field_type for field in kind.fields}
+        case "record", iceberg.StructType():
+            columns, within = {field.name: field.field_type for field in kind.fields}, inside | {id(written)}
             filled = filled_columns(written, columns)
             for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True)):
                 if i in filled:
-                    yield from _find_changes(part, columns[filled[i]], (*path, filled[i]), inside | {id(written)})
+                    yield from _find_changes(part, columns[filled[i]], (*path, filled[i]), within)
                 else:
-                    found_type = column_type_of(part, inside | {id(written)}) if has_few_parts(part) else MIXED
+                    found_type = column_type_of(part, within) if has_few_parts(part, within) else MIXED
                     yield (*path, names[0]), found_type, ""
         case "array", iceberg.ListType():
             yield from _find_changes(written.parts[0], kind.element_type, (*path, "element"), inside)
@@ -267,14 +267,14 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
     return _SCALAR_TYPES[written.kind]
 
 
-def has_few_parts(written: AvroType) -> bool:
+def has_few_parts(written: AvroType, inside: frozenset[int] = frozenset()) -> bool:
     """Return whether the type has at most `_MAX_PARTS` parts, counting a named type each time that it is used."""
-    left, count = [(written, 0)], 0
+    left, count = [(written, inside)], 0
     while left:
-        one, depth = left.pop()
+        one, within = left.pop()
         count += 1
         if count > _MAX_PARTS:
             return False
-        if depth <= MAX_NESTING:
-            left += [(part, depth + 1) for part in one.parts]
+        if id(one) not in within and len(within) <= MAX_NESTING:
+            left += [(part, within | {id(one)}) for part in one.parts]
     return True

@@ -54,8 +54,6 @@ def _find_changes(
     written: Descriptor, struct: iceberg.StructType, path: Path, inside: frozenset[str]
 ) -> Iterator[tuple[Path, FoundType, str]]:
     """Yield `(path, type, "")` for a new field, and `(path, None, wider type)` for a column that needs a wider type."""
-    if written.full_name in inside:
-        return
     columns, inside = {one.name: one.field_type for one in struct.fields}, inside | {written.full_name}
     for one in written.fields:
         here = (*path, one.name)
