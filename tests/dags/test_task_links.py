@@ -43,6 +43,7 @@ Links = Callable[..., dict[str, str | None]]
     [
         ("frazil_writer_ticks", "write", None, {}, "/stream/ticks"),
         ("frazil_writer_stream.x", "write", None, {}, "/stream/stream.x"),
+        ("frazil_writer_write", "write", None, {}, "/stream/write"),
         ("frazil_partitions_demo.ticks", "watch", None, {}, "/table/demo.ticks"),
         ("frazil_partitions_demo.a b/c#d", "held", None, {}, "/table/demo.a%20b%2Fc%23d"),
         ("frazil_audits", "audit", None, {}, "/"),

@@ -43,8 +43,9 @@ def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[
     """`label` is the name of a mapped instance. `form` contains the parameters of the run."""
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):
-        stream = task_id.removeprefix(STREAM_TASK_PREFIX) if shared else dag_id.removeprefix(writer)
-        return TaskSubject(stream if stream != task_id else None)
+        if not shared:
+            return TaskSubject(dag_id.removeprefix(writer))
+        return TaskSubject(task_id.removeprefix(STREAM_TASK_PREFIX) if task_id.startswith(STREAM_TASK_PREFIX) else None)
     if dag_id.startswith(partitions):
         name = dag_id.removeprefix(partitions)
         return TaskSubject(table=name) if "." in name else TaskSubject(name)

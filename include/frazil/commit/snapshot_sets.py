@@ -111,11 +111,10 @@ def find_snapshot_set(
     indexes = {stream.main: histories[stream.main].index_at(at_ms) for stream in streams}
     watermark_ms = None
     if len(streams) > 1:
-        end_ms = watermark_ms = min(_require_watermark(histories[s.main], s.stream, indexes[s.main]) for s in streams)
+        watermark_ms = min(_require_watermark(histories[s.main], s.stream, indexes[s.main]) for s in streams)
+        is_past = partial(_is_past_watermark, watermark_ms)
         for stream in streams:
-            indexes[stream.main] = histories[stream.main].index_before(
-                stream.stream, indexes[stream.main], lambda s: (_watermark_ms(s) or end_ms) > end_ms
-            )
+            indexes[stream.main] = histories[stream.main].index_before(stream.stream, indexes[stream.main], is_past)
     others: dict[str, int] = {}
     for stream in streams:
         indexes[stream.main], is_left_out = _choose_snapshots(stream, histories, indexes[stream.main])
@@ -229,6 +228,11 @@ def _backfill_id(snapshot: Snapshot) -> str | None:
 def _watermark_ms(snapshot: Snapshot) -> int | None:
     text = summary_value(snapshot, "frazil.watermark-ms")
     return int(text) if text else None
+
+
+def _is_past_watermark(end_ms: int, snapshot: Snapshot) -> bool:
+    watermark_ms = _watermark_ms(snapshot)
+    return watermark_ms is not None and watermark_ms > end_ms
 
 
 def _require_watermark(history: _MainHistory, stream: str, begin: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 
+from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Summary
 
@@ -73,6 +74,10 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
     def sweep_target(target: Target) -> int:
         try:
             return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
+        except NoSuchTableError:
+            what = "table %s was dropped or renamed, so files of failed batches stay in its folder: see `frazil route %s`"
+            log.warning(what, target, tables.stream)
+            return 0
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             what = "cannot delete files of failed batches of table %s; the next start tries again: %s"
             log.warning(what, target, format_error(error))
