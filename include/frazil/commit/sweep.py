@@ -75,7 +75,7 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
         try:
             return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
         except NoSuchTableError:
-            what = "table %s was dropped or renamed, so files of failed batches stay in its folder: see `frazil route %s`"
+            what = "table %s was dropped or renamed, so failed batches leave files in its folder: see `frazil route %s`"
             log.warning(what, target, tables.stream)
             return 0
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue

@@ -52,7 +52,7 @@ _COMPARISONS = ("damerau_levenshtein", "editdist3", "jaro_similarity", "jaro_win
 _REPLACEMENTS = ("regexp_replace", "replace")
 MAX_COMPARED_LENGTH = 1000
 MAX_INSERTED_LENGTH = 100
-_SHORT_ARGUMENTS = {
+_SHORT_ARGUMENTS: dict[str, tuple[slice, int]] = {
     **dict.fromkeys(_COMPARISONS, (slice(0, None), MAX_COMPARED_LENGTH)),
     **dict.fromkeys(_REPLACEMENTS, (slice(2, 3), MAX_INSERTED_LENGTH)),
 }
@@ -177,7 +177,7 @@ class ExpressionChecker:
             if self._max_length(call) > MAX_RESULT_LENGTH:
                 yield f"{name}: nested lengths make a result longer than {MAX_RESULT_LENGTH:,}"
 
-    def _argument_problems(self, name: str, arguments: Sequence[Node]) -> Iterator[str]:
+    def _argument_problems(self, name: str, arguments: list[Node]) -> Iterator[str]:
         if name in _AGGREGATES_BY_NAME and not all(_is_repeatable(self._tree.constant(a)) for a in arguments[1:2]):
             yield f"{name}: name the aggregate as a constant; approx…, reservoir… and any_value are refused"
         if not all(0 <= self._length(argument) <= MAX_RESULT_LENGTH for argument in _length_arguments(name, arguments)):

@@ -192,8 +192,7 @@ def _last_merge_counts(metadata: TableMetadata, stream: str) -> dict[str, int]:
 
 
 def _replay_counts(replay: Snapshot) -> dict[str, int]:
-    summary = replay.summary or {}
-    landed, failed = (parse_number(summary.get(f"frazil.{name}")) for name in ("records", "rejected"))
+    landed, failed = (parse_number(summary_value(replay, f"frazil.{name}")) for name in ("records", "rejected"))
     return (merge_counts(replay.summary) or {"landed": landed}) | {"failed again": failed}
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 from frazil import clock
@@ -129,7 +129,7 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
     found, around = history.value or TableHistory(), _related_state(one, dags)
     recorded = drop_unfinished(found.past.points, clock.now_ms())
     points = downsample(recorded, shown)
-    parts = {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
+    parts: dict[str, Answer[Any]] = {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
     unreadable_parts = views.unreadable_parts(parts)
     if "The table" in unreadable_parts:
         unreadable_parts.pop("The cost", None)  # for the same reason
