@@ -52,11 +52,11 @@ _COMPARISONS = ("damerau_levenshtein", "editdist3", "jaro_similarity", "jaro_win
 _REPLACEMENTS = ("regexp_replace", "replace")
 MAX_COMPARED_LENGTH = 1000
 MAX_INSERTED_LENGTH = 100
-_SHORT_ARGUMENTS: dict[str, tuple[slice, int]] = {
-    **dict.fromkeys(_COMPARISONS, (slice(0, None), MAX_COMPARED_LENGTH)),
-    **dict.fromkeys(_REPLACEMENTS, (slice(2, 3), MAX_INSERTED_LENGTH)),
+_SHORT_ARGUMENTS: dict[str, tuple[int, int | None, int]] = {
+    **dict.fromkeys(_COMPARISONS, (0, None, MAX_COMPARED_LENGTH)),
+    **dict.fromkeys(_REPLACEMENTS, (2, 3, MAX_INSERTED_LENGTH)),
 }
-"""Arguments whose length multiplies a function's time or memory, and their maximum length."""
+"""Arguments whose length multiplies a function's time or memory: the first, the end, and their maximum length."""
 
 
 def find_nodes(part: Any) -> Iterator[Node]:
@@ -177,7 +177,7 @@ class ExpressionChecker:
             if self._max_length(call) > MAX_RESULT_LENGTH:
                 yield f"{name}: nested lengths make a result longer than {MAX_RESULT_LENGTH:,}"
 
-    def _argument_problems(self, name: str, arguments: list[Node]) -> Iterator[str]:
+    def _argument_problems(self, name: str, arguments: Sequence[Node]) -> Iterator[str]:
         if name in _AGGREGATES_BY_NAME and not all(_is_repeatable(self._tree.constant(a)) for a in arguments[1:2]):
             yield f"{name}: name the aggregate as a constant; approx…, reservoir… and any_value are refused"
         if not all(0 <= self._length(argument) <= MAX_RESULT_LENGTH for argument in _length_arguments(name, arguments)):
@@ -185,9 +185,9 @@ class ExpressionChecker:
                 f"{name}: its length must be a constant up to {MAX_RESULT_LENGTH:,}, because otherwise a record could "
                 "use unlimited memory"
             )
-        of, limit = _SHORT_ARGUMENTS.get(name, (slice(0), 0))
-        if not all(self._is_short(argument, limit) for argument in arguments[of]):
-            which = f"argument {of.start + 1} must be a constant" if of.start else "its arguments must be constants"
+        first, end, limit = _SHORT_ARGUMENTS.get(name, (0, 0, 0))
+        if not all(self._is_short(argument, limit) for argument in arguments[first:end]):
+            which = f"argument {first + 1} must be a constant" if first else "its arguments must be constants"
             yield (
                 f"{name}: {which} or left(…, n) with n up to {limit:,}, because otherwise a record could use unlimited "
                 "time and memory"
