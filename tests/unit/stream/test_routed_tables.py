@@ -6,6 +6,7 @@ import dataclasses
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from frazil.ingest.table_writer import file_namer
 from frazil.kafka.identity import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
+from frazil.stream import routed_tables
 from frazil.stream.dropped_tables import recreate_table
 from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import RoutedTables
@@ -275,3 +277,18 @@ def test_many_tables_share_the_memory_of_one_writer() -> None:
         sorted((file.target, file.records) for file in writers.finish())
         == [("shop.of_a", 2)] * 2 + [("shop.of_b", 2)] * 2
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "recorded", "foreign"), [(None, "a", True), ("a", "a", False), ("b", "a", True), ("a", None, False)]
+)
+def test_a_table_without_a_marker_is_foreign_unless_its_value_is_the_recorded_one(
+    monkeypatch: pytest.MonkeyPatch, *, value: str | None, recorded: str | None, foreign: bool
+) -> None:
+    table = SimpleNamespace(properties={} if value is None else {value_property("shop"): value})
+    tables: Any = SimpleNamespace(handle=lambda _: SimpleNamespace(current=lambda: table))
+    record = None if recorded is None else SimpleNamespace(value=recorded)
+    monkeypatch.setattr(routed_tables, "read_table_record", lambda *_: record)
+    monkeypatch.setattr(routed_tables, "load_missing_table_note", lambda *_: None)
+    spec = declared(template="shop.raw_{value}")
+    assert routed_tables.is_foreign_table(spec, tables, "shop.raw_a") == foreign
