@@ -27,6 +27,8 @@ from pyiceberg.transforms import DayTransform
 
 from frazil.commit.commit_checks import check_ancestry, check_open_branch
 from frazil.commit.expiry import Pins, plan_expiry
+from frazil.commit.writer_expiry import WriterExpiry
+from frazil.commit.writer_folding import WriterFolding
 from frazil.errors import RolledBack
 from frazil.maintenance import run as maintenance_run
 from frazil.maintenance import spark_actions
@@ -368,6 +370,29 @@ def test_expiry_removes_what_nobody_names_and_exactly_the_files_that_only_that_h
     assert made.table.scan(snapshot_id=tagged).to_arrow().num_rows == 24
     made.assert_whole()
     made.land(2)
+    made.assert_whole()
+
+
+def test_expiry_removes_the_files_of_folds_that_a_writer_expired(
+    spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Made(spark, tmp_path, name, "day(at)", at_most=4)
+    main, stage, journals = made.stream.tables.main, made.stream.stage, list[Any]()
+    monkeypatch.setattr(made.stream, "stage", lambda *a, **named: journals.append(stage(*a, **named)) or journals[-1])
+    clock: Any = lambda: made.stream.now_ms  # noqa: E731
+    at_once: Any = lambda work: work()  # noqa: E731
+    main.expiry = WriterExpiry(made.maintained.settings.expiry, Pins, clock, at_once, 0)
+    folding = WriterFolding(made.spec.name, main, 3, clock, at_once)
+    for _ in range(30):
+        made.land()
+        folding.continue_after(journals[-1].staged_for("main"))
+        main.expiry.continue_after(main.current())
+    while folding._rewritten:
+        folding.continue_after(())
+    main.expiry.end()
+    (expiry,) = made.maintain(Action.EXPIRY, later=timedelta(hours=2))
+    assert expiry.numbers["data-files-removed"] > 30
+    assert on_disk(made.table) == referenced(made.table)
     made.assert_whole()
 
 
