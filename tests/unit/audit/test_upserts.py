@@ -213,9 +213,7 @@ def test_keys_are_missing_unless_another_stream_may_have_deleted_as_many(
     monkeypatch.setattr(upserts, "_open_reader", lambda _: None)
     replay: Any = SimpleNamespace(spec=Replay.spec, topics=set(), not_read=())
     table: Any = SimpleNamespace(properties={}, metadata=None)
-    context: Any = SimpleNamespace(
-        target=SimpleNamespace(schema_json=SCHEMA.model_dump_json()), rules=SimpleNamespace(key=("id",))
-    )
+    context: Any = SimpleNamespace(target=SimpleNamespace(schema=SCHEMA), rules=SimpleNamespace(key=("id",)))
     (found,) = upserts._report_table_differences(replay, table, (), context, "s")
     assert (found.kind, found.count) == (kind, 2)
 

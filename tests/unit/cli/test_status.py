@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -315,7 +316,7 @@ def test_a_writer_is_in_the_foreground_while_it_runs_and_after_its_end(process: 
 
 def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
     gone = Launch("launch-1", LaunchKind.SUPERVISED, NOW_MS - 60_000)
-    replace_json(run_folder("ticks") / "lock", gone.to_json())
+    replace_json(run_folder("ticks") / "lock", asdict(gone))
     append_exit(
         run_folder("ticks"),
         ExitRecord("launch-1", 11, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False, error="OffsetGap: records lost"),
@@ -330,7 +331,7 @@ def test_what_the_writer_ended_for_and_the_table_still_has_is_said_once(streams:
         change.rename_column("ts", "at")
     ((problem,),) = (one["problems"] for one in status(streams)["streams"])
     gone = Launch("launch-1", LaunchKind.SUPERVISED, NOW_MS - 60_000)
-    replace_json(run_folder("ticks") / "lock", gone.to_json())
+    replace_json(run_folder("ticks") / "lock", asdict(gone))
     end = ExitRecord("launch-1", 15, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False, error=problem)
     append_exit(run_folder("ticks"), end)
     (found,) = status(streams)["streams"]
@@ -340,7 +341,7 @@ def test_what_the_writer_ended_for_and_the_table_still_has_is_said_once(streams:
 
 def test_a_writer_that_was_killed_with_its_application_is_said_to_be(streams: Path):
     hosted = Launch("launch-1", LaunchKind.HOSTED, NOW_MS - 60_000, application="small")
-    replace_json(run_folder("ticks") / "lock", hosted.to_json())
+    replace_json(run_folder("ticks") / "lock", asdict(hosted))
     append_exit(run_folder("ticks"), ExitRecord("launch-1", None, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False))
     done = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)])
     assert (
@@ -351,7 +352,7 @@ def test_a_writer_that_was_killed_with_its_application_is_said_to_be(streams: Pa
 
 def test_a_writer_of_one_stream_was_killed_with_no_application(streams: Path):
     alone = Launch("launch-1", LaunchKind.FOREGROUND, NOW_MS - 60_000, application="ticks", streams=("ticks",))
-    replace_json(run_folder("ticks") / "lock", alone.to_json())
+    replace_json(run_folder("ticks") / "lock", asdict(alone))
     append_exit(run_folder("ticks"), ExitRecord("launch-1", None, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False))
     done = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)])
     assert "no exit code: it was killed, its host went down, or its disk was full" in done.output

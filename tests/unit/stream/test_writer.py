@@ -74,7 +74,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
         begun, left = [], list(outcomes)
 
         class Loop:
-            def __init__(self, *_: object, drain: bool, **__: object) -> None:
+            def __init__(self, _: object, __: object, drain: bool, *___: object) -> None:
                 assert drain == (goal is not None), "who catches up does not wait for the commit interval"
                 self.commits = 0
 
