@@ -214,6 +214,12 @@ def test_values_within_lists_are_compared_one_by_one(one, other, same):
     assert are_values_equal(pa.array([one], kind), pa.array([other], kind)).tolist() == [same]
 
 
+def test_a_null_struct_equals_another_and_no_struct_of_nulls():
+    kind = pa.struct([("a", pa.int32())])
+    one, other = pa.array([None, None, {"a": None}], kind), pa.array([{"a": None}, None, {"a": None}], kind)
+    assert are_values_equal(one, other).tolist() == [False, True, True]
+
+
 def test_a_task_that_fails_leaves_no_file(tmp_path, monkeypatch):
     table = MadeTable(tmp_path, SCHEMA, MergeRules(("id",)))
     table.merge(table.stage(ROWS))
