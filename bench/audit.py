@@ -1,8 +1,9 @@
-"""How long `frazil audit` takes for an hour of a busy table: `python -m bench.audit --millions 10 --hours 2`.
+"""Measures `frazil audit` on an hour of a busy table: `python -m bench.audit --millions 10 --hours 2`.
 
-Each hour is 60 commits over 32 topic-partitions, written and committed by the real code; what is audited are the
-tables' files and the commit records, as the hourly DAG does it, then as `frazil audit` does without a window. CPU is
-user + system time of the whole process. The files were just written: they come from the page cache.
+Each hour has 60 commits over 32 topic-partitions, written and committed by the real code. The audit compares the
+tables' files with the commit records: first one hour, as the hourly DAG does, then all hours, as `frazil audit` does
+without a window. CPU is the user and system time of the whole process. The files were just written, so they come from
+the page cache.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A steady load of captured changes: `python -m bench.cdc --rate 2000 --seconds 120 --interval 10s --transactions`.
 
-Starts the embedded Kafka, a connector that writes the rows of a snapshot and then changes at a fixed rate, as Debezium
-does for PostgreSQL, and the writer as its supervisor would. Prints CPU and freshness. Everything shares this machine's
-cores: broker and connector included, whose CPU is not counted.
+Starts the embedded Kafka, a simulated connector, and the writer as its supervisor would. The connector writes the rows
+of a snapshot, and then changes at a fixed rate, as Debezium does for PostgreSQL. Prints the CPU without broker and
+connector, which run on the same cores, and the freshness.
 
-`--backlog 3000000` measures saturation instead: that many changes lie in Kafka before the writer starts again.
+`--backlog 3000000` measures saturation instead: Kafka has this number of changes before the writer starts again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ commit: {{interval: {interval}, max-records: {most}}}
 
 
 def event(number: int, key: int, op: str) -> bytes:
-    """The change with this number; five are a transaction."""
+    """Return the change with this number. Each transaction has `CHANGES` changes."""
     now_ms, transaction = time.time_ns() // 1_000_000, number // CHANGES
     order, lsn, before = number % CHANGES + 1, 100 * number + 50, 100 * CHANGES * transaction
     source = {"version": "3.6.3.Final", "connector": "postgresql", "name": "shop", "ts_ms": now_ms, "snapshot": "false",
@@ -91,7 +91,7 @@ def snapshot(bootstrap: str, keys: int) -> None:
 
 
 def connect(bootstrap: str, keys: int, rate: int, seconds: int) -> None:
-    """Send `rate` changes a second, in slices of 20 ms; prints when the first was due, and how many there were."""
+    """Send `rate` changes per second, in slices of 20 ms. Print the due time of the first, and the number sent."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "compression.type": "lz4"})
     draw, begin, sent = Random(1), time.monotonic(), 0
     first_ms = time.time_ns() // 1_000_000
@@ -109,7 +109,7 @@ def connect(bootstrap: str, keys: int, rate: int, seconds: int) -> None:
 
 
 def fill(bootstrap: str, keys: int, changes: int) -> None:
-    """Send that many changes at once."""
+    """Send `changes` changes without pauses."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4"})
     draw = Random(1)
     for number in range(changes):
@@ -151,14 +151,14 @@ def main() -> None:
 
 
 class Commits:
-    """The table's commits, as a reader sees them come."""
+    """The table's commits, found by polling the table."""
 
     def __init__(self) -> None:
         self.seen: dict[int, int] = {}
-        """When a commit was made, in milliseconds, by the offset up to which it is."""
+        """Time of each commit in milliseconds, by the offset that it reached."""
 
     def count(self) -> int:
-        """The offset up to which the table is."""
+        """Return the offset that the table has reached, and record its commit."""
         try:
             table = load_catalog(None).load_table("bench.orders")
         except NoSuchTableError:
@@ -171,7 +171,7 @@ class Commits:
         return at
 
     def ages_s(self, first_offset: int, first_ms: int, rate: int) -> np.ndarray:
-        """The time from the due moment of each landed change to its commit."""
+        """Return the time from each landed change's due time to its commit."""
         ages, start = [], first_offset
         for at, committed_ms in sorted(self.seen.items()):
             if at > start:
@@ -183,7 +183,7 @@ class Commits:
 
 @contextmanager
 def running(streams: Path) -> Iterator[tuple[subprocess.Popen[bytes], SampledTree]]:
-    """The writer, until the end of the block; then prints the batches that it wrote."""
+    """Run the writer until the `with` block ends, then print the batches that it wrote."""
     log = streams / "writer.log"
     with log.open("w") as out:
         writer = subprocess.Popen([sys.executable, str(MAIN), "orders", "--streams", str(streams)], stderr=out)
@@ -214,7 +214,7 @@ def measure(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
 
 
 def saturate(bootstrap: str, streams: Path, options: argparse.Namespace) -> None:
-    """What the writer makes of a backlog: with its start, and from its first commit of it to its last."""
+    """Print the writer's throughput for a backlog: including its start, and from its first commit to its last."""
     commits = Commits()
     with running(streams) as (writer, tree):
         wait_until(lambda: commits.count() >= options.keys, writer, tree)

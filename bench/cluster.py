@@ -1,8 +1,9 @@
-"""What a record costs on a standalone cluster, and on this host alone: `python -m bench.cluster --millions 4`.
+"""The cost of a record on a standalone cluster, and on this host alone: `python -m bench.cluster --millions 4`.
 
-One broker and one embedded cluster, executors of one core, on this machine. Each round lets a writer of either kind
-catch up on the same ticks, in batches of a million. Counted is user + system CPU after the first of them: of the
-writer, and on the cluster also of master, workers and executors. So starts are left out, and printed next to it.
+One broker and one embedded cluster run on this machine; executors have one core. In each round, a local writer and a
+writer on the cluster read the same ticks, in batches of a million. The result is the user and system CPU after the
+first batch: of the writer and, on the cluster, also of master, workers and executors. The cost of starting is printed
+separately.
 """
 
 from __future__ import annotations

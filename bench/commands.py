@@ -49,7 +49,7 @@ FRAZIL = str(Path(sys.executable).with_name("frazil"))
 
 
 def once(command: str) -> tuple[float, float, int]:
-    """Wall and CPU seconds, and the exit code; no one answers questions."""
+    """Return wall and CPU seconds, and the exit code. The command gets no input."""
     before, begin = os.times(), time.monotonic()
     done = subprocess.run([FRAZIL, *command.split()], capture_output=True, stdin=subprocess.DEVNULL, check=False)
     wall, after = time.monotonic() - begin, os.times()

@@ -1,10 +1,10 @@
-"""What a commit costs as a table's history grows: `python -m bench.commit [SNAPSHOTS] [--substrate NAME]`.
+"""The cost of a commit as a table's history grows: `python -m bench.commit [SNAPSHOTS] [--substrate NAME]`.
 
-Commits one staged file a batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files) or another
-substrate of `bench.substrates`. At each mark, prints wall and CPU time of the last 100 commits, and sizes of what a
-reader opens. *reader ms* is the time to load the table and plan a scan. If servers speak HTTP, it also prints the
-requests of a commit. 3,600 commits are an hour at a commit a second. No maintenance runs; with `--no-expiry`, the
-writer expires no snapshots either. The files are not there: a commit never opens them.
+Commits one staged file per batch, over 32 topic-partitions, to the embedded catalog (SQLite, local files) or another
+substrate of `bench.substrates`. At each mark, prints wall and CPU time of the last 100 commits, and the sizes of the
+files that a reader opens. *reader ms* is the time to load the table and plan a scan. For HTTP servers, also prints the
+number of requests per commit. 3,600 commits are an hour at one commit per second. No maintenance runs; with
+`--no-expiry`, the writer expires no snapshots either. The data files do not exist, because a commit never opens them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def open_tables(name: str | None = None) -> tuple[StreamTables, Committer]:
 
 
 def journal(tables: StreamTables, *, epoch: int, number: int) -> Journal:
-    """The batch with this number: each reads the next `RECORDS` of every partition into one file."""
+    """Return the journal of one batch. Each batch reads the next `RECORDS` records of every partition into one file."""
     metadata = tables.main.current().metadata
     start, end = (number - 1) * RECORDS, number * RECORDS
     columns = range(1, 20)

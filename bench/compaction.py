@@ -1,10 +1,10 @@
-"""What compaction costs: `python -m bench.compaction --gigabytes 1`.
+"""The cost of compaction: `python -m bench.compaction --gigabytes 1`.
 
-Makes one table of ticks by hour, in files of about 3 MB as a busy stream commits them, and compacts it as `frazil
-maintain` does, with pages of v1 and of v2, and as Iceberg's procedure does by its defaults (`CALL
-rewrite_data_files(table)`), each in a Spark of its own on the same files: main is put back in between. Prints MB of
-input a second and a core-second: of CPU time, user and system, of the whole process tree during the action, the JVM's
-compilers and collectors included. `--regular` makes rows whose columns are mostly the same or count upwards.
+Creates a table of ticks by hour, in files of about 3 MB as a busy stream commits them. Compacts this table in three
+ways: as `frazil maintain` does, with pages of v1 and of v2, and with the defaults of Iceberg's procedure (`CALL
+rewrite_data_files(table)`). Each way has its own Spark and the same files, because main is rolled back in between.
+Prints MB of input per second and per core-second. CPU is user and system time of the whole process tree during the
+action, including the JVM's compilers and collectors. With `--regular`, most columns are constant or count upwards.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ VARIANTS = {
 
 
 def columns(rows: int) -> dict[str, pa.Array]:
-    """Prices that drift, and a column that hardly compresses."""
+    """Return columns with drifting prices, and one column that hardly compresses."""
     random = np.random.default_rng()
     number = random.integers(0, 2**31, rows)
     hour = BEGIN_US + int(random.integers(HOURS)) * 3_600_000_000
@@ -71,7 +71,7 @@ def columns(rows: int) -> dict[str, pa.Array]:
 
 
 def regular(rows: int) -> dict[str, pa.Array]:
-    """Columns that hardly differ from row to row."""
+    """Return columns that hardly differ from row to row."""
     number = np.arange(rows)
     return {
         "symbol": pa.array(np.char.add("SYM", (number % 50).astype(str))),
@@ -95,7 +95,7 @@ def make(spec: StreamSpec, gigabytes: float, rows: Callable[[int], dict[str, pa.
 
 
 def run(variant: str, folder: Path) -> None:
-    """Compact once in this process; prints JSON."""
+    """Compact once in this process. Prints JSON."""
     spec, catalog = load_stream(folder / "ticks.yaml"), load_catalog(None)
     with catalog.load_table(TABLE).transaction() as change:
         change.set_properties({"write.parquet.page-version": "v2" if variant == "v2" else "v1"})

@@ -1,11 +1,11 @@
-"""What do audits and maintenance of many streams cost Airflow in an hour in which all is well?
+"""The cost in Airflow of an hour's audits and maintenance of many healthy streams.
 
 `python -m bench.dags_of_many_streams [--streams 200]`
 
-Declares that many streams, each with a table of two batches, and runs each audit and maintenance DAG once, in an
-Airflow without a scheduler, in this process. It prints for each of the two: the DAG runs, the task instances that ran,
-and the CPU seconds (user + system) of both; and what parsing the DAG file costs, which in a real Airflow each task's
-process does first. The start of these processes, the scheduler and the API server are not counted.
+Declares the streams, each with a table of two batches. Runs each audit and maintenance DAG once, in this process, in an
+Airflow without a scheduler. For audits and for maintenance, prints the DAG runs, the task instances that ran, and their
+CPU seconds (user and system). Also prints the cost of parsing the DAG file, which each task's process repeats in a real
+Airflow. Does not count the scheduler, the API server, or the start of task processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FILES = {"audits": "frazil_audit", "maintenance": "frazil_maintenance"}
 
 
 def declare(folder: Path, streams: int) -> None:
-    """Each has batches in this hour and in the last complete one."""
+    """Declare streams with a batch in this hour and a batch in the last complete hour."""
     from frazil.spec.load import load_stream  # after FRAZIL_HOME is set
     from tests.made_batches import MadeStream
 
@@ -63,7 +63,7 @@ def measure(file: str, prefix: str) -> None:
 
 
 def ran_tasks(dag: Any) -> int:
-    """Run a DAG, and count the task instances that a process would have been started for."""
+    """Run a DAG. Return the number of task instances for which Airflow would start a process."""
     from airflow.utils.session import create_session
 
     done = dag.test()

@@ -1,15 +1,16 @@
-"""CPU of decoding JSON chunks: valid ones of three shapes, and ones in which some records are bad.
+"""CPU of decoding JSON chunks: valid chunks of several shapes, and chunks with some bad records.
 
     .venv/bin/python -m bench.decode [--records 100000] [--kinds "type mismatch,..."]
 
-First records of ten columns and 170 bytes, ticks of 127 bytes, records of 1 KB with 40 columns, two of them nested, and
-ticks with a share that is broken in five ways. Then each kind of bad record among those of ten columns. Least CPU
-(user + system) of three runs, in core-seconds per million records, and how many times the cost of a chunk of equally
-long records without a bad one that is.
+Prints the minimum CPU (user and system) of three runs, in core-seconds per million records, and its ratio to the cost
+of an equally long chunk without bad records. Measures:
 
-The records of 1 KB also with half of their bytes in a column of `rest`, compared with all columns declared. Ticks also
-with `cast: lenient` for all columns: as they are, with their three numbers as texts, and with texts that the loop
-cannot cast in one record of 100.
+- records of ten columns and 170 bytes, without bad records and with each kind of bad record;
+- ticks of 127 bytes, without broken records and with a share of them, broken in five ways;
+- records of 1 KB with 40 columns, two of them nested: with all columns declared, and with half of the bytes in a column
+  of `rest`;
+- ticks with `cast: lenient` for all columns: unchanged, with their three numbers as text, and with one record of 100
+  whose text the loop cannot cast.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ GOOD: dict[str, tuple[bytes, bytes]] = {
     "good: escape in a timestamp": (b'.123Z"', b'\\u002e123Z"'),
     "good: 29 February": (b'"day":"2026-01-01', b'"day":"2024-02-29'),
 }
-"""Values that are rows, but that the bulk path may be unsure of."""
+"""Values that are valid, but that the bulk path may reject and leave to slower code."""
 
 
 def record(number: int) -> bytes:
@@ -108,7 +109,7 @@ def changed(value: bytes, to: tuple[bytes, bytes] | bytes | None) -> bytes | Non
 
 
 def broken(value: bytes, number: int) -> bytes:
-    """A tick that is cut off, or has one of four values that do not fit."""
+    """Return a tick that is cut off, or that has one of four values of a wrong type."""
     return (
         value[:60],
         value.replace(b'"size":', b'"size":"x","s":'),
@@ -138,7 +139,7 @@ def decoder_of(records: Records, columns: int | None = None, **more: str) -> Dec
 
 
 def bytes_in_half(records: Records, value: bytes) -> int:
-    """How many columns the first half of a record's bytes has."""
+    """Return the number of columns in the first half of a record's bytes."""
     names = [f'"{column.name}":'.encode() for column in records.columns]
     return sum(value.index(name) < len(value) // 2 for name in names)
 

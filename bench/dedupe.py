@@ -1,12 +1,12 @@
-"""What `dedupe` adds to a batch, by the rows that the window has already.
+"""The cost that `dedupe` adds to a batch, by the number of rows in its window.
 
     .venv/bin/python -m bench.dedupe [--rows 1000000] [--windows 0,1,10] [--repeated 0.2]
 
-A table of clicks (a long key, an event time, a text), partitioned by hour, gets that many millions of rows within the
-last hour, in files of a million. Then one batch of candidates, staged in two files, is merged by one process: a share
-of its rows repeats a row of the window, or of the batch where the window is empty. CPU (user + system) of planning,
-looking the keys up, writing files again where they have repeats, and writing the manifests; next to it, that of a plain
-append, and the most memory that the process held.
+Creates a table of clicks (a long key, an event time, a text), partitioned by hour, with `--windows` million rows of the
+last hour in files of a million rows. One process then merges one batch, staged in two files. A share of the batch
+repeats rows of the window or, if the window is empty, of the batch itself. Prints the CPU (user and system) of
+planning, of looking up keys, of rewriting files that have repeats, and of writing manifests. Also prints the CPU of a
+plain append, and the process's peak memory.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure(millions: int, batch: tuple[StagedFile, ...], rows: int) -> str:
 
 
 def _peak_mib() -> int:
-    """The peak of this process. Its resource usage would have the peak of the process that started it."""
+    """Return this process's own peak memory. `getrusage` would include the peak of its parent."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) >> 10 for line in status.splitlines() if line.startswith("VmHWM"))
 
@@ -121,7 +121,7 @@ def _made(millions: int, folder: Path) -> Table:
 
 
 def _batch(count: int, millions: int, repeated: float) -> pa.Table:
-    """New keys beyond those of the window, and a share that the window, or else the batch, has."""
+    """Return a batch: new keys, and a share of repeats from the window or, without a window, from the batch itself."""
     draw = np.random.default_rng(1)
     again = int(count * repeated)
     new = 10**9 + np.arange(count - again)

@@ -2,10 +2,10 @@
 
     .venv/bin/python -m bench.distribution --millions 2 --tasks 4 --symbols 2000
 
-Each round stages the same records twice: `distribution: none`, then `hash` with shares made of what the batch before it
-wrote. Files are compared with the ideal, bytes / target file size + live partitions. A task's seconds are those of the
-reader and of the writer with its number. CPU is that of all processes that Spark started, in core-seconds per million;
-memory is the most that they held at once, with this process, Spark's driver, left out.
+Each round stages the same records twice: with `distribution: none`, then with `hash` and shares computed from the
+previous batch. The number of files is compared with the ideal, bytes / target file size + live partitions. A task's
+seconds are those of its reader and its writer together. CPU is that of all processes that Spark started, in
+core-seconds per million records. Memory is their common peak. Both exclude this process, which is Spark's driver.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ BY_SYMBOL = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "symbol")
 
 
 def produce(bootstrap: str, count: int, *, symbols: int) -> None:
-    """Ticks without keys: each Kafka partition has every symbol. Symbol number i is 1/i as frequent as the first."""
+    """Send ticks without keys, so each Kafka partition has every symbol. Symbol number i is 1/i as frequent as the
+    first.
+    """
     weights = 1 / np.arange(1, symbols + 1)
     drawn = np.random.default_rng(7).choice(symbols, count, p=weights / weights.sum())
     producer = Producer(

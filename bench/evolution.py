@@ -2,9 +2,9 @@
 
     .venv/bin/python -m bench.evolution [--records 100000] [--repeats 15]
 
-Ticks of 127 bytes without a new field; the same with a new field in each, as in the first of a batch's two stagings, or
-where that field cannot become a column; and records of 1 KB with 40 columns. Each round measures all modes, one after
-the other. Least CPU (user + system) of all rounds, in core-seconds per million records.
+Measures ticks of 127 bytes without a new field, ticks with a new field in each record, and records of 1 KB with 40
+columns. A new field stands for a batch's first staging, or for a field that cannot become a column. Each round measures
+all modes in turn. Prints the minimum CPU (user and system) of all rounds, in core-seconds per million records.
 """
 
 from __future__ import annotations

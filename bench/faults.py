@@ -1,12 +1,13 @@
-"""How soon ten faults are named, and are over again: `python -m bench.faults [NAME…]`.
+"""How soon the page and alerts name ten faults, and report their end: `python -m bench.faults [NAME…]`.
 
-Each fault has a stream of its own with 20 records a second, whose writer is a process without a JVM under the real
-supervisor. The line of the page is read every two seconds, as the API server builds it. The alerts are measured every
-60 seconds, as `frazil_health` does, without Airflow: its scheduling and its tasks come on top. All faults begin right
-after a measurement, the worst moment, and at the same time, and end together. Prints seconds until page, alert and
-notification name the cause, and, after the fix, until the line is green and the alert has ended; `-` if never.
+Each fault has its own stream with 20 records per second, whose writer runs without a JVM under the real supervisor. The
+stream's line on the page is read every two seconds, as the API server builds it. The alerts are measured every 60
+seconds, as `frazil_health` does, but without the delays of Airflow's scheduler and tasks. All faults begin at the same
+time, right after a measurement, which is the worst moment, and end together. Prints the seconds until page, alert and
+notification name the cause and, after the fix, until the line is green and the alert has ended; `-` if never.
 
-As root: the read-only storage is a file system of its own. Times belong to a host: say with them how busy it was.
+Needs root, because the read-only storage is a separate file system. The times depend on the load of the host: report
+both.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ SCHEMA = (
 
 @dataclass
 class Fault:
-    """A fault of one stream. `word` is what a sentence about its cause has; `alerts` is whether one is expected."""
+    """A fault of one stream. Texts that name the cause contain `word`; `alerts` tells whether an alert is expected."""
 
     name: str
     word: str
@@ -67,10 +68,10 @@ class Fault:
     value: Callable[[int], bytes] = lambda n: b'{"id": %d, "at": "%s"}' % (n, moment())
     per_s: int = RECORDS_PER_S
     seen: dict[str, float] = field(default_factory=dict)
-    """Seconds by what was seen first: `page`, `alert`, `notified`, `green`, `over`."""
+    """Seconds until each was first seen: `page`, `alert`, `notified`, `green`, `over`."""
     said: str = ""
     last: str = ""
-    """The last words of page and alerts before the fix."""
+    """The last texts of page and alerts before the fix."""
 
 
 def moment() -> bytes:
@@ -265,7 +266,7 @@ class World:
 
 
 class Watch:
-    """When page and alerts first name each fault, and when they are well again."""
+    """Records when page and alerts first name each fault, and when they first show that it has ended."""
 
     def __init__(self, world: World) -> None:
         self.world, self.begun_s, self.fixed_s = world, 0.0, 0.0

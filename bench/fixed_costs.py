@@ -1,13 +1,13 @@
-"""What a writer costs besides its records: `python -m bench.fixed_costs [--rounds 3] [--idle 75] [--batches 1]`.
+"""A writer's fixed costs: `python -m bench.fixed_costs [--rounds 3] [--idle 75] [--batches 1]`.
 
-With `--substrate rest+s3`, catalog and storage are servers, whose requests are counted on their way. Last, it prints
-the cost of all batches according to frazil's commit records.
+With `--substrate rest+s3`, catalog and storage are servers, and a proxy counts their requests. At the end, prints the
+cost of all batches according to frazil's commit records.
 
-Starts the embedded Kafka, sends 1,000 records and runs `frazil run`. Prints the wall time of a start up to its first
-commit, by phase, and each process with its life and its CPU time. Then, `--batches` times, leaves the writer idle for
-`--idle` seconds, prints what each process used meanwhile, sends 1,000 records and prints what their batch took.
+Starts the embedded Kafka, sends 1,000 records and runs `frazil run`. Prints the wall time from start to first commit,
+by phase, and the life and CPU time of each process. Then, `--batches` times: leaves the writer idle for `--idle`
+seconds, prints the CPU of each process, sends 1,000 records, and prints the cost of their batch.
 
-CPU is user + system, sampled 20 times a second from /proc: a process that ends takes up to 50 ms along unseen.
+CPU is user and system time, sampled 20 times a second from /proc. The last 50 ms of a process may be missed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ commit: {{interval: {interval}}}
 
 @dataclass(slots=True)
 class Writer:
-    """A writer in the foreground, watched."""
+    """A writer in the foreground, whose processes and heartbeat are sampled."""
 
     home: Path
     process: subprocess.Popen[bytes] = field(init=False)
@@ -68,7 +68,7 @@ class Writer:
         self.tree = SampledTree(self.process.pid)
 
     def watch(self, until: Callable[[dict[str, object]], bool]) -> dict[str, object]:
-        """Sample until the heartbeat is as wanted; the heartbeat."""
+        """Sample processes until the heartbeat satisfies `until`, and return the heartbeat."""
         deadline = time.monotonic() + DEADLINE_S
         while True:
             self.tree.sample()
@@ -112,7 +112,7 @@ def commit_of(heartbeat: dict[str, object]) -> object:
 
 
 def measure_start(writer: Writer) -> tuple[float, float]:
-    """Wall and CPU seconds up to the first commit, after printing where they went."""
+    """Print the costs up to the first commit by phase. Return the wall and CPU seconds."""
     writer.watch(lambda heartbeat: commit_of(heartbeat) is not None)
     wall = time.monotonic() - writer.tree.began
     spent = writer.tree.cpu_s()
@@ -131,7 +131,7 @@ def rows(tree: SampledTree) -> Iterator[str]:
 
 
 def measure_idle(writer: Writer, seconds: float) -> float:
-    """CPU seconds a second, after printing them by process."""
+    """Print the CPU of each idle process. Return the CPU seconds per second."""
     writer.watch_for(5)  # what a batch leaves behind
     before, began = writer.tree.cpu_s(), time.monotonic()
     writer.watch_for(seconds)
@@ -144,7 +144,7 @@ def measure_idle(writer: Writer, seconds: float) -> float:
 
 
 def measure_batch(writer: Writer, bootstrap: str, idle: float) -> tuple[float, float]:
-    """Wall seconds from planned to committed, and CPU seconds beyond what idling costs."""
+    """Return a batch's wall seconds from plan to commit, and its CPU seconds beyond those of an idle writer."""
     last = commit_of(writer.watch(lambda _: True))
     send(bootstrap)
     before, began = writer.tree.cpu_s(), time.monotonic()

@@ -2,11 +2,11 @@
 
     .venv/bin/python -m bench.formats [--records 100000] [--repeats 5]
 
-Ticks of 127 bytes as JSON, and records of 1 KB with 40 columns, two of them nested. Avro's and Protobuf's are behind a
-schema id, as the serializers of a registry write them. Least CPU (user + system) of the rounds, in core-seconds per
-million records; one round decodes a chunk of each format.
+Ticks have 127 bytes as JSON; wide records have 1 KB and 40 columns, two of them nested. Avro and Protobuf records begin
+with a schema id, as a registry's serializers write them. Each round decodes one chunk of each format. Prints the
+minimum CPU (user and system) of the rounds, in core-seconds per million records.
 
-On 2 cores with other work next to (load 2), --repeats 7:
+Results on a busy machine (2 cores, load 2, --repeats 7):
 
 | records | format | bytes | core-s per million |
 |---|---|---|---|
@@ -43,7 +43,7 @@ from frazil.spec.load import validate_stream
 
 
 class OneSchema:
-    """A registry of one schema."""
+    """A schema registry with one schema."""
 
     def __init__(self, text: SchemaText) -> None:
         self._text = text
@@ -72,7 +72,7 @@ PROTOBUF = {"int": "int32", "long": "int64", "boolean": "bool", "timestamptz": "
 
 
 def protobuf_message(columns: tuple[Column, ...], name: str) -> str:
-    """Every field is optional, as in Avro's schema."""
+    """Return a message's declaration. Every field is optional, as in Avro's schema."""
     fields = []
     for i, c in enumerate(columns, 1):
         inside = "" if isinstance(c.type, str) else protobuf_message(c.type, f"T_{c.name}")
@@ -87,13 +87,13 @@ def protobuf_text(records: Records) -> str:
 
 
 def as_protobuf(values: list[bytes], text: str) -> list[bytes]:
-    """Behind a zero byte, a schema id and the short form of the first message's indexes."""
+    """Encode values: a zero byte, a schema id, the short form of the first message's indexes, and the message."""
     made = message_factory.GetMessageClass(message_of(text))
     return [b"\0\0\0\0\1\0" + json_format.Parse(value, made()).SerializeToString() for value in values]
 
 
 def cost(decode: Decoder, chunk: RecordChunk) -> float:
-    """Core-seconds per million records."""
+    """Return core-seconds per million records."""
     started = time.process_time()
     decoded = decode(chunk)
     spent = time.process_time() - started

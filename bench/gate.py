@@ -1,8 +1,8 @@
-"""How long a gate takes with each engine, on the real suite and on a failing one: `python -m bench.gate --millions 1`.
+"""Measures a quality gate with each engine, on passing and failing suites: `python -m bench.gate --millions 1`.
 
-The window is one hour, in a file a minute, of flights repeated; the suite is the demo's. Every gate is a process of its
-own from start to end, the load of Great Expectations and the JVM's start included. CPU is user + system time of it and
-its JVM.
+The window is one hour of repeated flights, with one file per minute. The passing suite is the demo's. Each gate is a
+separate process, measured from start to end, including the import of Great Expectations and the JVM's start. CPU is
+user and system time of the process and its JVM.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def make(rows: int) -> Table:
 
 
 def failing(folder: Path) -> Path:
-    """The demo's suite, with three expectations that are not met."""
+    """Return the demo's suite with three failing expectations."""
     content = json.loads((INCLUDE / "expectations" / "demo.flights.json").read_text())
     strict = {"dep_delay": {"max_value": 60}, "origin": {"value_set": ["EWR"]}, "air_time": {"min_value": 100}}
     for expectation in content["expectations"]:

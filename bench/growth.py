@@ -1,8 +1,8 @@
-"""What a record costs as things grow: `python -m bench.growth`, or only some curves with `--curves columns,cores`.
+"""The cost of a record as things grow: `python -m bench.growth`, or only some curves with `--curves columns,cores`.
 
-Each point is `stage`, from Kafka to Parquet, in a process of its own without Spark, on records that an embedded broker
-has. A first small run compiles and imports; then CPU (user + system, librdkafka's threads included) is counted, in
-core-seconds per million records. Memory is the process's highest resident set. Keeps the points in
+Each point runs `stage`, from Kafka to Parquet, in a separate process without Spark. The records are in an embedded
+broker. A first small run compiles and imports; the second run is measured. CPU (user and system, including librdkafka's
+threads) is in core-seconds per million records. Memory is the process's peak resident set. Stores the points in
 `bench/results/growth.json`, and draws them to `docs/explanation/growth.svg`; `--draw` only draws.
 """
 
@@ -40,7 +40,7 @@ TICKS = KINDS["ticks"]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One measurement: `x` of what the curve is named after."""
+    """One measurement. `x` is the quantity after which the curve is named."""
 
     curve: str
     x: int
@@ -62,7 +62,7 @@ class Work:
     partitions: range
     each: int
     buckets: int | None = None
-    """Live table partitions, over which `trade_id` is spread; None for a table by hour, of which one is live."""
+    """Number of live table partitions, over which `trade_id` is spread; None for a table by hour with one live hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Done:
 
 
 def staged(work: Work) -> Done:
-    """Stage in a separate process."""
+    """Run `stage` twice, and measure the second run. Call this in a new process, because the peak memory counts."""
     _stage(dataclasses.replace(work, each=min(work.each, 200)))
     start, wall = time.process_time(), time.perf_counter()
     files, size = _stage(work)
@@ -121,7 +121,7 @@ def _spec(schema: Schema, buckets: int | None) -> PartitionSpec:
 
 
 class Growth:
-    """A broker, and the curves that are measured with it."""
+    """A broker, and the curves that are measured with its records."""
 
     def __init__(self, kafka: EmbeddedKafka, ticks: int) -> None:
         self._kafka = kafka
@@ -259,7 +259,7 @@ def main() -> None:
 
 
 def draw(points: list[Point], path: Path) -> None:
-    """A panel a curve: CPU a million records, or a megabyte; for a backlog, memory."""
+    """Draw a panel per curve: CPU per million records or per megabyte; for a backlog, memory."""
     from bench.peer.plots import panels  # matplotlib, which a worker's process has no need of
 
     curves: dict[str, list[Point]] = {}

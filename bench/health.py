@@ -1,9 +1,9 @@
-"""What a measurement of a table's health costs as the table grows: `python -m bench.health [FILES…]`.
+"""The cost of measuring a table's health as the table grows: `python -m bench.health [FILES…]`.
 
-Tables of 1,000, 10,000 and 100,000 files in the embedded catalog (SQLite, local files), 500 days, 20 columns with
-statistics; the last 384 files came in 12 commits of a stream, whose records are read. Files are 1,000 to a manifest,
-as after a rewrite of manifests. CPU is user + system time of the whole process. The data files are not there: no
-measurement opens them.
+The tables have 1,000, 10,000 and 100,000 files in the embedded catalog (SQLite, local files), 500 days, and 20 columns
+with statistics. A stream added the last 384 files in 12 commits, whose records are read. Each manifest lists 1,000
+files, as after a rewrite of manifests. CPU is user and system time of the whole process. The data files do not exist,
+because no measurement opens them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def append(stream: MadeStream, files: list[StagedFile]) -> None:
 
 
 def commit(stream: MadeStream, number: int, files: list[StagedFile]) -> None:
-    """The next batch of the stream, with files that no one wrote."""
+    """Commit the stream's next batch, whose data files do not exist."""
     committer = stream.committer or stream.begin()
     progress = (RangeProgress(stream.topic, 0, number, number + 1, 1, 0, None),)
     journal = Journal(

@@ -1,10 +1,10 @@
-"""CPU per record on executors: Kafka to Parquet in one process without Spark, compared with librdkafka's own consume.
+"""CPU per record on executors: Kafka to Parquet in one process without Spark, compared with plain librdkafka.
 
     .venv/bin/python -m bench.ingest --millions 4
 
-CPU is user + system time of the whole process (librdkafka's threads included), in core-seconds per million records;
-decode and write are the main thread's own, and consume is what is left. Wall time means little on a shared machine.
-Repeat and take the least: other programs on the same cores cost up to half as much again.
+CPU is user and system time of the whole process, including librdkafka's threads, in core-seconds per million records.
+Decode and write are measured in the main thread; consume is the remainder. Wall time means little on a shared machine.
+Repeat and take the minimum: other programs on the same cores may raise the CPU by half.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ TICKS = Schema(
     t.NestedField(11, "kafka_timestamp", t.TimestamptzType()),
 )
 NEW_TABLE = {"write.parquet.format-version": "v2"}
-"""What frazil sets when it makes a table, as far as writing files is concerned."""
+"""The properties of a new frazil table that affect how files are written."""
 BY_HOUR = PartitionSpec(PartitionField(2, 1000, HourTransform(), "ts_hour"))
 
 
 def librdkafka_alone(bootstrap: str, each: int) -> None:
-    """Consume every message once, and only check that it is one."""
+    """Consume every message once, and only check that it is no error."""
     consumer = Consumer({**DEFAULT_PROPERTIES, **FIXED_PROPERTIES, "bootstrap.servers": bootstrap, "group.id": "bench"})
     consumer.assign([TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)])
     left = each * PARTITIONS
@@ -73,7 +73,7 @@ def librdkafka_alone(bootstrap: str, each: int) -> None:
 
 
 def chunks_alone(kind: type[RangeReader], bootstrap: str, each: int) -> None:
-    """Values, keys, places and timestamps as columns."""
+    """Read values, keys, offsets and timestamps into columns."""
     with kind({"bootstrap.servers": bootstrap}, ranges(each)) as reader:
         assert sum(map(len, reader)) == each * PARTITIONS
 

@@ -1,17 +1,17 @@
-"""A day of a busy table in minutes, with maintenance and without: `python -m bench.maintenance_day`.
+"""Simulates a day of a busy table, with and without maintenance: `python -m bench.maintenance_day`.
 
-One commit each 5 s with 32 files is 17,280 commits and 552,960 files a day. Here the 24 hours of event time have a
-60th of these commits (`--commits 12` an hour), each of 32 files of 1,000 rows, by the real committer, to two tables
-with the same files. After each hour `maintain` runs on one of them, with the defaults but for `expiry.keep`: its 6 h
-are six of these hours. All is measured just before it runs, when the hour is at its worst.
+A real day with one commit every 5 s and 32 files per commit has 17,280 commits and 552,960 files. Here, the 24 hours of
+event time have a 60th of these commits (`--commits 12` per hour), each of 32 files of 1,000 rows. The real committer
+adds the same files to two tables. After each hour, `maintain` runs on one of them, with default settings except
+`expiry.keep`, whose 6 h become six simulated hours. Measurements take place just before maintenance, the worst moment.
 
-A query counts rows and averages a price by symbol over one hour of event time: a complete hour chosen at random
-(seeded, the same ones for each table), and the hour that is still written. Each begins at the catalog, with no
-metadata in memory, and is asked of a copy too that Spark has just rewritten: one manifest, one snapshot. Tables
-take turns, so that what else runs on the machine burdens all alike. DuckDB reads the files that PyIceberg plans.
+A query counts rows and averages a price by symbol over one hour of event time. This is a random complete hour, the same
+for each table, or the hour that is still written. Each query loads the table from the catalog, without cached metadata.
+Queries also run on a copy that Spark has just rewritten into one manifest and one snapshot. Tables are queried in turn,
+so that other programs on the machine affect them equally. DuckDB reads the files that PyIceberg plans.
 
-Writes docs/explanation/maintenance-day.svg, and prints the same as a table.
-A first try: `--hours 2 --commits 3 --plot x.svg`.
+Writes docs/explanation/maintenance-day.svg, and prints the same numbers as a table. For a first try: `--hours 2
+--commits 3 --plot x.svg`.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from frazil.table.catalogs import load_catalog, spark_properties
 
 KEEP_HOURS = 6
 SELDOM = 8
-"""The table without maintenance and the open hour take long, so they are queried only every eighth time."""
+"""The table without maintenance and the open hour are queried only every eighth time, because they take long."""
 WARM_UP = 10
-"""Warm-up queries of each engine, because a JVM compiles what it runs often."""
+"""Warm-up queries of each engine, because a JVM compiles frequently used code."""
 COMPARED = ("maintained", "compacted")
-"""The second is a copy of all rows, made again for each comparison."""
+"""`compacted` is a copy of all rows, created again for each comparison."""
 
 
 @dataclasses.dataclass
@@ -64,7 +64,7 @@ class Simulation:
         self._hour_began_ms = [now_ms()]
 
     def hour(self, hour: int, *, ask: bool) -> None:
-        """One hour's commits, then a measurement just before maintenance runs, at the worst moment."""
+        """Make one hour's commits, and measure just before maintenance runs, at the worst moment."""
         took = [self.day.commit() for _ in range(self.day.commits)]
         for table, commits_ms in zip(("maintained", "unattended"), zip(*took, strict=True), strict=True):
             self._look(hour, table)
@@ -88,7 +88,7 @@ class Simulation:
         self.samples.add(hour, table, {field: getattr(found, field) for field in fields})
 
     def _ask(self, hour: int, engine: str) -> None:
-        """Random complete hours, the same for every table, and the open hour if it differs."""
+        """Query random complete hours, the same for every table, and the open hour."""
         for turn, chosen in enumerate(self._random.integers(hour - 1, size=self.repeats)):
             some = turn % SELDOM == 0
             for table in np.roll((*COMPARED, "unattended") if some else COMPARED, turn):
@@ -126,7 +126,7 @@ def name(table: str) -> str:
 
 
 def start_spark(catalog: str | None = None) -> SparkSession:
-    """Two cores; each query loads its table from the catalog, like the other engines."""
+    """Start Spark with two cores. Each query loads its table from the catalog, as the other engines do."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     properties = {

@@ -1,14 +1,14 @@
-"""What do hundreds of declared streams cost Airflow? `python -m bench.many_streams [--streams 300] [--rounds 3]`.
+"""The cost of hundreds of declared streams in Airflow: `python -m bench.many_streams [--streams 300] [--rounds 3]`.
 
-Declares that many streams, each with a table of its own, and prints, as CPU milliseconds or seconds (user + system):
+Declares the streams, each with its own table, and prints, as CPU milliseconds or seconds (user and system):
 
-- what a DAG file's `from frazil.airflow import …` takes after `airflow.sdk`, for one factory and for all names;
-- for each file of `dags/`, what Airflow's DAG processor spends on it: parsing, and serializing what it came to, each
-  in a process forked from one that has imported Airflow, as the DAG processor does it;
-- what one check of a stream costs a supervisor in the triggerer: the declaration alone, and a whole step with a writer
-  that runs (this process stands for it), a table in the embedded catalog, and a heartbeat;
-- with `--idle SECONDS`, what each component of a real Airflow spends a second while the DAGs are there, all of them
-  paused: the scheduler's load at idle, and the DAG processor's.
+- the time of a DAG file's `from frazil.airflow import …` after `airflow.sdk`, for one factory and for all names;
+- for each file of `dags/`, the cost in Airflow's DAG processor: parsing and serializing, each in a process forked from
+  one that has imported Airflow, as the DAG processor does;
+- the cost of one check of a stream by a supervisor in the triggerer: reading the declaration alone, and a whole step.
+  The step's stream has a table in the embedded catalog, a heartbeat, and this process as its running writer;
+- with `--idle SECONDS`, the cost per second of each component of a real Airflow in which all these DAGs are paused: the
+  idle load of scheduler and DAG processor.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def measure_idle(root: Path, seconds: float, *, dags: int) -> None:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU of a process, its children, and those that it has waited for."""
+    """Return the CPU of a process, of its running children, and of children that it has waited for."""
     own = process.cpu_times()
     total: float = own.user + own.system + own.children_user + own.children_system
     for child in process.children(recursive=True):

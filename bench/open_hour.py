@@ -1,9 +1,10 @@
-"""What queries of the hour that is still written cost: `python -m bench.open_hour [--commits 1800] [--rows 2000]`.
+"""The cost of queries of the hour that is still written: `python -m bench.open_hour [--commits 1800] [--rows 2000]`.
 
-The real committer commits the same files to two tables. On one of them, the writer also folds its small files
-(`maintenance.compaction.fold-files`), here in the same thread, so that its CPU is known. At `--moments` random moments,
-each engine counts rows and averages a price of the hour so far, without caches. It reads this table and a copy that
-Spark has just rewritten; the last time, it also reads the table that is not folded. Prints the p95 of all moments.
+The real committer commits the same files to two tables. On one table, the writer also folds its small files
+(`maintenance.compaction.fold-files`), here in the same thread, so that the CPU of folding is known. At `--moments`
+random moments, each engine counts rows and averages a price of the hour so far, without caches. It queries the folded
+table and a copy that Spark has just rewritten; the last time, also the table without folds. Prints the p95 of all
+moments.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""How long do the views of the operations page take to load, and what does an open page cost the API server?
+"""Measures the load time of the operations page, and the API server's cost while the page is open.
 
-`python -m bench.page [--streams 1 30 300] [--minutes 10 --open 30]`
-`python -m bench.page --screenshots docs/images`
+    python -m bench.page [--streams 1 30 300] [--minutes 10 --open 30]
+    python -m bench.page --screenshots docs/images
 
-Makes that many streams (tests/troubled_world.py), some in trouble and one whose catalog hangs, and serves them
-by Airflow's own API server to headless Chromium. It prints for each number of streams: the milliseconds from the
-navigation until every row of the overview is there, and until each has its state; cold, as the first question to a
-fresh API server by a fresh browser, and warm, the median of five reloads; and the same of a stream's and a table's
-view. With `--minutes`, the page stays open for that long over `--open` streams: CPU seconds and memory (PSS) of the API
-server's processes, without and with the page.
+Creates the streams (tests/troubled_world.py), some in trouble and one whose catalog hangs. Airflow's own API server
+serves them to headless Chromium. For each number of streams, prints the milliseconds from the navigation until every
+row of the overview exists, and until each row has its state. Cold is a new browser's first request to a new API server;
+warm is the median of five reloads. Prints the same for a stream's and a table's view. With `--minutes`, the page stays
+open for this time with `--open` streams: prints CPU seconds and memory (PSS) of the API server's processes, with and
+without the page.
 
-With `--screenshots`, it only takes the pictures of the documentation.
+With `--screenshots`, only takes the screenshots for the documentation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PICTURES = {
     "table": ("#/table/shop.shipments", None, 1700),
     "dialog": ("#/stream/refunds", "Reset …", 800),
 }
-"""The view of each picture, the button that is pressed there, and the height that is shown at most."""
+"""Each picture's view, the button to press there, and the maximum height."""
 WIDTH, HEIGHT = 1200, 800
 ENDS = """most => Math.max(...[...document.querySelectorAll("main > *, .charts figure, .lines tr")]
     .filter(part => !part.nextElementSibling?.matches(".why"))
@@ -57,7 +57,7 @@ ENDS = """most => Math.max(...[...document.querySelectorAll("main > *, .charts f
 
 @contextmanager
 def served(streams: int | None, *, commits: int) -> Iterator[ApiServer]:
-    """A fresh API server over a fresh world."""
+    """Start a new API server with new streams."""
     with tempfile.TemporaryDirectory(prefix="frazil-page-") as name, EmbeddedKafka(Path(name) / "kafka") as kafka:
         folder = Path(name) / "world"
         folder.mkdir()
@@ -86,7 +86,7 @@ def new_page(browser: Browser, server: ApiServer, *, theme: str = "light") -> Pa
 
 
 def loaded_ms(page: Page, server: ApiServer, at: str, *conditions: tuple[str, object]) -> list[int]:
-    """Since the navigation began, when each condition was true."""
+    """Return the milliseconds from the start of the navigation until each condition was true."""
     page.goto("about:blank")
     page.goto(f"{server.url}{PAGE}{at}", wait_until="commit")
     found = []
@@ -117,7 +117,7 @@ def measure(streams: int) -> None:
 
 
 def stay_open(streams: int, minutes: float) -> None:
-    """Print what the API server takes while no one looks, and while the page is open."""
+    """Print the API server's CPU and memory without the page, and while the page is open."""
     with served(streams, commits=60) as server, chromium() as browser:
         root = server.process.pid
         page = new_page(browser, server)
@@ -140,7 +140,7 @@ def stay_open(streams: int, minutes: float) -> None:
 
 
 def pss_bytes(root: int) -> int:
-    """Memory of a process and all below it."""
+    """Return the memory of a process and its descendants."""
     processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
     return sum(process.memory_full_info().pss for process in processes)
 

@@ -1,10 +1,10 @@
-"""The same records through frazil and its peers: `make bench BENCH=peers`, or with options
+"""Writes the same records with frazil and its peers: `make bench BENCH=peers`, or with options
 
     .venv/bin/python -m bench.peers --millions 10 --rounds 2 --records ticks --systems frazil,flink,spark --keep
 
-Records are made once, in one embedded broker with 32 partitions. In each round every system writes all of them into a
-table of its own, one after another. CPU is that of the whole process tree, by the kernel's account. Afterwards every
-row's `trade_id` is read: each must be there once. The first use fetches the peers' jars (about 600 MB).
+The records are created once, in one embedded broker with 32 partitions. In each round, every system in turn writes all
+of them into its own table. CPU is that of the whole process tree, as the kernel counts it. Then every row's `trade_id`
+is checked: each must exist exactly once. The first use downloads the peers' jars (about 600 MB).
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def main() -> None:
 
 
 def reads(system: str, encoding: str) -> bool:
-    """Spark reads no Avro by a registry, and no converter for Kafka Connect that does is complete on Maven Central."""
+    """Return whether the system can read the encoding. Spark cannot read a registry's Avro, and the Kafka Connect
+    converters for it on Maven Central are incomplete.
+    """
     return encoding == "json" or system in {"frazil", "flink"}
 
 
@@ -84,7 +86,7 @@ def registry_of(encoding: str, home: Path) -> AbstractContextManager[EmbeddedReg
 
 
 def register(registry: EmbeddedRegistry, records: Records) -> int:
-    """The id of the schema of the records. Raises requests.HTTPError."""
+    """Register the records' schema, and return its id. Raises requests.HTTPError."""
     url = f"{registry.url}/subjects/{records.name}-value/versions"
     answer = requests.post(url, json={"schema": json.dumps(avro_schema(records.columns))}, timeout=30)
     answer.raise_for_status()
@@ -92,7 +94,7 @@ def register(registry: EmbeddedRegistry, records: Records) -> int:
 
 
 def draw() -> None:
-    """The newest runs of each kind of record that were kept: each system's least CPU, and its median."""
+    """Draw the newest stored runs of each kind of record: each system's minimum CPU, and its median."""
     from bench.peer.plots import bars  # matplotlib, which a run has no need of
 
     groups: dict[str, dict[str, tuple[float, float]]] = {}
@@ -112,7 +114,7 @@ def draw() -> None:
 
 
 def configure(home: Path) -> None:
-    """Declare the catalog of all systems, for this process and what it starts."""
+    """Declare all systems' catalog in the environment of this process and its children."""
     prefix = f"PYICEBERG_CATALOG__{CATALOG.upper()}__"
     (home / "warehouse").mkdir()
     os.environ["FRAZIL_HOME"] = str(home / "home")
@@ -133,7 +135,7 @@ class Track:
     transform: bool
 
     def run(self, system: System, number: int) -> Run:
-        """Raises RuntimeError if the system ends with an error, TimeoutError if it does not end."""
+        """Run a system once. Raises RuntimeError if it ends with an error, TimeoutError if it does not end."""
         table = f"{system.name}_{number}"
         warehouse = self.home / "warehouse"
         place = (self.home / table, self.home / "catalog.db", warehouse, table)
@@ -165,7 +167,7 @@ class Track:
         return run
 
     def check(self, table: Table) -> tuple[int, bool]:
-        """The number of rows, and whether each record is there exactly once."""
+        """Return the number of rows, and whether each record is there exactly once."""
         ids = table.scan(selected_fields=("trade_id",)).to_arrow()["trade_id"]
         once = len(ids) == pc.count_distinct(ids).as_py() == self.count
         limits = {"min": FIRST_ID, "max": FIRST_ID + self.count - 1}
@@ -173,7 +175,7 @@ class Track:
 
 
 def create_table(catalog: Catalog, job: Job) -> None:
-    """The table that frazil would create, without its coordinates."""
+    """Create the table that frazil would create, but without the Kafka coordinates."""
     spec = StreamSpec.model_validate({**declared(job), "coordinates": False})
     columns = iceberg.table_schema(spec)
     catalog.create_table((NAMESPACE, job.table), columns, partition_spec=iceberg.partition_spec(spec, columns))

@@ -1,10 +1,11 @@
-"""What a batch costs that touches many tables: `python -m bench.routes [TABLES] [--records N] [--mode M]`.
+"""The cost of a batch for many tables: `python -m bench.routes [TABLES] [--records N] [--mode M]`.
 
-One stream with a route by a field whose values are even over TABLES tables that its template makes. Each batch goes
-through the writer's own parts in this process (stage as one task, journal, commit to home, commit to the routed
-tables), on the embedded catalog (SQLite, local files), without Kafka and Spark: records come from memory. Prints CPU
-and wall seconds of each part, and of the same batch without a route. No maintenance runs. With `--mode upsert` or
-`dedupe` each batch is merged into its tables, in this process; with `upsert` later batches change the first one's rows.
+One stream has a route by a field, whose values spread records evenly over TABLES tables of its template. Each batch
+goes through the writer's own parts in this process: stage (as one task), journal, and the commits to the default table
+and to the routed tables. It uses the embedded catalog (SQLite, local files), without Kafka and Spark: records come from
+memory. Prints CPU and wall seconds of each part, and of the same batch without a route. No maintenance runs. With
+`--mode upsert` or `dedupe`, this process merges each batch into its tables; with `upsert`, later batches change the
+first batch's rows.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def declared(limit: int, mode: str, *, routed: bool) -> StreamSpec:
 
 
 def chunks(records: int, tables: int) -> list[RecordChunk]:
-    """About 120 bytes a record."""
+    """Yield chunks of records of about 120 bytes."""
     found = []
     for start in range(0, records, CHUNK):
         count = min(CHUNK, records - start)
@@ -126,7 +127,7 @@ class Reader:
 
 
 class Bench:
-    """One stream, from its first batch on."""
+    """One stream and its batches so far."""
 
     def __init__(self, spec: StreamSpec, records: list[RecordChunk]) -> None:
         self.spec, self.records = spec, records
@@ -158,7 +159,7 @@ class Bench:
         self.__dict__ = fresh.__dict__
 
     def batch(self, times: Times) -> int:
-        """Returns the journal's bytes."""
+        """Write and commit one batch. Return the journal's size in bytes."""
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         start = self.marker.offsets["shop", 0]
         task = StageTask(0, (OffsetRange("shop", 0, start, start + self.count),))

@@ -1,8 +1,8 @@
-"""What a commit of five tables in one step takes, next to one of a single table and five one after another.
+"""Compares an atomic commit to five tables with a commit to one table, and with five commits in turn.
 
-`python -m bench.several_tables [--commits 60] [--substrate postgres+local] [--delay-ms 0]`. Each commit adds one
-staged file to each table. The three ways take turns, a commit each, on tables of their own, so that they meet the same
-machine. The files are not there: a commit never opens them.
+`python -m bench.several_tables [--commits 60] [--substrate postgres+local] [--delay-ms 0]`. Each commit adds one staged
+file to each table. The three ways take turns after each commit, on separate tables, so that the machine's load affects
+them equally. The data files do not exist, because a commit never opens them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def commit_of(handle: TableHandle, number: int) -> TableCommit[int]:
 
 
 def timed(tables: Sequence[TableHandle], number: int, commit_atomically: CommitTables | None) -> tuple[float, float]:
-    """Wall and CPU milliseconds of one commit."""
+    """Make one commit, and return its wall and CPU milliseconds."""
     wall, cpu = time.perf_counter(), time.process_time()
     commit_snapshots(
         [commit_of(handle, number) for handle in tables],

@@ -1,10 +1,10 @@
 """Many small streams in one application: `python -m bench.shared --streams 1 10 100 --seconds 180`.
 
-Starts the embedded Kafka (and PostgreSQL for `--catalog postgres`), declares that many streams of one application, and
-runs it as its supervisor would. Each topic gets `--rate` records a second from a producer process. Prints, for each
-number of streams: the time until every stream has committed; then, for that many seconds, the CPU of each kind of
-process and the most memory (PSS) of all together; how far apart the commits of a stream are; and whether every record
-is in its table once everything is caught up.
+Starts the embedded Kafka (and PostgreSQL for `--catalog postgres`), declares the streams of one application, and runs
+it as its supervisor would. A producer process sends `--rate` records per second to each topic. For each number of
+streams, prints the time until every stream has committed. Then measures for `--seconds`: the CPU of each kind of
+process, the peak memory (PSS) of all processes together, and the gaps between a stream's commits. At the end, checks
+that every record is in its table.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def names(count: int) -> list[str]:
 
 
 def produce(bootstrap: str, count: int, *, rate: int, seconds: float) -> int:
-    """Send `rate` records a second to each topic; returns how many each got."""
+    """Send `rate` records per second to each topic. Return the number of records per topic."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 100, "compression.type": "lz4"})
     begin, sent = time.monotonic(), 0
     while (elapsed := time.monotonic() - begin) < seconds:
@@ -226,7 +226,7 @@ def committed(name: str) -> int:
 
 
 def gaps_s(name: str, from_ms: float, to_ms: float) -> list[float]:
-    """Between the commits of a stream, for those that ended within the time."""
+    """Return the times (s) between a stream's commits, for commits within the period."""
     table = load_catalog(None).load_table(f"bench.{name}")
     times = [s.timestamp_ms for s in table.metadata.snapshots if s.summary and int(s.summary["added-records"] or 0)]
     return [(b - a) / 1000 for a, b in pairwise(times) if from_ms <= b <= to_ms]

@@ -1,8 +1,8 @@
-"""What a start costs with years of commit records, folded and not: `python -m bench.start [RECORDS…]`.
+"""The cost of a writer's start with years of commit records, folded and not: `python -m bench.start [RECORDS…]`.
 
-One stream of one topic with 32 partitions and two files of 20 columns a commit, in the embedded catalog (SQLite, local
-files). A start is the take-over and the settling, without Kafka and Spark. Records are written as an earlier version
-left them, then folded.
+One stream reads a topic with 32 partitions, and writes two files of 20 columns per commit to the embedded catalog
+(SQLite, local files). A start consists of taking over the stream and settling unfinished batches, without Kafka and
+Spark. The records are first as an earlier version left them, then folded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def record(stream: MadeStream, number: int) -> Journal:
 
 
 def make(records: int) -> tuple[MadeStream, int]:
-    """The stream, and the bytes of one record."""
+    """Create the stream. Return it and the size of one commit record."""
     spec = find_stream(Path(__file__).parent.parent / "include" / "streams", "flights")
     stream = MadeStream(spec, NOW_MS, partitions=PARTITIONS)
     stream.begin()
@@ -90,7 +90,7 @@ def make(records: int) -> tuple[MadeStream, int]:
 
 
 def start(stream: MadeStream) -> tuple[float, float]:
-    """Wall and CPU seconds."""
+    """Start the writer's parts once, and return wall and CPU seconds."""
     wall, cpu = time.monotonic(), time.process_time()
     committer = Committer.take_over(
         stream.tables,

@@ -1,10 +1,10 @@
-"""What a record and a commit cost on each catalog and storage, side by side: `python -m bench.substrate_costs`.
+"""The cost of a record and of a commit on each catalog and storage: `python -m bench.substrate_costs`.
 
-The writer, without a JVM, drains the same ticks from Kafka into a new table of each substrate in turn, once unmeasured
-and then `--repeats` times. Then one batch after another is committed on each in turn, as `bench.commit` does.
+The writer, without a JVM, reads the same ticks from Kafka into a new table of each substrate in turn: once unmeasured,
+and then `--repeats` times. Then batches are committed on each substrate in turn, as in `bench.commit`.
 
 CPU is that of the writer's process (user and system), without Kafka and the servers. Wall times include waiting for
-them, and for other programs: compare the lines with each other, and with no other run.
+servers and other programs: compare only wall times of the same run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def spec(name: str, number: int, bootstrap: str) -> StreamSpec:
 
 
 def drained(stream: StreamSpec, records: int) -> tuple[float, float]:
-    """CPU and wall seconds of a writer that brings all records."""
+    """Run a writer until all records are in the table. Return CPU and wall seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     Writer(stream, engine=InProcessEngine(), until_caught_up=True).run()
     used = time.process_time() - cpu, time.perf_counter() - wall
@@ -59,7 +59,7 @@ def drained(stream: StreamSpec, records: int) -> tuple[float, float]:
 
 
 def committed(batches: int) -> dict[str, tuple[list[float], list[float]]]:
-    """Wall and CPU milliseconds of each commit, by substrate; they commit in turn."""
+    """Commit on each substrate in turn. Return each commit's wall and CPU milliseconds, by substrate."""
     opened = {name: commit.open_tables(catalog_of(name)) for name in NAMES}
     took: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in NAMES}
     for number in range(1, batches + 1):

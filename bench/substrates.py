@@ -1,4 +1,4 @@
-"""Catalogs and storages of each kind, on real servers, whose HTTP requests may be counted on their way."""
+"""Catalogs and storages of each kind, on real servers. Their HTTP requests may be counted by a proxy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REQUEST = re.compile(rb"(GET|PUT|POST|HEAD|DELETE) \S+ HTTP/1\.1\r\n")
 
 
 class CountingProxy:
-    """Forwards the bytes of connections to one server, unchanged for its signatures' sake, and counts the requests."""
+    """Forwards connections to one server, and counts requests. Bytes stay unchanged, because requests are signed."""
 
     def __init__(self, label: str, target: str, calls: Counter[str], *, delay_s: float = 0.0) -> None:
         parts = urlsplit(target)
@@ -54,10 +54,9 @@ class CountingProxy:
 def substrate(
     name: str, folder: Path, *, catalog: str = "default", counted: bool = True, delay_s: float = 0.0
 ) -> Iterator[Counter[str]]:
-    """Start what it needs and configure it as a catalog; the requests, by server and verb, if they are `counted`.
+    """Start a substrate's servers and configure it as a catalog. Yield the requests by server and verb, if `counted`.
 
-    `delay_s` is how long each of them takes on its way to a server that is far away.
-    Counting costs this process CPU, for each byte on its way.
+    `delay_s` delays each request, as if the server were far away. Counting costs this process CPU for each byte.
     """
     kind, storage = name.split("+")
     calls: Counter[str] = Counter()

@@ -1,8 +1,8 @@
 """A steady load through the real writer: `python -m bench.sustained --rate 78000 --seconds 240 --interval 60s`.
 
-Starts the embedded Kafka, a producer process that paces 120-byte JSON ticks over 32 partitions, and the writer as its
-supervisor would. Then it catches up, and prints freshness, CPU, files, and what commits and metadata came to.
-Everything shares this machine's cores: broker and producer included. With `--csv`, a file gets a row for each
+Starts the embedded Kafka, the writer as its supervisor would, and a producer process that sends 120-byte JSON ticks to
+32 partitions at a steady rate. Then lets the writer catch up, and prints freshness, CPU, files, and the final number of
+commits and size of metadata. Broker and producer share this machine's cores. With `--csv`, a file gets a row per
 minute: freshness, commits, CPU, metadata, and a query of the last minute. With `--maintain-after M`, `frazil maintain`
 runs once after M minutes, with a niceness 10 higher than the writer's.
 """
@@ -51,7 +51,7 @@ maintenance: {{compaction: {{{fold}}}}}
 
 
 def produce(bootstrap: str, rate: int, seconds: int) -> None:
-    """Send `rate` records a second, in slices of 20 ms; prints how many."""
+    """Send `rate` records per second, in slices of 20 ms. Print the number of records sent."""
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "compression.type": "lz4",
                          "queue.buffering.max.messages": 2_000_000, "batch.num.messages": 20_000})  # fmt: skip
     begin, sent = time.monotonic(), 0
@@ -150,7 +150,7 @@ def wait_for(condition, writer: subprocess.Popen[bytes], *, tree: SampledTree | 
 
 
 def report_commits(commit_s: list[float]) -> None:
-    """Print the durations of each tenth of the commits: they differ if commits grow slower."""
+    """Print the commit durations by tenth of the run, to show whether commits become slower."""
     for number, part in enumerate(np.array_split(commit_s, 10), 1):
         p50, p95 = np.percentile(part, [50, 95]) * 1000
         print(f"tenth {number} of {len(commit_s)} commits: p50 {p50:.0f} ms, p95 {p95:.0f} ms, worst {max(part):.3f} s")

@@ -1,11 +1,12 @@
-"""CPU of a transform: ticks that are filtered, renamed and cast twice, next to the same ticks as they are.
+"""CPU of a transform: ticks that are filtered, renamed and cast twice, compared with unchanged ticks.
 
     .venv/bin/python -m bench.transform [--records 100000] [--repeats 9]
 
-Records of 130 bytes are decoded, made into rows and written to Parquet files, as a writer's tasks do in chunks of
+Records of 130 bytes are decoded, converted to rows and written to Parquet files, as a writer's tasks do in chunks of
 50,000. `plain` declares the fields as columns. `transform` has the same fields, and a SELECT that drops one record of
-50, renames two fields and casts two from text. `1 % fail` is that with a text that cannot be cast in one record of 100,
-which become dead letters. Least CPU (user + system) of all rounds, in core-seconds per million records.
+50, renames two fields and casts two from text. `1 % fail` is `transform` with one record of 100 whose text cannot be
+cast: it becomes a dead letter. Prints the minimum CPU (user and system) of all rounds, in core-seconds per million
+records.
 """
 
 from __future__ import annotations

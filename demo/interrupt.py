@@ -18,7 +18,7 @@ import psutil
 from frazil.errors import EnvironmentUnusable
 
 ORPHAN_GRACE_S = 90
-"""Time for which a demo waits for an earlier one that lost its `make` and is ending."""
+"""Time for which a new demo waits until an earlier demo has ended, if its `make` or terminal is gone."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -47,7 +47,7 @@ class Interrupts:
 def _end_with_parent(parent: int) -> None:
     """Interrupt this process when its parent changes, because a killed `make` sends no signal.
 
-    Repeats until this process has ended, because Python drops what a handler raises inside a finalizer.
+    Repeats the interrupt until this process has ended, because Python ignores an exception inside a finalizer.
     """
     while True:
         time.sleep(0.5)
@@ -96,7 +96,7 @@ def _holder(lock_file: Path) -> int:
 
 
 def _is_orphan(pid: int) -> bool:
-    """Return whether its `make` or terminal has ended, so that it is about to end."""
+    """Return whether the demo's `make` or terminal has ended: then the demo will end soon."""
     try:
         return psutil.Process(pid).ppid() <= 1
     except psutil.NoSuchProcess:

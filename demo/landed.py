@@ -41,7 +41,7 @@ class Summary:
 
 
 def committed_records(catalog: Catalog, spec: StreamSpec) -> int:
-    """How many records the stream has committed; 0 if there is no table or marker yet."""
+    """Return the number of records that the stream has committed; 0 without a table or marker."""
     try:
         marker = read_marker(catalog.load_table(spec.table.identifier).properties, spec.name)
     except NoSuchTableError:
@@ -68,7 +68,7 @@ def summarise(catalog: Catalog, spec: StreamSpec, *, flights: pa.Table, publishe
 
 
 def differences(expected: pa.Table, found: pa.Table) -> int:
-    """The number of rows in which two tables differ as multisets, in any order."""
+    """Count the rows in which two tables differ as multisets, in any order."""
     columns = expected.column_names
     signed = [
         expected.append_column("weight", pa.repeat(pa.scalar(1), expected.num_rows)),

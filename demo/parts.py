@@ -102,7 +102,9 @@ class DemoParts:
 
     @property
     def _streams(self) -> Path:
-        """The folder of declared streams: the checkout's, or for a cluster a copy that names its master."""
+        """Return the folder of declared streams: the checkout's or, for a cluster, a copy that names the cluster's
+        master.
+        """
         declared = self._checkout / "include" / "streams"
         return declared if self.spark == "local" else self.home / "declared-streams"
 
@@ -111,7 +113,7 @@ class DemoParts:
         return self.home / "kubeconfig"
 
     def start_cluster(self) -> None:
-        """Start the Spark cluster or the Kubernetes node, if there is one, and declare the streams for it."""
+        """Start the Spark cluster or Kubernetes node that the options select, and declare the streams for it."""
         if self.spark == "local":
             return
         declared = self._start_node() if self.cluster is None else {"master": self.cluster.start().master.address}
@@ -127,7 +129,7 @@ class DemoParts:
         return resources(spark_properties(self.home, passed))
 
     def start_catalog(self) -> None:
-        """Start the servers of the catalog, if it has any, and make it the default one."""
+        """Start the catalog's servers, if it needs any, and make it the default catalog."""
         if self.catalog == "embedded":
             return
         store, database = self.store.start(), self.database.start() if self.catalog == "postgres" else None
@@ -135,9 +137,9 @@ class DemoParts:
         write_catalogs(self.home, store=store, database=database, local_warehouse=warehouse, default=self.catalog)
 
     def end(self) -> None:
-        """End everything: Airflow, which would relaunch the writer, then the writer after its batch, then the servers.
+        """End Airflow first, because it would relaunch the writer; then the writer, after its batch; then the servers.
 
-        Processes that still run then, such as a writer that was being launched, are found by their environment.
+        Finds processes that are still running, such as a writer that was being launched, by their environment.
         """
         self._environment.unlink(missing_ok=True)
         self.airflow.stop()
@@ -162,7 +164,7 @@ def _end_writer(launcher: Launcher) -> None:
 
 
 def _end_marked(home: str) -> None:
-    """SIGKILL all processes with the demo's mark, except this one and its ancestors."""
+    """Kill all processes with the demo's mark, except this process and its ancestors."""
     ours = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     left = [found for found in psutil.process_iter() if found.pid not in ours and _mark(found) == home]
     for found in left:
@@ -181,6 +183,6 @@ def _mark(found: psutil.Process) -> str | None:
 
 
 def require_free_ports(kafka_port: int, airflow_port: int) -> None:
-    """Raise EnvironmentUnusable for a taken port, with the make variable that changes it."""
+    """Raise EnvironmentUnusable if a port is in use. The message names the make variable that changes the port."""
     process.require_free_port(kafka_port, what="the demo's Kafka", option="make demo KAFKA_PORT=…")
     process.require_free_port(airflow_port, what="the demo's Airflow", option="make demo AIRFLOW_PORT=…")

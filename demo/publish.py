@@ -18,8 +18,8 @@ SECONDS_PER_HOUR = 3.0
 class Publisher:
     """A producer that counts acknowledged records.
 
-    `_waiting` has the number of sent records by time. With the number of committed records, it gives the age of the
-    oldest uncommitted one.
+    `_waiting` has the number of sent records by time. From it and the number of committed records follows the age of
+    the oldest uncommitted record.
     """
 
     def __init__(self, bootstrap: str, topic: str) -> None:
@@ -70,7 +70,7 @@ class Publisher:
             raise KafkaUnavailable(f"{left} records for the topic {self._topic} were not taken in {within_s:.0f} s.")
 
     def oldest_waiting_s(self, committed: int, *, now_s: float) -> float:
-        """The age of the oldest record after the first `committed` ones; 0 if there is none."""
+        """Return the age of the oldest record after the first `committed` records; 0 if all are committed."""
         while self._waiting and self._waiting[0][0] <= committed:
             self._waiting.popleft()
         return now_s - self._waiting[0][1] if self._waiting else 0.0
@@ -83,7 +83,7 @@ class Publisher:
 
 
 class LiveHours:
-    """The hours of event time that are due: hour n at n times `SECONDS_PER_HOUR` after the start."""
+    """The live hours. Hour n is due n times `SECONDS_PER_HOUR` after the start."""
 
     def __init__(self, hours: Mapping[int, pa.Table], *, started_s: float) -> None:
         self._left = dict(sorted(hours.items()))
@@ -92,7 +92,7 @@ class LiveHours:
         """The last hour that became due."""
 
     def due(self, now_s: float) -> list[pa.Table]:
-        """The flights of the hours that have become due since the last call."""
+        """Return the flights of the hours that have become due since the last call."""
         self.hour = int((now_s - self._started_s) / SECONDS_PER_HOUR)
         return [self._left.pop(hour) for hour in list(self._left) if hour <= self.hour]
 

@@ -141,7 +141,7 @@ class Demo:
                 raise EnvironmentUnusable(self._stalled(committed))
 
     def _wait_for_days(self, everything: pa.Table) -> Days:
-        """Return both days, once they are right or the time is up."""
+        """Return both days when they are right, or at the latest after `DAYS_WITHIN_S`."""
         deadline = time.monotonic() + DAYS_WITHIN_S
         while True:
             found = days(self._catalog, self._spec.table.identifier, everything)
@@ -180,7 +180,7 @@ class Demo:
 
 
 def checkout() -> Path:
-    """The folder that has dags/, plugins/ and include/."""
+    """Return the folder that has dags/, plugins/ and include/."""
     return Path(__file__).resolve().parents[1]
 
 

@@ -1,4 +1,4 @@
-"""The plot of a simulated day; from saved samples: `python -m bench.day.plot SAMPLES SVG`."""
+"""Plots a simulated day from saved samples: `python -m bench.day.plot SAMPLES SVG`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUERIES = {
 
 
 def draw(samples: Samples, path: Path) -> None:
-    """Nine small plots over the hours of the day, as SVG or what the path's name asks for."""
+    """Draw nine small plots over the hours of the day, in the format of the path's suffix, such as SVG."""
     mpl.rcParams.update(
         {
             "svg.hashsalt": "frazil",

@@ -1,4 +1,4 @@
-"""What a reader of a table waits for: planning and one query, by three engines, each with nothing cached."""
+"""Measures planning and one query of a table, by three engines without caches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cost:
 
 @dataclass
 class Readers:
-    """Count and average price by symbol over a window of event time: a reader's whole way, from the catalog on."""
+    """Queries the count and the average price by symbol in a window of event time. Each query loads the table again."""
 
     catalog: Catalog
     spark: SparkSession
@@ -41,13 +41,13 @@ class Readers:
         self._java = psutil.Process(jvm.java.lang.ProcessHandle.current().pid())
 
     def query(self, engine: str, table: str, begin_us: int, end_us: int) -> tuple[int, Cost]:
-        """How many rows the window has, and what it cost to know."""
+        """Return the number of rows in the window, and the cost of the query."""
         begin, end = (EPOCH + timedelta(microseconds=us) for us in (begin_us, end_us))
         query = {"PyIceberg": self._pyiceberg, "DuckDB": self._duckdb, "Spark": self._spark}[engine]
         return self.timed(query, table, begin, end)
 
     def plan(self, engine: str, table: str, times: int = 3) -> float:
-        """Milliseconds to know all files of the table; the median."""
+        """Return the median time (ms) to plan a scan of all files."""
         query = {"PyIceberg": self._plan_pyiceberg, "Spark": self._plan_spark}[engine]
         return statistics.median(self.timed(query, table)[1].wall_ms for _ in range(times))
 
@@ -61,7 +61,7 @@ class Readers:
         return sum(rows["count_all"].to_pylist())
 
     def _duckdb(self, table: str, begin: datetime, end: datetime) -> int:
-        """Over the files that PyIceberg plans: DuckDB's own Iceberg extension is not among what we can install."""
+        """Read the files that PyIceberg plans, because DuckDB's own Iceberg extension cannot be installed here."""
         files = [task.file.file_path.removeprefix("file://") for task in self._scan(table, begin, end).plan_files()]
         found = self.memory.execute(SQL.format(f"read_parquet({files!r})", begin, end)).fetchall()
         return sum(row[1] for row in found)
@@ -88,13 +88,13 @@ class Readers:
         return found, Cost((time.perf_counter() - wall) * 1000, (self._cpu_s() - cpu) * 1000)
 
     def _cpu_s(self) -> float:
-        """User and system time of this process and the JVM, the latter to 10 ms."""
+        """Return user and system time of this process and of the JVM, which reports it in steps of 10 ms."""
         java = self._java.cpu_times()
         return time.process_time() + java.user + java.system
 
 
 def compacted_copy(readers: Readers, source: str, name: str) -> None:
-    """The source's rows, rewritten: few files, one manifest, one snapshot."""
+    """Rewrite the source's rows into a table with few files, one manifest and one snapshot."""
     readers.spark.sql(f"DROP TABLE IF EXISTS {in_spark(readers.catalog, name)} PURGE")
     readers.spark.sql(
         f"CREATE TABLE {in_spark(readers.catalog, name)} USING iceberg PARTITIONED BY (hours(ts)) "

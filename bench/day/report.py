@@ -1,4 +1,4 @@
-"""The numbers of a simulated day as Markdown: what the tables came to, and how far queries are from the best."""
+"""Prints a simulated day as Markdown: the tables' final sizes, and query times relative to a compacted copy."""
 
 from __future__ import annotations
 

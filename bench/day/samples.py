@@ -1,4 +1,4 @@
-"""The numbers of a simulated day, one a line, so that the plot can be drawn again without the day."""
+"""The numbers of a simulated day, one per line, so that the plot can be drawn again without a new simulation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True)
 class Sample:
     hour: int
-    """That just ended."""
+    """The hour that just ended."""
     table: str
     measure: str
     value: float
@@ -26,12 +26,14 @@ class Samples:
         self.taken += [Sample(hour, table, measure, value) for measure, value in measures.items()]
 
     def line(self, table: str, measure: str) -> tuple[list[int], list[float]]:
-        """Hours and values, in the order of time; two of an hour are before and after its maintenance."""
+        """Return hours and values, ordered by time. If an hour has two values, they are from before and after
+        maintenance.
+        """
         found = [s for s in self.taken if (s.table, s.measure) == (table, measure)]
         return [s.hour for s in found], [s.value for s in found]
 
     def p95(self, table: str, measure: str) -> dict[int, float]:
-        """The nearest rank of each hour."""
+        """Return the 95th percentile of each hour, by nearest rank."""
         by_hour: dict[int, list[float]] = {}
         for hour, value in zip(*self.line(table, measure), strict=True):
             by_hour.setdefault(hour, []).append(value)

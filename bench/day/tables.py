@@ -1,4 +1,4 @@
-"""Two tables with the same data, committed by the real committer: one will be maintained, the other is left alone."""
+"""Two tables with the same data, written by the real committer. Only one of them will be maintained."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SYMBOLS = np.array([f"SYM{number:03d}" for number in range(100)])
 
 @dataclass
 class ManyFiles(MadeStream):
-    """A file a commit for each Kafka partition: what writers make that do not fan in."""
+    """Writes a file per commit and Kafka partition, as writers without a shuffle do."""
 
     staged: tuple[StagedFile, ...] = field(default=(), init=False)
 
@@ -50,7 +50,7 @@ class ManyFiles(MadeStream):
 
 @dataclass
 class Linked(MadeStream):
-    """The batches of another stream: their files are hard links of its files."""
+    """Commits the batches of another stream, as hard links to its files."""
 
     source_of_files: ManyFiles | None = None
 
@@ -71,15 +71,15 @@ def _linked(file: StagedFile, folder: str) -> StagedFile:
 
 @dataclass
 class Day:
-    """The day as it goes on: each commit brings the next slice of event time to both tables."""
+    """A simulated day. Each commit adds the next slice of event time to both tables."""
 
     folder: Path
     commits: int
-    """An hour."""
+    """Commits per hour."""
     files: int
-    """A commit."""
+    """Files per commit."""
     rows: int
-    """A file."""
+    """Rows per file."""
     done: int = 0
 
     def __post_init__(self) -> None:
@@ -97,7 +97,7 @@ class Day:
         return self.commits * self.files * self.rows
 
     def commit(self) -> tuple[float, ...]:
-        """The next batch to both tables; how many milliseconds each of their commits took."""
+        """Commit the next batch to both tables. Return the milliseconds of each commit."""
         took = tuple(self._commit(stream) for stream in self.streams)
         self.done += 1
         return took
@@ -114,7 +114,7 @@ class Day:
         return (time.perf_counter() - began) * 1000
 
     def _columns(self, rows: int) -> dict[str, pa.Array]:
-        """One file's rows, in the order of their time as Kafka brings them."""
+        """Return one file's rows, ordered by time as in Kafka."""
         times = np.sort(self._random.integers(self._begins_us(self.done), self._begins_us(self.done + 1), rows))
         return {
             "symbol": pa.array(self._random.choice(SYMBOLS, rows)),

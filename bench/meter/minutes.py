@@ -1,4 +1,4 @@
-"""What a table that is still written costs its writer and its readers, minute by minute, as rows of a CSV file."""
+"""Measures, minute by minute, what a table costs its writer and its readers while it is written. Writes a CSV file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from pyiceberg.table.snapshots import Operation, Snapshot
 from bench.meter.process_tree import SampledTree
 
 MAX_SNAPSHOTS = 100
-"""Maximum number of snapshots of a minute whose rows stand for all in the freshness."""
+"""Maximum number of snapshots per minute that are sampled for the freshness."""
 SQL = 'SELECT count(*), avg(price) FROM read_parquet({!r}) WHERE epoch_ms("at") >= {}'
 Row = dict[str, float]
 
 
 @dataclass(slots=True)
 class Minutes:
-    """Measures of the time since the last note (freshness, commits, CPU) and of now (metadata, files, a query)."""
+    """Measures freshness, commits and CPU since the last `note`, and the current metadata, files and query time."""
 
     catalog: Catalog
     name: str
@@ -61,14 +61,14 @@ class Minutes:
         return _total(self.catalog.load_table(self.name), "total-records")
 
     def write(self, path: Path) -> None:
-        """Write the rows; called after each minute, so that a bench that is ended leaves them."""
+        """Write all rows. Called after each minute, so that an interrupted benchmark leaves its results."""
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(self.rows[0]), restval="")
             writer.writeheader()
             writer.writerows(self.rows)
 
     def _freshness(self, table: Table) -> Row:
-        """Seconds from Kafka's timestamp to the commit, of the rows that appends since the last note added."""
+        """Return the seconds from Kafka's timestamp to the commit, for rows appended since the last `note`."""
         new = [each for each in table.metadata.snapshots if each.snapshot_id not in self._seen]
         self._seen |= {each.snapshot_id for each in new}
         appends = [each for each in new if each.summary and each.summary.operation == Operation.APPEND]
@@ -132,7 +132,7 @@ def _sizes(table: Table) -> Row:
 
 
 def query(catalog: Catalog, name: str) -> Row:
-    """Count and average price of the last minute in DuckDB, and the plan of all files; each from the catalog on."""
+    """Measure a DuckDB query of the last minute, and the plan of all files. Each loads the table from the catalog."""
     clear_manifest_cache()
     began = time.perf_counter()
     every = len(list(catalog.load_table(name).scan().plan_files()))

@@ -1,4 +1,4 @@
-"""The plot of a sustained load: `python -m bench.meter.minutes_plot MINUTES_CSV SVG`."""
+"""Plots a sustained load: `python -m bench.meter.minutes_plot MINUTES_CSV SVG`."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""CPU and memory of a process and of all that it starts.
+"""CPU and memory of a process and its descendants.
 
-`SampledTree` reads, while they run, what processes have used so far. It misses processes that end between two samples.
-`measured` misses none, however short-lived, of a whole command: the command runs below a small process that is the
-reaper of all its orphans (`PR_SET_CHILD_SUBREAPER`, Linux only). When the last descendant has been waited for, the
-kernel's own account of its children has the CPU of every process that was waited for.
+`SampledTree` samples the CPU of running processes. It misses processes that end between two samples. `measured` misses
+no process of a command, however short-lived. It runs the command below a small process that adopts all its orphans
+(`PR_SET_CHILD_SUBREAPER`, Linux only). When this process has waited for the last descendant, the kernel's count for its
+children includes the CPU of all of them.
 
-No one waits for the children of a process that ignores SIGCHLD, as the daemon of Spark's Python workers does: the
-kernel adds them to no account. These are sampled ten times a second, and their last sample is added. What such a
-process uses after its last sample is missed: at most 0.1 s on each core that it keeps busy.
+An exception are the children of a process that ignores SIGCHLD, such as the daemon of Spark's Python workers: the
+kernel counts them nowhere. They are sampled ten times a second, and their last sample is added. The CPU after the last
+sample is missed: at most 0.1 s per busy core.
 
-Memory is sampled too, as the sum of the processes' proportional set sizes: what forked processes share counts once.
+Memory is sampled as the sum of the processes' proportional set sizes, so that pages shared by forked processes count
+once.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ ROLES = (
     ("-version", "java -version"),
     ("/frazil run", "driver"),
 )
-"""Words of a command line, and what the process is; the first that fits."""
+"""Part of a command line, and the role of its process. The first match counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a tree of processes took."""
+    """CPU, wall time and peak memory of a tree of processes."""
 
     cpu_s: float
     wall_s: float
@@ -68,9 +69,9 @@ def measured(
     done: Callable[[], bool] = lambda: False,
     timeout_s: float = 1800,
 ) -> Usage:
-    """Run a command to its end; where `done` says so before that, it is asked to end with SIGTERM.
+    """Run a command until it ends, or end it with SIGTERM once `done` returns True.
 
-    Raises TimeoutError when it runs for longer.
+    Raises TimeoutError after `timeout_s`.
     """
     report = log.with_suffix(".usage.json")
     began = time.monotonic()
@@ -99,9 +100,9 @@ def measured(
 
 @dataclass(slots=True)
 class PeakMemory:
-    """The most memory that all processes below this one held at once, while in the context; see the module.
+    """Measures the peak memory of all processes below this one, until the `with` block ends.
 
-    Processes with `without` in their command line do not count.
+    Ignores processes with `without` in their command line.
     """
 
     without: str
@@ -125,7 +126,7 @@ class PeakMemory:
 
 
 def proportional_bytes(root: int, *, without: str | None = None) -> int:
-    """Memory of all processes below `root`, except those with `without` in their command line."""
+    """Return the memory of all processes below `root`, except those with `without` in their command line."""
     total = 0
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(root).children(recursive=True):
@@ -138,7 +139,7 @@ def proportional_bytes(root: int, *, without: str | None = None) -> int:
 
 
 def reap(report: Path, command: Sequence[str]) -> None:
-    """Run the command below this process, and wait for all that it leaves behind."""
+    """Run the command below this process, and wait for all processes that it leaves behind."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "this kernel has no child subreaper")
     root = os.posix_spawnp(command[0], command, os.environ)
@@ -165,11 +166,11 @@ def reap(report: Path, command: Sequence[str]) -> None:
 class _Process:
     parent: int
     started: int
-    """Ticks since the machine's start: with the pid, it tells a process from a later one."""
+    """Start time in ticks since the machine's start. Together with the pid, it identifies a process."""
     own_ticks: int
     """CPU ticks of the process itself."""
     childrens_ticks: int
-    """CPU ticks of the children that it has waited for."""
+    """CPU ticks of the children for which the process has waited."""
 
     @classmethod
     def of(cls, pid: int) -> _Process | None:
@@ -189,7 +190,9 @@ def _processes() -> dict[int, _Process]:
 
 @dataclass(slots=True)
 class SampledProcess:
-    """One process: when it was sampled first and last, in seconds since the first sample, and its own CPU seconds."""
+    """One process: the times of its first and last sample, in seconds since the tree's first sample, and its CPU
+    seconds.
+    """
 
     role: str
     first_s: float
@@ -199,11 +202,11 @@ class SampledProcess:
 
 @dataclass(slots=True)
 class SampledTree:
-    """A process, by default this one, and all that was seen below it, whatever their parent is now."""
+    """A process, by default this one, and all processes ever seen below it, even if their parent has changed."""
 
     root: int = field(default_factory=os.getpid)
     role: str = "command"
-    """The root's."""
+    """The root's role."""
     began: float = field(default_factory=time.monotonic)
     sampled: dict[tuple[int, int], SampledProcess] = field(default_factory=dict)
     """Processes by pid and the kernel's start time."""
@@ -220,7 +223,7 @@ class SampledTree:
             known.role = self._role(pid, process.parent) or known.role
 
     def cpu_s(self) -> Counter[str]:
-        """CPU seconds by role, up to now; of a process that has ended, up to its last sample."""
+        """Return CPU seconds by role: of a running process until now, of an ended one until its last sample."""
         self.sample()
         spent: Counter[str] = Counter()
         for process in self.sampled.values():
@@ -240,7 +243,7 @@ class SampledTree:
 
 
 class Unaccounted:
-    """CPU of a tree's processes that the kernel adds to no account when they end."""
+    """Counts the CPU of processes that the kernel adds to no parent when they end."""
 
     def __init__(self, root: int) -> None:
         self._root = root
@@ -265,7 +268,7 @@ class Unaccounted:
                 parents.append(pid)
 
     def accounted(self, pid: int) -> None:
-        """The process has ended, and its new parent is about to wait for it."""
+        """Forget an ended process whose new parent is about to wait for it."""
         if process := _Process.of(pid):
             self._ticks.pop((pid, process.started), None)
 

@@ -1,4 +1,4 @@
-"""The peers' jars, fetched once, next to those of frazil's own in its cache."""
+"""Downloads the peers' jars once, next to frazil's jars in its cache."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _SETS: dict[str, tuple[tuple[str, ...], bool]] = {
 
 
 def of_peer(name: str) -> list[Path]:
-    """The jars that a peer needs next to its engine."""
+    """Return the jars that a peer needs in addition to its engine."""
     coordinates, transitive = _SETS[name]
     folder, said = _folder(name), "\n".join(coordinates)
     complete = folder / "complete"
@@ -68,7 +68,7 @@ def of_peer(name: str) -> list[Path]:
 
 
 def of_flink() -> list[Path]:
-    """Flink itself, out of the Python package that carries its jars (300 MB)."""
+    """Return Flink's own jars, from the Python package that contains them (300 MB)."""
     folder = _folder("flink-libraries")
     if not (folder / "complete").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def of_flink() -> list[Path]:
 
 
 def sqlite() -> Path:
-    """The driver of the catalog that all write to."""
+    """Return the JDBC driver of the catalog that all systems use."""
     return next(path for path in own.ensure_jars("spark") if path.name.startswith("sqlite-jdbc"))
 
 

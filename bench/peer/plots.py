@@ -1,4 +1,4 @@
-"""Small plots of what benchmarks kept, as SVG."""
+"""Small plots of stored benchmark results, as SVG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STYLE = {
 
 
 def panels(path: Path, curves: Sequence[tuple[str, str, Sequence[tuple[float, float]]]]) -> None:
-    """A line for each curve: its name, the unit of its values, and its points; x is logarithmic."""
+    """Draw a panel with a line for each curve: its name, its unit, and its points. The x axis is logarithmic."""
     mpl.rcParams.update(STYLE)
     columns = 4
     rows = -(-len(curves) // columns)
@@ -45,7 +45,7 @@ def panels(path: Path, curves: Sequence[tuple[str, str, Sequence[tuple[float, fl
 
 
 def bars(path: Path, groups: Mapping[str, Mapping[str, tuple[float, float]]], unit: str) -> None:
-    """A panel a group, a bar a name: its least value, and a line to its median; the first is ours."""
+    """Draw a panel per group with a bar per name: its minimum, with a line up to its median. frazil comes first."""
     mpl.rcParams.update(STYLE)
     figure, axes = plt.subplots(1, len(groups), figsize=(5 * len(groups), 2.6), layout="constrained", squeeze=False)
     for axis, (title, found) in zip(axes.flat, groups.items(), strict=True):

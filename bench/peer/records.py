@@ -1,6 +1,6 @@
-"""The records that every system writes: ticks of about 120 bytes as JSON, and wide ones of 1 KB with nested fields.
+"""The records that every system writes: ticks of about 120 bytes as JSON, and wide records of 1 KB with nested fields.
 
-Each kind can be encoded as JSON or as Avro behind the id of its schema, as the serializers of a registry write it.
+Both kinds can be encoded as JSON, or as Avro after a schema id, as a registry's serializers write them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PRODUCERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a system declares types: its names where they are not frazil's, a struct, and a field of one."""
+    """A system's type declarations: type names that differ from frazil's, a struct, and a struct's field."""
 
     names: Mapping[str, str]
     struct: str = "struct<{}>"
@@ -48,12 +48,12 @@ FLINK = Dialect(
     field="`{}` {}",
 )
 FLINK_AVRO = dataclasses.replace(FLINK, names={**FLINK.names, "timestamptz": "TIMESTAMP(3)"})
-"""It reads Avro's instants as local times, which are UTC's."""
+"""Flink reads Avro's instants as local times without a time zone; here they are UTC."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a type of frazil's, or a struct of columns."""
+    """A column of a frazil type, or a struct of columns."""
 
     name: str
     type: str | tuple[Column, ...]
@@ -66,7 +66,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """A kind of record. `trade_id` tells each one from every other, and counts up from `FIRST_ID`."""
+    """A kind of record. `trade_id` is unique to each record, and counts up from `FIRST_ID`."""
 
     name: str
     columns: tuple[Column, ...]
@@ -77,7 +77,7 @@ FIRST_ID = 100_000_000
 
 
 def tick(number: int) -> bytes:
-    """An exchange's tick, within one hour of event time."""
+    """Return a tick of an exchange. All ticks are within one hour of event time."""
     return ("{" + _tick_fields(number) + "}").encode()
 
 
@@ -92,7 +92,7 @@ def _tick_fields(number: int) -> str:
 
 
 def wide(number: int) -> bytes:
-    """A tick with 33 more columns, two of them nested objects."""
+    """Return a tick with 33 more columns, two of them nested objects."""
     flat = ",".join(
         (
             *(f'"text_{i}":"{number * (i + 3) % 9973:05} some words of text"' for i in range(12)),
@@ -141,7 +141,7 @@ KINDS = {
 
 
 def avro_schema(columns: tuple[Column, ...], name: str = "R") -> dict[str, Any]:
-    """Every field is optional, as most are. Times are in milliseconds, which Kafka Connect keeps too."""
+    """Return the Avro schema. Every field is optional. Times are in milliseconds, which Kafka Connect keeps too."""
     fields = [{"name": c.name, "type": ["null", _avro_type(c, f"{name}_{c.name}")]} for c in columns]
     return {"type": "record", "name": name, "fields": fields}
 
@@ -153,7 +153,7 @@ def _avro_type(column: Column, name: str) -> Any:
 
 
 def avro_encoder(records: Records, schema_id: int) -> Callable[[int], bytes]:
-    """The Avro form of a record: a zero byte, the schema's id in four bytes, and the record."""
+    """Return a function that encodes a record as Avro: a zero byte, the schema's id in four bytes, and the record."""
     parsed = fastavro.parse_schema(avro_schema(records.columns))
     frame = b"\0" + schema_id.to_bytes(4, "big")
 
@@ -169,7 +169,7 @@ def avro_encoder(records: Records, schema_id: int) -> Callable[[int], bytes]:
 
 
 def produce(bootstrap: str, records: Records, count: int, *, schema_id: int | None = None) -> None:
-    """Send them in two processes, each to its own half of the partitions: as JSON, or as Avro of this schema."""
+    """Send records in two processes, each to half of the partitions: as JSON, or as Avro with this schema."""
     command = [sys.executable, "-m", "bench.peer.records", bootstrap, records.name, str(count), str(schema_id or "")]
     senders = [subprocess.Popen([*command, str(part)]) for part in range(PRODUCERS)]
     codes = [sender.wait() for sender in senders]

@@ -1,4 +1,4 @@
-"""What the runs of several systems say next to each other, as a page."""
+"""Compares the runs of several systems on a Markdown page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one system took in one round, and what it made."""
+    """The cost and the output of one system in one round."""
 
     system: str
     round: int
@@ -45,7 +45,7 @@ class Run:
 def page(
     runs: Sequence[Run], records: Records, count: int, systems: Sequence[System], *, encoding: str = "json"
 ) -> str:
-    """Markdown: the machine, a row a system, and what each system is."""
+    """Return a Markdown page: the machine, a row per system, and a description of each system."""
     lines = [
         f"# {count:,} {records.name} of {_size(records, encoding)} bytes of {encoding}, {PARTITIONS} Kafka partitions",
         "",

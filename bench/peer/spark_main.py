@@ -1,4 +1,4 @@
-"""What `spark-submit` runs: a topic's JSON into a table once, by Spark's own sink or by `foreachBatch`."""
+"""The program for `spark-submit`: writes a topic's JSON into a table once, with Spark's own sink or `foreachBatch`."""
 
 from __future__ import annotations
 

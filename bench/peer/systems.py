@@ -1,7 +1,7 @@
 """The systems that are compared. Each writes all records of one topic into one table, and ends.
 
-All write to the same SQLite catalog and the same folder, into tables of the same schema that are partitioned by hour.
-Each gets two threads, and the settings that its documentation recommends; what is set stands here and nowhere else.
+All write to the same SQLite catalog and the same folder, into tables of the same schema, partitioned by hour. Each
+system has two threads, and the settings that its documentation recommends. This module contains all these settings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JDBC_CATALOG = "org.apache.iceberg.jdbc.JdbcCatalog"
 class Job:
     """One run of a system: where its records are, and where it may write.
 
-    They are Avro by the schemas of a `registry` with Confluent's API, or JSON without one.
+    With a `registry` with Confluent's API, the records are Avro with its schemas; otherwise, they are JSON.
     """
 
     records: Records
@@ -42,7 +42,7 @@ class Job:
     warehouse: Path
     table: str
     transform: bool = False
-    """Whether `TRANSFORM` computes the columns; for ticks."""
+    """Whether `TRANSFORM` computes the columns; only for ticks."""
 
     @property
     def jdbc(self) -> str:
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A way to write the records: what is run, and with which settings."""
+    """A way to write the records: its command and its settings."""
 
     name: str
     described: str
@@ -77,7 +77,7 @@ TRANSFORMED = {
 
 
 def declared(job: Job) -> dict[str, object]:
-    """The stream that frazil writes; the tables of all systems are made of it."""
+    """Return the stream's declaration for frazil. All systems' tables are created from it."""
     encoding = {"type": "avro", "registry": {"url": job.registry.url}} if job.registry else "json"
     fields = {column.name: column.type_in(FRAZIL) for column in job.records.columns}
     source = {"topics": [job.records.name], "format": encoding, "bootstrap-servers": job.bootstrap}
@@ -118,7 +118,7 @@ def spark_schema(job: Job) -> str:
 
 
 def spark_submit(job: Job, script: Path, *arguments: str) -> list[str]:
-    """A command that runs a script with Spark, the catalog and the jars for Kafka."""
+    """Return a command that runs a script with Spark, the catalog and the jars for Kafka."""
     paths = [*own_jars.ensure_jars("spark"), *jars.of_peer("spark")]
     catalog = f"spark.sql.catalog.{CATALOG}"
     settings = {
@@ -168,7 +168,7 @@ def _flink(job: Job) -> list[str]:
 
 
 def flink_sql(job: Job, template: str, *, format: str = _FLINK_JSON) -> str:
-    """A template with the catalog, the topic and its columns filled in."""
+    """Fill in a template's catalog, topic and columns."""
     dialect = FLINK_AVRO if job.registry else FLINK
     return template.format(
         catalog=CATALOG,
@@ -186,7 +186,7 @@ def flink_sql(job: Job, template: str, *, format: str = _FLINK_JSON) -> str:
 
 
 def flink_client(job: Job, sql: str, *, checkpoint_s: float = COMMIT_S) -> list[str]:
-    """A command that runs SQL with Flink in one process."""
+    """Return a command that runs SQL with Flink in one process."""
     conf = job.folder / "conf"
     conf.mkdir(parents=True)
     settings = {

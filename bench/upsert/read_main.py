@@ -1,4 +1,4 @@
-"""What `spark-submit` runs: reads of a table by its day and of all of it, each with its seconds, as JSON lines."""
+"""The program for `spark-submit`: reads single days and the whole table. Prints each read's seconds as JSON lines."""
 
 from __future__ import annotations
 

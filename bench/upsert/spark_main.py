@@ -1,4 +1,4 @@
-"""What `spark-submit` runs: changes from a topic, merged by `MERGE INTO` in `foreachBatch`, as users write it."""
+"""The program for `spark-submit`: merges a topic's changes by `MERGE INTO` in `foreachBatch`, as users write it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ ORDERS = Records(
 
 
 def declared(job: Job, *, how: str, per_batch: int) -> dict[str, object]:
-    """The stream that frazil merges; the tables of all systems are made of it."""
+    """Return the stream's declaration for frazil. All systems' tables are created from it."""
     types = {column.name: column.type_in(FRAZIL) for column in ORDERS.columns}
     return {
         "name": job.table,
@@ -96,7 +96,7 @@ def flink(job: Job) -> list[str]:
 
 
 def systems(per_batch: int) -> dict[str, System]:
-    """The systems by name. Each table has its own properties, see `PROPERTIES`."""
+    """Return the systems by name. `PROPERTIES` has the properties of each system's table."""
     return {
         system.name: system
         for system in (

@@ -1,7 +1,7 @@
-"""A table of orders by day, and changes of them: 30 % say what the table has, 10 % are stale, 5 % are new orders.
+"""A table of orders by day, and changes to it: 30 % repeat the table's values, 10 % are stale, 5 % are new orders.
 
-Keys are drawn by Zipf's law, and scattered over all days. Everything follows from a seed, so that the table that must
-come of it is known.
+Keys follow Zipf's law, and are scattered over all days. A seed determines all values, so the table's expected final
+content is known.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ FIRST_UPDATE = datetime(2026, 6, 1, tzinfo=UTC)
 STATES = ("placed", "paid", "packed", "sent", "returned")
 ZIPF = 1.2
 SCATTER = 2_654_435_761
-"""Odd, and so prime to any power of two; popular keys lie on all days."""
+"""An odd factor, which scatters popular keys over all days."""
 UNCHANGED, STALE, NEW, DELETED = 0.30, 0.10, 0.05, 0.02
-"""The shares of changes; all others update."""
+"""Shares of the changes. All other changes are updates."""
 
 Version = tuple[int, int]
-"""When an order was last updated, in seconds after `FIRST_UPDATE`, and the number that its values follow from."""
+"""Time of an order's last update, in seconds after `FIRST_UPDATE`, and the number that determines its values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One row: the key is (day, id)."""
+    """One row, with the key (day, id)."""
 
     id: int
     day: int
@@ -50,7 +50,7 @@ class Order:
 
 
 def mixed(id: int, number: int) -> int:
-    """63 bits that look random, so that a column does not compress to nothing."""
+    """Return 63 bits that look random, so that a column compresses realistically."""
     value = (id * 0x9E3779B97F4A7C15 + number * 0xC2B2AE3D27D4EB4F) & (2**64 - 1)
     value ^= value >> 29
     return (value * 0xBF58476D1CE4E5B9 & (2**64 - 1)) >> 1
@@ -67,7 +67,7 @@ def all_mixed(ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def base(rows: int, days: int) -> Iterator[pa.Table]:
-    """The table before the changes, by day."""
+    """Yield the table's rows before the changes, by day."""
     per_day = rows // days
     for day in range(days):
         ids = np.arange(per_day, dtype=np.int64) * days + day
@@ -75,7 +75,7 @@ def base(rows: int, days: int) -> Iterator[pa.Table]:
 
 
 def columns(ids: np.ndarray, days: np.ndarray, updated_s: np.ndarray, numbers: np.ndarray) -> pa.Table:
-    """The rows of `Order.values`, in bulk."""
+    """Compute the values of `Order.values` for many orders."""
     start = int(FIRST_UPDATE.timestamp())
     return pa.table(
         {
@@ -95,7 +95,7 @@ def columns(ids: np.ndarray, days: np.ndarray, updated_s: np.ndarray, numbers: n
 
 @dataclass(slots=True)
 class Changes:
-    """Makes the changes, and remembers what they make of the table."""
+    """Creates the changes, and computes the table's content after them."""
 
     rows: int
     days: int
@@ -105,7 +105,7 @@ class Changes:
     kinds: dict[str, int] = field(default_factory=dict)
 
     def make(self, count: int) -> Iterator[tuple[int, bytes]]:
-        """The next changes: the order's id, by which Kafka keeps them in order, and the record."""
+        """Yield the next changes: the order's id, which is the Kafka key, and the record."""
         draw = np.random.default_rng(self.seed)
         ranks = draw.zipf(ZIPF, count)
         kinds = draw.random(count)
@@ -137,7 +137,7 @@ class Changes:
         return Order(id, id % self.days, version)
 
     def expected(self) -> tuple[int, int, int]:
-        """The number of rows, the sum of their ids, and the sum of their seconds of update, once all have landed."""
+        """Return the expected number of rows, the sum of their ids, and the sum of their update times (s)."""
         base_ids = np.arange(self.rows // self.days * self.days, dtype=np.int64)
         rows, ids, seconds = len(base_ids), int(base_ids.sum()), 0
         for id, version in self.current.items():
