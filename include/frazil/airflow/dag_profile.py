@@ -41,7 +41,8 @@ from frazil.spec.units import format_duration, parse_duration
 DEFAULT_ARGS_VARIABLE = "FRAZIL_DEFAULT_ARGS"
 PURPOSES = frozenset({"writer", "partitions", "audit", "maintenance", "daily", "backfill", "dead letters"})
 MAX_TAGS_PER_KIND = 10
-"""Maximum number of stream tags, table tags and owners. A kind with more of them is left out."""
+"""Maximum number of stream tags, of table tags and of owners. Beyond it, a DAG gets no tags of this kind, or no owner.
+"""
 MIN_INTERVAL = timedelta(minutes=1)
 
 OnFailure = Call | Sequence[Call]
@@ -95,7 +96,7 @@ def default_arguments(purpose: str) -> dict[str, Any]:
 
 
 def names_param(names: list[str], description: str) -> Param:
-    """Return a form's field for any of these names, or others if there are none."""
+    """Return a form's field for a list of these names. If `names` is empty, users may enter any name."""
     items = {"type": "string", **({"enum": names} if names else {})}
     return Param([], type="array", items=items, examples=names, description=description)
 
@@ -162,7 +163,7 @@ def report(sentence: str) -> None:
 
 
 def _store(sentence: str) -> None:
-    """Store a sentence for the operations page. If that fails, the task still counts as it ended."""
+    """Store a sentence for the operations page. An error here does not change the task's outcome."""
     try:
         get_current_context()["ti"].xcom_push(key=RESULT_KEY, value=sentence[:MAX_RESULT_CHARACTERS])
     except Exception:  # whatever Airflow raises

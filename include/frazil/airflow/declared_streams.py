@@ -58,7 +58,7 @@ def valid_specs(folder: Path) -> list[StreamSpec]:
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the table's streams. Raises SpecError if none, or if a file that was never valid contains its name."""
+    """Return the streams that feed a table. Raises SpecError if there are none, or if an invalid file names it."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     specs = find_feeding_streams((one.spec for one in found if one.spec is not None), table)
     unknown = any(one.spec is None and table in _read_text(one.path) for one in found)
@@ -66,7 +66,7 @@ def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
 
 
 def has_no_stream(folder: Path, table: str) -> bool:
-    """A file that was never valid is assumed to feed the table if it contains the table's name."""
+    """Return whether no stream feeds a table. A file that was never valid counts if it contains the table's name."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     return not any(view_from_table(one.spec, table) if one.spec else table in _read_text(one.path) for one in found)
 

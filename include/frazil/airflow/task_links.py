@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TaskLink(BaseOperatorLink):
-    """One button. If it does not apply to a task, its link is empty and it is not shown."""
+    """One button. Airflow hides the button if its link is empty, as on tasks to which it does not apply."""
 
     @property
     def operators(self) -> list[type[BaseOperator]]:  # type: ignore[override]

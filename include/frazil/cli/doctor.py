@@ -82,7 +82,7 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _dev_environment() -> tuple[dict[str, str], dict[str, int], Mapping[str, int]]:
-    """Return Airflow's environment, the default ports of `frazil dev up`'s servers, and those of running servers."""
+    """Return Airflow's environment, the default ports of `frazil dev up`, and the ports of its running servers."""
     environment = dict(os.environ)
     if find_spec("httpx") is None:  # these servers only exist with frazil[dev]
         return environment, {}, {}

@@ -214,7 +214,7 @@ def _needs_no_action(
 def _discard_rows(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
-    """Return True if nothing else is to be done."""
+    """Discard the rows that wait for a table. Return whether this is all that --give-up has to do for the table."""
     waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         record_given_up_rows(opened.tables.journals, waiting.backfill, table)

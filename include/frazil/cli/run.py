@@ -227,7 +227,7 @@ def _run_writer(
 
 
 def _end_with_parent(lifeline: int) -> None:
-    """The parent is the only process that holds the other end of the pipe `lifeline`."""
+    """End this process when its parent ends. Only the parent holds the other end of the pipe `lifeline`."""
     os.read(lifeline, 1)
     log.warning("the process of `frazil run` was killed: the current batch commits, then the writer ends")
     os.kill(os.getpid(), signal.SIGTERM)

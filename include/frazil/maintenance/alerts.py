@@ -126,7 +126,7 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of files if they are small, 0 if not. Near the limit, the alert does not change."""
+    """Return the number of small files, or 0. Near the size limit, the number neither fires nor resolves the alert."""
     if health.data_files and not health.data_bytes:
         return None
     share = health.average_file_bytes / (health.target_file_bytes / 10)

@@ -1,6 +1,6 @@
-"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure. Complete partitions come first;
-within both groups, rewrites that remove more files per byte. A rewrite must halve a partition's small files, or it
-would be repeated forever.
+"""Decides which partitions a compaction rewrites, which it leaves, and why. Pure. Complete partitions come before
+incomplete partitions. Within each of these groups, rewrites that remove more files per byte come first. A rewrite must
+halve a partition's small files, or it would be repeated forever.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rewrite:
 
     @property
     def kind(self) -> tuple[object, ...] | None:
-        """Rewrites of equal kind can be one action of Iceberg; None if the rewrite needs its own."""
+        """Rewrites of equal kind can share an action of Iceberg; None if the rewrite needs an action of its own."""
         if self.is_partial or self.applies_deletes:
             return None
         return self.small, self.all_deletes, self.deleted_percent, self.busy
@@ -67,7 +67,7 @@ MAX_PARTITIONS_PER_ACTION = 200
 
 
 def group_into_actions(rewrites: Iterable[Rewrite], *, target: int) -> list[list[Rewrite]]:
-    """Return each action's rewrites, in order. Small ones of busy partitions share one, to fit between batches."""
+    """Return each action's rewrites, in order. Actions on busy partitions stay small, to fit between two batches."""
     actions: list[list[Rewrite]] = []
     last: dict[object, tuple[list[Rewrite], int]] = {}
     for rewrite in rewrites:

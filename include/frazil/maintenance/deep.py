@@ -157,7 +157,7 @@ def _count_delete_file(file: _DeleteFile, live_paths: Set[str]) -> _PartitionTot
 
 @dataclass(frozen=True, slots=True)
 class _FileLimits:
-    """The limits of small files, and of files to rewrite (`deleted_percent` or more)."""
+    """Decides which files are small, and which are rewritten because of deleted rows (`deleted_percent` or more)."""
 
     target_bytes: int
     deleted_percent: int

@@ -29,8 +29,8 @@ class ManifestPlan:
 def plan_manifests(
     groups: Sequence[ManifestGroup], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """If there are too many manifests, plan a rewrite in each partition spec where it halves the number of a group. A
-    rewrite merges only manifests of the same group.
+    """If there are too many manifests, plan a rewrite for each partition spec that has a group whose number of
+    manifests would be halved. A rewrite merges only manifests of the same group.
     """
     total = sum(group.manifests for group in groups)
     if total < settings.max_count:

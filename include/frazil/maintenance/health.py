@@ -39,7 +39,9 @@ class Deletes:
     due_small_files: int = 0
     due_small_bytes: int = 0
     scaled_due_files: int = 0
-    """Small data files with this percentage of deleted rows, scaled by size: half of it at half of the target size."""
+    """Small data files with many deleted rows for their size. The limit is `maintenance.compaction.deleted-rows`
+    percent at the target size, and half of this limit at half of the target size.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,11 @@ class TableHealth:
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """Time of the last compaction; None if not in the history. The next two fields then count all files if these are
-    small on average, and otherwise the files since the start of the history.
+    """Time of the last compaction; None if it is not in the history. Without one, `files_since_compaction` and
+    `bytes_since_compaction` count all files if they are small on average, else the files since the history's start.
     """
     files_since_compaction: int
-    """Growth in data files since then. Replacements, as in merges, do not count."""
+    """Increase in data files since the last compaction. Files that a merge only replaces do not count."""
     bytes_since_compaction: int
     recent: RecentFiles | None
     streams: tuple[StreamHealth, ...]

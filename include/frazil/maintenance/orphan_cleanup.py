@@ -269,7 +269,9 @@ class _Cleanup:
         return table
 
     def _delete(self, ready: Sequence[ListedFile], references: References) -> tuple[list[ListedFile], str | None]:
-        """Delete the files in batches, between reloads. Return the deleted files, and why it stopped, if so."""
+        """Delete the files in batches, between reloads. Return the deleted files, and any reason why the deletion
+        stopped.
+        """
         done: list[ListedFile] = []
         for _, group in groupby(ready, key=lambda file: file.place.store):
             files = list(group)

@@ -268,7 +268,7 @@ def _is_hidden(path: str, start: str) -> bool:
 def classify_files(
     files: Collection[ListedFile], references: References, undecided: UndecidedFiles, *, settings: Orphans, now_ms: int
 ) -> Evaluation:
-    """Classify files as referenced, registered, young or candidates. `refused` says why none may go."""
+    """Classify files as referenced, registered, young or candidates. If `refused` is set, no file may be deleted."""
     old_ms = now_ms - settings.older_than // timedelta(milliseconds=1)
     referenced = registered = young = total_bytes = 0
     candidates = []

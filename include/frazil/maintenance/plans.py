@@ -68,9 +68,9 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
 
 
 BUSY_INTERVALS = 2
-"""Number of its stream's longest commit intervals for which a changed partition counts as busy."""
+"""A changed partition counts as busy for this number of its stream's longest commit intervals."""
 MAX_BATCHES = 12
-"""Maximum number of merged batches, and of unmerged ones, that are read for each stream."""
+"""Maximum number of committed batches, and of staged batches, that are read for each stream."""
 
 
 def find_busy_partitions(table: Table, maintained: MaintainedTable, *, now_ms: int) -> frozenset[PartitionKey]:
@@ -107,14 +107,14 @@ def _partition_key(file: StagedFile, table: Table) -> PartitionKey:
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 HOST_CLOCK_DELAY_US = 3_600_000_000
-"""How long (us) after its end a partition with times of this host's clock is complete."""
+"""Time (us) from a partition's end until it is complete, in tables whose event times come from this host's clock."""
 NO_WATERMARK_DELAY_US = 86_400_000_000
-"""How long (us) after its end a partition without a known watermark is complete."""
+"""Time (us) from a partition's end until it is complete, if the watermark is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenancePlanner:
-    """Plans maintenance actions on one table, which each plan loads. Raises NoSuchTableError."""
+    """Plans maintenance actions on one table. Each plan loads the table, and may raise NoSuchTableError."""
 
     catalog: Catalog
     maintained: MaintainedTable
@@ -161,7 +161,7 @@ class MaintenancePlanner:
 
 
 def complete_before_us(table: Table, maintained: MaintainedTable, *, now_ms: int) -> int:
-    """Return the time (us since 1970) before which ended partitions get only late rows."""
+    """Return the time (us since 1970) up to which ended partitions are complete, except for late rows."""
     if maintained.kind is TableKind.ROUTED:  # only the main table has the watermark
         return now_ms * 1_000 - NO_WATERMARK_DELAY_US
     if maintained.kind is not TableKind.MAIN:

@@ -34,9 +34,9 @@ from frazil.table.lost import open_stream_catalog
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
-"""Minimum number of bad records for a percentage, below `MIN_RECORDS` records."""
+"""A percentage needs this many bad records if there are fewer than `MIN_RECORDS` records."""
 MIN_SMALL_SAMPLE_PERCENT = 50
-"""The lowest threshold below `MIN_RECORDS` records."""
+"""The threshold is at least this percentage if there are fewer than `MIN_RECORDS` records."""
 MAX_LISTED = 5
 """Maximum number of windows or days in a message."""
 RULES_FROM_TABLE = ("table", "waiting-batches", "dead-letters", "stale-changes")
@@ -279,7 +279,9 @@ def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str,
 
 
 def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:
-    """Return the reading of the rule `aggregation`: complete days that were not aggregated `within` this time."""
+    """Return the reading of the rule `aggregation`. `late` days are complete, but were not aggregated `within` this
+    time.
+    """
     listed = [f"{one.day} (complete since {format_utc(one.since_ms)})" for one in late[:MAX_LISTED]]
     days = ", ".join(listed) + _more_text(len(late))
     sentence = (

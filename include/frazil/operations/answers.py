@@ -184,7 +184,7 @@ class AnswerCache:
         return Answer(*known, is_refreshing=reading and self._is_old(one), outdated=one.outdated)
 
     def _unresponsive_since_s(self, one: _CacheEntry) -> float | None:
-        """A queued read counts as unresponsive if all threads of its group are."""
+        """Return when a read became unresponsive. A queued read is unresponsive if every thread of its group is."""
         now_s = self._monotonic()
         if one.began_s is not None:
             return one.began_s if now_s - one.began_s >= UNRESPONSIVE_AFTER_S else None

@@ -96,7 +96,7 @@ def _signal_cell(window: Window, signal: Signal | None, through_us: int) -> Cell
 def build_partition_calendar(
     partitions: Iterable[PartitionFiles], staged: Iterable[PartitionFiles], *, now_us: int
 ) -> Calendar | None:
-    """Return a calendar of hourly or daily partitions, or None without any. `staged` ones count as backfilled."""
+    """Return a calendar of hourly or daily partitions; None without any. Windows of `staged` ones are backfilled."""
     found, waiting = _group_by_window(partitions, now_us), _group_by_window(staged, now_us)
     windows = {*found, *waiting}
     if not windows:

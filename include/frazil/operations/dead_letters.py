@@ -96,8 +96,9 @@ def count_rejected(
 ) -> list[RejectedRecords]:
     """Count the last day's rejected records, and those that are still dead letters, by error class, highest first.
 
-    The count begins later if older snapshots have expired or the stream was reset. Replays and discards record changes
-    per span of hours. The number of remaining dead letters may be off by the changes of the first span.
+    The count begins later if older snapshots have expired or the stream was reset. Replays and discards record their
+    changes only per span of several hours. A span may begin before the count, so the number of remaining dead letters
+    is approximate.
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
@@ -136,7 +137,7 @@ def _list_changes(
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
-    """Sum the changes of each error class. Decreases for hours in `first` are limited to `of_first`, and reduce it."""
+    """Sum each class's changes. In the hours `first`, a class cannot decrease by more than its count in `of_first`."""
     found = Counter[str]()
     for (name, hour), change in counts.items():
         if hour in first:

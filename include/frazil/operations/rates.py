@@ -54,7 +54,7 @@ def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
 
 
 def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
-    """The records of a batch are spread over the time since the previous batch."""
+    """Compute each point's rate. A batch's records are spread over the time since the previous batch."""
     found: list[Rate] = []
     waiting: list[Point] = []  # the points since the last batch, or since the writer started
     landed_ms: int | None = None
@@ -77,7 +77,7 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
 
 
 def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """`points` are shorter spans. Points without a known rate do not count."""
+    """Return the mean rate of each span over the shorter `points` in it. Points without a known rate do not count."""
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
     for point, rate in zip(points, compute_rates(points), strict=False):

@@ -59,7 +59,7 @@ class Period:
 
     @classmethod
     def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:
-        """Return the period between two times if it is not empty, else the last `hours`, else the shortest period."""
+        """Return the period between two times. If it is empty, return the last `hours`, or else the shortest period."""
         begin_ms = max(begin_ms or now_ms, now_ms - TENS_RETENTION_MS)
         if begin_ms < (end := min(end_ms or now_ms, now_ms)):
             return cls(begin_ms, end)
@@ -219,7 +219,7 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
-    """Return the problems, without one of Kafka if the status already reports such a problem."""
+    """Return the problems. Omits Kafka's problem if the status already reports an unknown lag."""
     reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 

@@ -20,7 +20,7 @@ DAY_MS = 24 * HOUR_MS
 LAST_HOUR_BUCKETS = 30
 RATE_PERIOD_MS = HOUR_MS // 6
 RECENT_PERIOD_MS = HOUR_MS // 12
-"""Period over which alerts count recent records; an interval between commits or a young stream changes it."""
+"""Usual period over which alerts count recent records. Long commit intervals extend it; a new stream's is shorter."""
 MIN_RECENT_PERIOD_MS = HOUR_MS // 60
 MIN_RECORDS = 100
 """Minimum number of records for which a percentage is meaningful."""

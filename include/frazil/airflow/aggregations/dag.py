@@ -191,7 +191,7 @@ def _schedule(grain: Grain, spec: AggregationSpec) -> PartitionedAssetTimetable:
 
 
 def inputs(name: str, aggregations: str) -> dict[str, str]:
-    """Return the source's snapshot and the day's revisions. Skipped if a gate holds the day, or if not needed."""
+    """Return the source's snapshot and the day's revisions. Skips a day that a gate holds, or that is up to date."""
     # Parsing a DAG file must not load PyIceberg.
     from frazil.aggregate.day_input import choose_input, held_windows
 

@@ -73,7 +73,9 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
-    """Return the waiting days without a run in progress, a failed run since, or a request since a time."""
+    """Return the waiting days that must be requested: no run is in progress, and no run has failed and no request was
+    made since the day's newest signal. Requests before `requested_after_ms` do not count.
+    """
 
     def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:
         if state in {DagRunState.QUEUED, DagRunState.RUNNING}:

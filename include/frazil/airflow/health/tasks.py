@@ -66,8 +66,8 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     failed: FailedRuns = lambda *_: 0,
     is_paused: IsPaused = lambda _: False,
 ) -> dict[str, Any]:
-    """Measure all tables, read every other subject, and update the alerts that `store` keeps. If no file declares a
-    table any longer, its alerts resolve, but not while an invalid file might declare it.
+    """Measure all tables, read every other subject, and update the alerts that `store` keeps. Alerts of a table that no
+    file declares any longer resolve, unless an invalid file might declare the table.
     """
     declared = declared_streams(streams)
     problems = [f"{found.name}: {found.problem}" for found in declared if found.problem and found.spec is None]

@@ -8,8 +8,8 @@
   same table.
 
 If the rewrite of a table takes hours, other tables are not delayed: the next runs check them. A route may have
-thousands of tables, so `check_due` returns one name for all of them, and one task rewrites them: first those that need
-it most. The next run continues with the others.
+thousands of tables, so it has one name and one task. The task rewrites the tables in the greatest need, and the next
+run continues with the others.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ log = logging.getLogger(__name__)
 MEASURE_TIMEOUT = timedelta(minutes=20)
 """Time limit of a table's measurement; a slower table gets a separate task."""
 MAX_TABLES_PER_RUN = 250
-"""Maximum number of tables with tasks in a run, below Airflow's limit of 1,024. The next run begins with the rest."""
+"""Maximum number of tables with tasks in a run, below Airflow's limit of 1,024. The next run begins with the others."""
 CHECKS_KEY = "maintenance turns"
 """The store's key for the checks of all tables; no table has this name."""
 ALWAYS = timedelta(0)

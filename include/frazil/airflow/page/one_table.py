@@ -44,7 +44,7 @@ def find_table(name: str) -> MaintainedTable | None:
 
 
 def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
-    """Empty for dead-letter tables, and for a template's tables without windows."""
+    """Return the table's streams; none for dead-letter tables, and for a template's tables without windows."""
     return tuple(view for one in table.streams if (view := view_from_table(one, table.identifier)) is not None)
 
 

@@ -44,7 +44,7 @@ Payload = dict[str, Any]
 
 
 class PollingTrigger(BaseTrigger):
-    """Calls `poll` in a thread until it fires. Logs why it waits when that changes; changed numbers once an hour."""
+    """Calls `poll` in a thread until it fires. Logs a new reason to wait at once, but new numbers once an hour."""
 
     def __init__(self, *, poll_seconds: float, **arguments: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -145,7 +145,7 @@ class PartitionTrigger(PollingTrigger):
 
 
 LATE_ROWS_INTERVAL_S = 600.0
-"""Interval at which all tables of a template, maybe thousands, are loaded to find late rows."""
+"""Interval between searches for late rows. A search loads all tables of a template, maybe thousands."""
 
 
 class CompletionOperator(BaseBranchOperator):

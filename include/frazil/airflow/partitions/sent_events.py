@@ -83,7 +83,7 @@ def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asse
 def signals_to_send(
     signals: Mapping[tuple[str, int], Signal], sent: Collection[tuple[str, int]], *, reopened: bool
 ) -> dict[str, Signal]:
-    """Return the newest unsent signal of each key: of reopened windows, or else of all others."""
+    """Return each key's newest signal, if unsent. `reopened` selects reopened windows, otherwise all others."""
     newest = {
         key: s
         for (key, number), s in sorted(signals.items(), key=lambda item: item[0][1])

@@ -55,7 +55,7 @@ GATE_TIMEOUT_S = 300.0
 
 
 def find_work(table: str, streams: Path, context: Context) -> tuple[int, list[str]]:
-    """Return the last signal's number, and the tasks with work. A new Airflow counts existing signals as sent."""
+    """Return the last signal's number, and the tasks with work. In a new Airflow, existing signals count as sent."""
     signals = _load_signals(table, streams)
     for asset in _assets_of(table).values():
         mark_current_as_sent(signals, asset, context)
