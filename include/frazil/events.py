@@ -60,7 +60,7 @@ class BatchCommitted:
     bytes: int = 0
     """Size of the staged files, before a merge."""
     changes: Mapping[str, int] = field(default_factory=dict)
-    """Number of records by outcome (`commit.history.RECORD_OUTCOMES`); without a merge, only the dropped ones."""
+    """Number of records by outcome (`commit.history.RECORD_OUTCOMES`); without a merge, only dropped records."""
     cost: BatchCost = field(default_factory=BatchCost)
 
 
@@ -97,11 +97,11 @@ class FutureEventTimes:
 
     key: BatchKey
     by_partition: Mapping[TopicPartition, int]
-    """Number of these rows by topic-partition."""
+    """Number of rows with such an event time, by topic-partition."""
     max_future: str
     """The declared limit, such as `10m`."""
     newest_ms: int | None = None
-    """The newest of these event times, if known."""
+    """The newest event time in these rows, if known."""
 
     @property
     def rows(self) -> int:

@@ -137,12 +137,14 @@ def _source_snapshots(catalog: Catalog, source: str) -> dict[int, int]:
 
 
 def _sequence_numbers(metadata: TableMetadata) -> dict[int, int]:
-    """Map the snapshot ids of main's history, and those kept for signals, to sequence numbers."""
+    """Map snapshot ids to sequence numbers: of main's history, and of snapshots that are kept for signals."""
     return {s.snapshot_id: s.sequence_number or 0 for s in ancestors_and_older_snapshots(metadata)}
 
 
 def is_in_history(source: TableMetadata, snapshot_id: int, sequence_number: int) -> bool:
-    """Return whether the snapshot belongs to the source's current history. An expired one counts, unless too new."""
+    """Return whether a snapshot belongs to the source's current history. An expired snapshot does, unless it is newer
+    than all others.
+    """
     if any(s.snapshot_id == snapshot_id for s in source.snapshots):
         return snapshot_id in _sequence_numbers(source)
     return sequence_number <= max((s.sequence_number or 0 for s in source.snapshots), default=0)

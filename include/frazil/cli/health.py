@@ -78,8 +78,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     never reads data or starts a JVM.
 
     Exits with 0 even if a value is beyond its threshold. Exits with 25 if a stream's table is missing from its catalog,
-    and with 10 if a declaration cannot be read (with TABLE: that of one of its streams). Exits with 1 if a table cannot
-    be measured.
+    with 10 if a declaration cannot be read, and with 1 if a table cannot be measured. With TABLE, only the declarations
+    of its streams count.
 
     \b
     Example:

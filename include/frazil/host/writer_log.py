@@ -84,7 +84,7 @@ def redirect_output(log: Path) -> None:
 
 
 def read_lines(path: Path, *, launch_id: str, since: LogPosition | None, limit_bytes: int) -> LogChunk | None:
-    """Return the complete lines after a position. Those before a truncation are read from `writer.log.1`."""
+    """Return the complete lines after a position. Lines before a truncation are read from `writer.log.1`."""
     start = since.offset_bytes if since is not None and since.launch_id == launch_id else 0
     try:
         rest: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ def _read_whole_lines(path: Path, start: int, limit_bytes: int) -> tuple[tuple[s
 
 
 def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator[tuple[int, str]]:
-    """Yield each line with its level. A line without a level has that of the previous line, or at first `level`."""
+    """Yield each line with its level. A line without a level gets the previous line's level, the first one `level`."""
     for line in lines:
         if found := _LEVEL_PATTERN.match(line):
             level = _LEVELS[found[1]]

@@ -180,7 +180,7 @@ class _FileLimits:
 def _count_data_files(
     io: FileIO, manifest: ManifestFile, bounds: _FileLimits, deleted: Mapping[str, int]
 ) -> tuple[dict[PartitionKey, _PartitionTotals], set[str]]:
-    """Return the data files' totals by partition, and the paths of files with `deleted` rows, by path."""
+    """Return totals by partition, and which paths of `deleted` exist. `deleted` has numbers of deleted rows by path."""
     counts: dict[PartitionKey, _PartitionTotals] = {}
     live_paths: set[str] = set()
     entries = _ENTRIES_WITH_PATHS if deleted else _ENTRIES_WITHOUT_PATHS

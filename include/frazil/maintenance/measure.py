@@ -200,7 +200,7 @@ def _growth_since_compaction(metadata: TableMetadata, *, target_bytes: int) -> t
 
 
 def _recent_files(table: Table, maintained: MaintainedTable) -> RecentFiles | None:
-    """Return totals of the files that the newest batches added; None for a route's tables."""
+    """Return totals of the files that the newest batches added; None without such files, and for a route's tables."""
     if maintained.kind in {TableKind.SIGNALS, TableKind.ROUTED}:
         return None
     batches = [files for spec in maintained.streams for files in _files_by_batch(table, spec, maintained.kind)]
@@ -223,7 +223,7 @@ class _AddedFile:
 
 
 def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[list[_AddedFile]]:
-    """Return the data files that each of a stream's newest batches added."""
+    """Return lists of the data files that a stream's newest batches added, one list per batch."""
     newest = islice(commit_records(table.metadata, spec.name), MAX_COMMIT_RECORDS)
     if kind is TableKind.MAIN and spec.sinks.mode.replaces_rows:
         files = [list_added_files(snapshot, table, ManifestContent.DATA) for snapshot, _ in newest]
@@ -235,7 +235,7 @@ def _files_by_batch(table: Table, spec: StreamSpec, kind: TableKind) -> list[lis
 
 
 def list_added_files(snapshot: Snapshot, table: Table, *kinds: ManifestContent) -> Iterator[DataFile]:
-    """Yield the files of these kinds that a snapshot's commit added."""
+    """Yield the files that a snapshot's commit added. `kinds` selects data files, delete files or both."""
     for manifest in snapshot.manifests(table.io):
         is_new = manifest.added_snapshot_id == snapshot.snapshot_id and manifest.has_added_files()
         if is_new and manifest.content in kinds:

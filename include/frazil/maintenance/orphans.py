@@ -67,7 +67,7 @@ class OrphanRun:
 
 @dataclass(frozen=True, slots=True)
 class OrphanMemory:
-    """Files that earlier runs were the first to find, in `_frazil/_maintenance/orphans.json.gz`."""
+    """The orphans that earlier runs found, each under its first run. In `_frazil/_maintenance/orphans.json.gz`."""
 
     table_uuid: str
     runs: tuple[OrphanRun, ...] = ()
@@ -90,7 +90,7 @@ class OrphanMemory:
         return cls(table_uuid)
 
     def after(self, now: OrphanRun) -> Self:
-        """Return the memory after the run `now`: adds its new files, and drops files that it did not find."""
+        """Return the memory after the run `now`: adds its new orphans, and drops orphans that it no longer found."""
         found = set(now.paths)
         kept = [replace(run, paths=tuple(path for path in run.paths if path in found)) for run in self.runs]
         fresh = sorted(found.difference(*(run.paths for run in kept)))

@@ -271,7 +271,7 @@ def _paused_dag_problem(
 
 
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
-    """Whether an alert quotes `first`, or has the rule of a broken or unreachable state."""
+    """Whether an alert only repeats the state: it quotes `first`, or is about the failure that the state shows."""
     is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
     if is_named and state.rule == alert.rule.partition(":")[0]:
         return True

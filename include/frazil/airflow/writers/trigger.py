@@ -56,7 +56,7 @@ class DeferredTask:
     state_now: str | None
     exists_now: bool
     try_number_now: int | None
-    """The try that supervises the writer now; None if no try of this run does."""
+    """The try of this run that supervises the writer now, if any."""
 
 
 def find_task_action(task: DeferredTask) -> TaskAction:
