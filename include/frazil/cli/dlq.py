@@ -143,7 +143,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 
     \b
     Example:
-      frazil dlq discard flights --reason InvalidJson --because "a test of the producer's" --dry-run
+      frazil dlq discard flights --reason InvalidJson --because "test records" --dry-run
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), Selection(**which)
     count = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, selection))
