@@ -237,7 +237,7 @@ def _nothing_message(
 ) -> str:
     match = "" if selection == Selection() else " that match"
     if are_rows:
-        why = f"the records of the dead letters{match} are already rows"
+        why = f"all dead letters{match} have already landed"
     elif left_out:
         why = f"all dead letters{match} are left out"
     else:
@@ -249,7 +249,7 @@ def _preview_messages(would: Preview, count: int, *, stream: str) -> Iterator[st
     yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
     sampled = would.landing + would.failing
     if not sampled:
-        yield "Their records are already rows."
+        yield "Their records have already landed."
         return
     sample = "" if sampled == count else f"Of a sample of {sampled:,}, "
     yield f"{sample}{would.landing:,} would land, and {would.failing:,} would fail again."

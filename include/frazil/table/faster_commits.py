@@ -1,6 +1,6 @@
-"""Speeds up commits by keeping parsed metadata and the JSON of snapshots. PyIceberg parses and copies both for each
-commit: two thirds of the time, with hundreds of snapshots. The catalog still decides each load and commit. Small files
-reach S3 in one request instead of three.
+"""Speeds up commits by keeping parsed metadata and the JSON of snapshots. PyIceberg parses and copies both: two
+thirds of a commit's time with hundreds of snapshots. The catalog still decides each load and commit. Small files reach
+S3 in one request instead of three.
 """
 
 from __future__ import annotations

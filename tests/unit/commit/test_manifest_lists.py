@@ -1,4 +1,4 @@
-"""Manifest lists that are written from memory hold what is in the files."""
+"""Manifest lists cached by commits equal the lists in the files."""
 
 from __future__ import annotations
 
