@@ -1,10 +1,10 @@
 """The cost of compaction: `python -m bench.compaction --gigabytes 1`.
 
 Creates a table of ticks by hour, in files of about 3 MB as a busy stream commits them. Compacts this table in three
-ways: as `frazil maintain` does, with pages of v1 and of v2, and with the defaults of Iceberg's procedure (`CALL
-rewrite_data_files(table)`). Each way has its own Spark and the same files, because main is rolled back in between.
-Prints MB of input per second and per core-second. CPU is user and system time of the whole process tree during the
-action, including the JVM's compilers and collectors. With `--regular`, most columns are constant or count upwards.
+ways: as `frazil maintain` does, with pages of v1 and of v2, and with the defaults of Iceberg's procedure
+(`CALL rewrite_data_files(table)`). Each way has its own Spark and the same files, because main is rolled back in
+between. Prints MB of input per second and per core-second. CPU is user and system time of the whole process tree during
+the action, including the JVM's compilers and collectors. With `--regular`, most columns are constant or count upwards.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ for each table, or the hour that is still written. Each query loads the table fr
 Queries also run on a copy that Spark has just rewritten into one manifest and one snapshot. Tables are queried in turn,
 so that other programs on the machine affect them equally. DuckDB reads the files that PyIceberg plans.
 
-Writes docs/explanation/maintenance-day.svg, and prints the same numbers as a table. For a first try: `--hours 2
---commits 3 --plot x.svg`.
+Writes docs/explanation/maintenance-day.svg, and prints the same numbers as a table. For a first try:
+`--hours 2 --commits 3 --plot x.svg`.
 """
 
 from __future__ import annotations

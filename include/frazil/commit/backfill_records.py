@@ -298,7 +298,7 @@ def chunk_topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
 def published_records(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[BackfillRecord]:
-    """Yield the records of published backfills. With `window`, only of those published to main in this period."""
+    """Yield the records of published backfills; with `window`, of those published to main in that period."""
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
     if window is None:

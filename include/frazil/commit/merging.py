@@ -1,6 +1,6 @@
 """Merges a batch's changes into a table in one snapshot. If the table has changed, the next attempt plans again, and
-runs only the tasks that differ. At the end, result files are deleted unless the table has them, or an attempt with them
-may still land.
+runs only the tasks that differ. At the end, result files are deleted unless the table uses them, or an attempt that may
+still land.
 """
 
 from __future__ import annotations

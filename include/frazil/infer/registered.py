@@ -154,7 +154,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
 
 
 def _format_type(found_type: FoundType) -> str | None:
-    """Return the declared form of a type; None if no column type fits. Omits such fields of structs."""
+    """Return a type's declared form; None if no column type fits. Omits a struct's fields that fit none."""
     match found_type:
         case None:
             return "string"

@@ -1,5 +1,5 @@
-"""Reads from topic-partitions outside of batches. A fetch of one message, unlike a description, shows whether a client
-may read a topic. Only consumers learn from a leader whether its log still contains an offset of a leader epoch.
+"""Reads from topic-partitions outside of batches. Fetching one message, unlike describing a topic, shows whether a
+client may read it. Only a consumer can ask a leader whether its log still has a position (offset, leader epoch).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from frazil.spec.units import format_duration
 
 BEGIN_PRESSURE = 2.0
 END_PRESSURE = 1.5
-TURN_FACTOR = 1.05
+REVERSAL_FACTOR = 1.05
 """Factor by which the pressure must change before a shrinking pressure counts as growing, or vice versa."""
 MAX_SLICES = 4
 """Maximum number of slices (half maintenance periods) in a low."""
@@ -108,14 +108,14 @@ def _find_lowest(lows: Sequence[SliceLow]) -> SliceLow:
 
 
 def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
-    """Return whether the pressure grows, and its maximum (if growing) or minimum since the last turn."""
+    """Return whether the pressure is rising, and its maximum (if rising) or minimum since it reversed."""
     if before is None:
         return False, pressure
     if before.grows:
         height = max(before.extreme, pressure)
-        return (False, pressure) if pressure * TURN_FACTOR < height else (True, height)
+        return (False, pressure) if pressure * REVERSAL_FACTOR < height else (True, height)
     depth = min(before.extreme, pressure)
-    return (True, pressure) if pressure > depth * TURN_FACTOR else (False, depth)
+    return (True, pressure) if pressure > depth * REVERSAL_FACTOR else (False, depth)
 
 
 def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: timedelta) -> str:
