@@ -32,7 +32,7 @@ def create_aliased_decoder(
 
 
 class AliasedDecoder:
-    """Decodes alias fields as extra columns, then copies each value to the aliased column if that is null."""
+    """Decodes alias fields as extra columns. Then fills nulls in aliased columns with the alias columns' values."""
 
     def __init__(
         self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, NestedField]
@@ -71,7 +71,7 @@ class AliasedDecoder:
         return whole.reject_rows(find_nulls(rows, self._required))
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """Replace an alias column's id in `_frazil_kept` by the aliased column's id; drop it if that has a value."""
+        """In `_frazil_kept`, replace alias columns' ids by aliased columns' ids. Omits ids of columns with a value."""
         at = decoded.schema.get_field_index(OMITTED_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded

@@ -27,7 +27,7 @@ UNKNOWN_TARGET: Target = ""
 """The target of records whose route value has no table. They never evolve a table."""
 
 _Destination = Target | Rejection | None
-"""A row's table; or a rejection without index; or None if a table must be created first."""
+"""A row's table, a rejection without index, or None if the row's table must be created first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class RowDivider:
     ) -> Iterator[RecordChunk]:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
-        `located` has the column that selects the table, if a field selects it. `alike` maps each target to one with the
-        same columns, so that their records share a chunk. Records without a row in `located` get the main table's
-        schema.
+        `located` has the column that selects the table, if a column does. `alike` maps each target to one target with
+        the same columns, so that records of all these targets share a chunk. Records without a row in `located` get the
+        main table's schema.
         """
         codes, values = self._encode(chunk, located)
         outcomes = map(self._cached_destination, values)

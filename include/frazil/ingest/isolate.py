@@ -28,7 +28,7 @@ class IsolatedDecoder:
     """Runs a decoder in a child process. If the child dies, a new one is started."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` must be picklable. It creates the decoder in each child, and one here for empty chunks."""
+        """`make` must be picklable. It creates a decoder in each child, and one in this process for empty chunks."""
         self._make = make
         self._here = make()
         self._child: subprocess.Popen[bytes] | None = None

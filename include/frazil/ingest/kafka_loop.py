@@ -75,7 +75,10 @@ def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
 
 @compiled
 def has_no_headers(message: Any, leader_epoch: int) -> bool:
-    """Return whether the byte after the value says so; False without a value or leader epoch (an earlier format)."""
+    """Return whether the byte after the value shows that the record has no headers.
+
+    Returns False without a value, or without a leader epoch (an earlier record format).
+    """
     payload = load64(message + _PAYLOAD)
     if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
         return False

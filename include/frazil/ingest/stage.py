@@ -128,7 +128,7 @@ class ReadResult:
     result: StageResult
     sent: tuple[int, ...]
     partitions: int
-    """Number of table partitions among the sent rows: the number of files without a shuffle."""
+    """Number of table partitions among the sent rows. Without a shuffle, the task would write as many files."""
 
 
 @dataclass(frozen=True, slots=True)

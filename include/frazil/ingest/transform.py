@@ -42,7 +42,7 @@ TRANSFORM_FAILED = "TransformFailed"
 MAX_QUOTED_CHARACTERS = 80
 MAX_REASON_CHARACTERS = 200
 MAX_REASONS = 20
-"""Maximum number of failing records of a chunk for which DuckDB is asked again, for its message."""
+"""Maximum number of a chunk's failing records for which another query gets DuckDB's message."""
 MAX_QUERY_GROWTH = 768 * 2**20
 """Bytes that a query may add to the process. DuckDB's own limit ignores texts that functions make."""
 MIN_QUERY_GROWTH = 64 * 2**20
@@ -84,7 +84,7 @@ class TransformedDecoder:
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
         self._retained = 0
-        """Bytes that DuckDB's allocator has reserved for queries that failed. It uses these first."""
+        """Bytes that DuckDB's allocator has reserved for queries that failed. Later queries use these bytes first."""
         self._reasons: dict[tuple[object, ...], str] = {}
         self._wary = False
         """Whether a record of the last chunk failed. The next chunk is then searched for failures first."""
@@ -162,7 +162,7 @@ class TransformedDecoder:
         return failed, made
 
     def _may_fail_mask(self, records: pa.Table) -> NDArray[np.bool_]:
-        """Return a mask of the records for which an expression may fail; of all records if unknown."""
+        """Return a mask of the records for which an expression may fail. If unknown, the mask has all records."""
         import duckdb  # as in open_connection
 
         everything = np.ones(len(records), np.bool_)

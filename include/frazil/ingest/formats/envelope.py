@@ -63,7 +63,7 @@ class EnvelopeDecoder(FormatDecoder):
     def __init__(
         self, make: MakeDecoder, envelope: Envelope, schema: Schema, units: Mapping[int, str], options: DecoderOptions
     ) -> None:
-        """`schema` has the columns that an event fills; only its key is required. Drift is that of `after`."""
+        """`schema` has the columns that an event fills; only its key is required. Only drift in `after` is reported."""
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._key = [[field.name] for field in schema.fields if field.required]  # names, then aliases
@@ -248,9 +248,10 @@ class EnvelopeDecoder(FormatDecoder):
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Return a mask of placeholders for each column that has any, and all columns, with null for placeholders.
+        """Return a mask of placeholders for each column that has any, and all columns with nulls instead of
+        placeholders.
 
-        Snapshot events and keys never have placeholders, so such a value is an ordinary one there.
+        Snapshot events and keys have no placeholders. If a value there looks like a placeholder, it is kept.
         """
         masks: dict[str, NDArray[np.bool_]] = {}
         key = self._key_names

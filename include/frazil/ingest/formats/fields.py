@@ -1,5 +1,7 @@
-"""Fills columns from fields with other names, or elsewhere in the record. First, the format's decoder reads the record
-with its own names and nesting. Then the values are moved to the columns.
+"""Fills columns from fields that have other names, or are nested elsewhere in the record.
+
+First, the format's decoder reads the record with the record's own names and nesting. Then the values are moved to the
+columns.
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ class FieldsDecoder(FormatDecoder):
         records: RecordShape,
         options: DecoderOptions = PLAIN,
     ) -> None:
-        """`options.hidden` has paths of columns. They are omitted at these paths and at their paths in records."""
+        """`options.hidden` has column paths. The fields are omitted at these paths and at their paths in records."""
         within, lists = records.within, records.lists
         readings = {field_id: ColumnSource.of(unit) for field_id, unit in units.items()}
         plain = {field_id: reading.unit for field_id, reading in readings.items() if reading.unit}
@@ -187,7 +189,7 @@ class FieldsDecoder(FormatDecoder):
     def _text_decoders(
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str], options: DecoderOptions
     ) -> dict[str, FieldsDecoder]:
-        """Return decoders for columns whose fields are inside another column's JSON text, by that column's name."""
+        """Return decoders of the columns with fields inside another column's JSON text, by that other column's name."""
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
         outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]

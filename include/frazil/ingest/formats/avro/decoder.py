@@ -189,7 +189,8 @@ class AvroDecoder(FormatDecoder):
         columns.text = kept
 
     def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
-        """Return a value as JSON text; None if other columns hold it all; `_FAULT_PREFIX` and an error if invalid."""
+        """Return a value as JSON text; None if other columns have all of it; `_FAULT_PREFIX` and an error on failure.
+        """
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
@@ -226,7 +227,7 @@ class AvroDecoder(FormatDecoder):
         return np.flatnonzero(framed)
 
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Call `_assign` for each schema id. Requests schemas in groups: unframed values may look like many ids."""
+        """Call `_assign` for each schema id. Requests schemas in groups, because unframed values look like many ids."""
         if len(ids) and (ids == ids[0]).all():
             self._assign(roots, places, int(ids[0]), rejections)
             return

@@ -120,8 +120,9 @@ def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at
 
 @loop
 def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> int:
-    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID, whose first byte is the lowest
-    one of the first word. Returns the position after it, or NO.
+    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID.
+
+    The UUID's first byte is the lowest byte of the first word. Returns the position after the digits, or NO.
     """
     digits = 0
     words[at] = 0
@@ -253,7 +254,7 @@ def _are_equal(b: Octets, text: Octets, one: int, other: int, words: Numbers) ->
 
 @loop
 def copy_strings(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: Octets) -> None:
-    """Copy strings, given as (start, length) pairs, into `to`. Writes the end of each to `offsets`."""
+    """Copy strings, given as (start, length) pairs, into `to`. Writes each string's end in `to` to `offsets`."""
     at = 0
     for i in range(len(offsets) - 1):
         start, length = spans[2 * i], spans[2 * i + 1]
