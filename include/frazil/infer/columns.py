@@ -22,7 +22,7 @@ MAX_ODD_CHARACTERS = 40
 MAX_REMARKS = 3
 TIME_TYPES = ("timestamp", "timestamptz")
 MIN_VALUES_PER_MISFIT = 10
-"""Minimum number of values per value of another type, for a column to get a type. A list counts as one value."""
+"""A column gets a type if at least this many values have it for each value of another type. A list is one value."""
 SEVERAL_TYPES_REMARK = "values of several types, stored as JSON text"
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""
@@ -284,7 +284,10 @@ def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s
 
 
 def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | None:
-    """Return the type of most values; None if too many have another one. `lists` counts the lists around the values."""
+    """Return the type of most values; None if too many values have another type.
+
+    `lists` is the number of lists that contain the values.
+    """
     values = observed.present if lists is None else min(lists, observed.present)
     if observed.others and observed.others * MIN_VALUES_PER_MISFIT >= values:
         return None

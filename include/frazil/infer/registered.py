@@ -28,7 +28,7 @@ from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 
 MAX_SCHEMA_IDS = 50
-"""Maximum number of ids to request, most frequent first: values without ids look like many different ids."""
+"""Maximum number of ids to request, most frequent first. Values without an id look like many different ids."""
 _MAX_PARTS = 10_000
 """Maximum number of parts that are read from a JSON Schema: nested references can multiply parts exponentially."""
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
@@ -154,7 +154,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
 
 
 def _format_type(found_type: FoundType) -> str | None:
-    """Return the declared form of a type; None if no column type fits. Omits such fields of structs."""
+    """Return the declared form of a type; None if no column type fits. Omits struct fields that no column type fits."""
     match found_type:
         case None:
             return "string"

@@ -156,8 +156,7 @@ class ExpressionChecker:
             yield f"{'.'.join(path)} is not a field of records (fields: {known})"
 
     def _lambda_parameters(self, part: Node) -> tuple[list[str], str]:
-        """Return a lambda's parameters (none for `a -> '$.b'`, which reads JSON), and the problem with any other `->`.
-        """
+        """Return a lambda's parameters (none for `a -> '$.b'`, which reads JSON), and the problem of any other `->`."""
         columns = [node["column_names"] for node in find_nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
         if part["syntax_type"] != "SINGLE_ARROW":
             return [path[0].lower() for path in columns], ""

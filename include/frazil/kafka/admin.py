@@ -227,7 +227,7 @@ class KafkaAdmin:
         return self._admin.list_offsets(request, isolation_level=isolation, request_timeout=timeout_s) if tps else {}
 
     def _wait_for(self, answer: Future[Any]) -> Any:
-        """Return the response's result. Raises AccessDenied, as librdkafka would reconnect forever."""
+        """Return the response's result. Raises AccessDenied if refused, because librdkafka would reconnect forever."""
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], ERROR_POLL_INTERVAL_S).done:
             if time.monotonic() > deadline:
@@ -283,7 +283,7 @@ class KafkaAdmin:
 
 
 class _LeaderSilent(TimeoutError):
-    """Some leaders did not respond, but others did. The argument has the names of their partitions."""
+    """Some leaders did not respond, but others did. The argument names the partitions of the silent leaders."""
 
 
 def _name_some(partitions: Sequence[str]) -> str:

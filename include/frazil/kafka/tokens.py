@@ -37,7 +37,7 @@ def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], Tok
 
 
 def create_client(client: Callable[[dict[str, Any]], Client], properties: Mapping[str, Any]) -> Client:
-    """Create a client of confluent-kafka. If a function makes its tokens, calls it once before.
+    """Create a client of confluent-kafka. If a function makes the client's tokens, calls this function first.
 
     Without a token, the constructor would leave an error that later ends the process. Raises KafkaUnavailable if the
     function fails, and the errors of `split_properties`.

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_FILE_ABSENCE_MS = 60_000
-"""How long a file may be missing before it counts as removed, while others of its folder exist."""
+"""How long a file may be missing before it counts as removed, while the folder has other files."""
 MAX_FOLDER_ABSENCE_MS = 600_000
 """How long all files of a folder may be missing: longer, because an unmounted volume also looks empty."""
 REMOVED_FILE_REPORT_MS = 900_000
@@ -155,7 +155,7 @@ def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
 
 
 class DeclarationMemory:
-    """A record that cannot be read or written is logged, and counts as missing."""
+    """Reads and writes records of declarations. An unusable record is logged, and counts as missing."""
 
     def __init__(self, folder: Path) -> None:
         path = str(folder.absolute())

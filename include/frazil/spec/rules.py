@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def find_problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
-    """`wrong` has the dotted keys of invalid parts. Rules that need such a part are skipped."""
+    """Return a declaration's problems. `wrong` has the dotted keys of invalid parts, whose rules are skipped."""
     return tuple(
         problem
         for rule, needs in _RULES

@@ -189,8 +189,7 @@ class AvroDecoder(FormatDecoder):
         columns.text = kept
 
     def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
-        """Return a value as JSON text; None if other columns have all of it; `_FAULT_PREFIX` and an error on failure.
-        """
+        """Return a value as JSON text; None if other columns have all of it; else `_FAULT_PREFIX` and the error."""
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
