@@ -110,7 +110,7 @@ def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
 
 
 def _find_file_io(properties: Mapping[str, str]) -> str | None:
-    """Return the Java class for the storage that the properties name, if Hadoop's file systems do not have it."""
+    """Return the Java class for the storage that the properties name; None if Hadoop's file systems suffice."""
     warehouse = properties.get("warehouse", "")
     for schemes, prefix, file_io in _FILE_IOS:
         if warehouse.startswith(schemes) or any(key.startswith(prefix) for key in properties):
