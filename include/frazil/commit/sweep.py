@@ -130,8 +130,7 @@ class _SweptTable:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged_paths(self, key: BatchKey) -> Set[str]:
-        """Return the paths of files that this batch's merge added, or all paths of the table if its snapshot expired.
-        """
+        """Return the paths of files that this batch's merge added; all the table's paths if its snapshot expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
             if summary and summary.get("frazil.commit-record") and _is_commit_of(summary, self.stream, key):

@@ -1,5 +1,7 @@
 """Lets a task attempt notice that Spark has abandoned it: the executor closes its connection, or its daemon sends
-SIGHUP. Otherwise, the attempt would leave files that no journal names. Imports little: see
+SIGHUP.
+
+An attempt that does not notice would leave files that no journal names. Imports little: see
 `frazil.stream.worker_daemon`.
 """
 

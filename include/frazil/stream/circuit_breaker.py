@@ -1,5 +1,6 @@
-"""Stops a stream before the commit of a batch with too many dead letters (`dead-letters.circuit`). Ignores the
-records before the offsets up to which an operator has accepted rejected records.
+"""Stops a stream before the commit of a batch with too many dead letters (`dead-letters.circuit`).
+
+An operator may accept rejected records up to certain offsets. Records before these offsets are ignored.
 """
 
 from __future__ import annotations
