@@ -83,7 +83,7 @@ class SourceRecords:
 def records_by_table(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
-    """Return the offsets that belong in each table, according to the declared route. Raises KafkaUnavailable."""
+    """Return the offsets of the records that belong in each table by the declared route. Raises KafkaUnavailable."""
     sinks = ComparedTables.load(spec, tables, table, marker)
     replay = SourceRecords(spec, tables, sinks, marker.source.topic_ids, {tp: [span] for tp, span in spans.items()})
     paths = defaultdict[Target, list[str]](list)

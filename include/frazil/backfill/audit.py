@@ -43,9 +43,9 @@ class StagedRecords:
     rows: Tallies
     dead_letters: Tallies
     table_tallies: tuple[Tallies, ...]
-    """The rows and dead letters that the stream's tables already have."""
+    """The rows and dead letters that were in the stream's tables before."""
     source: OffsetSets | None = None
-    """The source's records in these ranges; None if an event-time filter selected only some records."""
+    """The source's records in these ranges; None if an event-time filter selected records."""
 
 
 def staged_spans(parts: Iterable[Journal | StageResult]) -> Spans:
@@ -82,7 +82,7 @@ def find_problems(staged: StagedRecords) -> list[str]:
 
 
 def find_rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Yield a message for each table that has rows of records now staged for another table."""
+    """Yield a message for each table that has rows of records which are now staged for another table."""
     for target, own in staged.items():
         for other in tables.keys() - {target}:
             if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in own.items()):
