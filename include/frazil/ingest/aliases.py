@@ -71,7 +71,7 @@ class AliasedDecoder:
         return whole.reject_rows(find_nulls(rows, self._required))
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """In `_frazil_kept`, replace alias columns' ids by aliased columns' ids. Omits ids of columns with a value."""
+        """Replace alias columns' ids in `_frazil_kept` by aliased columns' ids. Omits ids of columns with a value."""
         at = decoded.schema.get_field_index(OMITTED_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded

@@ -31,7 +31,7 @@ class NewestChanges:
     superseded: int
     """Number of changes that lost to a newer change of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
-    """For each column that an earlier change fills, the number of the change that supplies each row's value."""
+    """The number of the change that supplies each row's value, for each column with values from earlier changes."""
     orders: pa.Array | None = None
     deleted_by: Numbers | None = None
     """Each row's last delete without an order value, or `NOT_DELETED`."""
