@@ -43,9 +43,9 @@ class StagedRecords:
     rows: Tallies
     dead_letters: Tallies
     table_tallies: tuple[Tallies, ...]
-    """The rows and dead letters that were in the stream's tables before."""
+    """The rows and dead letters that the stream's tables already have."""
     source: OffsetSets | None = None
-    """The source's records in these ranges; None if an event-time filter selected records."""
+    """The source's records in these ranges; None if an event-time filter selected only some of the records."""
 
 
 def staged_spans(parts: Iterable[Journal | StageResult]) -> Spans:

@@ -300,7 +300,7 @@ def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
 
 
 def finish_ended_backfill(tables: StreamTables) -> str | None:
-    """If the last backfill has ended, finish its dead letters and leftovers. Returns its id; None if it is open."""
+    """Finish the last backfill's dead letters and leftovers, if it has ended. Returns its id; None if it is open."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return None
@@ -318,8 +318,7 @@ def finish_ended_backfill(tables: StreamTables) -> str | None:
 
 
 def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Finish a published backfill or replay: commit to routed tables, then to the dead-letter table; delete leftover
-    files.
+    """Finish a published backfill or replay: commit to routed tables and the dead-letter table, then delete leftovers.
 
     A backfill adds its rejected records to the dead-letter table. A replay removes the dead letters that became rows,
     and adds a new error to each dead letter that failed again.

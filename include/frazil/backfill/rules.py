@@ -192,7 +192,7 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
 
 
 COMMIT_TIMEOUT_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
-"""A backfill of another host counts as interrupted after this time without a commit."""
+"""Time without a commit after which a backfill of another host counts as interrupted."""
 
 
 def describe_progress(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:

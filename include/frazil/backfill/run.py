@@ -179,8 +179,7 @@ class Backfill:
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> BackfillMarker | None:
-        """Audit the staged records, and publish them unless the target is the branch. Returns None if nothing was
-        staged.
+        """Audit the staged records, and publish them unless the target is the branch. Returns None if none are staged.
 
         If the stream was reset or the table changed, drops the staged records and raises StaleBatch. Raises
         BackfillAbandoned, and FrazilError if the audit fails.

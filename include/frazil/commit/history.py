@@ -235,7 +235,7 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return the late rows since the cursor, by window start (us).
+    """Return the number of late rows since the cursor, by window start (us).
 
     Late rows are rows that commits after the cursor added to signalled windows.
     """

@@ -91,7 +91,7 @@ MAX_REMEMBERED_BYTES = 64 * 2**20
 MAX_REMEMBERED_FILES = 32
 """Maximum number of files in a commit whose entries are kept in memory."""
 MAX_REMEMBERED_ENTRIES = 1_024
-"""A manifest with more entries is not merged again, so this process does not keep its entries in memory."""
+"""Maximum number of a manifest's entries that are kept in memory. Larger manifests are not merged again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -298,7 +298,7 @@ def discard_rows_of_missing_table(tables: StreamTables, target: Target, default_
 
 
 def is_ahead(table: Marker, default_marker: Marker) -> bool:
-    """Return whether a routed table is ahead of the default table, for example because the latter was recreated."""
+    """Return whether a routed table is ahead of the default table, as after the default table was recreated."""
     return (table.settled or NO_BATCH) > (default_marker.settled or NO_BATCH)
 
 

@@ -180,10 +180,7 @@ def _copies_folder(opened: OpenStream) -> str:
 
 
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
-    """Copy the selected dead letters that can be replayed, until a file reaches `limit`.
-
-    Return the number of copies.
-    """
+    """Copy the selected dead letters that can be replayed, until `limit` or more are copied. Return their number."""
     marker, former = require_own_marker(opened.spec.name, opened.tables.marker()), find_former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")

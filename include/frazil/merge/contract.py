@@ -27,8 +27,7 @@ class MergeRules:
     key: tuple[str, ...]
     """The key columns: primitive, never null, and never floating-point."""
     order_by: str | None = None
-    """The column that orders changes; null is the lowest value. A change is stale if its value is below the row's
-    value.
+    """The column that orders changes; null is lowest. A change is stale if its value is below the row's value.
 
     If the values are equal, or this column is not declared, Kafka's order decides: offsets within a partition,
     timestamps across partitions. A delete without a value removes everything before the delete in Kafka's order.
