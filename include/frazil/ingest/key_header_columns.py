@@ -66,8 +66,7 @@ class KeyDecoder:
 
 class KeyHeaderReader:
     def __init__(self, schema: Schema, columns: Mapping[str, str | None], keys: KeyDecoder | None = None) -> None:
-        """`schema` has all columns that a record fills. `columns` gives each column's header, or None for the record's
-        key.
+        """`schema` has all columns that a record fills. `columns` gives each column's header; None for the record key.
 
         `keys` fills columns from decoded keys. Without `keys`, these columns get the key's text or bytes.
         """

@@ -263,7 +263,7 @@ def find_repeats_of_table(
 
 
 def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
-    """Return a mask of rows that repeat an earlier row that is kept. `order` has the rows' ranks. Pure."""
+    """Return a mask of rows that repeat an earlier, kept row. `order` has the rows' ranks. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
     keys, moments = codes[ordered], times[ordered]
@@ -282,7 +282,7 @@ def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, wit
 
 
 def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
-    """Return a mask of rows that repeat an earlier row that is kept. The rows have one key, and are in order."""
+    """Return a mask of rows that repeat an earlier, kept row. The rows have one key, and are in order of rank."""
     kept: list[int] = []
     dropped = []
     for time in times:

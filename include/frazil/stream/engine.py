@@ -70,8 +70,7 @@ def _parse_task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of a shuffled batch. Joins each reader's answer with the answer of the writer of the same
-    number.
+    """Parse the answers of a shuffled batch. Joins the answers of each reader and of the writer with its number.
 
     Raises a task's error, or RecordSuspected. Raises StaleBatch unless each writer received exactly the sent rows:
     Spark may have run a reader again, with other rows.

@@ -1,5 +1,4 @@
-"""The progress of a long batch: each task writes its count of records or merged rows, and the heartbeat adds the
-counts.
+"""The progress of a long batch: tasks write their counts of records or merged rows, and the heartbeat adds them.
 
 The files are next to the journals, where all hosts have access.
 """

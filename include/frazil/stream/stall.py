@@ -1,7 +1,7 @@
 """Finds stalls of a healthy writer, and the topic-partition that causes them. Pure.
 
-A stalled writer is not restarted. A stall is reported after three commit intervals without progress, but not before 20
-s. If several rules of `find_stall` match, the first one reports the stall.
+A stalled writer is not restarted. A stall is reported after three commit intervals, but at least 20 s, without
+progress. If several rules of `find_stall` match, the first one reports the stall.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commit
-interval.
+"""Decides whether metadata grows faster than maintenance shrinks it, and how far to stretch the commit interval.
 
 Pure. The *low* is the lowest number of snapshots, and of manifests, in about two maintenance periods. The *pressure* is
 the larger of two ratios: each low, divided by the number that maintenance is declared to keep.

@@ -1,7 +1,6 @@
 """PyIceberg's SQL catalog, with statements that are built once.
 
-PyIceberg builds the statements for each load and commit. In SQLAlchemy, this takes ten times as long as in the
-database.
+PyIceberg builds the statements again for each load and commit. SQLAlchemy then takes ten times as long as the database.
 """
 
 from __future__ import annotations

@@ -248,8 +248,7 @@ class EnvelopeDecoder(FormatDecoder):
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Return a mask of placeholders for each column that has any, and all columns with nulls instead of
-        placeholders.
+        """Return a mask of placeholders for each column that has any, and all columns with nulls in their place.
 
         Snapshot events and keys have no placeholders. If a value there looks like a placeholder, it is kept.
         """
