@@ -191,7 +191,7 @@ class Claims:
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before the writer read them, according to the period's snapshots."""
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
-    """Offsets of dead letters that became rows. The original batches' ranges include them."""
+    """Offsets of dead letters that became rows. The original batches' ranges include these offsets."""
     repeats: int | None = 0
     """Number of repeats that batches dropped, except in accepted losses. None if unknown."""
 

@@ -168,7 +168,7 @@ def _report_missing_records(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
-    """Compare the dropped records in commit records with those in the tables and in Kafka."""
+    """Compare the dropped records in commit records with the dropped records in the tables and in Kafka."""
     if not any(r.dropped for r in e.ranges):
         return
     seen = e.seen

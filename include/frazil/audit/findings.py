@@ -68,7 +68,7 @@ class PartitionAudit:
     gaps: int | None
     """Number of records in Kafka that are in no table; None without a comparison with Kafka."""
     dead_letters: int
-    """Number of dead letters, including those of earlier topics with the same name."""
+    """Number of dead letters, including dead letters of earlier topics with the same name."""
     dropped: int = 0
     """Number of records that the transform dropped, according to commit records."""
     of_former_topics: int = 0

@@ -49,7 +49,7 @@ def scratch_folder(stream: str) -> Iterator[Path]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceRecords:
-    """Records to read from Kafka again, and the tables to compare them with."""
+    """Records to read from Kafka again, and the tables for the comparison."""
 
     spec: StreamSpec
     tables: StreamTables

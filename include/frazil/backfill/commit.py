@@ -113,7 +113,7 @@ class BackfillCommitter:
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Write a chunk's journal, commit it, and return the new marker. Raises Fenced and StaleBatch."""
+        """Write a chunk's journal, commit the chunk, and return the new marker. Raises Fenced and StaleBatch."""
         if not self.own.journals.put(journal):
             raise Fenced(replaced_message(self.backfill, f"the journal of chunk {journal.key} already exists"))
         return self._commit(journal, planned=planned)

@@ -17,7 +17,7 @@ from frazil.ingest.decode import DecodedChunk, Decoder, FormatDecoder, find_null
 from frazil.ingest.formats.fields import Unit, default_of, fill_nulls, without_settings
 
 FIRST_ALIAS_ID = 200_000_000
-"""First field id of alias columns, between the ids of table columns and those of envelope fields."""
+"""First field id of alias columns: above the ids of table columns, and below the ids of envelope fields."""
 
 MakeDecoder = Callable[[Schema, Mapping[int, Unit]], FormatDecoder]
 """Creates a decoder for a schema. The mapping gives each column's encoding in records, by field id."""

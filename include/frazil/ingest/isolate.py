@@ -1,6 +1,7 @@
-"""Decodes in a child process, and bisects a chunk down to the record that crashes the decoder. Since the host may also
-kill a child, a record is rejected only under one condition: the child has just decoded a harmless record of the same
-length.
+"""Decodes in a child process, and bisects a chunk down to the record that crashes the decoder.
+
+A record is rejected only if the child has just decoded a harmless record of the same length, because the host may also
+kill a child.
 """
 
 from __future__ import annotations

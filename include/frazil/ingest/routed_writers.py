@@ -169,7 +169,7 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collec
 
 
 def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Translate field ids of omitted columns (`_frazil_kept`) to those of `schema`."""
+    """Translate field ids of omitted columns (`_frazil_kept`) to the field ids of `schema`."""
     at = rows.schema.get_field_index(OMITTED_COLUMNS)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows

@@ -140,7 +140,7 @@ class KafkaAdmin:
         return futures
 
     def _descriptions(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the descriptions by topic. A pattern omits missing topics; otherwise, raises TopicMissing."""
+        """Return the descriptions by topic. Omits missing topics of a pattern; else raises TopicMissing for them."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:

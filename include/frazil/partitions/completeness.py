@@ -199,7 +199,7 @@ class Alignment:
         return cls(spec.event_time.column, Grain(spec.window), lateness_us)
 
     def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
-        """Return whether rows in `[start, start + length)` stay hidden. They also do while both times are unknown."""
+        """Return whether rows in `[start, start + length)` stay hidden; True while both times are unknown."""
         end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
         if watermark_us is not None and end_us <= watermark_us - self.lateness_us:
             return False

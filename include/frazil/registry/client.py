@@ -280,7 +280,7 @@ def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
 
 
 def _describe_innermost_cause(error: BaseException) -> str:
-    """Return the innermost cause as text, because only this one helps a user."""
+    """Return the innermost cause as text, because only this cause helps a user."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"

@@ -54,7 +54,7 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 MAX_SIGNAL_DELAY_US = timedelta(minutes=5) // timedelta(microseconds=1)
-"""How far (us) the watermark may be past an unsignalled window's end. A DAG checks every minute."""
+"""How far (us) the watermark may be past an unsignalled window's end. A DAG checks this every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def _find_feed(
     marker: Marker | None,
     decided: Mapping[str, DefaultTableProgress],
 ) -> Feed:
-    """Return the state of one stream. Its watermark is None if its position cannot be trusted."""
+    """Return the state of one stream. Its watermark is None if the stream's position cannot be trusted."""
     if spec is None:
         problem = f"no valid file declares the stream: fix its file, or run `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)

@@ -71,7 +71,7 @@ class DeclaredFile(Generic[T]):
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[DeclaredFile[T]]:
-    """Return all files by path, also broken and missing ones. Remembers valid declarations, forgets removed ones."""
+    """Return all files by path, also broken and missing ones. Records valid declarations, and forgets removed files."""
     memory = DeclarationMemory(folder)
     problem, paths = _list_files(folder)
     found = [_read_file(path, kind, memory) for path in paths]
@@ -120,7 +120,7 @@ def recall_declaration(folder: Path, name: str, kind: FileKind[T]) -> T | None:
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return a stream, or its last valid declaration and the file's problem. Raises SpecError without either."""
+    """Return a stream, or its last valid declaration and the file's problem. Raises SpecError if it was never valid."""
     try:
         return find_and_remember(folder, name), None
     except SpecError as error:

@@ -101,7 +101,7 @@ def _check_units(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of a transform's declaration, except those of its SQL, which DuckDB checks."""
+    """Yield the problems of a transform's declaration. DuckDB checks the transform's SQL."""
     if spec.transform is None:
         if spec.source.columns:
             yield Problem("source.schema", None, "is only used with a transform; declare one, or leave this out")

@@ -106,7 +106,7 @@ def list_matching_names(catalog: Catalog, sinks: Sinks) -> list[str]:
 
 
 def load_route_tables(catalog: Catalog, sinks: Sinks, *, names: Iterable[str] | None = None) -> dict[str, Table]:
-    """Load the route's existing tables: those in `names`, or all. Tables may be listed, or created by the template."""
+    """Load the route's existing tables, listed or created by the template: the tables in `names`, or all."""
 
     def load(identifier: str) -> Table | None:
         try:

@@ -1,5 +1,6 @@
-"""Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure. Keys that are not here stay
-the same.
+"""Translates a catalog's PyIceberg properties to the properties of Iceberg's Spark runtime. Pure.
+
+A key without a translation stays the same.
 """
 
 from __future__ import annotations

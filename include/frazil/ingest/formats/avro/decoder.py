@@ -290,7 +290,7 @@ class AvroDecoder(FormatDecoder):
             self._beyond[schema_id] = found.within(self._options.within)
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
-        """If no field of a schema fills a column, report some of its field names as drift."""
+        """Report some field names of a schema as drift, if none of the schema's fields fills a column."""
         if not self._columns.field_names.isdisjoint(names := [*names]) or not self._columns.field_names:
             return
         self._unknown[schema_id] = select_names(names) or ("",)
