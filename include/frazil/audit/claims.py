@@ -174,7 +174,7 @@ def offsets_claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def find_accepted_loss(ranges: Sequence[CommittedRange], given_up: Iterable[Span], *, epoch: int) -> BitMap64:
-    """Return the topic's offsets whose loss was accepted. Omits offsets committed again since the epoch `epoch`."""
+    """Return the topic's offsets with an accepted loss. Omits offsets committed again since the epoch `epoch`."""
     since = claimed_offsets(r for r in ranges if r.epoch is None or r.epoch >= epoch)
     return covered_offsets(given_up) - (offsets_claimed_again(ranges) & since)
 
@@ -273,7 +273,7 @@ def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMe
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
-    """Return the batches, without batches that a rollback removed and whose loss an operator accepted."""
+    """Return the batches. Omits batches that a rollback removed, if an operator accepted the loss."""
     current = claimed.of_topics(marker.source.topic_ids)
     lost = {
         tp: find_accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)

@@ -361,7 +361,7 @@ def can_count_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
 
 
 def _without_accepted(e: Evidence) -> Evidence:
-    """Return the evidence without ranges whose loss was accepted."""
+    """Return the evidence without ranges that have an accepted loss."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     lost = find_accepted_loss(current, e.given_up, epoch=e.given_up_epoch)
     if not lost:

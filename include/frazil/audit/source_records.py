@@ -148,7 +148,7 @@ def _not_comparable(
 
 
 def dropped_offsets(spec: StreamSpec, tables: StreamTables, ranges: Mapping[TopicPartition, Span]) -> OffsetSets:
-    """Return the offsets in these ranges whose records the current transform drops."""
+    """Return the offsets in these ranges with records that the current transform drops."""
     kafka = executor_kafka_properties(spec, os.environ)
     context = build_stage_context(spec, tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids={})
     wanted = tuple(OffsetRange(*tp, *span) for tp, span in sorted(ranges.items()) if span[0] < span[1])

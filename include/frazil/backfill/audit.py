@@ -19,7 +19,7 @@ from frazil.spec.units import format_count
 def find_complete_ranges(
     wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
-    """Return offsets of committed ranges whose records are all in the tables. Skips partial backfills."""
+    """Return the offsets of committed ranges that are completely in the tables. Skips partial backfills."""
     complete = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
         present = _seen_in_any(tallies, tp)

@@ -85,7 +85,7 @@ def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[To
 
 
 def tally_former_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
-    """Return the offsets of staged rows whose records are no longer dead letters."""
+    """Return the offsets of staged rows with records that are no longer dead letters."""
     left = {tp: tally.seen - get_offsets(dead_letters, tp) for tp, tally in rows.items()}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}
 
@@ -137,7 +137,7 @@ class BackfillRoute:
             raise RouteBehind(_refusal_message(self.tables.stream, f"table {target} does not exist: {reason}"))
 
     def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
-        """Return the chunk's context with the route's tables, whose files are staged in the waiting folder."""
+        """Return the chunk's context with the route's tables. Their files are staged in the waiting folder."""
         context = self.routed.add_targets(context, key)
         folder, io = own.waiting_folder(key), context.main.io
         routed = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in context.targets.items() if is_routed(t)}

@@ -80,7 +80,7 @@ class BackfillMarker:
     """The last runs that worked on the backfill, such as Airflow's run ids, oldest first."""
     abandoned_by: str = ""
     abandoned_runs: tuple[str, ...] = ()
-    """The last runs whose backfills an operator abandoned. These runs cannot start a backfill again."""
+    """The last runs with a backfill that an operator abandoned. These runs cannot start a backfill again."""
 
     @property
     def is_open(self) -> bool:
@@ -211,9 +211,9 @@ class BackfillRecord:
     late: Mapping[int, int]
     """Number of late rows by window start, in microseconds since 1970."""
     replayed: OffsetSets = field(default_factory=dict)
-    """The offsets whose dead letters became rows; empty unless the backfill is a replay."""
+    """The offsets of dead letters that became rows; empty unless the backfill is a replay."""
     routed: Mapping[Target, OffsetSets] = field(default_factory=dict)
-    """The part of `replayed` whose rows are in routed tables."""
+    """The part of `replayed` with rows in routed tables."""
 
     @property
     def selects(self) -> bool:

@@ -51,7 +51,7 @@ MAX_PARALLEL_COMMITS = 16
 RETRY_TIMEOUT_S = 30.0
 RETRY_TIMEOUT_BEHIND_S = 3.0
 COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""Age of a journal up to which its commit to a routed table counts as in progress."""
+"""Maximum age of a journal for its commit to a routed table to count as in progress."""
 CreateTable = Callable[[Target, Sequence[Journal]], None]
 """Creates or loads a table and writes its first marker. The table's rows wait next to the default table."""
 
@@ -76,7 +76,7 @@ class LaggingTable:
     rows: int
     reason: str
     backfill: str | None = None
-    """The backfill or replay with the missing rows, whose chunks `batches` counts; None for missing batches."""
+    """The backfill or replay with the missing rows; None for batches. For a backfill, `batches` counts chunks."""
     only_last: bool = False
     """Whether only the default table's last batch is missing, and no error occurred."""
     gone: TableAbsence | None = None

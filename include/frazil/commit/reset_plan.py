@@ -52,7 +52,7 @@ class StateBeforeReset:
 
 @dataclass(frozen=True, slots=True)
 class OffsetMove:
-    """A reset's effect on one partition, whose next offset changes from `held` to `target`."""
+    """A reset's effect on one partition: its next offset changes from `held` to `target`."""
 
     topic: str
     partition: int
@@ -65,7 +65,7 @@ class OffsetMove:
 
     @property
     def skipped(self) -> int:
-        """Offsets whose records the table will never get."""
+        """Offsets with records that the table will never get."""
         return 0 if self.held is None else max(self.target - self.held, 0)
 
     @property

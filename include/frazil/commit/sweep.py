@@ -143,7 +143,7 @@ class _SweptTable:
 
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
-    """Return whether a snapshot's summary names this batch, or the backfill whose staging name is `stream`."""
+    """Return whether a snapshot's summary names this batch. For a backfill, `stream` is its staging name."""
     found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
     return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream

@@ -95,7 +95,7 @@ def propose_columns(
 
 
 def rename_dotted(columns: Sequence[ProposedColumn]) -> tuple[ProposedColumn, ...]:
-    """Rename columns whose names contain dots, which are not allowed. `from` then names the field."""
+    """Replace dots in columns' names, because column names cannot have them. `from` then names the field."""
     used = {column.name.lower(): column.name for column in columns}
     renamed = []
     for column in columns:
@@ -177,7 +177,7 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
 
 
 def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = None) -> Iterator[str]:
-    """Yield a remark for each guessed type that some values do not fit, or for which no value was seen.
+    """Yield a remark for each guessed type that some values do not fit, or that no value confirms.
 
     `lists` is as in `_guess_type`.
     """
@@ -244,7 +244,8 @@ def _find_json_fields(observed: FieldStatistics, kind: Type, lists: int | None =
 
 
 def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
-    """Return the unit of a field whose integers are times of this century, counted from 1970; None for other fields.
+    """Return the unit of a field with integers that are times of this century, counted from 1970; None for other
+    fields.
 
     The field's name must suggest a time, or the times must be close to Kafka's timestamps.
     """

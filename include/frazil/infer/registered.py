@@ -49,7 +49,7 @@ class RegisteredSchemas:
 
 
 def fetch_registered_schemas(sample: Sample, declared: Registry, client: SchemaRegistry) -> RegisteredSchemas | None:
-    """Fetch the newest schema of `<topic>-value`, and the schemas whose ids are in the sample; None if none exists.
+    """Fetch the newest schema of `<topic>-value`, and the schemas with ids in the sample; None if none exists.
 
     Raises RegistryUnavailable, and SpecError if the schemas have different types.
     """

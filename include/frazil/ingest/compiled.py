@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 PREFIX_FOLDER = Path("share", "frazil", "compiled")
-"""Folder below Python's prefix in which container images and archives of `frazil package` store compiled code."""
+"""Folder below Python's prefix. Container images and archives of `frazil package` store compiled code there."""
 MAX_UNUSED_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
 """Packages whose source code affects compiled code. `frazil.kafka` defines the layout of a message."""

@@ -168,7 +168,7 @@ def number_rows_in_records(record_indexes: NDArray[np.int64]) -> NDArray[np.int3
 
 
 def run_starts(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, for each element, the index at which its run of equal values starts."""
+    """Return, for each element, the index of the first element in its run of equal values."""
     begins = np.r_[True, grouped[1:] != grouped[:-1]] if len(grouped) else np.zeros(0, np.bool_)
     return np.maximum.accumulate(np.where(begins, np.arange(len(grouped)), 0))
 

@@ -257,7 +257,7 @@ class _Stage:
         return join_results(parts)
 
     def _parts(self, chunk: RecordChunk, decode: Decoder) -> Iterable[RecordChunk]:
-        """Split a chunk into parts, one for each table whose schema decodes the records."""
+        """Split a chunk into parts: one for each table with a schema that decodes some of the records."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
         located = DecodedChunk.without_columns(chunk)

@@ -1,5 +1,6 @@
-"""Runs a stream's transform: DuckDB computes the table's columns from the decoded fields of records. If an expression
-fails, further queries find all records for which it fails. These become dead letters.
+"""Runs a stream's transform: DuckDB computes the table's columns from the decoded fields of records.
+
+If an expression fails, further queries find all records with a failing expression. These records become dead letters.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ class TransformedDecoder:
         return texts
 
     def _find_reason(self, expression: str, key: tuple[object, ...], rows: pa.Table, place: int) -> str:
-        """Evaluate an expression for a row for which it fails. `key` identifies the values that it reads."""
+        """Evaluate an expression again to find why it fails for a row. `key` identifies the values that it reads."""
         import duckdb  # as in open_connection
 
         if key not in self._reasons and len(self._reasons) < MAX_REASONS:

@@ -1,5 +1,7 @@
-"""Checks the expressions of a `transform`: every part of the syntax tree must be a known pure function of one record,
-whose result a record cannot make arbitrarily long.
+"""Checks the expressions of a `transform`.
+
+Every part of the syntax tree must be a known pure function of one record. A record must not be able to make the result
+arbitrarily long.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ _SHORT_ARGUMENTS: dict[str, tuple[int, int | None, int]] = {
     **dict.fromkeys(_COMPARISONS, (0, None, MAX_COMPARED_LENGTH)),
     **dict.fromkeys(_REPLACEMENTS, (2, 3, MAX_INSERTED_LENGTH)),
 }
-"""Arguments whose length multiplies a function's time or memory: the first, the end, and their maximum length."""
+"""Arguments with a length that multiplies a function's time or memory: the first, the end, and their maximum length."""
 
 
 def find_nodes(part: Any) -> Iterator[Node]:

@@ -72,7 +72,7 @@ def _load(method: str) -> TokenFunction:
 
 
 def _call_and_check(function: TokenFunction, method: str, config: str) -> tuple[Any, ...]:
-    """Call the user's function, and check its result. Raises ValueError, whose text omits the token."""
+    """Call the user's function, and check its result. Raises ValueError with a text that omits the token."""
     answer = function(config)
     if not (isinstance(answer, tuple) and len(answer) >= 2 and isinstance(answer[0], str)):
         raise ValueError(f"{method} must return a token and its expiry in seconds since 1970")

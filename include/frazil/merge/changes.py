@@ -109,7 +109,7 @@ def _order_across_logs(
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
-    """Return a mask of `later` changes whose part differs from their group's previous non-empty one."""
+    """Return a mask of `later` changes with a part that differs from the last non-empty part in their group."""
     codes = encode_keys([parts], len(parts))[ordered]
     is_named = later & to_mask(pc.not_equal(parts, ""))[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))

@@ -118,7 +118,7 @@ class MergeCounts:
     updated: int = 0
     deleted: int = 0
     stale: int = 0
-    """Number of changes whose `order_by` value is below the row's."""
+    """Number of changes with a lower `order_by` value than the row's value."""
     superseded: int = 0
     unchanged: int = 0
     """Number of updates without new values, and of deletes of unknown keys."""

@@ -61,7 +61,7 @@ class Cursor:
     sequence_number: int
     """Sequence number of the last commit whose late rows and dead letters are counted."""
     held: frozenset[int] = frozenset()
-    """Starts of windows whose quality gate failed, unless an operator released them."""
+    """Starts of windows with a failed quality gate, unless an operator released the window."""
     table_uuid: str | None = None
     """The UUID of the table for which windows were decided, if known."""
 

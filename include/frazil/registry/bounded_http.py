@@ -47,7 +47,7 @@ def get(session: Session, url: str, *, timeout_s: float) -> requests.Response:
 
 
 class Session(requests.Session):
-    """A session whose own headers, which may be credentials, are not sent to another host after a redirect."""
+    """A session that does not send its own headers, which may be credentials, to another host after a redirect."""
 
     own_headers: Mapping[str, str] = MappingProxyType({})
 

@@ -181,8 +181,10 @@ class SchemaRegistry:
         inside: tuple[tuple[str, int], ...],
         until_s: float,
     ) -> None:
-        """Add the schemas that `answer` references to `found`, each after its own references. `inside` has the
-        schemas whose references are being fetched. `until_s` is a time of the monotonic clock.
+        """Add the schemas that `answer` references to `found`, each after its own references.
+
+        `inside` has the enclosing schemas, whose references are still being fetched. `until_s` is a time of the
+        monotonic clock.
         """
         for reference in answer.get("references") or ():
             key = (str(reference["subject"]), int(reference["version"]))
@@ -291,7 +293,7 @@ _registries_lock = Lock()
 
 
 def shared_registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
-    """Return this process's client of a registry, whose cached schemas all tasks share."""
+    """Return this process's client of a registry. All tasks share the client's cached schemas."""
     key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
     with _registries_lock:
         if key not in _registries:

@@ -96,7 +96,7 @@ def no_stream_error(folder: Path) -> SpecError:
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
-    """Load one stream of a folder, whose other files may be broken. Raises SpecError like `find_file`."""
+    """Load one stream of a folder. Other files of the folder may be broken. Raises SpecError like `find_file`."""
     return load_stream(find_file(folder, name))
 
 

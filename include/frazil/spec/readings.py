@@ -1,4 +1,4 @@
-"""Rules for how columns are read from records: from which field, and by which conversions."""
+"""Rules for how columns are read from records: from which field, and with which conversions."""
 
 from __future__ import annotations
 

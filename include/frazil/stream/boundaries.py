@@ -10,7 +10,7 @@ from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import escape_unsafe
 
 MAX_REMEMBERED_TRANSACTIONS = 200_000
-"""Maximum number of transactions whose ends are remembered, in case a restarted connector sends events again."""
+"""Maximum number of remembered transactions that have ended. A restarted connector may send their events again."""
 MAX_OPEN_POSITIONS = 200
 """Maximum number of source positions of open transactions, which are compared in pairs."""
 
@@ -82,7 +82,7 @@ class Boundaries:
     """Whether a restarted connector had not sent `newest` again at the last `advance`."""
     _runs: list[_RecordRun] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
-    """The number of events of each transaction whose end record was read."""
+    """The number of events of each transaction with an end record that was read."""
 
     def add(self, transaction: str, order: int, position: str | None, end: int, *, unreadable: bool = False) -> None:
         """Add the next record: `order` is its number in the transaction, and `end` is the offset after the record."""

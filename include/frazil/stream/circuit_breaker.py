@@ -88,7 +88,7 @@ def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
 
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offsets before which rejected records are accepted. Omits recreated topics."""
+    """Return the offsets up to which an operator has accepted rejected records. Omits recreated topics."""
     found = _read(tables)
     return keep_same_topics(found.offsets, found.source, source) if found else {}
 

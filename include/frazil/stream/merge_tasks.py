@@ -42,7 +42,7 @@ class MergeTasks:
     """The function of merge tasks, sent to executors. Returns FrazilErrors instead of raising them."""
 
     contexts: tuple[MergeContext, ...]
-    """The contexts of one job, whose tables belong to one stream."""
+    """The contexts of one job. Their tables belong to one stream."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:

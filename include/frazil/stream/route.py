@@ -39,7 +39,7 @@ class StreamRoute:
     routed: RoutedTables | None = None
     """The routed tables; None if no route is declared, even if rows still wait."""
     tried_at_s: float = 0.0
-    """Monotonic time at which the waiting rows were last tried to be committed."""
+    """Monotonic time of the last attempt to commit waiting rows."""
     _reported: bool = True
     """Whether the last report named tables, even one of an earlier epoch."""
 

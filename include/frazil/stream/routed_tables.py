@@ -346,8 +346,7 @@ class RoutedTables:
             write_first_marker(self.tables, handle, default_marker)
 
     def _check_no_waiting_rows(self, identifier: str) -> None:
-        """Raise RouteBehind if rows wait for a table without a marker, because its first marker would discard the rows.
-        """
+        """Raise RouteBehind if rows wait for a table without a marker: its first marker would discard the rows."""
         if behind := self.behind.get(identifier):
             remedy = "Restore the former table" if behind.gone else "Fix the table"
             raise RouteBehind(

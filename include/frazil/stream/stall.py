@@ -106,7 +106,7 @@ class SampleHistory:
     watermark_since_ms: int
     """When the watermark last moved, or the stream last had nothing to read."""
     advances: int = 0
-    """Number of samples since `watermark_since_ms` in which a commit had advanced offsets."""
+    """Number of samples since `watermark_since_ms` with a commit that had advanced offsets."""
     read_up_since_ms: int | None = None
     """The time since which all records are committed and no offset has moved; None if records are unread."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)

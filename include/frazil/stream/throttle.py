@@ -21,7 +21,7 @@ from frazil.spec.units import format_duration
 BEGIN_PRESSURE = 2.0
 END_PRESSURE = 1.5
 TURN_FACTOR = 1.05
-"""Factor by which the pressure must change before a shrinking pressure counts as growing, or vice versa."""
+"""Factor by which the pressure must change before its direction counts as reversed."""
 MAX_SLICES = 4
 """Maximum number of slices (half maintenance periods) in a low."""
 

@@ -36,7 +36,7 @@ MAX_ENDS_PER_READ = 20_000
 MAX_CLOCK_STEP = timedelta(minutes=10)
 """How far the connector's clock may be set back. The search for transactions' ends begins earlier by this duration."""
 LOOKBACK_RECORDS = 1_000
-"""Number of offsets in which the last transaction is searched, if the marker does not have it."""
+"""Number of offsets to search for the last transaction, if the marker does not have it."""
 MAX_NAME_CHARACTERS = 200
 """Maximum length of a table name in messages."""
 WARN_INTERVAL_S = 60.0

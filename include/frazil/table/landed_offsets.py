@@ -63,7 +63,7 @@ class FileBounds:
 
 
 def topics_filter(topics: Collection[str]) -> str:
-    """Return a row filter that selects topics, whose names cannot contain quotes."""
+    """Return a row filter that selects topics. Topic names cannot contain quotes."""
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 

@@ -274,9 +274,9 @@ class EnvelopeDecoder(FormatDecoder):
     def _find_ambiguous_nulls(
         self, parts: _Events, op: pa.Array, columns: dict[str, pa.Array], after_names: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Yield the row and error of each update without `before` in which a null may mean "unchanged".
+        """Yield the row and error of each update with an ambiguous null: without `before`, null may mean "unchanged".
 
-        A missing field is not ambiguous: the connector omits the whole column.
+        A missing field is not ambiguous, because the connector omits the whole column.
         """
         bare = to_mask(pc.equal(op, "u")) & ~parts.is_present("before") & parts.is_present("after")
         for names in self._null_hiding.values() if bare.any() else ():

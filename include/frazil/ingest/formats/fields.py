@@ -58,7 +58,7 @@ class ColumnSource:
     """How decimals are rounded; None rejects decimals with more digits than the column's scale."""
     nulls: tuple[Any, ...] = ()
     default: Any = None
-    """The value for a missing or null field, in the form in which records have values."""
+    """The value for a missing or null field, written as in records."""
 
     @classmethod
     def of(cls, unit: Unit | None) -> ColumnSource:
@@ -254,7 +254,7 @@ class FieldsDecoder(FormatDecoder):
         return reject_missing(found, self._optional, self._arrow_schema)
 
     def add_from_texts(self, decoded: DecodedChunk, name: str) -> DecodedChunk:
-        """Add the columns whose fields are inside the JSON texts of the column `name`."""
+        """Add the columns that are filled from fields inside the JSON texts of the column `name`."""
         texts = pc.fill_null(combine_chunks(decoded.rows.column(name)), "null")
         (key,) = self._within
         around = _text_scalar(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text_scalar("}\n"), _text_scalar("")

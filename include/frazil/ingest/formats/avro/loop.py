@@ -131,7 +131,7 @@ def write_decimal(
 
 @loop
 def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write a decimal whose unscaled number is big-endian two's complement. Returns VALID or an error code."""
+    """Write a decimal with a big-endian two's complement as unscaled number. Returns VALID or an error code."""
     if p == end:
         return code.NO_DECIMAL
     negative = b[p] >= 128

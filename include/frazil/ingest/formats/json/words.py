@@ -37,13 +37,13 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
 BASE64 = _base64
 MIN_MEMCPY_BYTES = 32
 HASH_FACTOR = 0x1E3779B97F4A7C15
-"""Seed of the hash table for the keys of a JSON map, whose number is limited."""
+"""Seed of the hash table for the keys of a JSON map. The number of keys is limited."""
 _MAX_PAIRED_KEYS = 16
 """Maximum number of a map's keys that are compared in pairs to find duplicates. Larger maps use a hash table."""
 
 # Columns of the table of entry sets. The last row is not an entry set: it counts the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
-"""Columns of `entry_counts`: entries in use, entries for which memory exists, and entries before the current record."""
+"""Columns of `entry_counts`: entries in use, allocated entries, and entries before the current record."""
 
 
 class Memory(NamedTuple):
