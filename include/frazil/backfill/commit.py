@@ -300,7 +300,7 @@ def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
 
 
 def finish_ended_backfill(tables: StreamTables) -> str | None:
-    """Finish the last backfill's dead letters and leftovers, if it has ended. Returns its id; None if it is open."""
+    """Finish the last backfill's dead letters and leftovers, if the backfill has ended. Returns its id, or None."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return None

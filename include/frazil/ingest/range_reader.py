@@ -46,9 +46,9 @@ DEFAULT_PROPERTIES = {
 }
 """Defaults that users can override.
 
-With its own defaults, librdkafka returns records of a damaged batch as valid ones, waits a second when its queue is
-full, and logs twenty lines per second for failed connections. The buffer for a zstd batch triples until it reaches
-`MAX_BYTES_PROPERTY`; the value here suffices for any batch of 100 MB.
+With its own defaults, librdkafka returns records of a damaged batch as valid ones. It also waits a second when its
+queue is full, and logs twenty lines per second for failed connections. The buffer for a zstd batch triples until it
+reaches `MAX_BYTES_PROPERTY`; the value here suffices for any batch of 100 MB.
 """
 
 FIXED_PROPERTIES = {
