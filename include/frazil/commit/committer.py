@@ -1,7 +1,7 @@
 """Commits a writer's take-over, dead letters and batches, each with the stream's new marker.
 
-This is safe without clocks or locks, because of four rules. A marker changes only with a snapshot on main. Each epoch
-belongs to one process. A journal is complete before its batch is committed. Staged files never change.
+Commits are safe without clocks or locks, because of four rules. A marker changes only with a snapshot on main. Each
+epoch belongs to one process. A journal is complete before its batch is committed. Staged files never change.
 """
 
 from __future__ import annotations

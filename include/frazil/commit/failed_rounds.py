@@ -150,7 +150,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """A series of failed attempts, without lost races. Its end is logged if it lasted at least 5 s."""
+    """A series of failed attempts, without lost races. The outage's end is logged if it lasted at least 5 s."""
 
     names: TableNames
     clock: Callable[[], float]

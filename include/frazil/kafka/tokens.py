@@ -1,6 +1,8 @@
-"""Gets login tokens (SASL/OAUTHBEARER) from a Python function. `sasl.oauthbearer.method` names the function: `aws-msk`,
-or `package.module:function`. It takes the text of `sasl.oauthbearer.config`, and returns a token and its expiry (s
-since 1970), like confluent-kafka's `oauth_cb`. Tokens are never stored or logged.
+"""Gets login tokens (SASL/OAUTHBEARER) from a Python function.
+
+`sasl.oauthbearer.method` names the function: `aws-msk`, or `package.module:function`. The function takes the text of
+`sasl.oauthbearer.config`, and returns a token and the token's expiry (s since 1970), like confluent-kafka's `oauth_cb`.
+Tokens are never stored or logged.
 """
 
 from __future__ import annotations

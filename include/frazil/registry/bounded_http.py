@@ -66,7 +66,7 @@ def create_session() -> Session:
 
 
 class _TimeLimit:
-    """The sockets of one request, including its redirects. They are shut down at the deadline."""
+    """The sockets of one request, including its redirects. At the deadline, the sockets are shut down."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

@@ -91,7 +91,6 @@ class SchemaRegistry:
         self._guids: OrderedDict[bytes, int] = OrderedDict()
         """Map each GUID to its id in this process. These ids are negative, unlike the ids of a registry."""
         self._guid_of: OrderedDict[int, bytes] = OrderedDict()
-        """The reverse of `_guids`."""
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
         """The references fetched so far, so that a retry after a timeout does not fetch them again."""
         self._lock = Lock()

@@ -125,7 +125,6 @@ def translate_client_error(catalog: str, error: Exception) -> FrazilError | None
 
 
 def _translate_aws(catalog: str, error: Any, boto: Any) -> FrazilError | None:
-    """Translate an error of Glue's client."""
     code = error.response.get("Error", {}).get("Code", "") if isinstance(error, boto.ClientError) else None
     if isinstance(error, boto.PartialCredentialsError):
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")

@@ -90,7 +90,6 @@ def catalog_type(properties: Mapping[str, str]) -> str:
 
 
 def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
-    """Convert an SQLAlchemy URL for Iceberg's JDBC catalog."""
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}  # the schema that PyIceberg creates, with views
     if url.get_backend_name() == "sqlite":
