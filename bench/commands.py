@@ -1,8 +1,8 @@
 """How soon does each command answer? `python bench/commands.py [TIMES]`.
 
 One stream with 2,000 records in the embedded catalog (SQLite, local files), written by `frazil run`; first with its
-broker, then without. Each command is a process of its own. CPU is user + system of that process, least of TIMES (3);
-wall is the least as well: what a command takes where nothing else runs.
+broker, then without. Each command is its own process. CPU is its user and system time. CPU and
+wall time are each the minimum of TIMES (3) runs, as on an otherwise idle machine.
 """
 
 from __future__ import annotations

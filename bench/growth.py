@@ -54,7 +54,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one process stages: the first `each` records of some partitions of a topic."""
+    """One process's input: the first `each` records of each of its partitions."""
 
     bootstrap: str
     topic: str

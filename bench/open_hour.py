@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000, help="a commit")
     parser.add_argument("--fold-files", type=int, default=8)
     parser.add_argument("--moments", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3, help="of each query, table, engine and moment")
+    parser.add_argument("--repeats", type=int, default=3, help="runs per query, table, engine and moment")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"FRAZIL_HOME": folder, "PYICEBERG_HOME": folder}

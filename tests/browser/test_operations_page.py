@@ -10,8 +10,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from frazil.doctor import host
-from frazil.doctor.finding import CheckState
+from frazil.doctor import CheckState, host
 from tests.api_server import ApiServer
 from tests.browser.conftest import PAGE, Open, settled, view
 from tests.dags import in_airflow

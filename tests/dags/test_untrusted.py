@@ -1,4 +1,4 @@
-"""What others may have put into Airflow: it is left out, or named, and never raises what a person cannot act upon."""
+"""Foreign values in Airflow are skipped or reported, and never raise an error that a user cannot act on."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def test_a_route_that_has_everything_is_not_backfilled(stream: Any, declare: Any
 
 
 class Killed(BaseException):
-    """What nothing in the package catches."""
+    """An exception that frazil never catches."""
 
 
 def kill_after(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from frazil.dev.airflow import COMPONENTS, AirflowClient, EmbeddedAirflow, wait_for
+from frazil.doctor import CheckState
 from frazil.doctor import host as doctor
-from frazil.doctor.finding import CheckState
 from frazil.errors import EnvironmentUnusable
 from tests.airflow_api import AirflowApi
 from tests.polling import eventually

@@ -1,4 +1,4 @@
-"""The wheel in a fresh venv: what the base does without any extra, and one sentence where an extra is missing."""
+"""The wheel in a fresh venv: what works without extras, and the error message when an extra is missing."""
 
 from __future__ import annotations
 

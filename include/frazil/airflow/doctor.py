@@ -25,7 +25,7 @@ from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.airflow.page.airflow_database import COMPONENTS, last_heartbeats, read_pauses, silent_components
 from frazil.airflow.spark import POOL_VARIABLE, SPARK_CONNECTION
-from frazil.doctor.finding import CheckState, Finding
+from frazil.doctor import CheckState, Finding
 from frazil.spec.load import list_stream_files
 from frazil.spec.units import format_count
 

@@ -143,7 +143,7 @@ def discard_(  # noqa: PLR0913 - a command's options
 
     \b
     Example:
-      frazil dlq discard flights --reason InvalidJson --because "a test of the producer's" --dry-run
+      frazil dlq discard flights --reason InvalidJson --because "test records" --dry-run
     """
     opened, selection = _open(stream, streams_folder, which["reasons"]), Selection(**which)
     count = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, selection))
@@ -237,7 +237,7 @@ def _nothing_message(
 ) -> str:
     match = "" if selection == Selection() else " that match"
     if are_rows:
-        why = f"the records of the dead letters{match} are already rows"
+        why = f"all dead letters{match} have already landed"
     elif left_out:
         why = f"all dead letters{match} are left out"
     else:
@@ -249,7 +249,7 @@ def _preview_messages(would: Preview, count: int, *, stream: str) -> Iterator[st
     yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
     sampled = would.landing + would.failing
     if not sampled:
-        yield "Their records are already rows."
+        yield "Their records have already landed."
         return
     sample = "" if sampled == count else f"Of a sample of {sampled:,}, "
     yield f"{sample}{would.landing:,} would land, and {would.failing:,} would fail again."

@@ -13,8 +13,7 @@ import click
 
 from frazil.cli.options import json_option, streams_option
 from frazil.cli.output import echo, echo_json, echo_line
-from frazil.doctor import host
-from frazil.doctor.finding import Check, CheckState, Finding, run_checks
+from frazil.doctor import Check, CheckState, Finding, host, run_checks
 from frazil.doctor.streams import check_connections, check_stream_clocks, load_declarations
 
 SIGNS = {

@@ -58,8 +58,8 @@ from frazil.timetext import format_utc
     "--to",
     required=True,
     type=click.Choice(["marker", "earliest", "latest", "timestamp", "offsets", "table"]),
-    help="Where to continue. `marker`: at the marker, or at the first offset that Kafka still has. `timestamp`: at a "
-    "broker's time. `table`: where the table is after a rollback.",
+    help="Where to continue. `marker`: at the marker, or at the first offset that Kafka still has. `timestamp`: at "
+    "the Kafka timestamp in --at. `table`: where the table is after a rollback.",
 )
 @click.option("--at", type=TimeParam(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
 @click.option(

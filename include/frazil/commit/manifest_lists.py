@@ -30,8 +30,8 @@ from frazil.commit.manifest_writing import (
     write_merged,
 )
 from frazil.pyiceberg_fixes import FIRST_ROW_ID_POSITIONS, first_row_id
+from frazil.table.faster_commits import BoundedCache
 from frazil.table.object_store import count_request
-from frazil.table.recent import BoundedCache
 
 MAX_CACHED_LISTS = 32
 """Maximum number of cached lists. Enough for one commit to all tables, with its failed attempts."""

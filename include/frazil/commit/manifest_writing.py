@@ -44,8 +44,8 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import StagedFile
 from frazil.pyiceberg_fixes import file_key, first_row_id
+from frazil.table.faster_commits import BoundedCache
 from frazil.table.object_store import count_request
-from frazil.table.recent import BoundedCache
 
 IN_MEMORY: TableVersion = 3
 FIRST_ROW_ID = 142

@@ -135,7 +135,7 @@ def _find_open_replay(opened: OpenStream, run: str | None) -> BackfillMarker | N
 
 
 def _run_replay(opened: OpenStream, request: BackfillRequest) -> ReplayResult | None:
-    """Run a replay as a backfill of copied dead letters. Returns None if all copied records are rows already."""
+    """Run a replay as a backfill of copied dead letters. Returns None if all copied records have landed."""
     own_epoch, backfill = _last_epoch(opened) + 1, None
     try:
         files = FileSource.open(request.files or "", opened.tables.main.refresh(), opened.spec)

@@ -127,7 +127,7 @@ def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[R
 def read_samples(
     table: Table, spec: StreamSpec, selection: Selection, *, limit: int, decrypt: bool = False
 ) -> list[DeadLetter]:
-    """Return the first `limit` of the dead letters. Raises SpecError if `decrypt` has the wrong secret."""
+    """Return the first `limit` dead letters. With `decrypt`, raises SpecError if the secret is wrong."""
     row_filter = selection.row_filter(spec)
     coordinates = _first_rows(read_dead_letters(table, row_filter, COORDINATES), limit)
     if coordinates is None:

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from frazil import SUPPORTED_PYTHONS, __version__
-from frazil.doctor.finding import CheckState, Finding
+from frazil.doctor import CheckState, Finding
 from frazil.home import cache_folder, home
 from frazil.host.page_servers import list_running_servers
 from frazil.spark import jars

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import requests
 
 from frazil import clock
+from frazil.doctor import CheckState, Finding
 from frazil.doctor.connections import Connections, Service
-from frazil.doctor.finding import CheckState, Finding
 from frazil.errors import FrazilError
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import registry_of

@@ -99,12 +99,12 @@ def delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
 
 
 def reject_records_without_rows(decoded: DecodedChunk, records: int) -> DecodedChunk:
-    return reject_unchanging(decoded, np.flatnonzero(decoded.no_result_mask(records)))
+    return reject_no_ops(decoded, np.flatnonzero(decoded.no_result_mask(records)))
 
 
-def reject_unchanging(decoded: DecodedChunk, unchanging: NDArray[np.int64]) -> DecodedChunk:
+def reject_no_ops(decoded: DecodedChunk, indexes: NDArray[np.int64]) -> DecodedChunk:
     text = "the record does not change a row, and the writer skips such records: discard this dead letter"
-    return decoded.with_rejections(Rejection(index, "NoChange", text) for index in unchanging.tolist())
+    return decoded.with_rejections(Rejection(index, "NoChange", text) for index in indexes.tolist())
 
 
 def add_change_columns(rows: pa.Table, decoded: pa.Table) -> pa.Table:

@@ -126,7 +126,7 @@ class RejectSplitter:
     """Counts rejected records, and separately those that an operator accepted."""
 
     def __init__(self, ranges: Sequence[OffsetRange], accepted: Mapping[TopicPartition, int]) -> None:
-        """`accepted` has an offset per topic-partition. Rejected records before it are accepted."""
+        """`accepted`: the offset per topic-partition before which an operator accepted rejected records."""
         self._from = [accepted.get((r.topic, r.partition), 0) for r in ranges]
         self.new, self.accepted = RejectCounter(ranges), RejectCounter(ranges)
 

@@ -316,7 +316,7 @@ def find_name_problem(name: str) -> str:  # noqa: PLR0911 - a table
     if not name:
         return "has an empty name"
     if "." in name:
-        return "has a dot in its name, which separates the names of a path"
+        return "has a dot in its name; dots separate the parts of a path"
     if name != name.strip() or not name.isprintable():
         return "has spaces around its name, or characters that cannot be printed"
     if '"' in name or "\\" in name:

@@ -190,7 +190,7 @@ def create_tombstone_decoder(context: StageContext, schema: Schema) -> Decoder |
 
 
 class TombstoneDecoder:
-    """Decodes record keys, passed as values of a chunk, to rows of the key columns."""
+    """Decodes the keys of tombstones, passed as a chunk's values, to rows of the key columns."""
 
     def __init__(
         self, make: Callable[[Schema, Mapping[int, Unit]], Decoder], key: Schema, units: Mapping[int, Unit]

@@ -18,7 +18,7 @@ import numpy as np
 
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import default_row
-from frazil.ingest.changes import reject_records_without_rows, reject_unchanging
+from frazil.ingest.changes import reject_no_ops, reject_records_without_rows
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters, RejectSplitter
@@ -306,7 +306,7 @@ class _Stage:
         if self._protect:
             shaped = dataclasses.replace(shaped, rejections=self._protect.mask_errors(shaped.rejections))
         if self._context.replays and len(shaped.dropped):
-            shaped = reject_unchanging(dataclasses.replace(shaped, dropped=np.arange(0)), shaped.dropped)
+            shaped = reject_no_ops(dataclasses.replace(shaped, dropped=np.arange(0)), shaped.dropped)
         held = self._held(chunk)
         if held.any():
             self.progress.count_rejected(chunk.range_index[held])
@@ -319,7 +319,7 @@ class _Stage:
         if divided:
             shaped = divided.decoded
             if self._context.files:
-                shaped = reject_unchanging(shaped, divided.unchanged)
+                shaped = reject_no_ops(shaped, divided.unchanged)
             else:
                 self._other_events += len(divided.unchanged)
         shape.add_drift(drift, chunk, record_indexes=np.append(shaped.record_indexes, np.array(failed, np.int64)))

@@ -148,7 +148,7 @@ class _SelectChecker:
             self.problems.append(f"{where}: {problem}")
 
     def check(self, sql: str, records_json: str) -> Transform:
-        """Return the transform, and add its `problems`. Raises SpecError if the text is not one SELECT."""
+        """Return the transform; append errors to `problems`. Raises SpecError unless it is one SELECT."""
         node = self._tree.parse_select(sql)
         self._check_clauses(node)
         expressions = ExpressionChecker(self._tree, self._fields, self._alias)

@@ -1,7 +1,7 @@
 """Reads from topic-partitions outside of batches.
 
-A fetch of one message, unlike a description, shows whether a client may read a topic. Only a consumer can find out from
-a leader whether its log still contains an offset with a given leader epoch.
+Fetching one message, unlike describing a topic, shows whether a client may read the topic. Only a consumer can ask a
+leader whether its log still has a position (offset, leader epoch).
 """
 
 from __future__ import annotations

@@ -159,13 +159,13 @@ def _stream_readings(health: TableHealth, settings: Maintenance, now_ms: int) ->
             if stream.lag is None:
                 shown, sentence = "unknown", f"the lag of stream {stream.name} is unknown now: {stream.lag_problem}"
             yield Reading(f"lag:{stream.name}", stream.lag, settings.alerts.lag, shown, sentence)
-            yield unreadable_reading(stream.name, f"lag of stream {stream.name}", stream.lag_problem)
+            yield unmeasured_reading(stream.name, f"lag of stream {stream.name}", stream.lag_problem)
 
 
-def unreadable_reading(subject: str, what: str, problem: str | None) -> Reading:
+def unmeasured_reading(subject: str, label: str, problem: str | None) -> Reading:
     """Return the reading of the rule `unmeasured` for a value that could not be read because of `problem`."""
-    shown = f"the {what} was read" if problem is None else f"the {what} is unknown"
-    sentence = f"the {what} cannot be read, so no alert about it fires: {problem}"
+    shown = f"the {label} was read" if problem is None else f"the {label} is unknown"
+    sentence = f"the {label} cannot be read, so no alert about it fires: {problem}"
     return Reading(f"unmeasured:{subject}", int(problem is not None), 0, shown, sentence)
 
 

@@ -54,7 +54,7 @@ class Rewrite:
 
     @property
     def kind(self) -> tuple[object, ...] | None:
-        """Rewrites of equal kind can be one action of Iceberg; None if the rewrite needs its own."""
+        """Rewrites of the same kind can share an Iceberg action; None if this one cannot."""
         if self.is_partial or self.applies_deletes:
             return None
         return self.small, self.all_deletes, self.deleted_percent, self.busy

@@ -273,7 +273,7 @@ def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str,
     sentence = (
         f"{table}: {what}, but is not signalled, so jobs that wait for it do not start: "
         f"{late.waits_for if late else ''}. `frazil partitions {table}` shows the current state. A topic-partition "
-        "without new records becomes idle after `idle-timeout`; forget a stream that no longer runs"
+        "without new records becomes idle after `idle-timeout`; run `frazil forget` for a stream that no longer runs"
     )
     return Reading("late-window", value, alerts.late_window.total_seconds(), what, sentence)
 

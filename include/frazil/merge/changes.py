@@ -135,7 +135,7 @@ def find_unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
 def _find_last_unordered_deletes(
     unordered: Mask, keys: Numbers, partitions: Numbers, offsets: Numbers, times: Numbers
 ) -> Numbers:
-    """Return the last unordered delete of each change's key, by offset or time, or `NOT_DELETED`."""
+    """Return, per change, the index of its key's last unordered delete, or `NOT_DELETED`."""
     last = np.flatnonzero(unordered)
     last = last[np.lexsort((offsets[last], partitions[last], keys[last]))]
     last = last[_run_ends(keys[last], partitions[last])]

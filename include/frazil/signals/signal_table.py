@@ -213,7 +213,7 @@ class TableSignals:
         return self.after(max(self.number - count * len(shared), 0))
 
     def _since(self, number: int) -> BooleanExpression:
-        """Return a filter for days with signals after a number. Reads only the summaries of appends."""
+        """Return a filter for days with signals above `number`. Reads only append summaries."""
         starts = []
         # The group's appends do not have the signals from before the table joined it.
         for snapshot in ancestors(self.at.metadata) if self.at and number >= self.since else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import takewhile
@@ -140,9 +140,10 @@ def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> 
     return now_ms - DAY_MS
 
 
-def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int) -> CommitSums:
+def sum_commits(snapshots: Iterable[Snapshot], stream: str, *, since_ms: int) -> CommitSums:
+    """Sum the stream's commits since `since_ms`. The snapshots are newest first."""
     found = CommitSums()
-    for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, newest_first):
+    for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, snapshots):
         summary = snapshot.summary.additional_properties if snapshot.summary else {}
         if summary.get("frazil.stream") == stream and "frazil.records" in summary:
             dead = parse_number(summary.get("frazil.rejected"))
@@ -156,9 +157,8 @@ def sum_commits(newest_first: Iterable[Snapshot], stream: str, *, since_ms: int)
     return found
 
 
-def compute_rates(newest_first: Iterable[CommitCounts], *, over_ms: int, now_ms: int) -> Flow:
-    """Compute the rates from the stream's commits. `over_ms` is the period of the records per second."""
-    commits = list(newest_first)
+def compute_rates(commits: Sequence[CommitCounts], *, over_ms: int, now_ms: int) -> Flow:
+    """Compute the rates from the stream's commits, newest first. `over_ms` is the period of the records per second."""
     lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
     begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None
     span_ms = over_ms if begin_ms is not None else max(now_ms - lately[-1].at_ms, 1) if lately else over_ms

@@ -119,7 +119,7 @@ class StageRows:
         return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began, **_cpu_since(cpu_s)})
 
     def read(self, plans: Iterable[str]) -> Iterator[ShuffleItem]:
-        """Read the plans' records before a shuffle. Yields rows with their writers' numbers, and the tasks' answers."""
+        """Read the plans' records before a shuffle. Yields rows by writer number, and each task's answer under 0."""
         for plan in plans:
             yield from self._read(json.loads(plan))
 

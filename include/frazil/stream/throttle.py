@@ -20,7 +20,7 @@ from frazil.spec.units import format_duration
 
 BEGIN_PRESSURE = 2.0
 END_PRESSURE = 1.5
-TURN_FACTOR = 1.05
+REVERSAL_FACTOR = 1.05
 """Factor by which the pressure must change before its direction counts as reversed."""
 MAX_SLICES = 4
 """Maximum number of slices (half maintenance periods) in a low."""
@@ -114,9 +114,9 @@ def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
         return False, pressure
     if before.grows:
         height = max(before.extreme, pressure)
-        return (False, pressure) if pressure * TURN_FACTOR < height else (True, height)
+        return (False, pressure) if pressure * REVERSAL_FACTOR < height else (True, height)
     depth = min(before.extreme, pressure)
-    return (True, pressure) if pressure > depth * TURN_FACTOR else (False, depth)
+    return (True, pressure) if pressure > depth * REVERSAL_FACTOR else (False, depth)
 
 
 def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: timedelta) -> str:

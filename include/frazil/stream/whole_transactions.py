@@ -211,7 +211,7 @@ class KafkaTopics:
             yield chunk, self.decoder.read_transactions(chunk)
 
     def ends(self, since_ms: int) -> tuple[list[TransactionEnd], bool]:
-        """Return the next ends of transactions, beginning at `since_ms`, and whether more may follow."""
+        """Return the next transaction ends, first those from `since_ms` on, and whether more may follow."""
         try:
             topic = self.kafka.describe()
         except TopicMissing:  # the first transaction creates the topic

@@ -9,14 +9,14 @@ from frazil.spec.units import format_count
 from frazil.supervise.decision import Cause, Decision, DecisionInput, SupervisionPolicy, WriterAction
 from frazil.timetext import format_elapsed
 
-MAX_FRESH_AGE_MS = 10_000
+HEARTBEAT_TTL_MS = 10_000
 """Maximum age of a fresh heartbeat: ten missed heartbeats."""
 
 
 def get_fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None:
     """Return the heartbeat of a running writer; None if it is stale or the writer has ended."""
     heartbeat = writer.heartbeat
-    fresh = heartbeat is not None and now_ms - heartbeat.written_at_ms <= MAX_FRESH_AGE_MS
+    fresh = heartbeat is not None and now_ms - heartbeat.written_at_ms <= HEARTBEAT_TTL_MS
     return heartbeat if fresh and writer.process.is_alive else None
 
 

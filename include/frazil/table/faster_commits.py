@@ -10,7 +10,8 @@ import copy
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.io import FileIO
@@ -22,14 +23,45 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
 from pyiceberg.utils.config import Config
 
 from frazil.table.object_store import count_request
-from frazil.table.recent import BoundedCache
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 
 
+Value = TypeVar("Value")
 MAX_CACHED_METADATA = 8
 """Maximum number of cached versions of table metadata."""
+
+
+class BoundedCache(Generic[Value]):
+    """A thread-safe cache that evicts the oldest values, up to a number or a weight of `limit`."""
+
+    def __init__(self, limit: int, weigh: Callable[[Value], int] = lambda _: 1) -> None:
+        self._limit, self._weigh, self._weight = limit, weigh, 0
+        self._kept: dict[str, Value] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, name: str) -> Value | None:
+        return self._kept.get(name)
+
+    def keep(self, name: str, value: Value) -> None:
+        with self._lock:
+            self._remove(name)
+            self._kept[name] = value
+            self._weight += self._weigh(value)
+            while self._weight > self._limit:
+                self._remove(next(iter(self._kept)))
+
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        if name in self._kept:
+            self._weight -= self._weigh(self._kept.pop(name))
 
 
 def reuse_metadata(catalog: Catalog) -> Catalog:

@@ -233,7 +233,7 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
 
 @contextmanager
 def _translate_errors(path: str) -> Iterator[None]:
-    """Convert errors of fsspec's clients that concern more than one object."""
+    """Translate an object store's outages and denials of access into FrazilErrors."""
     try:
         yield
     except (OSError, BotoCoreError) as error:

@@ -24,7 +24,7 @@ _OUTAGE_STATUSES = frozenset({429, 500, 502, 503, 504})
 
 
 def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
-    """Translate an error of fsspec's client. Leaves errors that concern one object."""
+    """Translate an outage or a denial of access; None for another error, such as a missing object."""
     if meant := _translate_credentials_error(path, error):
         return meant
     boto = sys.modules.get("botocore.exceptions")

@@ -17,7 +17,7 @@ from frazil import home
 from frazil.cli.main import frazil
 from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset
-from frazil.doctor.finding import CheckState as Result
+from frazil.doctor import CheckState as Result
 from frazil.doctor.streams import check_connections
 from frazil.errors import CommitUnavailable, Fenced, KafkaUnavailable, OffsetGap, TopicRecreated
 from frazil.home import run_folder

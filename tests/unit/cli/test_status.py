@@ -39,7 +39,7 @@ from frazil.status.state import StreamState
 from frazil.supervise.decide import decide
 from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
 from frazil.supervise.desired import open_desired_store
-from frazil.supervise.liveness import MAX_FRESH_AGE_MS
+from frazil.supervise.liveness import HEARTBEAT_TTL_MS
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream
@@ -226,7 +226,7 @@ def test_a_batch_that_outlasts_its_interval_is_said_while_the_writer_lives(strea
 
 def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believed(streams: Path):
     with WriterLock(run_folder("ticks")):
-        old_ms = status(streams)["at-ms"] - MAX_FRESH_AGE_MS - 5_000
+        old_ms = status(streams)["at-ms"] - HEARTBEAT_TTL_MS - 5_000
         lock = run_folder("ticks") / "lock"
         held = json.loads(lock.read_text())
         lock.write_text(json.dumps({**held, "launched_at_ms": old_ms}))

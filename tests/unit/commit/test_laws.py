@@ -1,4 +1,4 @@
-"""Laws of the commit room's values: what is written is read back, and continuity never lets a record in twice."""
+"""Properties of the commit room's values: each round-trips, and continuity never admits a record twice."""
 
 from __future__ import annotations
 

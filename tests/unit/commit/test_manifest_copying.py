@@ -1,4 +1,4 @@
-"""Files that stay are listed as their writer listed them, whatever that says."""
+"""Merges copy manifest entries of kept files unchanged, unknown fields too."""
 
 from __future__ import annotations
 

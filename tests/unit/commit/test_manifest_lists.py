@@ -1,4 +1,4 @@
-"""Manifest lists that are written from memory hold what is in the files."""
+"""Manifest lists cached by commits equal the lists in the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit import manifest_lists
 from frazil.commit.manifest_lists import MAX_CACHED_LISTS, read_manifests
-from frazil.table.recent import BoundedCache
+from frazil.table.faster_commits import BoundedCache
 
 
 def heads(world: Any) -> tuple[Any, list[Snapshot]]:

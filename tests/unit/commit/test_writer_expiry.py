@@ -18,7 +18,7 @@ from frazil.commit.sweep import bare_path
 from frazil.commit.writer_expiry import WriterExpiry
 from frazil.errors import AccessDenied
 from frazil.spec.maintenance import Expiry
-from frazil.table.recent import BoundedCache
+from frazil.table.faster_commits import BoundedCache
 
 SETTINGS = Expiry(keep=timedelta(hours=6), at_least=2, at_most=8)
 MAX_SNAPSHOTS = 11

@@ -355,7 +355,7 @@ class ValuedWorld(World):
         return self.texts[path]
 
     def entries(self, content: str) -> list[dict[str, Any]]:
-        """Return the live files of one content, read with another Avro reader than PyIceberg's."""
+        """Return live files of one content type, read without PyIceberg's Avro reader."""
         head = head_of(self.load().metadata)
         assert head is not None
         wanted = 0 if content == "data" else 1

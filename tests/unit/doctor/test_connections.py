@@ -13,9 +13,8 @@ from pyiceberg.catalog import Catalog
 
 from frazil.cli.main import frazil
 from frazil.commit import catalog_probe
-from frazil.doctor import connections, streams
+from frazil.doctor import CheckState, Finding, connections, streams
 from frazil.doctor.connections import Connections, Service, suggest_fix
-from frazil.doctor.finding import CheckState, Finding
 from frazil.errors import (
     AccessDenied,
     FrazilError,

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from frazil import installed
 from frazil.cli.main import frazil
-from frazil.doctor import connections, host
+from frazil.doctor import Check, CheckState, Finding, connections, host, run_checks
 from frazil.doctor import host as airflow
-from frazil.doctor.finding import Check, CheckState, Finding, run_checks
 from frazil.doctor.streams import (
     MIN_CLOCK_ERROR_MS,
     MIN_CLOCK_WARNING_MS,

@@ -1,4 +1,4 @@
-"""Measuring a table: what it says is what exists, and it reads little to say it."""
+"""Measurements of a table match its contents, and read few files."""
 
 from __future__ import annotations
 

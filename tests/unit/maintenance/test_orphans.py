@@ -79,7 +79,7 @@ class World:
         return Path(self.table().location().removeprefix("file://"))
 
     def commit(self, rejected: Iterable[int] = ()) -> None:
-        """The next two records."""
+        """Commit two records."""
         start, self.read = self.read, self.read + 2
         self.made.land({0: (start, self.read)}, rejected={0: [start + r for r in rejected]})
 

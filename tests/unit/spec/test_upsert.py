@@ -1,4 +1,4 @@
-"""The declaration of `mode: upsert`, and every sentence about what is wrong with one."""
+"""Declarations with `mode: upsert`, and the error message for each mistake."""
 
 from __future__ import annotations
 

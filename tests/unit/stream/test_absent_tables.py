@@ -116,7 +116,7 @@ class Shop(MadeRoute):
         return [file.path for file in self.tables.store_of(table).list_files(folder)]
 
     def beside(self) -> list[str]:
-        """What waits next to the default table, notes too."""
+        """Return the names of all files in the folder of waiting rows."""
         return [Path(bare_path(f.path)).name for f in self.tables.store.list_files(self.tables.waiting_folder())]
 
 

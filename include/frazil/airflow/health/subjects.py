@@ -22,7 +22,7 @@ from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.declared_streams import DeclaredStream
 from frazil.errors import FrazilError
 from frazil.maintenance.alerts import UNMEASURED_RULE as UNMEASURED
-from frazil.maintenance.alerts import Reading, evaluate_table_rules, unreadable_reading
+from frazil.maintenance.alerts import Reading, evaluate_table_rules, unmeasured_reading
 from frazil.maintenance.measure import NotMadeByRoute, find_template_tables, measure
 from frazil.maintenance.stream_rules import (
     aggregation_reading,
@@ -184,7 +184,7 @@ def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsP
     runs = failed(dag_id, alerts.failed_runs + 1)
     yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)
     problem = "Airflow does not respond; the log of frazil_health has the error" if runs is None else None
-    yield unreadable_reading(dag_id, f"state of the DAG {dag_id}", problem)
+    yield unmeasured_reading(dag_id, f"state of the DAG {dag_id}", problem)
 
 
 def build_watched_subjects(

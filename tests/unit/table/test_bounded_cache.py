@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frazil.table.recent import BoundedCache
+from frazil.table.faster_commits import BoundedCache
 
 
 def test_what_was_kept_longest_ago_makes_room() -> None:
