@@ -29,9 +29,9 @@ class ChangedKeys:
     updated: tuple[Key, ...] = ()
     deleted: tuple[Key, ...] = ()
     others_updated: int = 0
-    """Number of further updated keys, with rows of topics that were not read."""
+    """Number of updated keys that are not listed: keys with rows of topics that were not read."""
     others_deleted: int = 0
-    """Number of further deleted keys, with rows of topics that were not read."""
+    """Number of deleted keys that are not listed: keys with rows of topics that were not read."""
 
 
 def find_changed_keys(  # noqa: PLR0913 - each source is an argument
@@ -43,7 +43,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     *,
     shared: bool = False,
 ) -> ChangedKeys:
-    """Return the first keys of `topics` that a merge-on-read merge changed. A `shared` table has other writers."""
+    """Return the first keys of `topics` that a merge-on-read merge changed. Other writers write to a `shared` table."""
     # Each written row is an insert or an update, and each row removed from a file is an update or a delete.
     keys, names = schema.select(*key), list(key)
     with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
@@ -69,7 +69,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
 
 
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> pa.Table:
-    """Return the rows of other topics. Without coordinates, returns all rows of a shared table, otherwise none."""
+    """Return the rows of other topics. Without coordinates, returns all rows of a shared table, else no rows."""
     if TOPIC not in rows.column_names:
         return rows if shared else rows.schema.empty_table()
     own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))
@@ -97,7 +97,7 @@ def _with_storage_types(rows: pa.Table) -> pa.Table:
 
 
 def _first_keys(rows: pa.Table, count: int, schema: pa.Schema) -> tuple[Key, ...]:
-    """Return the first keys, in order; none if the number of rows is not `count`."""
+    """Return the first keys, in order; no keys if the number of rows is not `count`."""
     if rows.num_rows != count:
         return ()
     ordered = rows.sort_by([(name, "ascending") for name in rows.column_names]).slice(0, MAX_LISTED_KEYS)

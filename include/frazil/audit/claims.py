@@ -39,7 +39,7 @@ ByTopicId = Mapping[str, BitMap64]
 
 @dataclass(frozen=True, slots=True, order=True)
 class CommittedRange:
-    """A claim of one commit record: the records in `[start, end)` became rows or dead letters, or were dropped."""
+    """A claim of one commit record: each record in `[start, end)` became a row or a dead letter, or was dropped."""
 
     start: int
     end: int
@@ -47,7 +47,7 @@ class CommittedRange:
     rejected: int
     topic_id: str
     selects: bool = False
-    """Whether a backfill read only certain event times. Other records are then not missing."""
+    """Whether a backfill read only certain event times. Records outside these times are then not missing."""
     dropped: int = 0
     """Records that the stream's transform dropped."""
     epoch: int | None = field(default=None, compare=False)
@@ -95,14 +95,14 @@ class OverlappingRanges:
     def lowest(self, claimed: Callable[[CommittedRange], int]) -> int:
         """Return the minimum number of distinct records within `offsets`. All ranges must have one topic id.
 
-        `claimed` returns the number of a range's records according to its commit record. Its other offsets are gaps. Of
-        all selections of ranges that cover all offsets, one has the fewest gaps. The result is the number of offsets
-        minus these gaps. It is exact without gaps.
+        `claimed` returns the number of a range's records, according to its commit record. The range's other offsets are
+        gaps. The ranges overlap, so several selections of ranges cover all offsets. The result is the number of
+        offsets, minus the gaps of the selection with the fewest gaps. It is exact without gaps.
         """
         return len(self.offsets) - _min_cover_weight({r: r.end - r.start - claimed(r) for r in self.audited})
 
     def missing(self, short: Callable[[CommittedRange], int]) -> int:
-        """Return the minimum number of distinct missing records. `short` returns how many one range is missing."""
+        """Return the minimum number of distinct missing records. `short` counts the missing records of one range."""
         return _max_chain_weight({r: short(r) for r in self.audited})
 
 
@@ -174,7 +174,7 @@ def offsets_claimed_again(ranges: Iterable[CommittedRange]) -> BitMap64:
 
 
 def find_accepted_loss(ranges: Sequence[CommittedRange], given_up: Iterable[Span], *, epoch: int) -> BitMap64:
-    """Return the topic's offsets whose loss was accepted. Omits offsets that were committed again since `epoch`."""
+    """Return the topic's offsets with an accepted loss. Omits offsets committed again since the epoch `epoch`."""
     since = claimed_offsets(r for r in ranges if r.epoch is None or r.epoch >= epoch)
     return covered_offsets(given_up) - (offsets_claimed_again(ranges) & since)
 
@@ -189,9 +189,9 @@ class Claims:
     missing_commit_records: tuple[str, ...] = ()
     """Missing or unreadable commit records that snapshots name."""
     lost: tuple[str, ...] = ()
-    """Ranges that retention deleted before they were read, according to the period's snapshots."""
+    """Ranges that retention deleted before the writer read them, according to the period's snapshots."""
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
-    """Offsets of dead letters that became rows. The original batches' ranges include them."""
+    """Offsets of dead letters that became rows. The original batches' ranges include these offsets."""
     repeats: int | None = 0
     """Number of repeats that batches dropped, except in accepted losses. None if unknown."""
 
@@ -204,7 +204,7 @@ class Claims:
         return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
 
     def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        """Return `ranges` by topic-partition. Each range in `others` removes one equal range."""
+        """Return `ranges` by topic-partition. Omits one equal range for each range in `others`."""
         return {
             tp: tuple((Counter(ranges) - Counter(others.ranges.get(tp, ()))).elements())
             for tp, ranges in self.ranges.items()
@@ -243,9 +243,11 @@ def load_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata,
 
 
 def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMetadata, window: Period) -> Claims:
-    """Read a period's commit records. A batch's period is that of its snapshot's commit, so consecutive periods count
-    it once. If snapshots have expired, the records' own times decide, from `MAX_CLOCK_STEP_MS` before the period.
-    Expiry keeps the snapshots of backfills and skipped ranges, which have no such records.
+    """Read a period's commit records.
+
+    A batch belongs to the period of its snapshot's commit, so consecutive periods count the batch once. If snapshots
+    have expired, the times in the records decide, from `MAX_CLOCK_STEP_MS` before the period on. Backfills and skipped
+    ranges have no such records, but expiry keeps their snapshots.
     """
     batches: list[Journal] = []
     missing_commit_records: list[str] = []
@@ -271,7 +273,7 @@ def load_window_claims(journals: JournalStore, marker: Marker, metadata: TableMe
 
 
 def _batches_without_accepted_losses(batches: Iterable[Journal], claimed: Claims, marker: Marker) -> list[Journal]:
-    """Return the batches. Omits those that a rollback removed, if an operator accepted the loss."""
+    """Return the batches. Omits batches that a rollback removed, if an operator accepted the loss."""
     current = claimed.of_topics(marker.source.topic_ids)
     lost = {
         tp: find_accepted_loss(current.get(tp, ()), spans, epoch=marker.given_up_epoch)
@@ -313,7 +315,7 @@ def _records_before_history(records: Iterable[Journal], marker: Marker, window: 
 
 
 def _history_begins_ms(metadata: TableMetadata) -> int:
-    """Return the time since which the branch's history is complete; 0 if it is all there."""
+    """Return the time since which the branch's history is complete; 0 if no snapshot has expired."""
     oldest = next(reversed(list(ancestors(metadata))), None)
     # The parent's id does not show this: PyIceberg removes the id of an expired parent.
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms

@@ -55,7 +55,7 @@ def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def find_missing_offsets(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka and a commit record have, but no table, and no transform drops."""
+    """Return the offsets that Kafka and a commit record have, but no table. Omits records that a transform drops."""
     lost = _offsets_in_no_table(evidence)
     if evidence.kafka is None or not lost:
         return lost
@@ -83,7 +83,7 @@ def count_duplicates(evidence: Evidence) -> int:
 
 
 def count_dropped(e: Evidence) -> int:
-    """Return the number of records that the transform dropped. A record counts once, even if read repeatedly."""
+    """Return the number of records that the transform dropped. A record that was read repeatedly counts once."""
     total = 0
     for group in e.groups:
         bounds = group.bounds(lambda r: r.dropped)
@@ -104,7 +104,7 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 
 def count_rows(e: Evidence) -> int:
-    """Return the number of rows of the audited commits. Omits topic ids that only other periods' commits claim."""
+    """Return the number of rows of the audited commits. Omits rows whose topic id only other periods' commits claim."""
     own, others = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)
@@ -117,7 +117,7 @@ def count_rows(e: Evidence) -> int:
 
 
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
-    """Return the offsets that may have a second row, then those that may have a third, and so on."""
+    """Return the offsets that may have a second row, then the offsets that may have a third row, and so on."""
     layers: list[BitMap64] = []
     for claimed in (*map(claimed_offsets, e.ranges_by_topic_id.values()), covered_offsets(e.rewritten)):
         carried = claimed
@@ -144,12 +144,12 @@ def _report_duplicate_dead_letters(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Finding:
-    """Report surplus rows. Operators delete rows at `where`, which must name exactly their offsets."""
+    """Report surplus rows. Operators delete the rows at `where`, so it must name exactly the surplus rows' offsets."""
     return _make_finding(e, FindingKind.DUPLICATES, count, f"{format_count(count, 'row')} too many in {table}, {where}")
 
 
 def find_ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that may also belong to an earlier topic's record, or to one before a truncation."""
+    """Return the offsets that an earlier topic's record may have, too, or a record before a truncation."""
     former = claimed_offsets(r for r in (*e.ranges, *e.ranges_outside_period) if r.topic_id != e.topic_id)
     return former | covered_offsets(e.rewritten)
 
@@ -168,7 +168,7 @@ def _report_missing_records(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
-    """Compare the dropped records in commit records with those in the tables and in Kafka."""
+    """Compare the dropped records in commit records with the dropped records in the tables and in Kafka."""
     if not any(r.dropped for r in e.ranges):
         return
     seen = e.seen
@@ -200,7 +200,7 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
-    """Report rows without a commit record. Rows from before the first commit record count as not compared."""
+    """Report rows without a commit record. Older rows than the first commit record count as not compared."""
     claimed = claimed_offsets(e.ranges)
     begin = min((r.start for r in e.ranges), default=e.marker)
     before = e.rows.seen & offset_bitmap(0, begin)
@@ -227,7 +227,7 @@ class _TableClaims:
     accepted: BitMap64
 
     def compare(self, group: OverlappingRanges) -> tuple[int, int]:
-        """Return the minimum number of missing records in a group, and the number of records beyond its claims."""
+        """Return the minimum number of missing records in a group, and the number of records that exceed its claims."""
         accepted, rewritten = self.accepted, self.rewritten
 
         def count(r: CommittedRange) -> int:
@@ -247,7 +247,7 @@ class _TableClaims:
         return missing, 0 if rewritten & group.offsets else max(0, surplus)
 
     def count_missing_records(self, group: OverlappingRanges, topic_ids: Container[str]) -> int:
-        """Return the minimum number of missing records of these topic ids, if all rows of the group have these ids."""
+        """Return the minimum number of missing records of these topic ids. All rows of the group must have the ids."""
         if group.is_single:
             return 0
         bounds, offsets = group.bounds(self.claimed), group.offsets
@@ -280,7 +280,7 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
 
 
 def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Finding]:
-    """Report differences between a table's records and commit records. Omits records already reported as missing."""
+    """Report differences between a table's records and commit records, except records already reported as missing."""
     fewer = more = unknown = 0
     first: OverlappingRanges | None = None
     of_rows, dead_letters = table.tally is e.rows, _dead_letter_claims(e)
@@ -361,7 +361,7 @@ def can_count_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
 
 
 def _without_accepted(e: Evidence) -> Evidence:
-    """Return the evidence without ranges whose loss was accepted."""
+    """Return the evidence without ranges that have an accepted loss."""
     current = [r for r in e.ranges if r.topic_id == e.topic_id]
     lost = find_accepted_loss(current, e.given_up, epoch=e.given_up_epoch)
     if not lost:
@@ -431,7 +431,7 @@ def _make_finding(e: Evidence, kind: FindingKind, count: int, sentence: str) -> 
 
 
 def is_counted_once(e: Evidence) -> bool:
-    """Return whether each audited offset was committed once, for one record, so counting rows suffices."""
+    """Return whether counting rows suffices: each audited offset was committed once, for one record."""
     return all(group.is_single for group in e.groups) and _is_counted_once_by_topic(e)
 
 

@@ -46,7 +46,7 @@ class Evidence:
     covers_history: bool = True
     """False if ranges, rows and dead letters cover only a period."""
     ranges_outside_period: tuple[CommittedRange, ...] = ()
-    """Ranges outside the audited period, which may explain differences; empty if not read."""
+    """Ranges outside the audited period, which may explain differences; empty if they were not read."""
     rewritten: tuple[Span, ...] = ()
     """Offsets that Kafka assigned to a second record. They may have two rows."""
     given_up: tuple[Span, ...] = ()
@@ -104,7 +104,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return each claimed partition's evidence. `covers_history` adds partitions without claims."""
+    """Return the evidence of each claimed partition. With `covers_history`, also of partitions without claims."""
     tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if covers_history else set())
     return tuple(
         Evidence(
@@ -130,7 +130,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
 
 
 def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence, with claims outside the period. `own` are the period's claims."""
+    """Return a period's evidence, with all claims outside the period added. `own` are the period's claims."""
     elsewhere, replayed = every.without(own), every.replayed
     places = ((e, e.topic_partition) for e in evidence)
     return tuple(

@@ -26,9 +26,9 @@ class FindingKind(StrEnum):
     LOG_CUT = "log cut"
     """Kafka lost committed records. New records at their offsets are in no table."""
     UNCHECKED = "unchecked"
-    """One source of evidence no longer has the records, but another one does."""
+    """A source of evidence no longer has the records, but another source has them."""
     NOT_COMPARED = "not compared"
-    """Committed records could not be compared with any source."""
+    """Committed records could not be compared with any source of evidence."""
     NOT_COMMITTED = "not committed"
     """Kafka has newer records that are not committed yet."""
     SKIPPED = "skipped"
@@ -66,9 +66,9 @@ class PartitionAudit:
     """Number of records with a row."""
     duplicates: int
     gaps: int | None
-    """Number of records in Kafka that are in no table; None if not compared with Kafka."""
+    """Number of records in Kafka that are in no table; None without a comparison with Kafka."""
     dead_letters: int
-    """Number of dead letters, including those of earlier topics with the same name."""
+    """Number of dead letters, including dead letters of earlier topics with the same name."""
     dropped: int = 0
     """Number of records that the transform dropped, according to commit records."""
     of_former_topics: int = 0

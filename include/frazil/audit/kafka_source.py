@@ -66,7 +66,7 @@ def find_remaining_offsets(
 def report_not_committed(
     spec: StreamSpec, marker: Marker, now: SourceIdentity, first: Offsets, ends: Mapping[TopicPartition, LogEnd]
 ) -> Iterator[Finding]:
-    """Report the records after the stream's position, which are not compared."""
+    """Report the records after the stream's position. They are not compared."""
     read = {tp: end.stable for tp, end in ends.items() if not explain_not_comparable(tp[0], marker.source, now, spec)}
     position = {tp: max(offset, first.get(tp, 0)) for tp, offset in marker.offsets.items()}
     if unread := count_unread(position, first, read):

@@ -1,5 +1,7 @@
-"""Counts a routed stream's rows in its default table and its routed tables. Commit records show where rows were
-written, so the route's former tables are audited too. Rows that wait for a table are counted in files.
+"""Counts a routed stream's rows in its default table and its routed tables.
+
+Commit records show where rows were written, so tables that the route had earlier are audited, too. Rows that wait for a
+table are counted in the waiting files.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class PublishedReplays:
     routed: Mapping[Target, OffsetSets] = field(default_factory=dict)
     """Rows in each routed table."""
     last: BackfillMarker | None = None
-    """The last replay, while the dead-letter table still has its dead letters."""
+    """The last replay, unless the dead-letter table no longer has its dead letters."""
     journals: Sequence[Journal] = ()
     given_up: Set[Target] = frozenset()
     """Tables for which an operator discarded the rows of the last replay."""
@@ -131,7 +133,7 @@ class _RowSearch:
 
 
 def _read_with_retries(search: _RowSearch, target: Target) -> RoutedRows:
-    """Read a table, and again if a waiting file has disappeared because its rows were committed."""
+    """Read a table. Reads it again if a waiting file has disappeared, because its rows were committed."""
     waiting = search.waiting.get(target, ())
     for _ in range(MAX_READ_ATTEMPTS):
         found = _read_rows(search, waiting, target)
@@ -233,7 +235,7 @@ def compare_table_counts(
 def row_counts(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
 ) -> dict[Target, tuple[int, int]]:
-    """Return two numbers for each table: its rows in the claimed ranges, and the rows according to commit records."""
+    """Return two numbers of rows for each table: in the claimed ranges, and according to commit records."""
     replayed = {target: _count_claimed(offsets, claimed) for target, offsets in replays.routed.items()}
     of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
     expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
@@ -258,7 +260,7 @@ def find_misplaced_rows(
     by_target: Mapping[Target, Tallies],
     counts: Mapping[Target, tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Report rows outside their route's table. `counts` shows if an earlier route may have written them."""
+    """Report rows outside their route's table. `counts` shows whether an earlier route may have written such rows."""
     expected = {default[0] if target == "main" else target: of for target, of in by_target.items()}
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:

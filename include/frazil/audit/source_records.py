@@ -49,7 +49,7 @@ def scratch_folder(stream: str) -> Iterator[Path]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceRecords:
-    """Records to read from Kafka again, and the tables to compare them with."""
+    """Records to read from Kafka again, and the tables for the comparison."""
 
     spec: StreamSpec
     tables: StreamTables
@@ -83,7 +83,7 @@ class SourceRecords:
 def records_by_table(
     spec: StreamSpec, tables: StreamTables, table: Table, marker: Marker, spans: Mapping[TopicPartition, Span]
 ) -> Mapping[Target, Tallies]:
-    """Return the offsets that belong in each table, according to the declared route. Raises KafkaUnavailable."""
+    """Return the offsets of the records that belong in each table by the declared route. Raises KafkaUnavailable."""
     sinks = ComparedTables.load(spec, tables, table, marker)
     replay = SourceRecords(spec, tables, sinks, marker.source.topic_ids, {tp: [span] for tp, span in spans.items()})
     paths = defaultdict[Target, list[str]](list)
@@ -148,7 +148,7 @@ def _not_comparable(
 
 
 def dropped_offsets(spec: StreamSpec, tables: StreamTables, ranges: Mapping[TopicPartition, Span]) -> OffsetSets:
-    """Return the offsets in these ranges whose records the current transform drops."""
+    """Return the offsets in these ranges with records that the current transform drops."""
     kafka = executor_kafka_properties(spec, os.environ)
     context = build_stage_context(spec, tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids={})
     wanted = tuple(OffsetRange(*tp, *span) for tp, span in sorted(ranges.items()) if span[0] < span[1])

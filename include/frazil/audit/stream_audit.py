@@ -53,7 +53,7 @@ from frazil.table.landed_offsets import OffsetRanges, RowSelection, has_coordina
 from frazil.timetext import format_utc
 
 FindRemainingOffsets = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
-"""Returns the claimed offsets that Kafka has, and findings about ranges that cannot be compared."""
+"""Returns the claimed offsets that Kafka has, and findings about ranges that Kafka can no longer show."""
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
 """Returns the offsets in these spans that belong in each table, according to the declared route."""
 
@@ -77,7 +77,7 @@ class _Run:
     def evidence(
         self, claimed: Claims, every: Claims | None = None
     ) -> tuple[tuple[Evidence, ...], tuple[Finding, ...]]:
-        """Return evidence and findings. `every` has the claims of all times, for recreated topics."""
+        """Return evidence and findings. `every` has the claims of all times, which recreated topics need."""
         topics, within = self._topics(claimed), self._within(claimed)
         kafka, notes = self.find_remaining_offsets(self.marker, claimed) if self.find_remaining_offsets else ({}, ())
         on_main = RowSelection(topics, within)
@@ -123,7 +123,7 @@ class _Run:
         claimed: Claims,
         replays: PublishedReplays,
     ) -> Iterable[Finding]:
-        """Compare the number of rows in each table. After repeated commits of offsets, compare rows."""
+        """Compare the number of rows in each table; if offsets were committed repeatedly, compare the rows."""
         if self.drops_repeats:  # the number of repeats that each table dropped is unknown
             return ()
         if all(map(is_counted_once, evidence)):
@@ -139,7 +139,7 @@ class _Run:
         return find_misplaced_rows(evidence, default, routed, placed, counts)
 
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
-        """Return the dead letters as of the last publication, and the number of those from former topics."""
+        """Return the dead letters as of the last publication, and the number of dead letters from former topics."""
         ids = self.marker.source.topic_ids
         wanted = RowSelection(self._topics(claimed), self._within(claimed), ids, self.marker.stream)
         former = Counter[TopicPartition]()
@@ -180,10 +180,11 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     place: PlaceRecords | None = None,
     signals: bool = True,
 ) -> Audit:
-    """Read all evidence of one stream, compare it, and return the audit. Reads the main table first: its batches' dead
-    letters and commit records are older, and routed tables are committed later. With `replayed_from_source`, the caller
-    compares rows with Kafka's records. Raises KafkaUnavailable, MarkerUnreadable, and AdoptionRequired without a
-    marker.
+    """Read all evidence of one stream, compare it, and return the audit.
+
+    Reads the main table first, because dead letters and commit records of its batches are older, and routed tables are
+    committed later. With `replayed_from_source`, the caller compares rows with Kafka's records. Raises
+    KafkaUnavailable, MarkerUnreadable, and AdoptionRequired without a marker.
     """
     for attempt in count(1):
         table = tables.main.refresh()
@@ -215,9 +216,10 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
 def audit_changes(
     tables: StreamTables, table: Table, claimed: Claims, *, window: Period | None, candidate_names: Collection[Target]
 ) -> tuple[tuple[Finding, ...], int | None] | None:
-    """Compare an upsert stream with its commit records; only its dead letters, for a period or a table without
-    coordinates. Returns the findings, and the number of rows if counted. Returns None if a replay was published since
-    `table` was loaded, which must then be loaded again.
+    """Compare an upsert stream with its commit records: only the dead letters, for a period or without coordinates.
+
+    Returns the findings, and the number of rows if counted. Returns None if a replay was published since `table` was
+    loaded; the caller must then load `table` again.
     """
     marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
     run = _Run(tables, table, marker, window, None, drops_repeats=True, candidate_names=candidate_names)
@@ -259,7 +261,7 @@ def report_metadata_problems(table: Table, marker: Marker, claimed: Claims) -> t
 
 
 def _has_new_replay(run: _Run) -> bool:
-    """Return whether a replay was published during the audit. Rows may then seem missing."""
+    """Return whether a replay was published during the audit. Rows may then seem to be missing."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
         now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
@@ -286,7 +288,7 @@ def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
 def _add_other_claims(
     run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
-    """Return the evidence, with claims of all other times if they may explain the period's errors."""
+    """Return the evidence. If claims of other times may explain the period's errors, adds these claims."""
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compared(e)):
         return evidence
     return with_other_claims(evidence, load_all_claims(run.tables.journals, run.marker, run.table.metadata), claimed)
@@ -346,7 +348,7 @@ def report_foreign_changes(table: Table, *, where: str, window: Period | None, s
 
 
 def _describe_change(summary: Summary | None) -> str:
-    """Return how many rows a commit removed, without rows that it only moved to other files."""
+    """Return how many rows a commit removed, not counting rows that it only moved to other files."""
 
     def count(name: str) -> int:
         return parse_number(summary.get(name) if summary else None)

@@ -1,6 +1,7 @@
-"""Audits upsert and dedupe tables: stages Kafka's committed records again, and merges them with the table's files
-without a commit. Every row that this merge would change is an error. Needs as much memory and CPU as a batch of all
-these records.
+"""Audits upsert and dedupe tables: stages Kafka's committed records again, and merges them without a commit.
+
+Every row of the table that this merge would change is an error. The merge needs as much memory and CPU as a batch of
+all these records.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def audit_upserts(
 
 
 def _values_not_compared(changes: int, rows: int | None, stream: str) -> Finding:
-    """Report that no values were compared. `rows` is the number of changes with a row, if counted."""
+    """Report that no values were compared. `rows` is the number of changes with a row, or None if not counted."""
     sentence = (
         f"{format_count(changes, 'change', 'is|are')} counted in commit records; values were not compared with Kafka "
         "(--source compares them)"
@@ -134,7 +135,7 @@ def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
 
 
 def _later_audit(table: Table, spec: StreamSpec) -> str:
-    """Return how to compare only the commits of the recreated topic, which follow the stream's reset."""
+    """Return how to compare only the commits of the recreated topic, which begin at the stream's reset."""
     reset_ms = newest_reset_ms(table.metadata, spec.name)
     if reset_ms is None:
         return "To compare only later commits, use `--from` with a time after the topic was recreated"
@@ -211,7 +212,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
-    """Return the offsets to read again, from `start` to the marker. Omits accepted losses and known skipped offsets."""
+    """Return the offsets to read again, from `start` to the marker. Omits accepted losses and skipped offsets."""
     ranges = every.of_topics(marker.source.topic_ids).get(tp, ())
     lost = find_accepted_loss(ranges, marker.given_up.get(tp, ()), epoch=marker.given_up_epoch)
     up_to_marker = offset_bitmap(start, marker.offsets[tp])

@@ -19,7 +19,7 @@ from frazil.spec.units import format_count
 def find_complete_ranges(
     wanted: Spans, claimed: Mapping[TopicPartition, tuple[CommittedRange, ...]], tallies: Sequence[Tallies]
 ) -> dict[TopicPartition, BitMap64]:
-    """Return offsets of committed ranges whose records are all in the tables. Skips partial backfills."""
+    """Return the offsets of committed ranges that are completely in the tables. Skips partial backfills."""
     complete = defaultdict[TopicPartition, BitMap64](BitMap64)
     for tp in wanted.keys() & claimed.keys():
         present = _seen_in_any(tallies, tp)
@@ -45,7 +45,7 @@ class StagedRecords:
     table_tallies: tuple[Tallies, ...]
     """The rows and dead letters that the stream's tables already have."""
     source: OffsetSets | None = None
-    """The source's records in these ranges; None if an event-time filter selected only some records."""
+    """The source's records in these ranges; None if an event-time filter selected only some of the records."""
 
 
 def staged_spans(parts: Iterable[Journal | StageResult]) -> Spans:
@@ -82,7 +82,7 @@ def find_problems(staged: StagedRecords) -> list[str]:
 
 
 def find_rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
-    """Yield a message for each table that has rows of records now staged for another table."""
+    """Yield a message for each table that has rows of records which are now staged for another table."""
     for target, own in staged.items():
         for other in tables.keys() - {target}:
             if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in own.items()):

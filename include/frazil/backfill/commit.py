@@ -1,6 +1,7 @@
-"""Commits chunks to a backfill's branch, which is the fence, and publishes the branch on main in one commit. Every
-commit asserts that the branch still has the expected snapshot, or does not exist. The dead-letter table's branch is
-published after main. If a run is interrupted in between, the next run publishes it.
+"""Commits chunks to a backfill's branch, which is the fence, and publishes the branch on main in one commit.
+
+Every commit asserts that the branch still has the expected snapshot, or does not exist. The dead-letter table's branch
+is published after main. If a run is interrupted between the two publications, the next run does the second one.
 """
 
 from __future__ import annotations
@@ -75,16 +76,18 @@ class BackfillCommitter:
 
     tables: StreamTables
     own: StreamTables
-    """The stream's tables, but with the staging folders and journals of this backfill."""
+    """The stream's tables, with this backfill's own staging folders and journals."""
     backfill: BackfillMarker
 
     @classmethod
     def begin(
         cls, tables: StreamTables, request: BackfillRequest, *, continuing_id: str | None = None
     ) -> BackfillCommitter:
-        """Begin the backfill, or the next epoch of an interrupted one, and settle its unfinished commits. No earlier
-        epoch can commit afterwards. Raises WriterBusy if another backfill is open, Fenced if another has just ended,
-        and BackfillAbandoned if an operator abandoned the run's backfill or `continuing_id`.
+        """Begin the backfill, or the next epoch of an interrupted backfill, and settle its unfinished commits.
+
+        No earlier epoch can commit afterwards. Raises WriterBusy if another backfill is open, and Fenced if another one
+        has just ended. Raises BackfillAbandoned if an operator abandoned the run's backfill, or the backfill
+        `continuing_id`.
         """
         ended = finish_ended_backfill(tables)
 
@@ -110,7 +113,7 @@ class BackfillCommitter:
         return BatchKey(self.backfill.epoch, self.backfill.batches[self.backfill.epoch] + 1)
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
-        """Write a chunk's journal, commit it, and return the new marker. Raises Fenced and StaleBatch."""
+        """Write a chunk's journal, commit the chunk, and return the new marker. Raises Fenced and StaleBatch."""
         if not self.own.journals.put(journal):
             raise Fenced(replaced_message(self.backfill, f"the journal of chunk {journal.key} already exists"))
         return self._commit(journal, planned=planned)
@@ -154,7 +157,7 @@ class BackfillCommitter:
         return self.backfill
 
     def _add_to_history(self, what: str) -> None:
-        """Add an event to the stream's history, except for a replay, which adds its own later."""
+        """Add an event to the stream's history. A replay adds its own event later, so nothing is added for a replay."""
         if not self.backfill.replays:
             _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
 
@@ -190,7 +193,7 @@ class BackfillCommitter:
         return _prepare_commit(self.tables, handle, decide, files=rows)
 
     def _fence_dead_letters(self, _: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
-        """Return the marker that takes over the dead-letter branch. Raises Fenced if a later epoch has taken over."""
+        """Return the marker that takes over the dead-letter branch. Raises Fenced if a later epoch owns the branch."""
         if found and found.epoch >= self.backfill.epoch:  # epochs count up over all backfills of the stream
             return Done(check_owned(found, self.backfill))
         if found is None or found.id != self.backfill.id:
@@ -198,7 +201,7 @@ class BackfillCommitter:
         return found.with_epoch(self.backfill.epoch)
 
     def _settle(self) -> None:
-        """Commit the journals of interrupted epochs; discard a journal if its offsets have been staged again."""
+        """Commit the journals of interrupted epochs. Discard a journal if its offsets have been staged again."""
         for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
             if self.backfill.has_chunk(key):
                 continue
@@ -267,10 +270,10 @@ def _publish(  # noqa: PLR0913 - what is published, and where
 
 
 def abandon(tables: StreamTables, backfill: BackfillMarker, *, by: str | None = None) -> BackfillMarker:
-    """End an open backfill: remove its branches and everything that it staged. Returns its final marker.
+    """End an open backfill: remove its branches, and everything that it staged. Returns its final marker.
 
-    If `by` names an operator, the runs of the backfill cannot start it again. A run that drops its own backfill passes
-    None. Changes nothing and raises FrazilError if another backfill has begun since.
+    If `by` names an operator, the backfill's runs cannot start it again. A run that drops its own backfill passes None.
+    If another backfill has begun since, changes nothing and raises FrazilError.
     """
     ended = _drop(tables, tables.main, backfill, by=by)
     if ended is None or ended.id != backfill.id:
@@ -286,7 +289,7 @@ def _add_to_history(tables: StreamTables, sentence: str) -> None:
 
 
 def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
-    """Return the last backfill or replay if it is open or its dead letters are not published yet; otherwise None."""
+    """Return the last backfill or replay if it is open, or its dead letters are not published yet."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return backfill
@@ -297,7 +300,7 @@ def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
 
 
 def finish_ended_backfill(tables: StreamTables) -> str | None:
-    """Finish the last backfill if it has ended, with its dead letters and leftovers. Returns its id, or None."""
+    """Finish the last backfill's dead letters and leftovers, if the backfill has ended. Returns its id, or None."""
     backfill = _load_backfill(tables.main, tables.stream)
     if backfill is None or backfill.is_open:
         return None
@@ -315,9 +318,10 @@ def finish_ended_backfill(tables: StreamTables) -> str | None:
 
 
 def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
-    """Finish a published backfill or replay: first commit to routed tables, then to the dead-letter table, then delete
-    leftover files. A backfill adds its rejected records to the dead-letter table. A replay removes the dead letters
-    that became rows, and adds a new error to each that failed again.
+    """Finish a published backfill or replay: commit to routed tables and the dead-letter table, then delete leftovers.
+
+    A backfill adds its rejected records to the dead-letter table. A replay removes the dead letters that became rows,
+    and adds a new error to each dead letter that failed again.
     """
     own_chunks = committed_chunks(tables.journals, backfill)
     rejected = staged_files(own_chunks, "dead-letters")
@@ -338,7 +342,7 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
-    """Delete staged files that no committed chunk lists, after voiding the keys of uncommitted chunks."""
+    """Void the keys of uncommitted chunks. Then delete the staged files that no committed chunk lists."""
     staged = [batch_folders(own.store_of(t), handle.refresh(), own.stream) for t, handle in own.targets.items()]
     keys = {key for folders in staged for key, _ in folders}
     for key in sorted(keys):

@@ -26,17 +26,17 @@ class Estimate:
     requested: int
     """Number of requested offsets in Kafka, or of requested records in files."""
     held: int
-    """Number of requested offsets that the table already has, or that are known to have no record."""
+    """Number of requested offsets that the table already has, or that are known to contain no record."""
     max_records: int
     """Maximum number of missing records: missing offsets in Kafka, or missing records in files."""
     records: int
-    """Estimated number of rows, below `max_records` if event times are filtered or Kafka has gaps."""
+    """Estimated number of rows. Lower than `max_records` if event times are filtered, or Kafka has gaps."""
     rejected: int
     bytes: int
     files: int
     chunks: int
     partitions: int
-    """Number of partitions, of all tables, with rows of the sample, and so a minimum for the backfill."""
+    """Number of partitions, of all tables, that the sample's rows have. The backfill has at least as many."""
     sampled: int
     topic_partitions: int
     source_files: int

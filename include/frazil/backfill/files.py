@@ -1,4 +1,4 @@
-"""Reads files as a backfill's source. They are scanned before anything is staged, and then read like topics."""
+"""Reads files as a backfill's source. Files are scanned before anything is staged, and then read like topics."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FileSource:
     io_properties: Mapping[str, str]
     schema: Schema
     is_whole: bool = False
-    """False: compaction may have removed records of the files before the stream read the topic."""
+    """False, because compaction may have removed records of the files before the stream read the topic."""
 
     @classmethod
     def open(cls, location: str, table: Table, spec: StreamSpec) -> FileSource:
@@ -75,7 +75,7 @@ class FileSource:
         return cls(location, listed, properties, schema)
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
-        """Return the request with these files' fingerprint. Raises SpecError if it has another one."""
+        """Return the request with these files' fingerprint. Raises SpecError if the request has another fingerprint."""
         if request.listing not in {None, self.listing}:
             raise SpecError(self._changed_message())
         return request.model_copy(update={"listing": self.listing})
@@ -104,13 +104,13 @@ class FileSource:
         return index
 
     def identity(self, known: SourceIdentity) -> SourceIdentity:
-        """Return `known`: files have no identity. Raises SpecError if the files have changed."""
+        """Return `known`, because files have no identity. Raises SpecError if the files have changed."""
         if _list_record_files(self.location, self.io_properties) != self.files:
             raise SpecError(self._changed_message())
         return known
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return one span per topic-partition with records. Raises StaleBatch or SpecError for records not read yet."""
+        """Return a span for each topic-partition with records. Raises StaleBatch or SpecError for unread records."""
         for tp, found in self.index.records.items():
             name, live, last = f"{tp[0]}-{tp[1]}", marker.offsets.get(tp), found.max()
             if request.dead_letters and (live is None or last >= live):
@@ -178,7 +178,7 @@ def _scan(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPart
 
 
 def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[FileInfo, ...]:
-    """List one file, or the readable files below a folder except hidden ones, which may be incomplete."""
+    """List one file, or the readable files below a folder. Omits hidden files, because they may be incomplete."""
     store = open_store(location, properties)
     if is_record_file(location):
         folder = location.rpartition("/")[0]

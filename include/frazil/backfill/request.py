@@ -21,7 +21,7 @@ UtcMoment = Annotated[AwareDatetime, AfterValidator(lambda moment: parse_moment(
 """A moment in UTC, so that equal moments have equal text."""
 Offset = Annotated[int, Field(ge=0)]
 OffsetsByTopic = dict[str, dict[int, Offset]]
-"""`{topic: {partition: offset}}`. A topic-partition that is not listed has no bound."""
+"""`{topic: {partition: offset}}`. A topic-partition that is missing here has no bound."""
 
 
 class BackfillRequest(Model):
@@ -39,7 +39,10 @@ class BackfillRequest(Model):
     files: str | None = None
     """Absolute path or URI of a folder or file that is read instead of Kafka. Its records have Kafka coordinates."""
     dead_letters: str | None = None
-    """A replay's options of `frazil dlq replay`, or `all`; `files` is the dead letters' copy. None for a backfill."""
+    """A replay's options of `frazil dlq replay`, or `all`; None for a backfill.
+
+    `files` has copies of the dead letters.
+    """
     listing: str | None = None
     """Fingerprint of the files' paths, sizes and times, set when a backfill of files is opened."""
     target: Literal["table", "branch"] = "table"
@@ -47,7 +50,7 @@ class BackfillRequest(Model):
     chunk_records: int = Field(1_000_000, gt=0)
     """Approximate number of records that are staged and committed together. An interruption loses at most this work."""
     run: str | None = None
-    """The caller, such as an Airflow run. After an operator abandons its backfill, the caller cannot start it again."""
+    """The caller, such as an Airflow run. If an operator abandons the caller's backfill, it cannot start it again."""
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -77,7 +80,7 @@ class BackfillRequest(Model):
 
     @property
     def digest(self) -> str:
-        """A digest of the request. Repeating the request continues the same backfill."""
+        """A digest of the request. The same request again continues the same backfill."""
         requested = self.model_dump_json(exclude={"target", "chunk_records", "run"})
         return hashlib.sha256(requested.encode()).hexdigest()[:10]
 
@@ -125,7 +128,7 @@ def can_delete_rows(spec: StreamSpec) -> bool:
 
 
 def check_restores_no_deleted_rows(spec: StreamSpec, request: BackfillRequest) -> None:
-    """Raise SpecError if a backfill may restore deleted rows, because it skips the records that deleted them."""
+    """Raise SpecError if a backfill skips records that deleted rows, because it may then restore deleted rows."""
     bounds = ("to_time", "to_offsets", "from_event_time", "to_event_time", "files")
     given = [name.replace("_", "-") for name in bounds if getattr(request, name) is not None]
     if given and can_delete_rows(spec) and not request.dead_letters:

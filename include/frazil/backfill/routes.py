@@ -1,6 +1,7 @@
-"""Commits the rows of a backfill or replay to the routed tables. Rows wait in files next to the journals until their
-table has them. One commit per routed table adds the rows and records the backfill in the table's properties. The
-dead-letter table changes only after that.
+"""Commits the rows of a backfill or replay to the routed tables.
+
+Rows wait in files next to the journals until their table has them. One commit per routed table adds the rows, and
+records the backfill in the table's properties. The dead-letter table changes only after all routed tables.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from frazil.table.tables import check_rows_fit, data_location
 
 
 def writer_for_older_files(tables: StreamTables, files: tuple[StagedFile, ...]) -> SnapshotWriter | MergeWriter:
-    """Return a writer for files whose records may be older than rows in the table. It appends or merges the files."""
+    """Return a writer for files whose records may be older than the table's rows. It appends or merges the files."""
     merging = tables.merging
     if merging is None or not files or files[0].content not in MERGING_MODES:
         return SnapshotWriter(files)
@@ -84,7 +85,7 @@ def offsets_without_dead_letters(spans: Spans, dead_letters: Tallies) -> dict[To
 
 
 def tally_former_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
-    """Return the offsets of staged rows whose records are no longer dead letters."""
+    """Return the offsets of staged rows with records that are no longer dead letters."""
     left = {tp: tally.seen - get_offsets(dead_letters, tp) for tp, tally in rows.items()}
     return {tp: OffsetTally([*offsets]) for tp, offsets in left.items() if offsets}
 
@@ -92,14 +93,14 @@ def tally_former_dead_letters(rows: Tallies, dead_letters: Tallies) -> Tallies:
 log = logging.getLogger(__name__)
 
 ROUTED_TABLES_TIMEOUT_S = 15.0
-"""Seconds to wait for a running writer to commit the last batch to the routed tables."""
+"""Seconds to wait until a running writer has committed the last batch to the routed tables."""
 MAX_OPEN_ATTEMPTS = 3
 """Maximum number of attempts to open the routed tables, in case a writer is just starting."""
 
 
 @dataclasses.dataclass(slots=True)
 class BackfillRoute:
-    """The route of a stream during a backfill or a replay. Every table exists and has all batches."""
+    """The route of a stream during a backfill or a replay. Each of its tables exists and has all batches."""
 
     tables: StreamTables
     routed: RoutedTables
@@ -136,7 +137,7 @@ class BackfillRoute:
             raise RouteBehind(_refusal_message(self.tables.stream, f"table {target} does not exist: {reason}"))
 
     def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
-        """Return the chunk's context with the route's tables, whose files are staged in the waiting folder."""
+        """Return the chunk's context with the route's tables. Their files are staged in the waiting folder."""
         context = self.routed.add_targets(context, key)
         folder, io = own.waiting_folder(key), context.main.io
         routed = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in context.targets.items() if is_routed(t)}
@@ -151,7 +152,7 @@ class PredictedRoute:
     route: Route
     found: Mapping[Target, Table]
     foreign: Collection[str]
-    """Tables whose names match the template, but which it did not create."""
+    """Tables whose names match the template, although the template did not create them."""
     targets: dict[str, Target]
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -223,8 +224,9 @@ def _group_waiting_files(journals: Iterable[Journal]) -> dict[Target, list[Stage
 
 
 def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, journals: Iterable[Journal]) -> None:
-    """Commit the rows of a published backfill to the routed tables that do not have them yet. Leaves out rows that an
-    operator discarded. Tries all tables, and then raises CommitUnavailable if any failed.
+    """Commit the rows of a published backfill to the routed tables that are missing them.
+
+    Omits rows that an operator discarded. Tries all tables, and then raises CommitUnavailable if a commit failed.
     """
     discarded = list_given_up_targets(tables.journals, backfill.id)
     waiting = {target: files for target, files in _group_waiting_files(journals).items() if target not in discarded}

@@ -29,7 +29,7 @@ from frazil.timetext import format_elapsed
 
 
 def require_marker(spec: StreamSpec, marker: Marker | None) -> Marker:
-    """Return the marker, which bounds the offsets of a backfill. Raises AdoptionRequired if it is None."""
+    """Return the marker, which limits a backfill's offsets. Raises AdoptionRequired if the marker is None."""
     if marker is None:
         raise AdoptionRequired(
             f"stream {spec.name!r} has no marker in table {spec.table.identifier}, and a backfill reads only offsets "
@@ -75,14 +75,14 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
 
 
 def check_run_not_abandoned(found: BackfillMarker | None, run: str | None) -> None:
-    """Check that no operator abandoned this run's backfill. `found` is the last backfill. Raises BackfillAbandoned."""
+    """Raise BackfillAbandoned if an operator abandoned this run's backfill. `found` is the last backfill, if any."""
     if found is not None and run is not None and run in found.abandoned_runs:
         what = f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}"
         raise BackfillAbandoned(_abandoned_message(what))
 
 
 def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
-    """Check that no operator abandoned this backfill. `found` is the stream's last one. Raises BackfillAbandoned."""
+    """Raise BackfillAbandoned if an operator abandoned this backfill. `found` is the stream's last backfill, if any."""
     if found is not None and found.id == backfill_id and found.abandoned_by:
         what = f"{found.abandoned_by} abandoned the {operation_name(found)} {found.id} of stream {found.stream!r}"
         raise BackfillAbandoned(_abandoned_message(what))
@@ -152,7 +152,7 @@ def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None)
 
 
 def check_files_fit(table: Table, files: tuple[StagedFile, ...] | list[StagedFile], backfill: BackfillMarker) -> None:
-    """Check that the table still has the files' schema and partition spec. Raises StaleBatch."""
+    """Check that the table still has the schema and the partition spec of the files. Raises StaleBatch."""
     if not files_fit(table.metadata, files):
         raise StaleBatch(
             f"backfill {backfill.id} was staged for a schema or partition spec that the table no longer has. It is "
@@ -170,7 +170,7 @@ def check_declared_mode(files: Collection[StagedFile], *, merges: bool, backfill
 
 
 def check_no_open_windows(marker: Marker | None, files: Collection[StagedFile], *, table: str) -> None:
-    """Check that no rows are on the stream's open branch, where a merge would not find them. Raises SpecError."""
+    """Check that the stream's open branch has no rows, because a merge would not find them. Raises SpecError."""
     if marker and marker.open_snapshot_id is not None and any(file.content in MERGING_MODES for file in files):
         raise SpecError(
             f"stream {marker.stream!r} still has rows on its open branch, from an earlier declaration with "
@@ -192,7 +192,7 @@ def check_not_reset(table: Table, stream: str, audited_at: int, backfill: Backfi
 
 
 COMMIT_TIMEOUT_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
-"""After this time without a commit, a backfill of another host counts as interrupted."""
+"""Time without a commit after which a backfill of another host counts as interrupted."""
 
 
 def describe_progress(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:

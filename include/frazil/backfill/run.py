@@ -1,5 +1,6 @@
-"""Runs a backfill: finds missing records, stages them on a branch, audits them and publishes them. Every run plans
-again and skips records that are already staged, so running an interrupted backfill again continues it.
+"""Runs a backfill: finds missing records, stages them on a branch, audits them, and publishes them.
+
+Each run plans again, and skips records that are already staged. To continue an interrupted backfill, run it again.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ MAX_ATTEMPTS = 3
 class BackfillPlan:
     spans: Spans
     requested: int
-    """Number of requested offsets in Kafka, or of records in files, including those that the tables already have."""
+    """Number of requested offsets in Kafka, or of records in files. Includes records that the tables already have."""
     source: SourceIdentity
 
 
@@ -97,7 +98,7 @@ class _AuditResult:
     replayed: Tallies = field(default_factory=dict)
     """The offsets of dead letters that the publication turns into rows or changes; empty for a backfill."""
     routed: Mapping[Target, Tallies] = field(default_factory=dict)
-    """The part of `replayed` whose rows are for routed tables, by table."""
+    """The part of `replayed` with rows for routed tables, by table."""
     read_to: Offsets | None = None
     """The stream's position, which must not change before the publication; None if it may change."""
 
@@ -110,9 +111,9 @@ class Backfill:
     opened: OpenStream
     source: KafkaSource | FileSource
     route: BackfillRoute | None = None
-    """The stream's route; None if it has no route, or if opened read-only, because plans ignore routes."""
+    """The stream's route; None without a route, or if opened read-only, because plans do not need it."""
     epoch: int = 0
-    """The last epoch that this run began; 0 if none."""
+    """The last epoch that this run began; 0 if it has begun none."""
     backfill_id: str = ""
     """The id of the last backfill that this run began or continued."""
 
@@ -121,7 +122,7 @@ class Backfill:
         return self.opened.spec
 
     def last(self) -> BackfillMarker | None:
-        """Return the marker of this request's backfill; None if the last one was for another request."""
+        """Return the marker of this request's backfill; None if the last backfill was for another request."""
         last = _load_backfill(self.opened)
         return last if last and last.digest == self.request.digest else None
 
@@ -166,7 +167,7 @@ class Backfill:
         return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:
-        """Return whether `dedupe` would drop every row that is read again, because all have an event time."""
+        """Return whether `dedupe` would drop every row that is read again, because every row has an event time."""
         column = table.schema().find_field(self.spec.event_time.column)
         return self.spec.sinks.mode.drops_repeats and column.required and not self.request.dead_letters
 
@@ -178,9 +179,10 @@ class Backfill:
         return self.source.context(dataclasses.replace(context, event_times_us=self.request.event_times_us))
 
     def publish(self) -> BackfillMarker | None:
-        """Audit the staged records, and publish them unless the target is the branch. Returns None if nothing was
-        staged. Raises StaleBatch if the stream was reset or the table changed, after dropping the staged records.
-        Raises BackfillAbandoned, and FrazilError if the audit fails.
+        """Audit the staged records, and publish them unless the target is the branch. Returns None if none are staged.
+
+        If the stream was reset or the table changed, drops the staged records and raises StaleBatch. Raises
+        BackfillAbandoned, and FrazilError if the audit fails.
         """
         self.check_run_not_abandoned()
         last = self.last()
@@ -223,26 +225,27 @@ class Backfill:
         return committer
 
     def drop(self) -> None:
-        """Drop the staged records, because they have become unusable. Raises the errors of `check_not_abandoned`."""
+        """Drop the staged records, which have become unusable. Raises the errors of `check_not_abandoned`."""
         if (last := self.last()) and last.is_open:
             abandon(self.opened.tables, last)
         self.check_run_not_abandoned()
 
     def drop_if_empty(self) -> None:
-        """Drop the backfill if it is still in this run's epoch, and no run has staged records of it."""
+        """Drop the backfill if no run has staged records of it, and its epoch is still this run's."""
         last = self.last()
         if last and last.is_open and last.epoch == self.epoch and not last.chunks:
             abandon(self.opened.tables, last)
 
     def check_run_not_abandoned(self) -> None:
-        """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of an earlier attempt."""
+        """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of its earlier attempt."""
         last = _load_backfill(self.opened)
         check_not_abandoned(last, self.backfill_id)
         check_run_not_abandoned(last, self.request.run)
 
     def check(self) -> None:
-        """Check that the stream can be backfilled, before Spark starts. Raises AdoptionRequired, SpecError, and
-        SchemaIncompatible if rows of a new backfill would not fit.
+        """Check that the stream can be backfilled, before Spark starts.
+
+        Raises AdoptionRequired, SpecError, and SchemaIncompatible if rows of a new backfill would not fit the tables.
         """
         table, _ = self._load_table_and_marker()
         if not ((last := self.last()) and last.is_open):
@@ -257,9 +260,10 @@ class Backfill:
     def _tally_tables(
         self, table: Table, marker: Marker, spans: Spans, claimed: Claims | None = None
     ) -> tuple[Tallies, ...]:
-        """Collect the offsets of rows on main, on the open branch and in routed tables, and of dead letters. Leaves out
-        rows of an upsert stream, because later records may have replaced them. A replay leaves out the dead letters,
-        because it reads them. It also leaves out the offsets of a deleted topic of the same name.
+        """Collect the offsets of rows on main, on the open branch and in routed tables, and of dead letters.
+
+        Omits rows of an upsert stream, because later records may have replaced these rows. A replay reads dead letters,
+        so it omits their offsets, and the offsets of a deleted topic of the same name.
         """
         if self.request.dead_letters:
             claimed = claimed or load_all_claims(self.opened.tables.journals, marker, table.metadata)
@@ -311,7 +315,10 @@ class Backfill:
             raise
 
     def _audit(self, committer: BackfillCommitter) -> _AuditResult:
-        """Compare the staged records with main, journals and source. Raises FrazilError; StaleBatch if some landed."""
+        """Compare the staged records with main, journals and source.
+
+        Raises FrazilError; StaleBatch if some of the records have landed in the meantime.
+        """
         table, marker = self._load_table_and_marker()
         journals = tuple(committer.journals())
         spans = staged_spans(journals)
@@ -364,7 +371,7 @@ class Backfill:
         return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
 
     def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Offsets | None:
-        """Return the position that the stream must keep until publication; None if it may advance.
+        """Return the position that the stream must keep until publication; None if the position may advance.
 
         Raises WriterBusy if the stream has read further than the backfill.
         """

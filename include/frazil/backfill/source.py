@@ -1,5 +1,7 @@
-"""Reads Kafka as a backfill's source, and computes the offsets that a backfill reads: the requested ones before the
-marker whose records are in no table yet. `frazil.backfill.files` is the source for files, with the same methods.
+"""Reads Kafka as a backfill's source, and computes the offsets that a backfill reads.
+
+A backfill reads the requested offsets before the marker that have records in no table yet. `frazil.backfill.files` is
+the source for files, with the same methods.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def split_by_offsets(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
 
 
 def split_by_records(spans: Spans, records: OffsetSets, *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans into chunks of about `limit` known records; leave out spans without records."""
+    """Divide the spans into chunks of about `limit` known records. Omits spans without records."""
     within = offsets_within(spans, records)
     count = math.ceil(sum(map(len, within.values())) / limit)
     pieces = (
@@ -77,7 +79,7 @@ def select_first_records(spans: Spans, records: OffsetSets, *, limit: int) -> Sp
 
 
 def _take_share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
-    """Lay the spans end to end, divide them into `count` equal parts, and return the part with this index."""
+    """Return the part with this index, after the spans are laid end to end and divided into `count` equal parts."""
     low, high = _share_bounds(sum(end - start for start, end in of), index, count)
     part, at = [], 0
     for start, end in of:
@@ -112,7 +114,7 @@ class KafkaSource:
     kafka: KafkaAdmin
     properties: Mapping[str, str]
     is_whole: bool = True
-    """Whether every record that the source has in a committed range became a row or a dead letter."""
+    """Whether every record that the source has in a committed range has become a row or a dead letter."""
     files: tuple[FileInfo, ...] = ()
     """The files that are read instead of Kafka."""
 
@@ -120,7 +122,7 @@ class KafkaSource:
         return self.kafka.describe().identity
 
     def find_requested_spans(self, request: BackfillRequest, marker: Marker) -> Spans:
-        """Return the requested offsets that the stream has read. Raises SpecError for partitions it does not read."""
+        """Return the requested offsets that the stream has read. Raises SpecError for other partitions."""
         tps = self.kafka.describe().partitions
         start, end = request.offset_bounds("from"), request.offset_bounds("to")
         if unknown := (start.keys() | end.keys()) - set(tps):
@@ -157,7 +159,7 @@ class KafkaSource:
         return [StageTask(index, offset_ranges(point)) for index, point in enumerate(points)]
 
     def context(self, context: StageContext) -> StageContext:
-        """Return the context unchanged: tasks resolve the references in Kafka's properties themselves."""
+        """Return the context unchanged, because tasks resolve the references in Kafka's properties themselves."""
         return context
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def run(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage, audit and publish a backfill. Starts over if the stream changed. Returns None if no record is missing."""
+    """Stage, audit and publish a backfill. If the stream changed, starts over. Returns None if no record is missing."""
     for attempt in range(MAX_ATTEMPTS):
         try:
             return backfill.publish() if stage(backfill, engine, on_chunk) else None
@@ -38,10 +38,11 @@ def run(
 def stage(
     backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
-    """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing. Raises the
-    errors of `Backfill.plan`, WriterBusy, Fenced and BackfillAbandoned. Raises StaleBatch if the staged records became
-    unusable and were dropped, and OffsetGap if Kafka's retention deleted planned records. If the first chunk fails with
-    an error that repeats, no backfill stays open.
+    """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing.
+
+    Raises the errors of `Backfill.plan`, WriterBusy, Fenced and BackfillAbandoned. Raises StaleBatch if the staged
+    records became unusable and were dropped, and OffsetGap if Kafka's retention deleted planned records. If the first
+    chunk fails with an error that would occur again, no backfill stays open.
     """
     backfill.check_run_not_abandoned()
     backfill.check()

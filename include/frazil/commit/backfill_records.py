@@ -1,6 +1,8 @@
-"""The marker of a stream's backfill (the table property `frazil.backfill.<stream>`), and its objects next to the
-stream's journals: chunk journals, and one record for each published backfill, which show the audit which rows must be
-in a table. A marker changes only together with the stream's one backfill branch, which fences older backfill processes.
+"""The marker of a stream's backfill (the table property `frazil.backfill.<stream>`), and the backfill's objects.
+
+The objects, next to the stream's journals, are chunk journals, and one record for each published backfill. Records show
+the audit which rows must be in a table. A marker changes only together with the stream's one backfill branch, which
+fences older backfill processes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from frazil.offsets.spans import OffsetSets, TopicPartition
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
-"""Maximum number of recorded runs. An older run that is cleared in Airflow may repeat its abandoned backfill."""
+"""Maximum number of recorded runs. If an older run is cleared in Airflow, it may repeat its abandoned backfill."""
 
 
 class BackfillState(StrEnum):
@@ -65,7 +67,7 @@ class BackfillMarker:
     epoch: int
     state: BackfillState = BackfillState.STAGING
     batches: Mapping[int, int] = field(default_factory=dict)
-    """The last chunk that each epoch committed; 0 if the epoch committed no chunk."""
+    """Number of the last chunk that each epoch committed; 0 if the epoch committed no chunk."""
     planned: int = 0
     """The total number of chunks, as estimated by the last run."""
     records: int = 0
@@ -78,7 +80,7 @@ class BackfillMarker:
     """The last runs that worked on the backfill, such as Airflow's run ids, oldest first."""
     abandoned_by: str = ""
     abandoned_runs: tuple[str, ...] = ()
-    """The last runs whose backfills an operator abandoned. They do not start a backfill again."""
+    """The last runs with a backfill that an operator abandoned. These runs cannot start a backfill again."""
 
     @property
     def is_open(self) -> bool:
@@ -110,7 +112,7 @@ class BackfillMarker:
         )
 
     def as_abandoned(self, by: str | None) -> BackfillMarker:
-        """Return the abandoned backfill's marker. `by` is the operator; None if its own run abandoned it."""
+        """Return the marker after abandonment. `by` is the operator; None if the backfill's own run abandoned it."""
         ended = dataclasses.replace(self, state=BackfillState.ABANDONED)
         if not by:
             return ended
@@ -182,7 +184,7 @@ def read_backfill(properties: Mapping[str, str], stream: str) -> BackfillMarker 
 def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
-    """Return a backfill that is open in the dead-letter table, but published (or `abandoned`) in the default table."""
+    """Return the backfill that is open for dead letters, but published (or `abandoned`) in the default table."""
     backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
     if backfill is None or own is None or own.id != backfill.id or not own.is_open:
         return None
@@ -190,7 +192,7 @@ def unsettled_backfill(
 
 
 def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Return whether this backfill was the last one to add rows to the routed table with these properties."""
+    """Return whether this backfill was the last one that added rows to a routed table with these properties."""
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 
@@ -209,9 +211,9 @@ class BackfillRecord:
     late: Mapping[int, int]
     """Number of late rows by window start, in microseconds since 1970."""
     replayed: OffsetSets = field(default_factory=dict)
-    """The offsets whose dead letters became rows; empty unless the backfill is a replay."""
+    """The offsets of dead letters that became rows; empty unless the backfill is a replay."""
     routed: Mapping[Target, OffsetSets] = field(default_factory=dict)
-    """The part of `replayed` whose rows are in routed tables."""
+    """The part of `replayed` with rows in routed tables."""
 
     @property
     def selects(self) -> bool:
@@ -274,7 +276,7 @@ def backfill_journals(journals: JournalStore, backfill_id: str) -> JournalStore:
 
 
 def record_given_up_rows(journals: JournalStore, backfill_id: str, target: Target) -> None:
-    """Record that an operator discarded a published backfill's waiting rows for a removed routed table."""
+    """Record that an operator discarded rows of a published backfill, which waited for a removed routed table."""
     journals.store.put(object_path(_given_up_folder(journals, backfill_id), target), b"{}")
 
 
@@ -298,7 +300,7 @@ def chunk_topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:
 def published_records(
     journals: JournalStore, metadata: TableMetadata, stream: str, *, window: Period | None = None
 ) -> Iterator[BackfillRecord]:
-    """Yield the records of published backfills; with `window`, of those published to main in that period."""
+    """Yield the records of published backfills. With `window`, only of backfills published to main in this period."""
     backfill = read_backfill(metadata.properties, stream)
     intended = backfill.id if backfill and backfill.state is not BackfillState.PUBLISHED else None
     if window is None:

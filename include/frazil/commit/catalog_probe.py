@@ -1,6 +1,7 @@
-"""Checks with a test table whether a catalog and its storage can hold a stream, before the stream's first take-over.
+"""Checks with a test table whether a catalog and its storage can hold a stream, before the first take-over.
+
 Some catalogs silently ignore branches or properties, or accept commits that are based on an outdated state. Each host
-records the catalogs that passed.
+records which catalogs passed the check.
 """
 
 from __future__ import annotations

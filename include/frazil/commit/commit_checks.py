@@ -63,8 +63,9 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
 def check_ancestry(metadata: TableMetadata, marker: Marker, *, table: str) -> None:
     """Raise RolledBack if the table was rolled back or replaced after the marker's snapshot.
 
-    Rolled back: main's history reaches back to the marker's sequence number without its snapshot. Replaced: the oldest
-    snapshot in main's history replaced the whole table. Otherwise, the marker's snapshot has only expired.
+    After a rollback, main's history reaches back to the marker's sequence number, but does not have the marker's
+    snapshot. After a replacement, the oldest snapshot in main's history replaced the whole table. In all other cases,
+    the marker's snapshot has only expired.
     """
     current = head_of(metadata)
     if current is not None and current.snapshot_id == marker.snapshot_id:
@@ -160,7 +161,7 @@ def classify_batch(marker: Marker, journal: Journal) -> CommitDecision:
 
 
 def classify_dead_letters(marker: Marker, journal: Journal) -> CommitDecision:
-    """Return whether a batch's dead letters can be committed: not if others were added after staging."""
+    """Return whether a batch's dead letters can be committed: not if other dead letters were added after staging."""
     if marker.outcome_of(journal.key) is BatchOutcome.COMMITTED:
         return CommitDecision.COMMITTED
     unchanged = journal.newest_dead_letters == (marker.settled or NO_DEAD_LETTERS)
@@ -190,7 +191,7 @@ def _schema_fits(written: Schema, current: Schema) -> bool:
 
 
 def check_adopted(metadata: TableMetadata, *, stream: str, table: str, source: SourceIdentity) -> None:
-    """Raise AdoptionRequired if others have written to the table and no operator ran `frazil adopt`."""
+    """Raise AdoptionRequired if others have written to the table, and no operator has run `frazil adopt`."""
     if others := other_readers(metadata.properties, source, stream=stream):
         other, topics = next(iter(others.items()))
         raise AdoptionRequired(
@@ -308,6 +309,6 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 
 
 def continued_offsets(starts: Offsets, others: Mapping[str, Mapping[str, Offsets]]) -> dict[TopicPartition, int]:
-    """Return each partition's start offset: the highest in `others`, or else the one in `starts`."""
+    """Return each partition's start offset: the highest offset in `others`, or else the offset in `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
     return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}

@@ -1,7 +1,7 @@
 """Commits a writer's take-over, dead letters and batches, each with the stream's new marker.
 
-This is safe without clocks or locks, because of four rules. A marker changes only with a snapshot on main. Each epoch
-belongs to one process. A journal is complete before its batch is committed. Staged files never change.
+Commits are safe without clocks or locks, because of four rules. A marker changes only with a snapshot on main. Each
+epoch belongs to one process. A journal is complete before its batch is committed. Staged files never change.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Committer:
         """Begin the next epoch. Once its marker is committed, no earlier epoch can commit to either table.
 
         `initial` returns the offsets of a stream without a marker. `first_epoch` is above every epoch that staged files
-        here. `after` is this process's last epoch: raises `Fenced` if another epoch has begun since. Also raises
+        here. `after` is this process's last epoch: raises `Fenced` if another epoch has begun since then. Also raises
         `RolledBack`, `TopicRecreated`, `AdoptionRequired`, `SchemaIncompatible`.
         """
 
@@ -208,7 +208,7 @@ class Committer:
         return prepare_commit(self._tables, dead_letters, decide, files=files, summary=self._batch_summary(journal))
 
     def skip(self, first: Offsets, *, lost: str) -> Marker:
-        """Advance the marker to Kafka's first offsets where these are higher. Raises the same errors as `commit`."""
+        """Advance the marker to Kafka's first offsets, where the marker is lower. Raises the errors of `commit`."""
 
         def decide(table: Table, found: Marker | None) -> Marker | Done[Marker]:
             marker = check_fence(found, stream=self._tables.stream, epoch=self.epoch)
@@ -302,7 +302,7 @@ def _check_can_land(
 
 
 def existing_dead_letters(table: Table, dead_letters: Marker | None, marker: Marker) -> dict[TopicPartition, BitMap64]:
-    """Return the offsets of dead letters from the stream's position on. Omits offsets of a second record."""
+    """Return the offsets of dead letters from the stream's position on. Omits offsets that Kafka assigned twice."""
     ends = keep_same_topics(dead_letters.offsets, dead_letters.source, marker.source) if dead_letters else {}
     ahead = {tp: [(marker.offsets.get(tp, 0), end)] for tp, end in ends.items() if end > marker.offsets.get(tp, 0)}
     if not ahead:

@@ -85,7 +85,7 @@ class TableHandle:
 
     @property
     def is_other_table(self) -> bool:
-        """Whether the name now refers to another table than at first."""
+        """Whether the name now refers to another table than when the handle was first loaded."""
         return self._loaded is not None and str(self._loaded.metadata.table_uuid) != self._uuid
 
     def current(self) -> Table:
@@ -145,7 +145,7 @@ class Change(Generic[T]):
     updates: tuple[TableUpdate, ...]
     result: T
     proof: tuple[str, str] | None = None
-    """A property and value that only this change writes. They prove that it landed, even if its snapshot expired."""
+    """A property and value that only this change writes: proof that it landed, even if its snapshot expired."""
 
     def has_landed_in(self, table: Table) -> bool:
         """Return whether this change has landed. Returns False if a later change has replaced its `proof`."""
@@ -166,7 +166,7 @@ class WrittenFiles(Protocol):
     def may_have_unused_files(self) -> bool: ...
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the files that nothing can need again. `table` is the table after the last attempt."""
+        """Delete the files that are no longer needed. `table` is the table after the last attempt."""
 
 
 def commit_snapshot(
@@ -191,9 +191,11 @@ class TableCommit(Generic[T]):
 def commit_snapshots(
     commits: Sequence[TableCommit[T]], *, retry_policy: RetryPolicy, commit_atomically: CommitTables | None = None
 ) -> T:
-    """Commit to several tables, and return the result of the last one. With `commit_atomically`, all or none change.
-    Otherwise they change in order, and a crash may leave the last ones unchanged: each `propose` must recognise changes
-    of earlier attempts. Raises the same errors as `swap`.
+    """Commit to several tables, and return the result of the last one.
+
+    With `commit_atomically`, all tables change, or none. Otherwise, the tables change in order, and a crash may leave
+    the last ones unchanged. Each `propose` must therefore recognise changes of earlier attempts. Raises the same errors
+    as `swap`.
     """
     if commit_atomically is None:
         return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
@@ -218,7 +220,7 @@ def _delete_unused_files(handle: TableHandle, written: Iterable[WrittenFiles]) -
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to retry, in seconds. Waits double from `first_s` to `max_s`, with full jitter."""
+    """How long to retry, in seconds. The wait doubles from `first_s` to `max_s`, with full jitter."""
 
     total_s: float = 600.0
     first_s: float = 0.05
@@ -236,7 +238,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt(Generic[T]):
-    """One attempt: the change of each table, by the table's index, and the swap's result if all land."""
+    """One attempt: the change of each table, by the table's index, and the swap's result if all changes land."""
 
     changes: Mapping[int, Change[T]]
     result: T
@@ -275,7 +277,7 @@ class _Rounds(Generic[T]):
         return attempt.result
 
     def have_tables_changed(self) -> bool:
-        """Reload the tables. Return whether one has changed since the last attempt; False if reloading fails."""
+        """Reload the tables. Return whether a table has changed since the last attempt; False if reloading fails."""
         self.forget()
         with suppress(Exception):  # catalogs' clients raise anything; the error that ended the attempt matters more
             found = run_in_parallel(lambda commit: commit.handle.current(), self._commits)
@@ -288,7 +290,7 @@ class _Rounds(Generic[T]):
             commit.handle.forget()
 
     def withdraw_expiry(self) -> bool:
-        """Expire no snapshots in the next attempts. Return whether the last attempt expired any."""
+        """Let the next attempts expire no snapshots. Return whether the last attempt expired snapshots."""
         if self.step != "commit":
             return False
         withdrawn = [commit.handle.expiry.withdraw() for commit in self._commits if commit.handle.expiry]
@@ -308,11 +310,11 @@ class _Rounds(Generic[T]):
 
 
 def swap(handle: TableHandle, propose: Propose[T], *, retry_policy: RetryPolicy) -> T:
-    """Commit the change that `propose` returns for the current table, and try again until one has landed.
+    """Commit the change that `propose` returns for the current table. Tries again until a change has landed.
 
-    Each attempt first checks whether an earlier one has landed. Raises `CommitUnavailable` if the outcome is still open
-    after `retry_policy.total_s`, or when the writer is asked to end. Raises `CommitRefused` if the change is refused or
-    cannot be prepared. Raises `AccessDenied`.
+    Each attempt first checks whether an earlier attempt has landed. Raises `CommitUnavailable` if the outcome is still
+    open after `retry_policy.total_s`, or when the writer is asked to end. Raises `CommitRefused` if the change is
+    refused or cannot be prepared. Raises `AccessDenied`.
     """
     return _swap_tables((TableCommit(handle, propose, ()),), None, retry_policy)
 

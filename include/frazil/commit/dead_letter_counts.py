@@ -23,13 +23,13 @@ SPAN_KEY = "frazil.letters-by-hours"
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 MAX_RECENT_AGE_MS = timedelta(days=1) // timedelta(milliseconds=1)
 BUCKET_HOURS = (1, 4, 12)
-"""Bucket sizes, each a divisor of the next. A larger size is used if the summary would be too long."""
+"""Bucket sizes; each divides the next larger size. A larger size is used if the summary would be too long."""
 
 Counts = Mapping[tuple[str, int], int]
 """How many dead letters a commit added (negative: removed), by error class and hour since 1970."""
 REASONS_KEY = "frazil.rejected-by"
 ACCEPTED_KEY = "frazil.accepted-by"
-"""Key of the dead letters that an operator accepted. `REASONS_KEY` has the others."""
+"""Key of the dead letters that an operator accepted. `REASONS_KEY` has all other dead letters."""
 MAX_COORDINATES = 3
 MAX_REASONS = 30
 
@@ -44,7 +44,7 @@ UNCHANGED_COUNTS = CountChanges({}, BUCKET_HOURS[0])
 
 
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
-    """Count the recently rejected dead letters by error class and hour. Omits discarded ones."""
+    """Count the recently rejected dead letters by error class and hour. Omits discarded dead letters."""
     at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_start((now_ms - MAX_RECENT_AGE_MS) // HOUR_MS, BUCKET_HOURS[-1])
     counts = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
@@ -111,7 +111,7 @@ def count_reasons(rejects: Rejects) -> Reasons:
 
 
 def reasons_summary(reasons: Reasons, key: str = REASONS_KEY) -> dict[str, str]:
-    """Return the summary entry. Omits coordinates if it would be too long."""
+    """Return the summary entry. Omits coordinates if the entry would be too long."""
     if not reasons:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))

@@ -1,7 +1,8 @@
-"""Decides from metadata alone which snapshots of a table expire, which are kept longer, and why. Main's recent history
-is kept without gaps, because readers follow parent links. Older snapshots are kept while something refers to them.
+"""Decides from metadata alone which snapshots of a table expire, which are kept longer, and why.
 
-A plan may be executed later: streams only move to newer snapshots, and Iceberg never expires a branch's head.
+Main's recent history is kept without gaps, because readers follow parent links. Older snapshots are kept while
+something refers to them. A plan may be executed later: streams only move to newer snapshots, and Iceberg never expires
+a branch's head.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ AUDIT_RETENTION = timedelta(hours=6)
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """The snapshots that signals and downstream jobs need. The table's metadata does not show this."""
+    """The snapshots that signals and downstream jobs need, which the table's metadata does not show."""
 
     cursor: Cursor | None = None
     """The commit up to which signals have counted late rows and dead letters."""
@@ -53,7 +54,7 @@ class ExpiryPlan:
     retained_reasons: Mapping[int, str]
     sentence: str
     refused: bool = False
-    """Whether an operator must act before anything expires; `sentence` has the reason."""
+    """Whether an operator must act before anything expires. `sentence` gives the reason."""
 
 
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
@@ -87,7 +88,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Iterator[Snapshot]:
-    """Yield frazil's snapshots that `expirable_by_writers` left, and whose children writers have expired."""
+    """Yield frazil's snapshots that writers kept (see `expirable_by_writers`) when they expired the children."""
     oldest = (main[-1].sequence_number or 0) if main else 0
     for snapshot in metadata.snapshots:
         written = snapshot.summary.additional_properties if snapshot.summary else {}
@@ -96,8 +97,10 @@ def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Itera
 
 
 def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snapshot]:
-    """Return planned snapshots that writers may expire. Maintenance finds a removed file by the snapshot before its
-    removal, so that one stays. So do snapshots of other programs that removed files.
+    """Return the planned snapshots that writers may expire.
+
+    A snapshot before the removal of a file stays, because maintenance finds the removed file by this snapshot.
+    Snapshots of other programs that removed files stay, too.
     """
     main, planned = list(ancestors(metadata)), set(plan.expire)
     with_children = zip(main[1:], main, strict=False)
@@ -137,7 +140,7 @@ def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
 def _held_positions(
     metadata: TableMetadata, main: Sequence[Snapshot], unread: Sequence[int], *, now_ms: int
 ) -> dict[int, str]:
-    """Return indexes in `main` with reasons. All snapshots from the head to the index must be kept."""
+    """Return indexes in `main`, with reasons. All snapshots from the head to an index must be kept."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
     late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
     index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}

@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 REFUSAL_STATUS_CODES = frozenset({400, 405, 413, 422, 501})
 MAX_REFUSALS = 8
-"""Maximum number of times that the catalog may refuse to change the same metadata."""
+"""Maximum number of times that the catalog may refuse changes based on the same metadata."""
 MAX_PREPARE_FAILURES = 20
 """Maximum number of failures to prepare a commit on the same metadata. The retries take a minute."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-"""Types of errors that defects in planning or merging raise, unless the error is also an OSError."""
+"""Types of errors that defects in planning or merging raise. An error that is also an OSError is no defect."""
 
 MAX_ERROR_CHARACTERS = 300
 _FAILED_STEPS = {
@@ -61,7 +61,7 @@ class TableNames:
 
 @dataclass(slots=True)
 class Refusals:
-    """Counts how often in a row the same change was refused or could not be prepared."""
+    """Counts how often in a row a change was refused, or could not be prepared, on the same metadata."""
 
     names: TableNames
     count: int = 0
@@ -95,7 +95,7 @@ def _is_refusal(error: Exception) -> bool:
 
 
 def may_refuse_one_update(error: Exception) -> bool:
-    """Return whether the catalog refused a commit that it may accept with fewer updates."""
+    """Return whether the catalog refused a commit, but may accept the same commit with fewer updates."""
     if isinstance(error, ForbiddenError):
         return not is_credentials_expiry(error)
     return _is_refusal(error) and not is_sequence_conflict(error)
@@ -150,7 +150,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
 
 @dataclass(slots=True)
 class Outage:
-    """A series of failed attempts, without lost races. Its end is logged if it lasted at least 5 s."""
+    """A series of failed attempts, without lost races. The outage's end is logged if it lasted at least 5 s."""
 
     names: TableNames
     clock: Callable[[], float]

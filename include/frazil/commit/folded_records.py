@@ -128,7 +128,10 @@ def _decode_records(data: bytes, path: str) -> RecordsByKey:
 def split_records(
     keys: Sequence[BatchKey], read: Callable[[BatchKey], bytes | None], *, limit: int = MAX_SEGMENT_RECORDS
 ) -> Iterator[RecordsByKey]:
-    """Yield groups of journals that each fill one object. Omits a last, partial group. Ends if `read` returns None."""
+    """Yield groups of journals, each large enough for one object. Omits a last, partial group.
+
+    Ends if `read` returns None.
+    """
     group: RecordsByKey = {}
     size = 0
     with ThreadPoolExecutor(MAX_PARALLEL_READS, "fold") as pool:

@@ -51,9 +51,9 @@ MAX_PARALLEL_COMMITS = 16
 RETRY_TIMEOUT_S = 30.0
 RETRY_TIMEOUT_BEHIND_S = 3.0
 COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""Age of a journal up to which its commit to a routed table counts as in progress."""
+"""Maximum age of a journal for its commit to a routed table to count as in progress."""
 CreateTable = Callable[[Target, Sequence[Journal]], None]
-"""Creates or loads a table whose rows wait next to the default table, and writes its first marker."""
+"""Creates or loads a table and writes its first marker. The table's rows wait next to the default table."""
 
 
 class _TableRecreated(CommitUnavailable):
@@ -97,7 +97,7 @@ class LaggingTable:
 class _Failure:
     reason: str
     missing: Sequence[Journal]
-    """The batches whose rows the table is missing; empty for a table that had all rows when it was dropped."""
+    """The batches with rows that the table is missing. Empty for a table that had all rows when it was dropped."""
 
 
 @dataclass(slots=True)
@@ -106,9 +106,9 @@ class Followers:
 
     tables: StreamTables
     last_added: BatchKey
-    """The last added batch. Routed tables have all batches up to this one, except those in `waiting`."""
+    """The last added batch. Routed tables have all batches up to it, except the batches in `waiting`."""
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
-    """Journals in order, by routed table. The default table has these batches; the routed table may not."""
+    """Journals in order, by routed table. The default table has these batches; the routed table may be missing them."""
     behind: dict[Target, LaggingTable] = field(default_factory=dict)
     refused: dict[Target, str] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes dropped tables that had all rows."""
@@ -146,7 +146,7 @@ class Followers:
 
     @property
     def last_complete_batch(self) -> BatchKey:
-        """The last batch up to which every table has every batch."""
+        """The last batch up to which no table is missing a batch."""
         oldest = min((journals[0].key for journals in self.waiting.values()), default=None)
         return self.last_added if oldest is None else BatchKey(oldest.epoch, oldest.batch - 1)
 
@@ -301,7 +301,7 @@ def _row_count(journals: Iterable[Journal], target: Target) -> int:
 
 
 def decided_journals(tables: StreamTables, marker: Marker) -> Iterator[Journal]:
-    """Yield the journals of batches that are in the default table, but maybe not in all routed tables, newest first."""
+    """Yield the journals of batches in the default table that a routed table may be missing, newest first."""
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.records(newest_first=True):
         if marker.routed is not None and journal.key <= marker.routed:
@@ -344,7 +344,7 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
 def _check_files_exist(
     tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
 ) -> None:
-    """Raise CommitUnavailable if a file to be committed does not exist."""
+    """Raise CommitUnavailable if a file that is to be committed does not exist."""
     marker = read_marker(handle.current().metadata.properties, tables.stream)
     later = journals if marker is None else later_journals(marker, journals)
     files = [file for journal in later for file in journal.staged_for(target)]

@@ -30,7 +30,7 @@ COMPACTION_OPERATION = "compaction"
 FOLD_OPERATION = "fold"
 """Value of `frazil.operation` in the summaries of snapshots in which a writer replaced small files."""
 SUMMARY_ONLY_KEYS = ("frazil.lost", "frazil.backfill-stream")
-"""Keys of skipped ranges and published backfills: snapshots without a commit record."""
+"""Keys of skipped ranges and published backfills. Snapshots with these keys have no commit record."""
 
 RECORD_OUTCOMES = (
     *("inserted", "updated", "deleted", "stale", "superseded", "unchanged", "repeated", "other-events"),
@@ -150,13 +150,13 @@ def published_snapshots(metadata: TableMetadata, stream: str) -> Iterator[Snapsh
 
 
 def is_replay(snapshot: Snapshot, stream: str) -> bool:
-    """Return whether this is the commit of a stream's replayed dead letters. A plain backfill is not."""
+    """Return whether this is the commit of a stream's replay. A plain backfill is not a replay."""
     of_stream = summary_value(snapshot, "frazil.backfill-stream") == stream
     return of_stream and summary_value(snapshot, "frazil.operation") == "replay"
 
 
 def deleted_by_others(metadata: TableMetadata, stream: str) -> int | None:
-    """Return how many rows of main other streams' merges deleted; None if part of main's history expired."""
+    """Return the number of main's rows that other streams' merges deleted; None if part of main's history expired."""
     deleted = sequence_number = 0
     for snapshot in ancestors(metadata):
         summary, sequence_number = snapshot.summary, snapshot.sequence_number or 0
@@ -176,7 +176,7 @@ def is_replace(snapshot: Snapshot) -> bool:
 
 
 def is_compaction(snapshot: Snapshot) -> bool:
-    """Return whether data files were rewritten. The last commit of frazil's compaction may only drop delete files."""
+    """Return whether data files were rewritten. A compaction's last commit may only drop delete files."""
     changed = any(parse_number(summary_value(snapshot, f"{change}-data-files")) for change in ("added", "deleted"))
     is_own = summary_value(snapshot, "frazil.operation") == COMPACTION_OPERATION
     return is_replace(snapshot) and (changed or is_own)
@@ -235,7 +235,10 @@ def windows_summary(windows: Mapping[int, int] | None) -> dict[str, str]:
 
 
 def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain) -> dict[int, int]:
-    """Return the number of rows that later commits than the cursor added to signalled windows, by window start (us)."""
+    """Return the number of late rows since the cursor, by window start (us).
+
+    Late rows are rows that commits after the cursor added to signalled windows.
+    """
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:
         return {}

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MIN_UNFOLDED_RECORDS = 1_024
-"""Number of the newest commit records that are not folded, because audits and health checks read them."""
+"""Number of the newest commit records that stay unfolded, because audits and health checks read them."""
 VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 """The content that closes a batch's key. The batch can then never be committed."""
 
@@ -67,11 +67,11 @@ class Journal:
     progress: tuple[RangeProgress, ...]
     files: tuple[StagedFile, ...]
     newest_dead_letters: BatchKey
-    """The last batch with dead letters, as of staging, or `NO_DEAD_LETTERS`."""
+    """The last batch with dead letters at the time of staging, or `NO_DEAD_LETTERS`."""
     idle: frozenset[TopicPartition]
     """Partitions without a recent record."""
     offsets_after: Offsets
-    """The next offset of each of the stream's partitions after this batch."""
+    """Each partition's next offset after this batch."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The leader epochs of the records before `offsets_after`, if known."""
     transaction: LastTransaction = NO_TRANSACTION
@@ -81,7 +81,7 @@ class Journal:
     partitions: int | None = None
     """Number of table partitions that each task wrote, summed over tasks; None without a shuffle."""
     with_ignored: int = 0
-    """Number of records with fields that did not become columns, if the table may evolve."""
+    """Number of records that have fields without a column, if the table may evolve."""
     without_columns: int = 0
     """Number of records that fill no column."""
     cast: int = 0
@@ -89,9 +89,9 @@ class Journal:
     """Number of events that change no row; see `StageResult.other_events`."""
     cost: BatchCost | None = None
     reasons: Reasons = field(default_factory=dict)
-    """The dead letters by error class, except those in `accepted`."""
+    """The dead letters by error class, without the dead letters in `accepted`."""
     accepted: Reasons = field(default_factory=dict)
-    """The dead letters that an operator accepted, so that the circuit breaker and alerts on their rate ignore them."""
+    """The dead letters that an operator accepted. The circuit breaker, and alerts on the rate, ignore them."""
 
     @property
     def records(self) -> int:
@@ -186,7 +186,7 @@ class Journal:
 
 
 class UnusableJournal(Enum):
-    """Why the object under a batch's key cannot be used as its journal."""
+    """Why the object at a batch's key cannot be used as the batch's journal."""
 
     ABSENT = "nothing"
     VOID = "the note that the batch must never be committed"
@@ -220,7 +220,7 @@ class JournalStore:
         return self.store.put_if_absent(path, data) or self.store.get(path) == data
 
     def void_if_absent(self, key: BatchKey) -> bool:
-        """Close a key without a journal, so that a suspended writer cannot use it. Returns whether it is closed."""
+        """Close a key without a journal, so that suspended writers cannot use it. Returns whether the key is closed."""
         return self.store.put_if_absent(self.path(key), VOID) or self.store.get(self.path(key)) == VOID
 
     def void(self, key: BatchKey) -> None:
@@ -294,9 +294,10 @@ class JournalStore:
         limit: int = MAX_SEGMENT_RECORDS,
         forgotten: Callable[[], bool] = lambda: False,
     ) -> Iterator[int]:
-        """Fold the oldest commit records, and yield the number of records in each new object. Folds settled batches
-        only, except the last `keep`. Safe at any time, from any process. If `forgotten` returns True after an object is
-        written, deletes that object, because `forget` may have missed it.
+        """Fold the oldest commit records, and yield the number of records in each new object.
+
+        Folds settled batches only, except the last `keep`. Safe at any time, from any process. If `forgotten` returns
+        True after an object is written, deletes this object, because `forget` may have missed it.
         """
         settled = list(filter(marker.has_committed, self.keys()))
         old = self._delete_folded(settled[: max(len(settled) - keep, 0)])
@@ -341,7 +342,7 @@ class JournalStore:
 
 
 def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]:
-    """Return the journals of batches that are missing from a routed table with this marker."""
+    """Return the journals of batches that a routed table with this marker is missing."""
     return [journal for journal in journals if marker.settled is None or journal.key > marker.settled]
 
 

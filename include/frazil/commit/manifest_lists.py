@@ -56,7 +56,7 @@ def _encoding(version: TableVersion) -> AvroEncoding:
 
 
 class ListWriter(ManifestListWriterV2):
-    """Writes a manifest list of format version 2. If `next_row_id` is given, the version is 3."""
+    """Writes a manifest list of format version 2; with `next_row_id`, of version 3."""
 
     def __init__(  # noqa: PLR0913 - what a manifest list consists of
         self,
@@ -95,7 +95,7 @@ class ListWriter(ManifestListWriterV2):
 
 
 _cache = BoundedCache[dict[str, _ListEntry]](MAX_CACHED_LISTS)
-"""Entries of each manifest list, by the list's path and the manifest's path."""
+"""Entries of each manifest list, by two paths: the list's and the manifest's."""
 MAX_CACHED_PATHS = 4_096
 _paths = BoundedCache[tuple[str, ...]](MAX_CACHED_PATHS)
 """Paths of each list's manifests, by the list's path. The writer removes an expired snapshot's entry."""
@@ -144,7 +144,7 @@ def add_manifests(writer: ListWriter, manifests: Iterable[ManifestFile], *, path
 
 
 class _EncodedRecordWriter:
-    """Replaces Avro's record writer for records that are already encoded."""
+    """Replaces Avro's record writer. The records are already encoded."""
 
     def write(self, encoder: BinaryEncoder, record: Any) -> None:
         encoder.write(record)
@@ -157,13 +157,13 @@ class MergedManifest:
     """Paths and first row ids of the merged manifests. An upgrade to format version 3 assigns row ids."""
 
     def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
-        """Replace the merged manifests in `manifests` by the new one. Returns None if one is missing."""
+        """Replace the merged manifests in `manifests` by the new one. Returns None if a merged one is missing."""
         others = [one for one in manifests if (one.manifest_path, first_row_id(one)) not in self.replaces]
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
 
 
 def select_mergeable_manifests(manifests: Sequence[ManifestFile]) -> dict[ManifestFile, WrittenEntries]:
-    """Return the manifests of this process to merge next. Maintenance merges others."""
+    """Return the manifests to merge next. This process wrote them; maintenance merges other manifests."""
     classes = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
     for manifest in manifests:
         written = recently_written.get(manifest.manifest_path)
@@ -178,7 +178,10 @@ def select_mergeable_manifests(manifests: Sequence[ManifestFile]) -> dict[Manife
 
 
 def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot_id: int) -> MergedManifest | None:
-    """Merge small manifests into a new one, and return it; None if fewer than two are small, or merging is off."""
+    """Merge small manifests into a new one, and return the new manifest.
+
+    Returns None if fewer than two manifests are small, or merging is off.
+    """
     if table.properties.get(MERGE_ENABLED, "true").lower() == "false":
         return None
     found = select_mergeable_manifests(manifests)

@@ -1,6 +1,7 @@
-"""Writes manifests of data files or delete files. Caches schemas and encoders, which PyIceberg builds for each
-manifest. Copies the entries of a replaced manifest without decoding, because they may have fields that PyIceberg does
-not know.
+"""Writes manifests of data files or delete files.
+
+Caches schemas and encoders, which PyIceberg builds again for each manifest. Copies the entries of a replaced manifest
+without decoding, because the entries may have fields that PyIceberg does not know.
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ MAX_CACHED_ENCODINGS = 64
 MAX_REMEMBERED_BYTES = 64 * 2**20
 """Maximum memory (bytes) for manifest entries: about 1 KB per file, and 40 bytes per column of a file."""
 MAX_REMEMBERED_FILES = 32
-"""Maximum number of files in a commit whose entries are kept in memory."""
+"""Maximum number of files in a commit for keeping the files' entries in memory."""
 MAX_REMEMBERED_ENTRIES = 1_024
-"""Number of entries from which a manifest's entries are not kept, because it is not merged again."""
+"""Maximum number of a manifest's entries that are kept in memory. Larger manifests are not merged again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class _Writer(ManifestWriterV2):
         return _ManifestEncoding(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
 
     def _entry_schema(self, format_version: TableVersion) -> Schema:
-        """Return the entries' schema. Partition values are optional even if their column is required."""
+        """Return the entries' schema. Partition values are optional, even of a required column."""
         fields = self._spec.partition_type(self._schema).fields
         values = [NestedField(f.field_id, f.name, f.field_type, required=False) for f in fields]
         data_file = data_file_with_partition(StructType(*values), format_version)
@@ -347,7 +348,7 @@ class CopiedEntries:
             return cls(file.schema, file.header.meta, tuple(found))
 
     def with_row_ids(self, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> CopiedEntries:
-        """Return copied entries with explicit row ids, which another manifest would derive differently."""
+        """Return copied entries with explicit row ids. Without these, another manifest would derive other ids."""
         next_id = first_row_id(manifest)
         if next_id is None:
             return self
@@ -393,7 +394,7 @@ def _encode_long(value: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class CopyingWriter:
-    """Replaces Avro's record writer. Write entries in the order of their copied data files."""
+    """Replaces Avro's record writer. Entries must be written in the order of their copied data files."""
 
     data_files: Iterator[bytes]
 
@@ -428,7 +429,7 @@ class RecordingWriter:
 
 @dataclass(frozen=True, slots=True)
 class WrittenEntries:
-    """The entries of a manifest that this process wrote. Only `copied` has the files' statistics."""
+    """The entries of a manifest that this process wrote. The files' statistics are only in `copied`."""
 
     copied: CopiedEntries
     entries: tuple[ManifestEntry, ...]

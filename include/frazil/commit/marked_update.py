@@ -1,5 +1,7 @@
-"""Builds the update that changes a table together with its marker: a snapshot of main and, with `commit.align:
-watermark`, a snapshot of the open branch. The update requires that both branches are unchanged. Also removes branches.
+"""Builds the update that changes a table together with its marker.
+
+The update adds a snapshot to main and, with `commit.align: watermark`, a snapshot to the open branch. It requires that
+both branches are unchanged. This module also removes branches.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ M = TypeVar("M", Marker, Marker | None)
 
 ALIGN_OPERATION = "align"
 OPEN_SNAPSHOT_KEY = "frazil.open-snapshot-id"
-"""Summary key for the open branch's head. After a rollback of main, a reset restores the branch to this head."""
+"""Summary key for the open branch's head. If main is rolled back, a reset restores the branch to this head."""
 
 
 @dataclass(slots=True)
@@ -105,8 +107,9 @@ class MarkedUpdate:
     def _change_branch(
         self, table: Table, change: BranchChange, found: Snapshot | None, *, now_ms: int
     ) -> tuple[int | None, Callable[[Snapshot], tuple[TableUpdate, ...]]]:
-        """Return the id of the open branch's new head (None if the branch ends). Also returns a function that makes the
-        branch's updates, given main's snapshot.
+        """Return the id of the open branch's new head (None if the branch ends), and a function.
+
+        Given main's snapshot, the function returns the updates of the open branch.
         """
         name = open_branch_name(self.stream)
         if change.removes_branch:
@@ -211,7 +214,7 @@ def _position_summary(marker: Marker) -> dict[str, str]:
 
 @dataclass(slots=True)
 class BranchRemoval:
-    """Removes a branch with its snapshots. If they stayed, Iceberg's clean-up would delete main's files."""
+    """Removes a branch with its snapshots. If the snapshots stayed, Iceberg's clean-up would delete main's files."""
 
     branch: str
     is_former_snapshot: Callable[[Snapshot], bool] = lambda _: False
@@ -241,7 +244,7 @@ class BranchRemoval:
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 
     def delete_unused(self, table: Table) -> None:
-        """Delete the unused manifests, unless the removal did not land, or a tag has one of the snapshots."""
+        """Delete the unused manifests, unless the removal did not land, or a tag refers to a removed snapshot."""
         if not may_delete_files(table.properties) or any(
             s.snapshot_id in self.removed_ids for s in table.metadata.snapshots
         ):

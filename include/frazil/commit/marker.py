@@ -36,7 +36,7 @@ class BatchKey(NamedTuple):
 
 
 class BatchOutcome(Enum):
-    """What became of a batch from an earlier epoch."""
+    """Whether a batch of an earlier epoch was committed."""
 
     COMMITTED = "the batch is in the table"
     NOT_COMMITTED = "the batch is not in the table"
@@ -68,7 +68,7 @@ class Marker:
 
     stream: str
     at: BatchKey
-    """The epoch that owns the stream, and the last batch of that epoch (0 is the take-over itself)."""
+    """The epoch that owns the stream, and the last batch of this epoch (0 is the take-over itself)."""
     settled: BatchKey | None
     """The key of the last committed journal. Later journals may not be committed yet."""
     offsets: Offsets
@@ -83,11 +83,11 @@ class Marker:
     open_snapshot_id: int | None = None
     """The head of the stream's open branch (`commit.align: watermark`)."""
     leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """The leader epochs of the records before the offsets. They reveal truncated logs."""
+    """The leader epochs of the records before the offsets. A truncated log has other leader epochs."""
     rewritten: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Offsets that Kafka assigned to a second record, after a truncation or in a recreated topic."""
     landed: Offsets = field(default_factory=dict)
-    """The end of the table's records, as of the last reset, in recreated or truncated partitions."""
+    """The end of the table's records, at the last reset, in partitions that were recreated or truncated."""
     given_up: Mapping[TopicPartition, tuple[Span, ...]] = field(default_factory=dict)
     """Committed offsets that a rollback removed. An operator accepted their loss."""
     given_up_epoch: int = 0
@@ -129,7 +129,7 @@ class Marker:
         return BatchOutcome.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else BatchOutcome.NOT_COMMITTED
 
     def has_committed(self, key: BatchKey) -> bool:
-        """Return whether a batch up to the settled one was committed. Forgotten batches are old, so they were."""
+        """Return whether a batch up to the settled one was committed. Batches of forgotten epochs count, too."""
         is_settled = self.settled is not None and key <= self.settled
         return is_settled and self.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
 

@@ -56,7 +56,7 @@ def reset(
     seen: StateBeforeReset,
     truncated_at: Offsets = NO_OFFSETS,
 ) -> Marker:
-    """Move the stream to the offsets `target` and the next epoch. Raises `WriterBusy` if the marker has changed."""
+    """Move the stream to the offsets `target`, in the next epoch. Raises `WriterBusy` if `seen` is outdated."""
     epoch = 1 + _highest_epoch_ever(tables)
     marker = marker_after_reset(
         seen, stream=tables.stream, epoch=epoch, target=target, source=source, truncated_at=truncated_at
@@ -129,11 +129,10 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 
 
 def forget(tables: StreamTables, *, state: str) -> int:
-    """Remove the stream's markers from all tables, which fences its writers, then its objects under `state`. Returns
-    the number of objects. Keeps all rows; moves those of open windows to main.
+    """Remove the stream's markers from all tables, which fences its writers. Then remove its objects under `state`.
 
-    Raises TableLost, before any change, if the folder also has another table's metadata, and the dead-letter table does
-    not confirm the catalog.
+    Returns the number of objects. Keeps all rows, and moves the rows of open windows to main. Raises TableLost, before
+    any change, if the folder also has another table's metadata, and the dead-letter table does not confirm the catalog.
     """
     main = tables.main.refresh()
     check_own_folder(main.catalog, main)
@@ -158,7 +157,7 @@ def forget(tables: StreamTables, *, state: str) -> int:
 
 
 def _is_own_catalog(tables: StreamTables, uuids: Container[str | None]) -> bool:
-    """Return whether the dead-letter table names one of these UUIDs, or was forgotten."""
+    """Return whether the dead-letter table names one of these UUIDs, or its stream was forgotten."""
     properties = tables.dead_letters.refresh().metadata.properties
     marker = try_read_marker(properties, tables.stream)
     wrote = marker is not None and marker.own_table is not None and marker.own_table.uuid in uuids
@@ -178,7 +177,7 @@ def change_marker(
     operation: str,
     branch_change: Callable[[Table], BranchChange | None] | None = None,
 ) -> Marker | None:
-    """Commit the marker that `decide` returns. If it returns None, remove the existing, maybe unreadable, marker."""
+    """Commit the marker that `decide` returns. If it returns None, remove the existing marker, even a damaged one."""
     update = MarkedUpdate(tables.stream)
     handle.forget()
 
@@ -264,7 +263,7 @@ def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: 
 def write_first_marker(
     tables: StreamTables, handle: TableHandle, default_marker: Marker, *, before: Journal | None = None
 ) -> None:
-    """Write a table's first marker, after all batches of the default table, or just before `before`."""
+    """Write a table's first marker: after the default table's last batch or, if given, just before `before`."""
     first = _up_to_date_marker(default_marker)
     if before is not None:
         starts = {p.topic_partition: p.start for p in before.progress}
@@ -291,7 +290,7 @@ def discard_rows_of_existing_table(tables: StreamTables, target: Target, default
 
 
 def discard_rows_of_missing_table(tables: StreamTables, target: Target, default_marker: Marker) -> None:
-    """Discard the rows that wait for a missing table. Once created, it gets only later batches."""
+    """Discard the rows that wait for a missing table. If the table is created later, it gets only later batches."""
     note = load_missing_table_note(tables, target) or MissingTableNote(
         target, None, "the rows for this table were discarded"
     )

@@ -1,6 +1,7 @@
 """Plans a merge: selects the table's files that may contain keys of a batch's changes, and divides them into tasks.
+
 Changes and files are grouped by the partition fields that depend only on the key. A large group is split: each task
-gets all changes of the group and some of its files. One more task then inserts the changes without a match.
+gets all changes of the group, and some of the group's files. One more task then inserts the unmatched changes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class MergePlan:
 def plan_merge(
     table: Table, changes: Sequence[StagedFile], rules: MergeRules, *, parallelism: int, before: MergePlan | None = None
 ) -> MergePlan:
-    """Plan a merge. Groups keep their task in `before`. Raises SchemaIncompatible for unsuitable tables."""
+    """Plan a merge. Groups keep their task number in `before`. Raises SchemaIncompatible for unsuitable tables."""
     head = head_of(table.metadata)
     manifests = live_manifests(head, table.io)
     if not changes:
@@ -219,7 +220,7 @@ class _Group:
 def _build_groups(
     wanted: _ChangeIndex, manifests: Sequence[ManifestFile], read: Mapping[str, Sequence[ManifestEntry]]
 ) -> list[_Group]:
-    """Return groups of changes with the files that may have their keys; one group if specs differ."""
+    """Return groups of changes, with the files that may have the changes' keys. Returns one group if specs differ."""
     deletes = _index_deletes(manifests, read)
     by_group: dict[GroupValues, list[TableFile]] = defaultdict(list)
     of_any_group: list[TableFile] = []
@@ -257,7 +258,7 @@ class PartitionKeys:
         return tuple(None if v is None else base64.b64encode(to_bytes(kind, v)).decode() for kind, v in values)
 
     def constants(self, file: DataFile) -> tuple[tuple[int, str], ...]:
-        """Return the values of identity partition columns that the file does not contain, by field id."""
+        """Return the values, by field id, of identity partition columns that are missing in the file."""
         if file.spec_id not in self._identities:
             fields = enumerate(self._table.metadata.specs()[file.spec_id].fields)
             identities = {i: part.source_id for i, part in fields if isinstance(part.transform, IdentityTransform)}
@@ -363,7 +364,7 @@ def split_files(files: Sequence[F], count: int) -> list[list[F]]:
 
 
 def _assign_bins(groups: Sequence[_Group], count: int, before: Mapping[GroupValues, int]) -> dict[GroupValues, int]:
-    """Return each group's task number. Groups keep their number in `before`; others balance the load."""
+    """Return each group's task number. Groups keep their number in `before`; new groups balance the load."""
     bins: dict[GroupValues, int] = {}
     weights = [0] * count
     ordered = sorted(((g.weight, g.paths, g) for g in groups), key=lambda item: (-item[0], item[1]))

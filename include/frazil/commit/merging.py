@@ -1,6 +1,7 @@
-"""Merges a batch's changes into a table in one snapshot. If the table has changed, the next attempt plans again, and
-runs only the tasks that differ. At the end, result files are deleted unless the table uses them, or an attempt that may
-still land.
+"""Merges a batch's changes into a table in one snapshot.
+
+If the table has changed, the next attempt plans the merge again, and runs only the tasks that differ. At the end,
+result files are deleted, unless the table has them, or an attempt with these files may still land.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def merge_config(
 
 @dataclass(slots=True)
 class _Attempt:
-    """An attempt's snapshot, and the state of the table before it."""
+    """An attempt's snapshot, and the table's state before the snapshot."""
 
     writer: SnapshotWriter
     files: Collection[str]
@@ -174,7 +175,7 @@ class MergeWriter:
         return bool(self._results) or any(attempt.writer.may_have_unused_files for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
-        """Return the next attempt, whose snapshot is empty if nothing changes. Raises the tasks' errors."""
+        """Return the next attempt. Its snapshot is empty if nothing changes. Raises the errors of merge tasks."""
         head, last = head_of(table.metadata), self.attempts[-1] if self.attempts else None
         rules, target = self.merging.rules(table), target_table(table, folder="")
         rules = dataclasses.replace(rules, traced=self.traced, landed=self.landed(table))

@@ -45,7 +45,7 @@ def find_lagging_tables(
     waiting: Mapping[Target, list[Journal]] | None = None,
     remedy: ExplainMissingTable = lambda _: None,
 ) -> list[LaggingTable]:
-    """Return the routed tables that are missing rows of `waiting` batches (default: all), sorted by name."""
+    """Return the routed tables without all rows of `waiting` batches (default: of all batches), sorted by name."""
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 
@@ -78,7 +78,7 @@ def _check_table(
 
 
 def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[LaggingTable]:
-    """Return the routed tables that are missing rows of the last published backfill; empty once its end is recorded."""
+    """Return the routed tables that are missing rows of the last published backfill; none once its end is recorded."""
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []

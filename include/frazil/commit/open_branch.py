@@ -1,6 +1,7 @@
-"""Decides which files join, stay on and leave the open branch, where rows of open windows wait (`commit.align:
-watermark`). Each of the branch's manifests lists files of one time partition, so the manifest list shows which
-manifests leave.
+"""Decides which files join the open branch, stay on it, or leave it.
+
+The open branch has the rows of open windows (`commit.align: watermark`). Each of its manifests lists files of one time
+partition, so the manifest list shows which manifests leave.
 """
 
 from __future__ import annotations
@@ -91,8 +92,10 @@ def earliest_waiting_us(table: Table, stream: str, *, column: str) -> int | None
 def check_aligned(
     metadata: TableMetadata, align: Alignment | None, *, table: str, files: Iterable[StagedFile] = ()
 ) -> None:
-    """Raise `SchemaIncompatible` unless the table is partitioned by event time, at least as finely as the windows.
-    Raise `StaleBatch` if `files` were staged for an earlier, coarser partitioning.
+    """Check that the table's partitioning allows rows to wait on the open branch.
+
+    Raises `SchemaIncompatible` unless the table is partitioned by event time, at least as finely as the windows. Raises
+    `StaleBatch` if `files` were staged for an earlier, coarser partitioning.
     """
     if align is None:
         return
@@ -111,7 +114,7 @@ def check_aligned(
 
 
 def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align: Alignment) -> BranchChange:
-    """Return which files join and leave the open branch with a batch. `marker` is the stream's marker after it."""
+    """Return which files join and leave the open branch with a batch. `marker` is the marker after the batch."""
     head = head_of(table.metadata, open_branch_name(marker.stream))
     times = _TimeFields(table.metadata, align.column)
     newest_us = max(marker.max_event_times_us.values(), default=None)
@@ -128,7 +131,7 @@ def align_batch(table: Table, marker: Marker, files: Sequence[StagedFile], align
 
 
 def release_waiting_files(table: Table, stream: str, files: Sequence[StagedFile] = ()) -> BranchChange:
-    """Return the change that moves all waiting files and `files` to main, and removes the open branch."""
+    """Return the change that moves all waiting files, and `files`, to main. The change removes the open branch."""
     head = head_of(table.metadata, open_branch_name(stream))
     leaves = read_files(head.manifests(table.io) if head else (), table.io)
     return BranchChange(head, leaving_files=leaves, to_main=tuple(files), removes_branch=True)

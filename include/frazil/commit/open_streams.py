@@ -63,12 +63,12 @@ def open_stream(spec: StreamSpec) -> OpenStream:
 
 
 def open_with_table(spec: StreamSpec, table: Table) -> OpenStream:
-    """Open a stream with the table that now has the declared name, even if the stream wrote to another one."""
+    """Open a stream with the table that now has the declared name, even if the stream wrote to another table."""
     return _open(spec, {"main": table, "dead-letters": ensure_dead_letters(table.catalog, spec)})
 
 
 def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
-    """Open the dead-letter table of a stream whose own table is missing. Returns None if both are missing."""
+    """Open the dead-letter table of a stream that has no table. Returns None if it has no dead-letter table either."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         try:

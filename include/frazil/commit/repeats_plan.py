@@ -1,6 +1,7 @@
-"""Plans the search for repeats (`dedupe`) in the table's files whose event times are near the batch's. Each task of the
-first phase searches some of these files for the batch's keys. Each task of the second phase rewrites some of the
-batch's own files without their repeats.
+"""Plans the search for repeats (`dedupe`) in those files of the table whose event times are near the batch's.
+
+A task of the first phase searches some of the table's files for the batch's keys. A task of the second phase rewrites
+some of the batch's files without their repeats.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from frazil.spec.iceberg import filter_between
 from frazil.table.branches import head_of
 
 MAX_SPANS = 16
-"""Maximum number of event-time spans in one scan. With more, the nearest ones are joined."""
+"""Maximum number of event-time spans in one scan. Above this number, the nearest spans are joined."""
 TARGET_SHARE_BYTES = 32 * 2**20
 
 Span = tuple[int, int]

@@ -34,16 +34,16 @@ class AvailableOffsets:
     first: Offsets
     end: Offsets
     truncated_at: Offsets = field(default_factory=dict)
-    """Offsets, below the stream's position, from which Kafka has other records after a truncation."""
+    """Offsets from which Kafka has other records after a truncation. They are below the stream's position."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateBeforeReset:
     marker: Marker | None
     marker_text: str | None
-    """The marker's property. A reset is refused once this has changed."""
+    """The text of the marker's property. A reset is refused if the text has changed since."""
     held: Offsets
-    """The next offsets after the stream's records in the table. A rollback leaves them below the marker's offsets."""
+    """The next offsets after the stream's records in the table. After a rollback, the marker's offsets are higher."""
     source: SourceIdentity | None
     """The source of the offsets in `held`; None if `held` is unknown."""
     rolled_back: bool
@@ -52,7 +52,7 @@ class StateBeforeReset:
 
 @dataclass(frozen=True, slots=True)
 class OffsetMove:
-    """A reset's effect on one partition, whose next offset changes from `held` to `target`."""
+    """A reset's effect on one partition: its next offset changes from `held` to `target`."""
 
     topic: str
     partition: int
@@ -61,11 +61,11 @@ class OffsetMove:
     first: int
     end: int
     truncated_at: int | None = None
-    """The offset below `held` at which Kafka's log was truncated, if it was."""
+    """The offset, below `held`, at which Kafka's log was truncated; None without a truncation."""
 
     @property
     def skipped(self) -> int:
-        """Offsets whose records the table will never get."""
+        """Offsets with records that the table will never get."""
         return 0 if self.held is None else max(self.target - self.held, 0)
 
     @property

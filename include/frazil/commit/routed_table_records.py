@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class RoutedTableRecord:
     target: Target
     value: str | None
-    """The template's value for which the table was created, if any."""
+    """The route value with which the template created the table, if it did."""
     location: str
     uuid: str | None = None
     """The table's UUID, if known."""

@@ -1,5 +1,7 @@
-"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting their files. A replay removes the dead
-letters that became rows. It puts the new error of each other dead letter in front of the earlier ones.
+"""Changes or removes rows of a dead-letter table in one snapshot, by rewriting the files with these rows.
+
+A replay removes the dead letters that became rows. If a dead letter fails again, the replay puts the new error in front
+of the earlier errors.
 """
 
 from __future__ import annotations
@@ -85,7 +87,7 @@ class RowChange:
 class _Attempt:
     writer: SnapshotWriter
     paths: tuple[str, ...]
-    """Files that the attempt wrote, except those of its writer."""
+    """Files that the attempt wrote, except the files of its `writer`."""
     head: Snapshot | None
     summary: Mapping[str, str]
 
@@ -103,7 +105,7 @@ class RowChangeWriter:
         return any(attempt.writer.may_have_unused_files for attempt in self.attempts)
 
     def prepare(self, table: Table, *, summary: Mapping[str, str], now_ms: int) -> PreparedSnapshot:
-        """Return the next attempt, whose snapshot is empty if no row is chosen."""
+        """Return the next attempt. Its snapshot is empty if no row is chosen."""
         head = head_of(table.metadata)
         last = self.attempts[-1] if self.attempts else None
         if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
@@ -212,7 +214,7 @@ def read_new_errors(table: Table, files: Iterable[StagedFile]) -> dict[Coordinat
 def change_after_replay(
     stream: str, replayed: OffsetSets, topic_ids: Mapping[str, str], failed: Mapping[Coordinates, ErrorEntry]
 ) -> RowChange:
-    """Return the change of dead letters after a replay: adds the new errors in `failed`, and deletes the others."""
+    """Return the change after a replay: gives new errors to the dead letters in `failed`, and deletes all others."""
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
@@ -226,7 +228,7 @@ def change_after_replay(
 def dead_letters_at(
     replayed: OffsetSets, topic_ids: Mapping[str, str], failed: Iterable[Coordinates] = ()
 ) -> DeadLetterOffsets:
-    """Return the dead letters at these offsets, even without topic id, as earlier versions wrote them."""
+    """Return the dead letters at these offsets, including dead letters without topic id of earlier versions."""
     offsets: dict[TopicPartition, BitMap64] = {tp: BitMap64(found) for tp, found in replayed.items()}
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)

@@ -1,5 +1,6 @@
-"""Settles the journals of earlier epochs: commits those that continue the marker, and discards the others. Runs after
-the take-over, when earlier epochs can no longer commit.
+"""Settles the journals of earlier epochs: commits journals that continue the marker, and discards all others.
+
+Runs after the take-over, when earlier epochs can no longer commit.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class SettleResult:
 
 
 def settle(tables: StreamTables, committer: Committer) -> SettleResult:
-    """Commit the journals that continue the marker, and discard the others. Needs neither Kafka nor new files."""
+    """Commit the journals that continue the marker, and discard all others. Uses neither Kafka nor new files."""
     marker = check_fence(tables.marker(), stream=tables.stream, epoch=committer.epoch)
     committed: list[Journal] = []
     discarded: list[BatchKey] = []

@@ -65,8 +65,10 @@ class PreparedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class BaseManifests:
-    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch. Only main's
-    snapshots mark such files as deleted: elsewhere the files move to main, and expiry could delete them.
+    """The manifests that a new snapshot keeps from its branch, and the files that leave the branch.
+
+    Only main's snapshots mark files that leave as deleted. On another branch, these files move to main, and expiry
+    could delete them.
     """
 
     remaining_manifests: Sequence[ManifestFile]
@@ -74,14 +76,15 @@ class BaseManifests:
     summary: Summary | None
     """Summary of the previous snapshot, including `removed_files`; None before the first snapshot."""
     written: Sequence[ManifestFile] = ()
-    """The `remaining_manifests` that were rewritten because files were deleted."""
+    """The manifests in `remaining_manifests` that were rewritten because files were deleted."""
 
 
 @dataclass(slots=True)
 class SnapshotWriter:
-    """Writes a commit's manifests once, and a manifest list for each attempt. A new branch's first snapshot has no
-    parent. All attempts share a snapshot id, which the manifests contain. Without files, each attempt has its own id,
-    so an unnoticed success does not block the next attempt.
+    """Writes a commit's manifests once, and a manifest list for each attempt.
+
+    A new branch's first snapshot has no parent. All attempts share a snapshot id, because the manifests contain the id.
+    Without files, each attempt has its own id, so that an unnoticed success does not block the next attempt.
     """
 
     files: Sequence[StagedFile]
@@ -107,7 +110,7 @@ class SnapshotWriter:
     def prepare(
         self, table: Table, *, summary: Mapping[str, str], now_ms: int, before: Snapshot | None = None
     ) -> PreparedSnapshot:
-        """Return the next attempt. The same update adds the snapshot `before` first, if any."""
+        """Return the next attempt. If `before` is given, the same update first adds the snapshot `before`."""
         metadata, parent = table.metadata, head_of(table.metadata, self.branch)
         if self.snapshot_id is None or (self.attempts and not (self.files or self.moved)):
             self.snapshot_id = metadata.new_snapshot_id()
@@ -171,9 +174,9 @@ class SnapshotWriter:
     def delete_unused(self, table: Table) -> None:
         """Delete files of failed attempts that are no longer needed. `table` is the table after the attempts.
 
-        A manifest list is deleted once its sequence number is below the table's next one: every catalog then refuses
-        its attempt. Manifests are deleted only if no later snapshot lists them, because their snapshot may have landed
-        and expired.
+        A manifest list is deleted once its sequence number is below the table's next sequence number: every catalog
+        then refuses the list's attempt. Manifests are deleted only if no later snapshot lists them. Otherwise, the
+        manifests' own snapshot may have landed and expired.
         """
         waste = [a.snapshot.manifest_list for a in self.attempts if _cannot_land(a, table.metadata, self.branch)]
         by_base, by_merge = self.base.written if self.base else (), (self.merged.manifest,) if self.merged else ()

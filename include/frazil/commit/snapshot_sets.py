@@ -1,6 +1,7 @@
-"""Finds a consistent set of snapshots (a cut): one for each table of one or more streams. Within a stream, the cut ends
-before the first batch that a routed table is missing. Batches in one snapshot stay together. With several streams, the
-cut ends at the newest watermark that all have reached.
+"""Finds a consistent set of snapshots (a cut): one snapshot for each table of one or more streams.
+
+Within a stream, the cut ends before the first batch that a routed table is missing. Batches in one snapshot stay
+together. With several streams, the cut ends at the newest watermark that all streams have reached.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class TableSnapshot:
     """The table's snapshot, if one existed at that time."""
     committed_at_ms: int | None
     batches: Mapping[str, str]
-    """The last batch ("epoch-batch") of each stream in the snapshot's unexpired history."""
+    """The last batch ("epoch-batch") of each stream, from the part of the snapshot's history that still exists."""
     watermarks_ms: Mapping[str, int]
     metadata_location: str = ""
 
@@ -75,7 +76,7 @@ class _MainHistory:
                 yield index, snapshot
 
     def newest(self, stream: str, begin: int, read: Callable[[Snapshot], T | None]) -> T | None:
-        """Return the first result of `read`, applied to the stream's commits, newest first, that is not None."""
+        """Call `read` on the stream's commits, newest first, and return the first result that is not None."""
         return next((value for _, s in self.commits(stream, begin) if (value := read(s)) is not None), None)
 
     def index_at(self, at_ms: int | None) -> int:
@@ -83,7 +84,7 @@ class _MainHistory:
         return self.require_unexpired(next(at, len(self.snapshots)))
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
-        """Return the index of the newest snapshot, from `begin` on, whose history has no commit in `excluded`."""
+        """Return the index of the newest snapshot, from `begin` on, without a commit of `excluded` in its history."""
         return self.require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def require_unexpired(self, index: int) -> int:
@@ -153,7 +154,10 @@ def _first_excluded_batch(
 def _choose_snapshots(
     stream: StreamTableNames, histories: Mapping[str, _MainHistory], main: int
 ) -> tuple[int, Callable[[Snapshot], bool]]:
-    """Return the index of the default table's snapshot, and a predicate for other tables' snapshots after the cut."""
+    """Return the index of the default table's snapshot, and a function.
+
+    The function returns whether a snapshot of another table is after the cut.
+    """
     # If another table received a batch only after a later publication, the cut ends before that batch.
     history, end = histories[stream.main], _first_excluded_batch(stream, histories, main)
     while True:

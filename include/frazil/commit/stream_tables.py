@@ -31,7 +31,7 @@ class StreamTables:
     align: Alignment | None = None
     """How the writer hides rows of open windows, if declared. None for readers."""
     commit_atomically: CommitTables | None = None
-    """Commits all tables of a batch in one step. None if they are committed one by one."""
+    """Commits all tables of a batch in one step. None if the tables are committed one by one."""
     merging: MergeConfig | None = None
     """How staged files are merged. None for readers, and for appended files."""
     routed: dict[Target, TableHandle] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class StreamTables:
         atomic: bool = False,
         merging: MergeConfig | None = None,
     ) -> StreamTables:
-        """Return the stream's tables. Raises SpecError for unsupported storage, or unsupported `atomic`."""
+        """Return the stream's tables. Raises SpecError for unsupported storage, or an unsupported `atomic`."""
         main, handles = targets["main"], {target: TableHandle.from_table(table) for target, table in targets.items()}
         journals = JournalStore(handles["main"].store, state_location(main, stream))
         commit_atomically = find_commit_tables(main.catalog) if atomic else None

@@ -1,6 +1,7 @@
-"""Deletes staged files that can never become part of a table. A suspended writer may still write a journal, whose files
-a later epoch would commit. Files are therefore deleted only after the batch's key is closed (`JournalStore.void`), or a
-later batch is committed.
+"""Deletes staged files that can never become part of a table.
+
+A suspended writer may still write a journal, and a later epoch would commit the journal's files. Files are therefore
+deleted only after the batch's key is closed (`JournalStore.void`), or a later batch is committed.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ def sweep(
     tables: StreamTables, *, below_epoch: int, just_settled: bool = False, keys: Sequence[BatchKey] | None = None
 ) -> int:
     """Delete staged files of epochs below `below_epoch` that never became part of the tables. Returns their number.
-    Safe at any time, from any process.
 
-    `just_settled` also sweeps batches after the last committed one, which this epoch has made sure are never committed.
-    Skips batches that earlier sweeps covered. `keys` are the unfolded journals' keys, if already listed.
+    Safe at any time, from any process. `just_settled` means that this epoch has made sure that no batch after the last
+    committed one is ever committed, so these are swept, too. Skips batches that earlier sweeps covered. `keys` are the
+    keys of unfolded journals, if already listed.
     """
     marker = tables.marker()
     if marker is None:
@@ -129,7 +130,7 @@ class _SweptTable:
         return read_marker(self.table.metadata.properties, self.stream)
 
     def merged_paths(self, key: BatchKey) -> Set[str]:
-        """Return the paths of files that this batch's merge added; all of the table's paths if the snapshot expired."""
+        """Return the paths of files that this batch's merge added; all the table's paths if its snapshot expired."""
         for snapshot in reversed(self.table.metadata.snapshots):
             summary = snapshot.summary
             if summary and summary.get("frazil.commit-record") and _is_commit_of(summary, self.stream, key):
@@ -142,7 +143,7 @@ class _SweptTable:
 
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
-    """Return whether a snapshot's summary names this batch, or the backfill whose staging name is `stream`."""
+    """Return whether a snapshot's summary names this batch. For a backfill, `stream` is its staging name."""
     found = BatchKey(int(summary.get("frazil.epoch") or 0), int(summary.get("frazil.batch-id") or 0))
     backfill = staging_stream(summary.get("frazil.backfill-stream") or "", summary.get("frazil.backfill") or "")
     return (summary.get("frazil.stream"), found) == (stream, key) or backfill == stream
@@ -187,7 +188,7 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
 
 
 def _committed_files_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
-    """Return which files of a committed batch to keep, as bare paths; None while another writer may still merge it."""
+    """Return the bare paths of a committed batch's files to keep; None if another writer may still merge the batch."""
     if not _is_merged(record, swept.target):
         return _paths_of(record)
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
@@ -196,7 +197,7 @@ def _committed_files_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | 
 
 
 def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether certainly no writer will commit this batch. Closes its key if it has no journal."""
+    """Return whether certainly no writer will commit this batch. Closes the batch's key if it has no journal."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
@@ -208,7 +209,7 @@ def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the paths to keep. Only dead letters are committed before their batch."""
+    """Return the paths to keep of an uncommitted batch. Only its dead letters may already be committed."""
     if swept.target != "dead-letters" or (
         swept.marker is not None and swept.marker.outcome_of(key) is BatchOutcome.NOT_COMMITTED
     ):
@@ -223,7 +224,7 @@ def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = Tru
 
 
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete merged change files of batches that waited for a table. Never raises."""
+    """Delete merged change files of batches that had waited for a table. Never raises."""
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
@@ -290,7 +291,7 @@ def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tup
 
 
 def _is_merged(record: Journal, target: Target) -> bool:
-    """Return whether a batch's files are merged into the table, which then contains few of the staged files."""
+    """Return whether a batch's files are merged into the table. The table then has few of the staged files."""
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 

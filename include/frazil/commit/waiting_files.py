@@ -1,6 +1,8 @@
-"""Stores the rows of routed tables that cannot be loaded or created, as files next to the default table, in its format.
-Once a routed table exists, its rows are rewritten with its columns, and a record lists the new files. A note states why
-the table is missing, and the last batch whose rows an operator discarded.
+"""Stores the rows of routed tables that cannot be loaded or created, as files next to the default table.
+
+The files have the default table's format. Once the routed table exists, the rows are rewritten with its columns, and a
+record lists the new files. A note states why the table is missing, and the last batch with rows that an operator
+discarded.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class MissingTableNote:
     """The table's route value, if a template names the table."""
     reason: str
     given_up: BatchKey | None = None
-    """The last batch whose rows for this table an operator discarded."""
+    """The last batch with rows for this table that an operator discarded."""
 
 
 def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:
@@ -106,7 +108,7 @@ def rewrite_files(
 
 
 def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete the waiting files of batches that are now in the table. The next start deletes any that remain."""
+    """Delete the waiting files of batches that are now in the table. The next start deletes files that remain."""
     waited = [journal for journal in journals if has_waiting_files(tables, [journal], target)]
     if not waited:
         return
@@ -146,7 +148,7 @@ def load_missing_table_notes(tables: StreamTables) -> list[MissingTableNote]:
 
 
 def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> None:
-    """Write a missing table's note before any row waits for the table. Keeps an earlier `given_up`."""
+    """Write a missing table's note before any row waits for the table. An earlier `given_up` is kept."""
     before = load_missing_table_note(tables, note.target)
     if before is not None and note.given_up is None:
         note = dataclasses.replace(note, given_up=before.given_up)
@@ -155,7 +157,7 @@ def write_missing_table_note(tables: StreamTables, note: MissingTableNote) -> No
 
 
 def drop_discarded(journals: Iterable[Journal], note: MissingTableNote | None) -> list[Journal]:
-    """Return the batches whose rows still wait for a table. Omits those that an operator discarded."""
+    """Return the batches with rows that still wait for a table. Omits batches whose rows an operator discarded."""
     return [j for j in journals if note is None or note.given_up is None or j.key > note.given_up]
 
 

@@ -1,5 +1,7 @@
-"""Expires main's oldest snapshots with the writer's own commits, because maintenance runs too rarely for a commit each
-second. A thread plans by the rules of maintenance, and deletes files that the metadata no longer names.
+"""Expires main's oldest snapshots with the writer's own commits.
+
+Maintenance runs too rarely for a commit each second. A thread plans by the rules of maintenance, and deletes files that
+the metadata no longer names.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from frazil.table.tables import may_delete_files
 log = logging.getLogger(__name__)
 
 DELETE_DELAY_MS = 900_000
-"""Time from a snapshot's expiry to the deletion of its files. Readers may have loaded the snapshot before."""
+"""Time from a snapshot's expiry to the deletion of its files. A reader may have loaded the snapshot earlier."""
 END_TIMEOUT_S = 10.0
 """Seconds that an ending writer waits for a thread that reads, writes or deletes files."""
 
@@ -40,7 +42,7 @@ class _Removal:
     refs: Mapping[str, int]
 
     def is_outdated(self, metadata: TableMetadata) -> bool:
-        """Return whether branches or tags were created, dropped, or moved to snapshots as old as these."""
+        """Return whether a branch or tag was created, dropped, or moved to a snapshot as old as the planned ones."""
         refs, newest = _refs(metadata), max(s.sequence_number or 0 for s in self.snapshots)
         moved = {snapshot_id for name, snapshot_id in refs.items() if self.refs.get(name) != snapshot_id}
         numbers = [s.sequence_number or 0 for s in metadata.snapshots if s.snapshot_id in moved]
@@ -54,7 +56,7 @@ def start_thread(work: Callable[[], None], name: str = "expiry") -> threading.Th
 
 
 def has_ended(thread: threading.Thread | None) -> bool:
-    """Wait for a thread at the end of the process, and return whether it has ended. Its storage may not respond."""
+    """Wait for a thread at the end of the process. Return whether the thread has ended: its storage may not respond."""
     if thread is not None:
         thread.join(END_TIMEOUT_S)
     if thread is None or not thread.is_alive():
@@ -65,7 +67,7 @@ def has_ended(thread: threading.Thread | None) -> bool:
 
 @dataclass(slots=True)
 class WriterExpiry:
-    """Expires an eighth of `at-most` snapshots at a time, or with a backlog up to `at-most`."""
+    """Expires an eighth of `at-most` snapshots at a time. With a backlog, expires up to `at-most` at a time."""
 
     settings: Expiry
     read_pins: Callable[[], Pins]
@@ -91,7 +93,7 @@ class WriterExpiry:
         return max(self.settings.at_most // 8, 1)
 
     def take_updates(self, load: Callable[[], Table]) -> tuple[TableUpdate, ...]:
-        """Return the planned removal once. It is dropped if branches or tags have changed."""
+        """Return the planned removal once. If branches or tags have changed since, drops the plan."""
         planned, self._planned, self._in_attempt = self._planned, None, False
         if planned is None:
             return ()
@@ -109,7 +111,7 @@ class WriterExpiry:
         return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
 
     def withdraw(self) -> bool:
-        """If the refused attempt expired snapshots, pause until main has `at-most` more."""
+        """If the refused attempt expired snapshots, pause until main has `at-most` more snapshots."""
         withdrawn, self._in_attempt = self._in_attempt, False
         if withdrawn and self._last is not None:
             self._due = count_ancestors(self._last.metadata) + self.settings.at_most
@@ -180,7 +182,7 @@ class WriterExpiry:
 
 
 def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table: Table) -> set[str]:
-    """Return the files that only expired snapshots use. The `later` ones still need their manifests."""
+    """Return the files that only expired snapshots use. Snapshots in `later` still need their manifests."""
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
     kept = [*later, *(s for s in table.metadata.snapshots if s.snapshot_id not in newer)]

@@ -1,6 +1,7 @@
-"""Folds the small files that a writer appends, so that a query of a partition that is still written to opens few files.
+"""Folds the small files that a writer appends, so that a query of a partition that still grows opens few files.
+
 A thread writes the rows of several files again as one file. Between two batches, the writer then replaces these files
-with one commit. Files that the writer does not fold, such as those of an earlier process, are left to maintenance.
+with one commit. Maintenance rewrites all other files, such as files of an earlier process.
 """
 
 from __future__ import annotations
@@ -45,8 +46,7 @@ FOLDED_FOLDER = "folded"
 MAX_FOLDED_BYTES = 4 * 2**20
 """Maximum size of a file that is folded. With larger files, reading the rows costs much more than opening the file."""
 MAX_WAITING_FILES = 4_096
-"""Maximum number of files that wait for others of their partition. Above, those that wait longest are left as they are.
-"""
+"""Maximum number of files that wait for more files of their partition. Above it, the oldest files are not folded."""
 MAX_FOLD_AGE_MS = 1_800_000
 """Maximum age of new files that wait for the next batch. The orphan cleanup may delete files that are an hour old."""
 
@@ -67,7 +67,7 @@ class _Fold:
 class WriterFolding:
     """Rewrites `fan_in` small files of a partition as one, and `fan_in` of the results as a larger one.
 
-    Tables with deletes, and those of format version 3, whose rows have ids, are left alone.
+    Does not change tables with deletes, or of format version 3, whose rows have ids.
     """
 
     stream: str
@@ -112,7 +112,7 @@ class WriterFolding:
                 self._running = self.start(lambda: self._rewrite(table, full, found))
 
     def end(self) -> None:
-        """Wait for the thread, in limited time. The orphan cleanup deletes a file that is not committed."""
+        """Wait for the thread, in limited time. If a file is not committed, the orphan cleanup deletes it."""
         has_ended(self._running)
 
     def _add(self, file: StagedFile, *, level: int) -> None:
@@ -135,7 +135,7 @@ class WriterFolding:
         self._rewritten = _Fold(tier, files, made, began_ms)
 
     def _commit(self, fold: _Fold) -> None:
-        """Replace the files in one attempt. A commit of others that came first wins."""
+        """Replace the files in one attempt. If another commit came first, that commit wins."""
         table, name = self.handle.current(), self.handle.identifier
         if self.clock_ms() - fold.began_ms > MAX_FOLD_AGE_MS:
             log.info("%d files of table %s were not folded: the next batch came too late", len(fold.files), name)
@@ -197,14 +197,15 @@ class Replacement:
 
     writer: SnapshotWriter
     removed: Collection[str]
-    """The paths of the manifests that it rewrites."""
+    """The paths of the manifests that the snapshot rewrites."""
     added: Collection[str]
-    """The paths of the manifests that replace them."""
+    """The paths of the new manifests."""
 
 
 def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequence[StagedFile]) -> Replacement | None:
-    """Return the snapshot of main that has the rows of `files` in the files `made` instead. Returns None unless all of
-    them are in manifests that this process wrote, whose entries are still in memory.
+    """Return the snapshot of main with the rows of `files` in the files `made` instead.
+
+    Returns None unless this process wrote all manifests of these files, and still has the manifests' entries in memory.
     """
     metadata = table.metadata
     head, gone = head_of(metadata), {file.path for file in files}

@@ -1,4 +1,4 @@
-"""Marks dead letters as discarded, with the user and the reason. They stay in the table, so audits still count them."""
+"""Marks dead letters as discarded, with the user and the reason. They stay in the table, so audits count them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DiscardMark:
 
 
 def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
-    """Mark the selected dead letters in one commit. Return the number that were not marked yet. Raises WriterBusy."""
+    """Mark the selected dead letters in one commit. Return how many were not marked before. Raises WriterBusy."""
     handle = opened.tables.dead_letters
     dead_letters = find_identities(opened, selection)
     own, default_marker = handle.current().properties, opened.tables.main.refresh().properties

@@ -1,6 +1,7 @@
-"""Replays dead letters with the current declaration, as a backfill whose source is a copy of the dead letters, because
-the dead-letter table may change. `frazil.backfill.commit` decides which records land, and when their dead letters leave
-the table.
+"""Replays dead letters with the current declaration, as a backfill.
+
+Its source is a copy of the dead letters, because the dead-letter table may change. `frazil.backfill.commit` decides
+which records land, and when their dead letters leave the table.
 """
 
 from __future__ import annotations
@@ -57,18 +58,18 @@ class ReplayResult:
     landed: int
     """Dead letters that became rows or were merged, including changes that had no effect."""
     failed: int
-    """Dead letters that the current declaration rejects too."""
+    """Dead letters that the current declaration rejects again."""
     interrupted: bool = False
-    """Whether an earlier command began this replay, with its own selection."""
+    """Whether an earlier command began this replay, with the earlier command's selection."""
     given_up: int = 0
-    """Dead letters removed without a row, because an operator discarded a routed table's rows."""
+    """Dead letters removed without a row, because an operator discarded the rows of a routed table."""
     repeated: int = 0
     """Dead letters removed without a row, because `dedupe` drops repeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay would do with a sample of the dead letters. `rejects` are the new errors."""
+    """What a replay would do with a sample of the dead letters. `rejects` are the errors of the replay."""
 
     landing: int = 0
     failing: int = 0
@@ -100,10 +101,10 @@ EMPTY_RESULT = ReplayResult("", 0, 0)
 
 
 def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) -> tuple[ReplayResult, ...]:
-    """Finish an interrupted replay, then replay the selected dead letters. Returns a result for each replay.
+    """Finish an interrupted replay, then replay the selected dead letters. Returns a result for each replay that ran.
 
     `run` identifies the caller. Raises the errors of a backfill, and SpecError for a stream without coordinates. Raises
-    RouteBehind or CommitUnavailable if a routed table cannot get its rows, WriterBusy if a backfill is under way, and
+    RouteBehind or CommitUnavailable if a routed table cannot get its rows, WriterBusy if a backfill is open, and
     BackfillAbandoned if the replay of `run` was abandoned.
     """
     done = []
@@ -125,7 +126,7 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
 
 
 def _find_open_replay(opened: OpenStream, run: str | None) -> BackfillMarker | None:
-    """Return the unfinished replay, if any. Raises the errors of `replay` if none can begin or continue."""
+    """Return the unfinished replay, if any. Raises the errors of `replay` if no replay can begin or continue."""
     check_coordinates(opened.spec)
     check_run_not_abandoned(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
     last = find_unfinished(opened.tables)
@@ -134,7 +135,7 @@ def _find_open_replay(opened: OpenStream, run: str | None) -> BackfillMarker | N
 
 
 def _run_replay(opened: OpenStream, request: BackfillRequest) -> ReplayResult | None:
-    """Run a replay as a backfill of copied dead letters. Returns None if all their records have landed."""
+    """Run a replay as a backfill of copied dead letters. Returns None if all copied records have landed."""
     own_epoch, backfill = _last_epoch(opened) + 1, None
     try:
         files = FileSource.open(request.files or "", opened.tables.main.refresh(), opened.spec)
@@ -179,7 +180,7 @@ def _copies_folder(opened: OpenStream) -> str:
 
 
 def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *, limit: int | None = None) -> int:
-    """Copy the selected dead letters that can be replayed, up to the file that reaches `limit`; return their number."""
+    """Copy the selected dead letters that can be replayed, until `limit` or more are copied. Return their number."""
     marker, former = require_own_marker(opened.spec.name, opened.tables.marker()), find_former_ends(opened)
     table = opened.tables.dead_letters.refresh()
     columns = (*DEAD_LETTER_COLUMNS, "topic_id")

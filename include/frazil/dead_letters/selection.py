@@ -1,5 +1,7 @@
-"""Selects the dead letters of one stream by reason and time, reads them one file at a time, and counts them by day and
-reason. Also finds those that a replay leaves out.
+"""Selects the dead letters of one stream by reason and time.
+
+Reads them one file at a time, and counts them by day and reason. Also finds the selected dead letters that a replay
+leaves out.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Selection(Model):
     """Selects dead letters of a stream. `begin` and `end` bound the time of the rejection, `[begin, end)`."""
 
     reasons: tuple[ErrorClass, ...] = ()
-    """Error classes to select; empty selects all."""
+    """Error classes to select. If empty, all are selected."""
     begin: UtcMoment | None = None
     end: UtcMoment | None = None
     discarded: bool = False
@@ -107,7 +109,7 @@ class DeadLetter:
     """The values of each header name, because Kafka allows a name to repeat."""
     replays: int
     discarded: str | None
-    """The user, the time and the reason, if it was discarded."""
+    """The user, the time and the reason, if the dead letter was discarded."""
 
 
 def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[ReasonCount]:
@@ -242,7 +244,7 @@ def count_left_out(opened: OpenStream, selection: Selection) -> Counter[LeftOutR
 
 
 def find_former_ends(opened: OpenStream) -> Offsets:
-    """Return the end offsets of deleted topics of the same names; empty unless this is an upsert stream."""
+    """Return the end offsets of deleted topics with the same names; empty unless this is an upsert stream."""
     if not opened.spec.sinks.mode.replaces_rows:
         return {}
     marker = require_own_marker(opened.spec.name, opened.tables.marker())
@@ -257,7 +259,7 @@ def may_omit_records(spec: StreamSpec) -> bool:
 def find_left_out_reasons(
     rows: pa.Table, marker: Marker, former: Offsets, *, omits: bool
 ) -> list[LeftOutReason | None]:
-    """Return why each row is left out; None if it is replayed. `rows` need the column `value` only with `omits`."""
+    """Return why each row is left out, or None for a row to replay. With `omits`, `rows` need the column `value`."""
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     places = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [

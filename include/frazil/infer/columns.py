@@ -22,7 +22,7 @@ MAX_ODD_CHARACTERS = 40
 MAX_REMARKS = 3
 TIME_TYPES = ("timestamp", "timestamptz")
 MIN_VALUES_PER_MISFIT = 10
-"""Minimum number of values per value of another type, for a column to get a type. A list counts as one value."""
+"""A column gets a type if at least this many values have it for each value of another type. A list is one value."""
 SEVERAL_TYPES_REMARK = "values of several types, stored as JSON text"
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""
@@ -95,7 +95,7 @@ def propose_columns(
 
 
 def rename_dotted(columns: Sequence[ProposedColumn]) -> tuple[ProposedColumn, ...]:
-    """Rename columns whose names contain dots, which are not allowed. `from` then names the field."""
+    """Replace dots in columns' names, because column names cannot have them. `from` then names the field."""
     used = {column.name.lower(): column.name for column in columns}
     renamed = []
     for column in columns:
@@ -177,7 +177,7 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
 
 
 def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = None) -> Iterator[str]:
-    """Yield a remark for each guessed type that some values do not fit, or for which no value was seen.
+    """Yield a remark for each guessed type that some values do not fit, or that no value confirms.
 
     `lists` is as in `_guess_type`.
     """
@@ -244,7 +244,8 @@ def _find_json_fields(observed: FieldStatistics, kind: Type, lists: int | None =
 
 
 def _guess_unit(name: str, observed: FieldStatistics, middle_s: float | None) -> str | None:
-    """Return the unit of a field whose integers are times of this century, counted from 1970; None for other fields.
+    """Return the unit of a field with integers that are times of this century, counted from 1970; None for other
+    fields.
 
     The field's name must suggest a time, or the times must be close to Kafka's timestamps.
     """
@@ -284,7 +285,10 @@ def _distance_from_kafka_s(observed: FieldStatistics, unit: str | None, middle_s
 
 
 def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | None:
-    """Return the type of most values; None if too many have another one. `lists` counts the lists around the values."""
+    """Return the type of most values; None if too many values have another type.
+
+    `lists` is the number of lists that contain the values.
+    """
     values = observed.present if lists is None else min(lists, observed.present)
     if observed.others and observed.others * MIN_VALUES_PER_MISFIT >= values:
         return None

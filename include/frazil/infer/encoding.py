@@ -21,7 +21,7 @@ MIN_FORMAT_SHARE = 0.5
 class Encoding:
     format: ValueFormat
     records: tuple[dict[str, Any], ...]
-    """The decoded values of the records; empty for a format whose values are not decoded here."""
+    """The decoded values of the records; empty for a format that is not decoded here."""
 
 
 def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> Encoding:

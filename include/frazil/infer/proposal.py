@@ -109,7 +109,7 @@ def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> 
 
 
 def _render_upsert(sample: Sample, encoding: Encoding, named: StreamNames, rows: CapturedTable) -> Iterator[str]:
-    """Yield a declaration with `mode: upsert`, unpartitioned: an update of a time could move a row elsewhere."""
+    """Yield an unpartitioned declaration with `mode: upsert`. An updated time could move a row to another partition."""
     columns = _add_rest(rows.columns, encoding)
     enveloped = encoding.format.model_copy(update={"envelope": Envelope(metadata=rows.metadata)})
     yield f"name: {named.name}"

@@ -28,7 +28,7 @@ from frazil.registry.client import SchemaRegistry, SchemaText, UnknownSchema
 from frazil.spec.formats import Registry
 
 MAX_SCHEMA_IDS = 50
-"""Maximum number of ids to request, most frequent first: values without ids look like many different ids."""
+"""Maximum number of ids to request, most frequent first. Values without an id look like many different ids."""
 _MAX_PARTS = 10_000
 """Maximum number of parts that are read from a JSON Schema: nested references can multiply parts exponentially."""
 _STRING_FORMATS = {"date-time": "timestamptz", "date": "date", "uuid": "uuid"}
@@ -49,7 +49,7 @@ class RegisteredSchemas:
 
 
 def fetch_registered_schemas(sample: Sample, declared: Registry, client: SchemaRegistry) -> RegisteredSchemas | None:
-    """Fetch the newest schema of `<topic>-value`, and the schemas whose ids are in the sample; None if none exists.
+    """Fetch the newest schema of `<topic>-value`, and the schemas with ids in the sample; None if none exists.
 
     Raises RegistryUnavailable, and SpecError if the schemas have different types.
     """
@@ -154,7 +154,7 @@ def _merge_columns(schemas: Sequence[Mapping[str, _Field]]) -> tuple[ProposedCol
 
 
 def _format_type(found_type: FoundType) -> str | None:
-    """Return a type's declared form; None if no column type fits. Omits a struct's fields that fit none."""
+    """Return the declared form of a type; None if no column type fits. Omits struct fields that no column type fits."""
     match found_type:
         case None:
             return "string"

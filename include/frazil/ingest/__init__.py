@@ -1,3 +1,3 @@
-"""Code of executors: reads offset ranges from Kafka into Arrow tables, and stages these as Parquet files."""
+"""Runs on executors: reads offset ranges from Kafka into Arrow tables, and writes the tables as Parquet files."""
 
 from __future__ import annotations

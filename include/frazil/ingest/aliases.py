@@ -17,7 +17,7 @@ from frazil.ingest.decode import DecodedChunk, Decoder, FormatDecoder, find_null
 from frazil.ingest.formats.fields import Unit, default_of, fill_nulls, without_settings
 
 FIRST_ALIAS_ID = 200_000_000
-"""First field id of alias columns, between the ids of table columns and those of envelope fields."""
+"""First field id of alias columns: above the ids of table columns, and below the ids of envelope fields."""
 
 MakeDecoder = Callable[[Schema, Mapping[int, Unit]], FormatDecoder]
 """Creates a decoder for a schema. The mapping gives each column's encoding in records, by field id."""
@@ -32,7 +32,7 @@ def create_aliased_decoder(
 
 
 class AliasedDecoder:
-    """Decodes alias fields as extra columns, then copies each value to the aliased column if that is null."""
+    """Decodes alias fields as extra columns. Then fills nulls in aliased columns with the alias columns' values."""
 
     def __init__(
         self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, NestedField]
@@ -71,7 +71,7 @@ class AliasedDecoder:
         return whole.reject_rows(find_nulls(rows, self._required))
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
-        """Replace an alias column's id in `_frazil_kept` by the aliased column's id; drop it if that has a value."""
+        """Replace alias columns' ids in `_frazil_kept` by aliased columns' ids. Omits ids of columns with a value."""
         at = decoded.schema.get_field_index(OMITTED_COLUMNS)
         if at < 0 or decoded.column(at).null_count == decoded.num_rows:
             return decoded

@@ -1,4 +1,4 @@
-"""Functions for Arrow arrays of every type: Arrow rejects some types, and required fields inside null structs."""
+"""Array functions for types, and for required fields inside null structs, that Arrow's own functions reject."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def child_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def with_children(array: pa.Array, children: Iterable[pa.Array], kind: pa.DataType, *, valid: bool = False) -> pa.Array:
-    """Return a nested array (no slice) with other `child_arrays`. If `valid`, former nulls have arbitrary values."""
+    """Return a nested array with new `child_arrays` (no slice). With `valid`, nulls get arbitrary values."""
     mask = array.is_null() if array.null_count and not valid else None
     if pa.types.is_struct(kind):
         return pa.StructArray.from_arrays([*children], fields=list(kind), mask=mask)
@@ -63,7 +63,7 @@ def empty_table(schema: pa.Schema) -> pa.Table:
 
 
 def fill_hidden_nulls(rows: pa.Table) -> pa.Table:
-    """Replace nulls of required fields inside null structs by arbitrary values. Readers never see these.
+    """Replace nulls of required fields inside null structs by arbitrary values, which readers never see.
 
     Raises ArrowInvalid if a required field is null although all enclosing values are present.
     """
@@ -92,7 +92,7 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
-    """Return an error text for each value with a null in a required field that is not inside a null, by index."""
+    """Return an error text, by index, for each value in which a required field is null. Ignores null structs."""
     found: dict[int, str] = {}
     if not _has_required(field.type):
         return found
@@ -122,7 +122,7 @@ def _default_array(field: pa.Field) -> pa.Array:
 
 
 def _has_required(kind: pa.DataType) -> bool:
-    """Return whether a null of this type may contain a required field, other than a map's key."""
+    """Return whether the type contains a required field, other than a map's key."""
     if pa.types.is_map(kind):
         return not kind.item_field.nullable or _has_required(kind.item_type)
     if not pa.types.is_nested(kind):

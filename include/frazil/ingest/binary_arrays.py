@@ -26,7 +26,7 @@ def copy_values(data: Octets, starts: Numbers, lengths: Numbers, offsets: Number
 
 @compiled
 def find_each_invalid_utf8(data: Octets, starts: Numbers, lengths: Numbers, found: Numbers) -> None:
-    """Write where each value's first invalid UTF-8 byte is to `found`; -1 if valid. A newline follows each value."""
+    """Write the position of each value's first invalid UTF-8 byte to `found`, or -1. A newline follows each value."""
     for i in range(len(starts)):
         place = find_invalid_utf8(data, starts[i], starts[i] + max(lengths[i], 0))
         found[i] = place - starts[i] if place >= 0 else -1

@@ -55,7 +55,7 @@ class ChangeReader:
         self._deletes = pa.array(rules.delete_values) if rules.delete_values else None
 
     def add_tombstones(self, decoded: DecodedChunk, chunk: RecordChunk) -> DecodedChunk:
-        """If tombstones delete rows, add a row for each record without a value. Only its key columns are filled."""
+        """Add a row for each tombstone, with only the key columns filled, if tombstones delete rows."""
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
         absent = chunk.values.lengths == NULL

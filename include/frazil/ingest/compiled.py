@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 PREFIX_FOLDER = Path("share", "frazil", "compiled")
-"""Folder below Python's prefix in which container images and archives of `frazil package` store compiled code."""
+"""Folder below Python's prefix. Container images and archives of `frazil package` store compiled code there."""
 MAX_UNUSED_S = 30 * 86_400
 SOURCES = ("frazil.ingest", "frazil.kafka")
 """Packages whose source code affects compiled code. `frazil.kafka` defines the layout of a message."""
@@ -71,9 +71,8 @@ def compiled(function: Function, *, allocates: bool = True) -> Function:
     """Compile the function when it is first called with given argument types, or load its code from the cache.
 
     The code releases the GIL, does not check indexes, and divides as NumPy does. Always pass arrays of the same layout:
-    a read-only or non-contiguous array causes another compilation. An address (`array.ctypes.data`) is an int64.
-
-    Pass `allocates=False` only for a function that allocates no memory: its arrays have no reference counts.
+    a read-only or non-contiguous array causes another compilation. An address (`array.ctypes.data`) is an int64. With
+    `allocates=False`, arrays have no reference counts; the function must not allocate memory.
     """
     dispatcher: Any = numba.njit(nogil=True, error_model="numpy", _nrt=allocates)(function)
     dispatcher._cache = _Cache(function)  # like `cache=True`, but with a cache that cannot fail

@@ -110,12 +110,12 @@ class Shuffle:
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    """The writers of each partition, each with the end of its share of `[0, 1)`. Other partitions have one writer."""
+    """The writers of each listed partition, and the ends of their shares of `[0, 1)`. Others have one writer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeRules:
-    """How the records of an upsert stream change its table. Columns have their names in the table."""
+    """How the records of an upsert stream change its table. Column names are those of the table."""
 
     key: tuple[str, ...]
     required: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class ChangeRules:
     delete_values: tuple[str | int | bool, ...] = ()
     tombstones: bool = False
     key_fields: tuple[str, ...] = ()
-    """Key columns that a tombstone's key fills by fields; empty if the whole record key fills one column."""
+    """Key columns that fields of a tombstone's key fill; empty if the whole record key fills one column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Destinations:
     targets: Mapping[str, Target]
     """The target of each value. `StageContext.targets` has the tables of these targets."""
     to_main: bool
-    """Whether rows without a value go to the main table; unless `makes` is set, also rows with an unknown value."""
+    """Whether rows without a value go to the main table. Unless `makes` is set, rows with an unknown value do, too."""
     makes: bool = False
     """Whether tables may be created for unknown values. Tasks then report these values."""
     allow: tuple[str, ...] = ()
@@ -186,7 +186,7 @@ class Transform:
     where_reads: tuple[str, ...] = ()
     unnested: tuple[str, ...] = ()
     may_fail: tuple[str, ...] = ()
-    """SQL conditions for the records in which a cast or division may fail. Other failures are found too."""
+    """SQL conditions that select records in which a cast or division may fail. Other failures are found, too."""
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Transform:
@@ -214,11 +214,11 @@ class StageContext:
     key_columns: KeyColumns | None = None
     """The columns of `key_header_columns` that decoded keys fill; None if keys are text or bytes."""
     max_future_us: int = 600_000_000
-    """How far (us) an event time may be ahead of its Kafka timestamp. A later one does not advance the watermark."""
+    """How far (us) an event time may be ahead of its Kafka timestamp. Later event times do not move the watermark."""
     window_us: int | None = None
     """Length (us) of an event-time window; None if rows are not counted by window."""
     existing_dead_letters: Mapping[TopicPartition, bytes] = field(default_factory=dict)
-    """Offsets of records that are dead letters already, as serialised `BitMap64`s. They are not written again."""
+    """Offsets of existing dead letters, as serialised `BitMap64`s. Tasks do not write these dead letters again."""
     rejects_accepted: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The circuit breaker ignores rejected records before these offsets, because an operator accepted them."""
     event_times_us: tuple[int, int] | None = None
@@ -410,7 +410,7 @@ class StageResult:
     drift: Mapping[Target, SchemaDrift] = field(default_factory=dict)
     """New fields and types in records, by target; empty unless tables may evolve."""
     other_events: int = 0
-    """Number of change events with a value that change no row, such as heartbeats."""
+    """Number of change events, other than tombstones, that change no row, such as heartbeats."""
     values: tuple[str, ...] = ()
     """Route values that need new tables. Their rows were not written, so the batch must be staged again."""
     accepted: Rejects = Rejects()

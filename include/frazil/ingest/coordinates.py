@@ -53,7 +53,7 @@ class CoordinateColumns:
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def find_out_of_range(self, chunk: RecordChunk, record_indexes: NDArray[np.int64]) -> dict[int, str]:
-        """Return an error text for each row whose Kafka timestamp does not fit the column `kafka_timestamp`."""
+        """Return an error text for each row with a Kafka timestamp that does not fit the column `kafka_timestamp`."""
         if not self._wanted or "kafka_timestamp" not in self._schema.names:
             return {}
         stamps = chunk.timestamps_ms[record_indexes]

@@ -144,7 +144,7 @@ class RejectCounter:
         self._samples: dict[str, list[Reject]] = {}
 
     def add(self, index: int, offset: int, rejection: Rejection) -> None:
-        """Count a rejected record. `index` is that of its offset range."""
+        """Count a rejected record. `index` is the index of the record's offset range."""
         self._counts[rejection.error_class] += 1
         first = self._first.get(index)
         samples = self._samples.setdefault(rejection.error_class, [])

@@ -49,7 +49,7 @@ class DecodedChunk:
         return dataclasses.replace(self, rejections=[*self.rejections, *more])
 
     def no_result_mask(self, records: int) -> NDArray[np.bool_]:
-        """Return a mask of the chunk's `records` records that have no row and are neither rejected nor dropped."""
+        """Return a mask of `records` records: True without a row, unless the record is rejected or dropped."""
         found = np.ones(records, np.bool_)
         found[self.record_indexes] = False
         found[self.dropped] = False
@@ -111,7 +111,7 @@ class FormatDecoder:
         raise NotImplementedError("only formats with envelopes name their fields")
 
     def changes_no_row(self, record: bytes) -> bool:
-        """Return whether the event changes no table row, such as a heartbeat. The decoder must have accepted it."""
+        """Return whether an event that the decoder accepted changes no table row, such as a heartbeat."""
         raise NotImplementedError("only formats with envelopes have events")
 
 
@@ -128,7 +128,7 @@ class WrappingDecoder(FormatDecoder):
 def find_nulls(
     rows: pa.Table, required: Iterable[str], where: NDArray[np.bool_] | bool = True
 ) -> dict[int, tuple[str, str]]:
-    """Return the error class and text of each row (of the mask `where`) with a null in a required column."""
+    """Return the error class and text of each row in the mask `where` that has a null in a required column."""
     wrong: dict[int, tuple[str, str]] = {}
     for name in required:
         for row in np.flatnonzero(rows.column(name).is_null().to_numpy() & where).tolist():
@@ -168,7 +168,7 @@ def number_rows_in_records(record_indexes: NDArray[np.int64]) -> NDArray[np.int3
 
 
 def run_starts(grouped: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, for each element, the index at which its run of equal values starts."""
+    """Return, for each element, the index of the first element in its run of equal values."""
     begins = np.r_[True, grouped[1:] != grouped[:-1]] if len(grouped) else np.zeros(0, np.bool_)
     return np.maximum.accumulate(np.where(begins, np.arange(len(grouped)), 0))
 

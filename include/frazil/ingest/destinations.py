@@ -24,15 +24,15 @@ MAX_REPORTED_VALUES = 10_000
 MAX_CACHED_VALUES = 100_000
 MAX_QUOTED_CHARACTERS = 100
 UNKNOWN_TARGET: Target = ""
-"""The target of records whose route value has no table. They never evolve a table."""
+"""The target of records with a route value that has no table. Such records never evolve a table."""
 
 _Destination = Target | Rejection | None
-"""A row's table; or a rejection without index; or None if a table must be created first."""
+"""A row's table, a rejection without index, or None if the row's table must be created first."""
 
 
 @dataclass(frozen=True, slots=True)
 class DividedRows:
-    """Rows with their targets. Rows whose table must be created first are left out."""
+    """Rows with their targets. Rows for tables that must be created first are left out."""
 
     decoded: DecodedChunk
     targets: tuple[Target, ...]
@@ -65,7 +65,7 @@ class RowDivider:
         self.values: set[str] = set()
 
     def __call__(self, chunk: RecordChunk, decoded: DecodedChunk) -> DividedRows:
-        """Assign rows to targets. Omits rows whose table must be created first, and adds their values to `values`."""
+        """Assign rows to targets. Omits rows for tables to be created first, and adds their values to `values`."""
         codes, values = self._encode(chunk, decoded)
         destinations = [self._cached_destination(value) for value in values]
         waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
@@ -96,9 +96,9 @@ class RowDivider:
     ) -> Iterator[RecordChunk]:
         """Yield the records of each target as a chunk, to be decoded with the target's schema.
 
-        `located` has the column that selects the table, if a field selects it. `alike` maps each target to one with the
-        same columns, so that their records share a chunk. Records without a row in `located` get the main table's
-        schema.
+        `located` has the column that selects the table, if a column does. `alike` maps each target to one target with
+        the same columns, so that records of all these targets share a chunk. Records without a row in `located` get the
+        main table's schema.
         """
         codes, values = self._encode(chunk, located)
         outcomes = map(self._cached_destination, values)

@@ -1,6 +1,7 @@
-"""Decodes in a child process, and bisects a chunk down to the record that crashes the decoder. Since the host may also
-kill a child, a record is rejected only under one condition: the child has just decoded a harmless record of the same
-length.
+"""Decodes in a child process, and bisects a chunk down to the record that crashes the decoder.
+
+A record is rejected only if the child has just decoded a harmless record of the same length, because the host may also
+kill a child.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class IsolatedDecoder:
     """Runs a decoder in a child process. If the child dies, a new one is started."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` must be picklable. It creates the decoder in each child, and one here for empty chunks."""
+        """`make` creates a decoder in each child, so it must be picklable, and one in this process for empty chunks."""
         self._make = make
         self._here = make()
         self._child: subprocess.Popen[bytes] | None = None

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 _LOG_LEVELS = {4: logging.WARNING, 5: logging.INFO, 6: logging.INFO, 7: logging.DEBUG}
 """Python's level for each syslog level. More severe levels are logged as errors."""
 _INITIAL_BYTES = 2**20
-"""Bytes for the values, and for the keys, of the first chunk. Later chunks begin with the previous one's size."""
+"""Bytes for the values, and for the keys, of the first chunk. Later chunks begin with the previous chunk's size."""
 
 
 def compile_loop() -> None:

@@ -1,6 +1,8 @@
-"""Copies librdkafka's messages into the columns of a chunk, and destroys them, in compiled code. In record format 2,
-the byte after a record's value is the number of headers. If it is zero, the loop does not ask librdkafka for headers,
-which saves a third of the time. At one in `_CHECK_INTERVAL` offsets, the loop asks anyway.
+"""Copies librdkafka's messages into the columns of a chunk, and destroys the messages, in compiled code.
+
+In record format 2, the byte after a record's value is the number of headers. If the byte is zero, the loop does not
+request headers from librdkafka, which saves a third of the time. At one in `_CHECK_INTERVAL` offsets, the loop requests
+headers nevertheless.
 """
 
 from __future__ import annotations
@@ -75,7 +77,10 @@ def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
 
 @compiled
 def has_no_headers(message: Any, leader_epoch: int) -> bool:
-    """Return whether the byte after the value says so; False without a value or leader epoch (an earlier format)."""
+    """Return whether the byte after the value shows that the record has no headers.
+
+    Returns False without a value, or without a leader epoch (an earlier record format).
+    """
     payload = load64(message + _PAYLOAD)
     if payload == 0 or call64(leader_epoch, message, 0) & 0x80000000 != 0:
         return False

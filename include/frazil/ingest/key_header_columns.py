@@ -25,7 +25,7 @@ def value_schema(schema: Schema, columns: Mapping[str, str | None]) -> Schema:
 
 
 def units_of_fields(schema: Schema, units: Mapping[str, Unit]) -> dict[int, Unit]:
-    """Return the unit of each column by field id. `units` has them by full name."""
+    """Return the unit of each column by field id. `units` has the units by full column name."""
     ids = index_by_name(schema)
     return {ids[name]: unit for name, unit in units.items() if name in ids}
 
@@ -66,8 +66,9 @@ class KeyDecoder:
 
 class KeyHeaderReader:
     def __init__(self, schema: Schema, columns: Mapping[str, str | None], keys: KeyDecoder | None = None) -> None:
-        """`schema` has all columns that a record fills. `columns` gives each column's header, or None for the record's
-        key. `keys` fills columns from decoded keys; without it, they get the key's text or bytes.
+        """`schema` has all columns that a record fills. `columns` gives each column's header; None for the record key.
+
+        `keys` fills columns from decoded keys. Without `keys`, these columns get the key's text or bytes.
         """
         self._keys = keys if keys and keys.columns else None
         decoded = keys.columns if keys else set()

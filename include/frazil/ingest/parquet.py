@@ -58,8 +58,8 @@ class Encodings:
 def choose_encodings(rows: pa.Table, *, modern: bool) -> Encodings:
     """Choose encodings for a file that begins with these rows. `modern` allows encodings of v2.
 
-    Numbers and times get a dictionary only if that is smaller than the other encodings. Other columns get a dictionary,
-    which Parquet's writer abandons if it grows too large.
+    Numbers and times get a dictionary only if it is smaller than every other encoding. Other columns get a dictionary,
+    which Parquet's writer abandons if the dictionary grows too large.
     """
     use_dictionary: list[str] = []
     column_encoding: dict[str, str] = {}
@@ -234,7 +234,7 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 class ParquetFile:
-    """A Parquet file to which row groups are added until it is closed or removed. Only in memory without `io`."""
+    """A Parquet file to which row groups are added until it is closed or removed. Without `io`, it is in memory."""
 
     def __init__(
         self, io: FileIO | None, path: str, layout: FileLayout, partition: tuple[Any, ...], *, encodings: Encodings

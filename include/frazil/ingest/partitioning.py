@@ -48,7 +48,7 @@ def apply_transform(array: pa.Array, transform: Transform[Any, Any], source: Ice
 
 
 def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> Iterator[PartitionRows]:
-    """Yield the rows of each partition, in their order. Copies rows if there are several partitions."""
+    """Yield the rows of each partition, in their original order. Copies rows if there are several partitions."""
     if table.num_rows == 0:
         return
     encoded = [_encode_distinct(table, schema, field.source_id, field.transform) for field in spec.fields]

@@ -15,7 +15,7 @@ from frazil.ingest.contract import OffsetRange, RangeProgress
 
 NO_EVENT_TIME = np.iinfo(np.int64).min
 MAX_WINDOWS = 1_000
-"""Rows are not counted by more windows than this, because the commit's summary would be too long."""
+"""Maximum number of windows by which rows are counted. With more, the commit's summary would be too long."""
 
 
 class ProgressCounter:

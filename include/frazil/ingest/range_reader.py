@@ -46,9 +46,9 @@ DEFAULT_PROPERTIES = {
 }
 """Defaults that users can override.
 
-With its own defaults, librdkafka returns records of a damaged batch as valid ones. It waits a second when its queue is
-full, and logs twenty lines per second for failed connections. The buffer for a zstd batch triples until it reaches
-`MAX_BYTES_PROPERTY`; the value here suffices for any batch of 100 MB.
+With its own defaults, librdkafka returns records of a damaged batch as valid ones. It also waits a second when its
+queue is full, and logs twenty lines per second for failed connections. The buffer for a zstd batch triples until it
+reaches `MAX_BYTES_PROPERTY`; the value here suffices for any batch of 100 MB.
 """
 
 FIXED_PROPERTIES = {
@@ -70,7 +70,7 @@ _MISSING_OFFSET_ERRORS = frozenset(
 )
 """Errors for an offset that was deleted by retention, or lost when the log was truncated."""
 _DAMAGED_BATCH = "CRC32C"
-"""Text in librdkafka's error about a wrong checksum, whose code is that of a missing offset."""
+"""Text in librdkafka's error about a wrong checksum. The error has the same code as one about a missing offset."""
 
 
 def consumer_properties(properties: Mapping[str, str]) -> dict[str, str]:
@@ -96,7 +96,7 @@ class RecordReader(ABC):
     notice: str | None = None
     """A notice for operators, such as why the slower reader is used, if any."""
     on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
-    """Called after each fetch with the number of records read but not in a chunk yet, and a quota's delay (s)."""
+    """Called after each fetch with the number of records that no chunk has yet, and a quota's delay (s)."""
 
     def __enter__(self) -> Self:
         return self
@@ -175,7 +175,7 @@ class RangeReader(RecordReader):
         yield from self._take_last_chunk()
 
     def _progress(self) -> tuple[int, int]:
-        """Return two numbers. Whenever a range advances, at least one changes."""
+        """Return two numbers. Whenever a range advances, at least one of the numbers changes."""
         return len(self._open), int(self._positions.sum())
 
     def _no_progress_timeout_s(self) -> float:

@@ -84,7 +84,7 @@ def _explain_unsupported_properties(properties: Mapping[str, str]) -> str | None
 
 @cache
 def _explain_unusable_process() -> str | None:
-    """Return why this process cannot use the fast reader, if so. Checks and logs this only once."""
+    """Return why this process cannot use the fast reader; None if it can. Checks and logs the reason only once."""
     try:
         librdkafka()
         from frazil.ingest.kafka_columns import compile_loop  # importing it may fail, and takes a moment

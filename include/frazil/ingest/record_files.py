@@ -65,7 +65,7 @@ def is_record_file(path: str) -> bool:
 
 
 def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
-    """Yield the coordinates of a file's records, in pieces. Raises SpecError for what cannot be staged."""
+    """Yield the coordinates of a file's records, in pieces. Raises SpecError if the file cannot be staged."""
     with _name_file_in_errors(path):
         for piece in _read_file(path, io, schema, wanted=[f.name for f in schema.fields if f.required]):
             yield piece.coordinates

@@ -1,4 +1,4 @@
-"""Writes a task's rows to the many tables of a route. Together, the writers use no more memory than one writer may."""
+"""Writes a task's rows to the many tables of a route. The writers share the memory limit of a single writer."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, 
 def other_names(
     own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
 ) -> dict[str, set[str]]:
-    """Return the other names of the columns of schema `own` in rows of schema `main`: see `find_names_in_rows`."""
+    """Map the columns of schema `own` to their other names in rows of schema `main`: see `find_names_in_rows`."""
     own_former, main_former = parse_former_columns(own_properties), parse_former_columns(main_properties)
     if not (own_former or main_former):
         return {}
@@ -169,7 +169,7 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collec
 
 
 def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Translate field ids of omitted columns (`_frazil_kept`) to those of `schema`."""
+    """Translate field ids of omitted columns (`_frazil_kept`) to the field ids of `schema`."""
     at = rows.schema.get_field_index(OMITTED_COLUMNS)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows

@@ -60,7 +60,7 @@ class DriftScope(NamedTuple):
 
     path: Path = ()
     selector: str = ""
-    """A field next to the struct. Only records in which it has one of `values` are searched; empty for all."""
+    """A field next to the struct. Only records are searched that have one of `values` in this field; empty for all."""
     values: frozenset[str] = frozenset()
 
 

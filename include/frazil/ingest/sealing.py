@@ -1,6 +1,7 @@
-"""Hashes, tokenizes and encrypts values with keys that are derived from a stream's secret (HKDF-SHA-256). Equal strings
-have equal hashes and tokens in all tables with this secret. Decrypting a part of a dead letter requires its record's
-coordinates.
+"""Hashes, tokenizes and encrypts values with keys that are derived from a stream's secret (HKDF-SHA-256).
+
+Equal strings have equal hashes and tokens in all tables with the same secret. Decrypting a part of a dead letter
+requires the coordinates of its record.
 """
 
 from __future__ import annotations

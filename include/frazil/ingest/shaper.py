@@ -106,7 +106,7 @@ class Shaper:
         return dataclasses.replace(decoded, rows=self._protect(decoded.rows)) if self._protect else decoded
 
     def add_drift(self, drift: SchemaDrift, chunk: RecordChunk, *, record_indexes: NDArray[np.int64]) -> None:
-        """Add a chunk's drift to `self.drift`, without casts of records that are not in `record_indexes`."""
+        """Add a chunk's drift to `self.drift`. Omits casts of records that are not in `record_indexes`."""
         if drift.cast and not isinstance(chunk, RowChunk):
             others = np.setdiff1d(np.arange(len(chunk)), record_indexes)
             of_others = self.decode(chunk.select(others, chunk.target)).drift.cast if len(others) else {}

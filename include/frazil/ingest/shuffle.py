@@ -1,4 +1,4 @@
-"""Chooses each row's shuffle writer by table partition and Kafka coordinates, so repeated tasks agree."""
+"""Chooses each row's shuffle writer by table partition and Kafka coordinates, so repeated tasks choose equally."""
 
 from __future__ import annotations
 

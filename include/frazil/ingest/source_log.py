@@ -1,6 +1,7 @@
-"""Encodes an event's position in its source's log as a string. Later positions in one log sort higher. The string ends
-with the event's time and server. These show whether a new log has begun, because of another server, a restored server,
-or `RESET MASTER`.
+"""Encodes an event's position in its source's log as a string. Later positions in one log sort higher.
+
+The string ends with the event's time and server. Time and server show whether a new log has begun, because of another
+server, a restored server, or `RESET MASTER`.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def _differ_mask(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
 def _to_sortable(file: pa.Array) -> pa.Array:
     """Convert binlog file names to strings that sort in log order; null for an empty or invalid name.
 
-    Numbers of seven or more digits get a letter, so that they sort last. Existing tables have shorter numbers without
-    one.
+    Numbers of seven or more digits get a letter, so that they sort last. Shorter numbers in existing tables have no
+    letter.
     """
     is_name = pc.and_(pc.not_equal(file, ""), pc.less_equal(pc.utf8_length(file), 255))
     file = pc.if_else(is_name, file, None)

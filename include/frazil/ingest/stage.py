@@ -128,7 +128,7 @@ class ReadResult:
     result: StageResult
     sent: tuple[int, ...]
     partitions: int
-    """Number of table partitions among the sent rows: the number of files without a shuffle."""
+    """Number of table partitions among the sent rows. Without a shuffle, the task would write as many files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class _Stage:
         return join_results(parts)
 
     def _parts(self, chunk: RecordChunk, decode: Decoder) -> Iterable[RecordChunk]:
-        """Split a chunk into parts, one for each table whose schema decodes the records."""
+        """Split a chunk into parts: one for each table with a schema that decodes some of the records."""
         if self._divide is None or self._alike is None or isinstance(chunk, RowChunk):
             return (chunk,)
         located = DecodedChunk.without_columns(chunk)

@@ -33,7 +33,7 @@ INITIAL_EXPANSION = 3.0
 MAX_MERGED_BYTES = 2**20
 MAX_UNSPLIT_BYTES = 64 * 2**20
 MIN_PART_ROWS = 512
-"""Average number of rows per partition from which an added table is split at once."""
+"""Minimum average number of rows per partition to split an added table at once."""
 
 
 @dataclass

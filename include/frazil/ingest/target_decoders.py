@@ -30,10 +30,10 @@ FIRST_PASS: Target = ".first-pass"
 
 
 def find_equal_targets(context: StageContext) -> Mapping[Target, Target] | None:
-    """Map each target to one with the same columns, so that their records share a decoder.
+    """Map each target to one target with the same columns, so that one decoder reads the records of all these targets.
 
-    Returns None if one decoder suffices for all, as with a transform. If tables may evolve, the map is empty, because a
-    decoder reports drift for one table.
+    Returns None if one decoder suffices for all targets, as with a transform. If tables may evolve, the map is empty,
+    because a decoder reports drift for one table.
     """
     routed = [target for target in context.targets if is_routed(target)]
     if (
@@ -95,7 +95,7 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
 
 
 def _first_pass_context(context: StageContext) -> StageContext:
-    """Keep only the columns that select the table, and an upsert stream's key and envelope columns."""
+    """Return a context with only the columns that select the table, and an upsert stream's key and envelope columns."""
     assert context.destinations is not None
     envelope, changes = envelope_of(parse_format(context.record_format)), context.changes
     names = {context.destinations.name, *(changes.key if changes else ()), *(envelope.metadata if envelope else ())}

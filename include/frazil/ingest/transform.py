@@ -1,5 +1,6 @@
-"""Runs a stream's transform: DuckDB computes the table's columns from the decoded fields of records. If an expression
-fails, further queries find all records for which it fails. These become dead letters.
+"""Runs a stream's transform: DuckDB computes the table's columns from the decoded fields of records.
+
+If an expression fails, further queries find all records with a failing expression. These records become dead letters.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ TRANSFORM_FAILED = "TransformFailed"
 MAX_QUOTED_CHARACTERS = 80
 MAX_REASON_CHARACTERS = 200
 MAX_REASONS = 20
-"""Maximum number of failing records of a chunk for which DuckDB is asked again, for its message."""
+"""Maximum number of a chunk's failing records for which another query gets DuckDB's message."""
 MAX_QUERY_GROWTH = 768 * 2**20
 """Bytes that a query may add to the process. DuckDB's own limit ignores texts that functions make."""
 MIN_QUERY_GROWTH = 64 * 2**20
@@ -84,7 +85,7 @@ class TransformedDecoder:
         self._made = {column.name for column in transform.columns}
         self._withheld = withheld
         self._retained = 0
-        """Bytes that DuckDB's allocator has reserved for queries that failed. It uses these first."""
+        """Bytes that DuckDB's allocator has reserved for queries that failed. Later queries use these bytes first."""
         self._reasons: dict[tuple[object, ...], str] = {}
         self._wary = False
         """Whether a record of the last chunk failed. The next chunk is then searched for failures first."""
@@ -162,7 +163,7 @@ class TransformedDecoder:
         return failed, made
 
     def _may_fail_mask(self, records: pa.Table) -> NDArray[np.bool_]:
-        """Return a mask of the records for which an expression may fail; of all records if unknown."""
+        """Return a mask of the records for which an expression may fail. If unknown, the mask has all records."""
         import duckdb  # as in open_connection
 
         everything = np.ones(len(records), np.bool_)
@@ -245,7 +246,7 @@ class TransformedDecoder:
         return texts
 
     def _find_reason(self, expression: str, key: tuple[object, ...], rows: pa.Table, place: int) -> str:
-        """Evaluate an expression for a row for which it fails. `key` identifies the values that it reads."""
+        """Evaluate an expression again to find why it fails for a row. `key` identifies the values that it reads."""
         import duckdb  # as in open_connection
 
         if key not in self._reasons and len(self._reasons) < MAX_REASONS:

@@ -1,5 +1,7 @@
-"""Checks the expressions of a `transform`: every part of the syntax tree must be a known pure function of one record,
-whose result a record cannot make arbitrarily long.
+"""Checks the expressions of a `transform`.
+
+Every part of the syntax tree must be a known pure function of one record. A record must not be able to make the result
+arbitrarily long.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ _SHORT_ARGUMENTS: dict[str, tuple[int, int | None, int]] = {
     **dict.fromkeys(_COMPARISONS, (0, None, MAX_COMPARED_LENGTH)),
     **dict.fromkeys(_REPLACEMENTS, (2, 3, MAX_INSERTED_LENGTH)),
 }
-"""Arguments whose length multiplies a function's time or memory: the first, the end, and their maximum length."""
+"""Arguments with a length that multiplies a function's time or memory: the first, the end, and their maximum length."""
 
 
 def find_nodes(part: Any) -> Iterator[Node]:
@@ -156,7 +158,7 @@ class ExpressionChecker:
             yield f"{'.'.join(path)} is not a field of records (fields: {known})"
 
     def _lambda_parameters(self, part: Node) -> tuple[list[str], str]:
-        """Return a lambda's parameters, none for `a -> '$.b'`, which reads JSON; and the problem of any other `->`."""
+        """Return a lambda's parameters (none for `a -> '$.b'`, which reads JSON), and the problem of any other `->`."""
         columns = [node["column_names"] for node in find_nodes(part["lhs"]) if node["class"] == "COLUMN_REF"]
         if part["syntax_type"] != "SINGLE_ARROW":
             return [path[0].lower() for path in columns], ""
@@ -206,20 +208,20 @@ class ExpressionChecker:
         return ""
 
     def _length(self, expression: Node) -> int:
-        """Return a constant length, 0 for other texts such as the one that `lpad` repeats, or -1 if unknown."""
+        """Return a constant length; 0 for a text without number, such as one that `lpad` repeats; -1 if unknown."""
         value = self._tree.constant(expression)
         if isinstance(value, str):
             return int(value) if value.isdecimal() else 0
         return value if isinstance(value, int) else -1
 
     def _is_short(self, expression: Node, limit: int) -> bool:
-        """Return whether an expression is a constant text, such as `chr(10)`, or one that `left` shortens."""
+        """Return whether an expression is a constant text, such as `chr(10)`, or a text that `left` shortens."""
         if _is_cut(expression):
             return 0 < self._length(expression["arguments"][-1]["expression"]) <= limit
         return isinstance(self._tree.constant(expression), str)
 
     def _max_length(self, part: Any) -> int:
-        """Return a bound, at least 1, for the result's length: the product of the length arguments of nested calls."""
+        """Return an upper bound (at least 1) of the result's length: the product of nested calls' length arguments."""
         if isinstance(part, list):
             return max(map(self._max_length, part), default=1)
         if not isinstance(part, dict):

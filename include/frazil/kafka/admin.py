@@ -140,7 +140,7 @@ class KafkaAdmin:
         return futures
 
     def _descriptions(self, answers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the descriptions by topic. A pattern omits missing topics; otherwise, raises TopicMissing."""
+        """Return the descriptions by topic. Omits missing topics of a pattern; else raises TopicMissing for them."""
         described, missing = {}, []
         for name, answer in sorted(answers.items()):
             try:
@@ -227,7 +227,7 @@ class KafkaAdmin:
         return self._admin.list_offsets(request, isolation_level=isolation, request_timeout=timeout_s) if tps else {}
 
     def _wait_for(self, answer: Future[Any]) -> Any:
-        """Return the response's result. Raises AccessDenied, as librdkafka would reconnect forever."""
+        """Return the response's result. Raises AccessDenied if refused, because librdkafka would reconnect forever."""
         deadline = time.monotonic() + self._timeout_s
         while not wait([answer], ERROR_POLL_INTERVAL_S).done:
             if time.monotonic() > deadline:
@@ -283,7 +283,7 @@ class KafkaAdmin:
 
 
 class _LeaderSilent(TimeoutError):
-    """Some leaders did not respond, but others did. The argument has the names of their partitions."""
+    """Some leaders did not respond, but others did. The argument names the partitions of the silent leaders."""
 
 
 def _name_some(partitions: Sequence[str]) -> str:

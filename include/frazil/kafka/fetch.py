@@ -1,5 +1,7 @@
-"""Reads from topic-partitions outside of batches. Fetching one message, unlike describing a topic, shows whether a
-client may read it. Only a consumer can ask a leader whether its log still has a position (offset, leader epoch).
+"""Reads from topic-partitions outside of batches.
+
+Fetching one message, unlike describing a topic, shows whether a client may read the topic. Only a consumer can ask a
+leader whether its log still has a position (offset, leader epoch).
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _ONE_MESSAGE = {
 def find_diverged(
     properties: Mapping[str, str], positions: Mapping[TopicPartition, tuple[int, int]]
 ) -> frozenset[TopicPartition]:
-    """Return partitions whose log lost their position (offset, leader epoch). Raises KafkaUnavailable."""
+    """Return the partitions whose log no longer contains the given (offset, leader epoch). Raises KafkaUnavailable."""
     if not positions:
         return frozenset()
     diverged: set[TopicPartition] = set()

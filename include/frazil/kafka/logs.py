@@ -34,7 +34,7 @@ class LogEnd:
 
 
 class LeaderAnswer(Enum):
-    """The meaning of a leader's response for a previously readable offset. "It" in the values is this offset."""
+    """What a leader's response means for an offset that was readable before. "It" in a text is this offset."""
 
     VALID = "the same leader still has it"
     OUTDATED = "the broker has not noticed that it was replaced: ignore its ends"
@@ -99,7 +99,7 @@ class LogWatch:
         return cut
 
     def has_no_more_records(self, tp: TopicPartition, offset: int) -> bool:
-        """Return whether no record, not even in an open transaction, is at or after the offset, if known."""
+        """Return whether the log certainly has no record at or after the offset, not even in an open transaction."""
         return self.stable.get(tp, offset) <= offset and self.high.get(tp, offset) <= offset
 
     def count_in_transactions(self) -> dict[TopicPartition, int]:
@@ -135,7 +135,7 @@ def find_truncations(
 
 
 def describe_lost_ranges(wanted: Mapping[TopicPartition, int], available: Mapping[TopicPartition, int]) -> str:
-    """Describe the offsets that retention deleted, from each wanted one to the first available one; empty if none."""
+    """Describe the offsets that retention deleted: from each wanted to the first available offset; empty if none."""
     return _describe_ranges({tp: (start, available.get(tp, start)) for tp, start in wanted.items()})
 
 

@@ -1,6 +1,8 @@
-"""Gets login tokens (SASL/OAUTHBEARER) from a Python function. `sasl.oauthbearer.method` names the function: `aws-msk`,
-or `package.module:function`. It takes the text of `sasl.oauthbearer.config`, and returns a token and its expiry (s
-since 1970), like confluent-kafka's `oauth_cb`. Tokens are never stored or logged.
+"""Gets login tokens (SASL/OAUTHBEARER) from a Python function.
+
+`sasl.oauthbearer.method` names the function: `aws-msk`, or `package.module:function`. The function takes the text of
+`sasl.oauthbearer.config`, and returns a token and the token's expiry (s since 1970), like confluent-kafka's `oauth_cb`.
+Tokens are never stored or logged.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def split_properties(properties: Mapping[str, str]) -> tuple[dict[str, str], Tok
 
 
 def create_client(client: Callable[[dict[str, Any]], Client], properties: Mapping[str, Any]) -> Client:
-    """Create a client of confluent-kafka. If a function makes its tokens, calls it once before.
+    """Create a client of confluent-kafka. If a function makes the client's tokens, calls this function first.
 
     Without a token, the constructor would leave an error that later ends the process. Raises KafkaUnavailable if the
     function fails, and the errors of `split_properties`.
@@ -72,7 +74,7 @@ def _load(method: str) -> TokenFunction:
 
 
 def _call_and_check(function: TokenFunction, method: str, config: str) -> tuple[Any, ...]:
-    """Call the user's function, and check its result. Raises ValueError, whose text omits the token."""
+    """Call the user's function, and check its result. Raises ValueError with a text that omits the token."""
     answer = function(config)
     if not (isinstance(answer, tuple) and len(answer) >= 2 and isinstance(answer[0], str)):
         raise ValueError(f"{method} must return a token and its expiry in seconds since 1970")

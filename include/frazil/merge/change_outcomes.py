@@ -30,7 +30,7 @@ from frazil.merge.contract import MergeRules
 
 
 def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, deletes: pa.Table | None) -> Mask:
-    """Return a mask of changes older than the row at the same index. A later unordered delete wins."""
+    """Return a mask of changes older than the row at the same index. A later delete without order value wins."""
     orders = column(changes, rules.order_by) if rules.order_by else None
     old = _find_kept_rows(orders, changes, rows, rules)
     if deletes is None:
@@ -50,7 +50,7 @@ def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows:
 
 
 def _is_below(new: pa.Array, old: pa.Array, rules: MergeRules) -> Mask:
-    """Return a mask of values below the old ones; null is lowest, and a newer log is never below."""
+    """Return a mask of new values below the old ones. Null is lowest; a value of a newer log is never below."""
     below: Mask = to_mask(pc.fill_null(pc.less(new.cast(old.type), old), False))
     below = below | (to_mask(new.is_null()) & to_mask(old.is_valid()))
     return below & ~newer_log_mask(new, old) if rules.by_position else below
@@ -70,7 +70,7 @@ def _find_earlier_rows(rows: pa.Table, coordinates: pa.Table, rules: MergeRules,
 
 
 def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
-    """Return a mask of rows from a deleted topic, or from a truncated part of a log; see `MergeRules.landed`."""
+    """Return a mask of rows from a deleted topic, or from a part that a log lost; see `MergeRules.landed`."""
     if not rules.landed:
         return pa.array(np.zeros(rows.num_rows, np.bool_))
     names, ends = zip(*rules.landed, strict=True)
@@ -120,7 +120,7 @@ def fill_left_out_columns(changes: pa.Table, rows: pa.Table, ids: dict[str, int]
 def keep_newer_row_values(
     changes: pa.Table, rows: pa.Table, indexes: Numbers, newest: NewestChanges, rules: MergeRules
 ) -> pa.Table:
-    """Return the changes, with the rows' values where these are newer than the batch's fill."""
+    """Return the changes. A row's value replaces the batch's filled value if the row's value is newer."""
     cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, coordinates = (

@@ -29,14 +29,14 @@ class NewestChanges:
     numbers: Numbers
     """The index of each row's change among all changes."""
     superseded: int
-    """Number of changes that lost to a newer one of the same key."""
+    """Number of changes that lost to a newer change of the same key."""
     filled_by: Mapping[str, Numbers] = field(default_factory=dict)
-    """The change that supplies each row's value, for each column that an earlier change fills."""
+    """The number of the change that supplies each row's value, for each column with values from earlier changes."""
     orders: pa.Array | None = None
     deleted_by: Numbers | None = None
     """Each row's last delete without an order value, or `NOT_DELETED`."""
     coordinates: pa.Table | None = None
-    """Coordinates of all changes, for `MergeRules.replays` and deletes without an order value."""
+    """Coordinates of all changes. Needed for `MergeRules.replays`, and for deletes without an order value."""
 
     def without(self, taken: Mask) -> NewestChanges:
         stays = ~taken
@@ -46,7 +46,7 @@ class NewestChanges:
         return replace(self, rows=rows, numbers=numbers, superseded=0, filled_by=filled_by, deleted_by=deleted_by)
 
     def delete_coordinates(self, rows: Numbers) -> pa.Table | None:
-        """Return the coordinates of the rows' deletes; null without one. None without unordered deletes."""
+        """Return the coordinates of the rows' deletes, null for other rows; None if all deletes are ordered."""
         if self.deleted_by is None or self.coordinates is None:
             return None
         numbers = self.deleted_by[rows]
@@ -90,7 +90,7 @@ def find_newest_changes(changes: pa.Table, rules: MergeRules, ids: Mapping[str, 
 def _order_across_logs(
     order: Numbers, completed: PositionLogs, keys: Numbers, partitions: Numbers, offsets: Numbers
 ) -> Numbers:
-    """Return the order values, raised until a newer log's exceed those of older logs."""
+    """Return the order values, raised until the values of a newer log exceed the values of older logs."""
     ordered = np.lexsort((offsets, partitions, keys))
     begins = np.r_[True, _run_ends(keys[ordered], partitions[ordered])[:-1]]
     first = np.flatnonzero(begins)[np.cumsum(begins) - 1]
@@ -109,7 +109,7 @@ def _order_across_logs(
 
 
 def _differs_from_last(parts: pa.Array, ordered: Numbers, later: Mask, first: Numbers) -> Mask:
-    """Return a mask of `later` changes whose part differs from their group's previous non-empty one."""
+    """Return a mask of `later` changes with a part that differs from the last non-empty part in their group."""
     codes = encode_keys([parts], len(parts))[ordered]
     is_named = later & to_mask(pc.not_equal(parts, ""))[ordered]
     last = np.maximum.accumulate(np.where(is_named, np.arange(len(codes)), -1))
@@ -125,7 +125,7 @@ def _running_maximum(values: Numbers, begins: Mask) -> Numbers:
 
 
 def find_unordered_deletes(changes: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of deletes without an order value, whose position in Kafka counts instead."""
+    """Return a mask of deletes without an order value. Their position in Kafka counts instead."""
     if rules.order_by is None:
         return np.zeros(changes.num_rows, np.bool_)
     deletes = pc.equal(column(changes, CHANGE), DELETE)
@@ -227,7 +227,7 @@ def encode_keys(columns: list[pa.Array], count: int) -> Numbers:
 
 
 def rank_values(array: pa.Array) -> Numbers:
-    """Return each value's dense rank. Null has the lowest."""
+    """Return each value's dense rank. Null has the lowest rank."""
     found: Numbers = pc.rank(array, tiebreaker="dense").to_numpy().astype(np.int64)
     found[to_mask(array.is_null())] = 0
     return found

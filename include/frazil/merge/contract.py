@@ -1,6 +1,7 @@
-"""Immutable values that the driver and the tasks of a merge exchange, as pickles or JSON. A stream with `mode: upsert`
-stages *change files* (`frazil.ingest.changes`), which a table never contains. A merge turns them into data files and
-position-delete files.
+"""Immutable values that the driver and the tasks of a merge exchange, as pickles or JSON.
+
+A stream with `mode: upsert` stages *change files* (`frazil.ingest.changes`), which are never part of a table. A merge
+turns change files into data files and position-delete files.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ class MergeRules:
     key: tuple[str, ...]
     """The key columns: primitive, never null, and never floating-point."""
     order_by: str | None = None
-    """The column that orders changes; null is the lowest value. A change is stale if its value is below the row's. For
-    equal values, or without this column, Kafka's order decides: offsets within a partition, timestamps across
-    partitions. A delete without a value removes everything before it in Kafka's order.
+    """The column that orders changes; null is lowest. A change is stale if its value is below the row's value.
+
+    If the values are equal, or this column is not declared, Kafka's order decides: offsets within a partition,
+    timestamps across partitions. A delete without a value removes everything before the delete in Kafka's order.
     """
     by_position: bool = False
     """Whether `order_by` is a position in a source's log (`frazil.ingest.source_log`). Changes in a newer log are not
@@ -39,20 +41,22 @@ class MergeRules:
     `order_by`, a change replaces only rows of earlier records in Kafka's order.
     """
     landed: tuple[tuple[str, int], ...] = ()
-    """The end of the table's current records by `topic/partition`, in recreated topics and truncated logs. Rows from
-    this offset on come from the former topic or log. Every change is later than these rows.
+    """The end of the table's current records by `topic/partition`, in recreated topics and truncated logs.
+
+    Rows from this offset on come from the former topic or log. Every change is later than such rows.
     """
     ignored: tuple[str, ...] = ()
-    """The Kafka coordinates, which updates may change without counting as updates."""
+    """The Kafka coordinates. A change of coordinates alone does not count as an update."""
     traced: bool = True
-    """Whether rows take the coordinates of changes without new values, as older dead letters need."""
+    """Whether rows take the coordinates of changes without new values. Older dead letters need this."""
     how: RowRemoval = "auto"
     event_time: str | None = None
     """The event-time column. With `window_us`, changed rows are counted by window."""
     window_us: int | None = None
     within_us: int | None = None
-    """The event-time distance up to which rows of a key are repeats (dedupe). The changes are then staged data files;
-    of the other rules, only `key` and `event_time` apply.
+    """The event-time distance up to which rows of a key are repeats (dedupe).
+
+    With `within_us`, the changes are staged data files, and `key` and `event_time` are the only other rules that apply.
     """
 
 
@@ -91,9 +95,9 @@ class MergeTask:
     """Change files. Their rows are numbered in this order."""
     files: tuple[TableFile, ...]
     inserts: bool
-    """Whether this task inserts keys without a row. For each key, exactly one task does."""
+    """Whether this task inserts keys without a row. For each key, exactly one task inserts."""
     matched: bytes = b""
-    """The changes that earlier tasks matched (`BitMap64`), if this task inserts the others."""
+    """The changes that earlier tasks matched (`BitMap64`), if this task inserts the unmatched changes."""
     share: tuple[str, ...] = ()
     """The files in `changes` that this task of a dedupe rewrites."""
 
@@ -114,12 +118,12 @@ class MergeCounts:
     updated: int = 0
     deleted: int = 0
     stale: int = 0
-    """Number of changes whose `order_by` value is below the row's."""
+    """Number of changes with a lower `order_by` value than the row's value."""
     superseded: int = 0
     unchanged: int = 0
     """Number of updates without new values, and of deletes of unknown keys."""
     repeated: int = 0
-    """Number of rows that repeat one in the table or in the batch."""
+    """Number of rows that repeat another row in the table or in the batch."""
 
     def __add__(self, other: MergeCounts) -> MergeCounts:
         return MergeCounts(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
@@ -132,10 +136,10 @@ class MergeResult:
     replaced: tuple[str, ...]
     """Rewritten data files; with dedupe, files of the task's `share`."""
     dropped_deletes: tuple[str, ...]
-    """Keys of unneeded delete files, and of those that a file in `files` replaces."""
+    """Keys of delete files that are no longer needed, or that a delete file in `files` replaces."""
     counts: MergeCounts
     matched: bytes = b""
-    """The changes whose keys are in the task's files, as a `BitMap64`; empty if the task inserts."""
+    """The changes with keys in this task's files, as a `BitMap64`; empty if the task inserts."""
     windows: Mapping[int, int] = field(default_factory=dict)
     """Number of changed rows by window start (us since 1970)."""
     bytes_read: int = 0

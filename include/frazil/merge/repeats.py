@@ -1,6 +1,8 @@
-"""Runs one task of a merge that drops repeats. A row is dropped if a kept row before it has the same key, and an event
-time at most `within_us` away. The table's rows come first. The batch's rows are ordered by offset within a partition,
-and by Kafka's timestamps across partitions.
+"""Runs one task of a merge that drops repeats.
+
+A row is dropped if a kept row before it has the same key, and an event time at most `within_us` away. The table's rows
+come before the batch's rows. Within the batch, rows are ordered by offset within a partition, and by Kafka's timestamps
+across partitions.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ class LocatedRows:
     positions: Numbers
     """Positions in the file, in order."""
     changes: Numbers
-    """The change in `NewestChanges.rows` for each position."""
+    """Index in `NewestChanges.rows` of each position's change."""
     deleted: Numbers
-    """Positions that delete files already include."""
+    """Positions that existing delete files delete."""
 
 
 class KeyIndex:
@@ -140,7 +142,7 @@ class _BatchRows:
     times: Numbers
     """Event times (us since 1970)."""
     timed: Mask
-    """Mask of rows with an event time. Others are never repeats."""
+    """Mask of rows with an event time. Rows without one are never repeats."""
     coordinates: pa.Table
     """The columns that order the rows."""
     starts: tuple[int, ...]
@@ -213,7 +215,7 @@ class RepeatsRun(TaskRun):
             yield pa.concat_tables(pending)
 
     def _find_repeats(self, batch: _BatchRows, left: Numbers) -> Numbers:
-        """Return which of the rows in `left` repeat another row of the batch."""
+        """Return the rows among `left` that repeat another row of the batch."""
         several = left[np.bincount(batch.codes)[batch.codes[left]] > 1] if len(left) else left
         if not len(several):
             return several
@@ -261,7 +263,7 @@ def find_repeats_of_table(
 
 
 def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, within_us: int) -> Mask:
-    """Return a mask of rows that repeat a kept row before them. `order` has their ranks. Pure."""
+    """Return a mask of rows that repeat an earlier, kept row. `order` has the rows' ranks. Pure."""
     count = len(codes)
     ordered = np.lexsort((order, codes))
     keys, moments = codes[ordered], times[ordered]
@@ -280,7 +282,7 @@ def find_repeats_in_batch(codes: Numbers, times: Numbers, order: Numbers, *, wit
 
 
 def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
-    """Return a mask of rows of one key, in order of rank, that repeat a kept row before them."""
+    """Return a mask of rows that repeat an earlier, kept row. The rows have one key, and are in order of rank."""
     kept: list[int] = []
     dropped = []
     for time in times:

@@ -157,7 +157,7 @@ class DataFileReader:
         self.file.close()
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield the first position and the rows of each row group, or only of those in `wanted`."""
+        """Yield the first position and the rows of each row group; with `wanted`, only of these row groups."""
         physical, expected = self._file_schema(), nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
@@ -199,7 +199,7 @@ class DataFileReader:
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
     def _missing_columns(self, schema: Schema, physical: Schema) -> tuple[Schema, dict[int, pa.Scalar]]:
-        """Return the schema to read, and values of columns that only the file's partition has, by index."""
+        """Return the schema to read, and the values, by index, of columns that only the file's partition has."""
         fields, values = list(schema.fields), {}
         for place, wanted in enumerate(schema.fields):
             if wanted.field_id in physical.field_ids:
@@ -282,7 +282,7 @@ class TaskRun(ABC):
 
 
 def rewrite_files(target: TargetTable, paths: Sequence[str]) -> tuple[StagedFile, ...]:
-    """Write all rows of these data files again, as few files. If this fails, removes what it wrote, if possible."""
+    """Write all rows of these data files again, as few files. On failure, removes the written files, if possible."""
     io: FileIO = load_file_io(dict(target.io), location=target.folder)
     reader, schema = TableFileReader(io, target.properties), target.schema
     writer = TableWriter(target, "main", io=io, file_name=file_namer(0, 0))
@@ -299,7 +299,7 @@ def rewrite_files(target: TargetTable, paths: Sequence[str]) -> tuple[StagedFile
 
 
 def rows_without(rows: pa.Table, start: int, leaving: Numbers) -> pa.Table:
-    """Return the rows of a row group without those at the positions `leaving`. The group begins at position `start`."""
+    """Return a row group's rows, except those at the positions `leaving`. `start` is the group's first position."""
     stays = np.ones(rows.num_rows, np.bool_)
     stays[leaving[(leaving >= start) & (leaving < start + rows.num_rows)] - start] = False
     return rows.filter(pa.array(stays))

@@ -31,7 +31,7 @@ NO_EVENT_TIME = np.iinfo(np.int64).min
 def run_merge_task(
     context: MergeContext, task: MergeTask, *, on_progress: Callable[[int], None] = lambda _: None
 ) -> MergeResult:
-    """Run the task. `on_progress` receives the number of rows read so far. Its errors end the task."""
+    """Run the task. `on_progress` receives the number of rows read so far; an error that it raises ends the task."""
     kind = RepeatsRun if context.changes.content == "candidates" else _MergeRun
     return kind(context, task, on_progress).run()
 
@@ -73,7 +73,7 @@ class _MergeRun(TaskRun):
         return MergeResult(files, replaced, dropped, self.counts, numbers, dict(self.windows), read)
 
     def _match_files(self, newest: NewestChanges, matched: Mask) -> Iterator[_RemovedRows]:
-        """Write new versions of rows, mark their changes in `matched`, and yield the rows to remove from each file."""
+        """Write new versions of rows, add their changes to `matched`, and yield the rows to remove from each file."""
         rules = self.context.rules
         index = KeyIndex(newest, rules.key)
         keys = self.schema.select(*rules.key)
@@ -165,11 +165,11 @@ MAX_DELETED_SHARE = 0.2
 MAX_TIER_RATIO = 4
 """Maximum size of a file that is rewritten with new rows, as a multiple of the new file's size."""
 MIN_JOINED_FILES = 4
-"""Minimum number of files that are rewritten together with new rows."""
+"""Minimum number of files that are rewritten together with new rows, in one file."""
 MIN_FILE_BYTES = 64 * 2**10
 """Minimum size that is assumed for the new file."""
 SMALL_FILE_BYTES = 2**20
-"""Size below which a file is rewritten at a lower share of deleted rows."""
+"""Size below which a smaller share of deleted rows suffices to rewrite a file."""
 DEFAULT_ROW_BYTES = 50
 """Assumed size of a row, if unknown."""
 

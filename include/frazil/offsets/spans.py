@@ -30,7 +30,7 @@ def offset_bitmap(start: int, end: int) -> BitMap64:
 
 
 def iter_runs(found: BitMap64, within: Span) -> Iterator[Span]:
-    """Yield the runs of consecutive offsets in `found`, all of them in `within`. Changes `found`, so pass a copy."""
+    """Yield the runs of consecutive offsets in `found`; all must be in `within`. Changes `found`, so pass a copy."""
     end = within[1]
     others = offset_bitmap(*within) - found
     for offsets in (found, others):

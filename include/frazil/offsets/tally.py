@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 from frazil.offsets.spans import TopicPartition, iter_runs
 
 MIN_OFFSETS_PER_RANGE = 8
-"""Minimum average length of runs from which they are added as ranges."""
+"""Minimum average length of runs that are added as ranges. Shorter runs are added offset by offset."""
 
 
 class OffsetTally:
@@ -59,7 +59,7 @@ def seen_offsets(tallies: Tallies) -> dict[TopicPartition, BitMap64]:
 
 
 def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTally]:
-    """Return the sum of the tallies. Offsets in two of them count as repeated."""
+    """Return the sum of the tallies. An offset that is in two tallies counts as repeated."""
     whole: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for each in tallies:
         for tp, tally in each.items():

@@ -1,7 +1,7 @@
 """Computes watermarks, and decides which windows of a table are complete, reopened, or hidden. Pure.
 
-A window is complete when the watermark of every stream that feeds the table has reached the window's end plus that
-stream's lateness. While one of these watermarks is unknown, no window completes.
+A stream's lateness is added to a window's end. A window is complete when the watermark of every stream that feeds the
+table has reached this time. While one of these watermarks is unknown, no window completes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Feed:
     delaying_partition: TopicPartition | None = None
     """The topic-partition that holds the watermark back; None if all are idle."""
     waiting_us: int | None = None
-    """Oldest event time of rows that `commit.align` still hides."""
+    """Oldest event time of rows that are still hidden (`commit.align`)."""
     problem: str | None = None
 
     @property
@@ -38,7 +38,7 @@ class Feed:
         return bound if self.waiting_us is None else min(bound, self.waiting_us)
 
     def waits_for(self, window: Window | None = None) -> str:
-        """Return a clause that says what must happen before `window` (by default, any window) is complete."""
+        """Return a clause that says what must happen before `window`, or any window without it, is complete."""
         if self.problem:
             return f"the watermark of {self.stream} cannot be used: {self.problem}"
         topic, partition = self.delaying_partition or ("", 0)
@@ -61,9 +61,9 @@ class Cursor:
     sequence_number: int
     """Sequence number of the last commit whose late rows and dead letters are counted."""
     held: frozenset[int] = frozenset()
-    """Starts of windows whose quality gate failed, unless an operator released them."""
+    """Starts of windows with a failed quality gate, unless an operator released the window."""
     table_uuid: str | None = None
-    """The UUID of the decisions' table, if known."""
+    """The UUID of the table for which windows were decided, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class WindowDecision:
 
     complete: tuple[Window, ...]
     again: Mapping[Window, int]
-    """Already signalled windows, with the number of late rows since then."""
+    """Windows that were signalled before, with the number of late rows since their signal."""
     from_us: int | None
-    """Start of the new cursor's range, up to `through_us`. Both are None if no watermark is known."""
+    """Start of the new cursor's range; `through_us` is its end. Both are None if no watermark is known."""
     through_us: int | None
     reason: str
 
@@ -92,11 +92,11 @@ def decide_windows(  # noqa: PLR0913 - the observation and the declaration
     complete_from_us: int | None = None,
     limit: int = MAX_WINDOWS,
 ) -> WindowDecision:
-    """Decide which windows completed since the cursor, and which ones late rows reopened.
+    """Decide which windows completed since the cursor, and which windows late rows reopened.
 
     `late` has the number of rows added after the cursor's commit, by window start. Without a cursor, signals begin with
-    the window of `complete_from_us`, or else the current one. After a change of grain, they continue after the old
-    cursor's windows.
+    the window of `complete_from_us`, or else with the current window. After a change of grain, signals continue after
+    the old cursor's windows.
     """
     bound = complete_until_us(feeds)
     if bound is None:
@@ -116,7 +116,7 @@ def decide_windows(  # noqa: PLR0913 - the observation and the declaration
 
 
 def complete_until_us(feeds: tuple[Feed, ...]) -> int | None:
-    """Return the time by which complete windows have ended; None while a stream's watermark is unknown."""
+    """Return the time up to which windows are complete; None while a stream's watermark is unknown."""
     ends = [feed.complete_until_us for feed in feeds]
     known = [end for end in ends if end is not None]
     return min(known) if known and len(known) == len(ends) else None
@@ -157,8 +157,8 @@ def watermark_us(
 ) -> int | None:
     """Return the stream's watermark: the minimum of its topic-partitions' newest event times; None while unknown.
 
-    Skips idle topic-partitions. Does not change while an active one has no record yet. If all are idle, returns the
-    newest event time. Never decreases.
+    Skips idle topic-partitions. While an active topic-partition has no record yet, the watermark does not change. If
+    all are idle, returns the newest event time. Never decreases.
     """
     active = [tp for tp in partitions if tp not in idle]
     if any(tp not in max_event_times_us for tp in active):
@@ -180,7 +180,7 @@ def slowest_partition(
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""How far (us) rows may be past the newest trusted event time and still be hidden. Later rows have wrong clocks."""
+"""How far (us) a row may be past the newest trusted event time and still be hidden. Later times count as wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class Alignment:
         return cls(spec.event_time.column, Grain(spec.window), lateness_us)
 
     def waits(self, start_us: int, length_us: int, *, watermark_us: int | None, newest_us: int | None) -> bool:
-        """Return whether rows in `[start, start + length)` stay hidden, as while both times are unknown."""
+        """Return whether rows in `[start, start + length)` stay hidden; True while both times are unknown."""
         end_us = max(self.grain.floor(start_us) + self.grain.us, start_us + length_us)
         if watermark_us is not None and end_us <= watermark_us - self.lateness_us:
             return False

@@ -1,5 +1,7 @@
-"""Counts the rows that a snapshot has in given windows. Reads event times only in files that span several windows or
-have deleted rows. Manifests count the others.
+"""Counts the rows that a snapshot has in given windows.
+
+Reads event times only in files that span several windows or have deleted rows. For all other files, manifests have the
+counts.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def get(session: Session, url: str, *, timeout_s: float) -> requests.Response:
 
 
 class Session(requests.Session):
-    """A session whose own headers, which may be credentials, are not sent to another host after a redirect."""
+    """A session that does not send its own headers, which may be credentials, to another host after a redirect."""
 
     own_headers: Mapping[str, str] = MappingProxyType({})
 
@@ -66,7 +66,7 @@ def create_session() -> Session:
 
 
 class _TimeLimit:
-    """The sockets of one request, including its redirects. They are shut down at the deadline."""
+    """The sockets of one request, including its redirects. At the deadline, the sockets are shut down."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

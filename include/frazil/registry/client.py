@@ -91,7 +91,6 @@ class SchemaRegistry:
         self._guids: OrderedDict[bytes, int] = OrderedDict()
         """Map each GUID to its id in this process. These ids are negative, unlike the ids of a registry."""
         self._guid_of: OrderedDict[int, bytes] = OrderedDict()
-        """The reverse of `_guids`."""
         self._referred: OrderedDict[tuple[str, int], Mapping[str, Any]] = OrderedDict()
         """The references fetched so far, so that a retry after a timeout does not fetch them again."""
         self._lock = Lock()
@@ -181,8 +180,10 @@ class SchemaRegistry:
         inside: tuple[tuple[str, int], ...],
         until_s: float,
     ) -> None:
-        """Add the schemas that `answer` references to `found`, each after its own references. `inside` has the
-        schemas whose references are being fetched. `until_s` is a time of the monotonic clock.
+        """Add the schemas that `answer` references to `found`, each after its own references.
+
+        `inside` has the enclosing schemas, whose references are still being fetched. `until_s` is a time of the
+        monotonic clock.
         """
         for reference in answer.get("references") or ():
             key = (str(reference["subject"]), int(reference["version"]))
@@ -280,7 +281,7 @@ def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
 
 
 def _describe_innermost_cause(error: BaseException) -> str:
-    """Return the innermost cause as text, because only this one helps a user."""
+    """Return the innermost cause as text, because only this cause helps a user."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return f"{type(error).__name__}: {error}"
@@ -291,7 +292,7 @@ _registries_lock = Lock()
 
 
 def shared_registry(declared: Registry, environment: Mapping[str, str]) -> SchemaRegistry:
-    """Return this process's client of a registry, whose cached schemas all tasks share."""
+    """Return this process's client of a registry. All tasks share the client's cached schemas."""
     key = repr((declared, sorted(environment.items()) if "${" in declared.model_dump_json() else ()))
     with _registries_lock:
         if key not in _registries:

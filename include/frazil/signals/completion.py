@@ -1,6 +1,7 @@
-"""Derives a table's signals from the streams that feed it: which windows are complete, and how many rows they have. An
-assessment reads markers and the summaries of commits since the last signal; manifests only if necessary. Only signalled
-windows have their rows counted and their gates run.
+"""Derives a table's signals from the streams that feed it: which windows are complete, and how many rows they have.
+
+An assessment reads markers, and the summaries of commits since the last signal. It reads manifests only if necessary.
+Rows are counted, and gates run, only for windows that get a signal.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from frazil.table.parallel import run_in_parallel
 log = logging.getLogger(__name__)
 
 MAX_SIGNAL_DELAY_US = timedelta(minutes=5) // timedelta(microseconds=1)
-"""How far (us) the watermark may be past an unsignalled window's end. A DAG checks every minute."""
+"""How far (us) the watermark may be past an unsignalled window's end. A DAG checks this every minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ RunGates = Callable[["Assessment", Sequence[Window]], Mapping[Window, GateOutcom
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """A table, its feeds and its signals as read at one time, and the decision which windows to signal."""
+    """A table, its feeds and its signals, as read at one time, and the decision about which windows to signal."""
 
     table: Table
     specs: tuple[StreamSpec, ...]
@@ -79,7 +80,7 @@ class Assessment:
 
     @property
     def cursor(self) -> Cursor | None:
-        """The cursor after this decision, or else before it."""
+        """The cursor after this decision; the existing cursor if the decision has none."""
         made, before = self.decision, self.signals.cursor
         head = head_of(self.table.metadata)
         if made.from_us is None or made.through_us is None or head is None:
@@ -89,7 +90,7 @@ class Assessment:
         return Cursor(self.grain, made.from_us, made.through_us, head.sequence_number or 0, held, uuid)
 
     def describe_delay(self) -> str:
-        """Return why waiting DAGs have no event for complete windows; "" if the next check may still send it."""
+        """Return why waiting DAGs have no event for complete windows; "" if the next check may still send the event."""
         pending, bound_us, cursor = self.decision.complete, complete_until_us(self.feeds), self.signals.cursor
         dag = partitions_dag_of(self.specs[0])
         if pending and bound_us is not None and bound_us - pending[0].end_us >= MAX_SIGNAL_DELAY_US:
@@ -116,8 +117,8 @@ class Assessment:
 def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = MAX_WINDOWS) -> Assessment | None:
     """Assess the table that these declared streams feed, with at most `limit` complete windows.
 
-    Returns None if the table does not exist, or if its windows never complete. Raises SpecError if the table has a name
-    of a template that did not create it. Raises MarkerUnreadable, TableLost, and the errors of
+    Returns None if the table does not exist, or if its windows never complete. Raises SpecError if the table's name
+    matches a template, but the template did not create the table. Raises MarkerUnreadable, TableLost, and the errors of
     `translate_catalog_errors`.
     """
     if specs[0].window is None:
@@ -147,10 +148,10 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
 def assess_group(
     catalog: Catalog, spec: RoutedStream, *, limit: int = MAX_WINDOWS, reopened: bool = True
 ) -> list[Assessment]:
-    """Assess the tables that a route's template created, unless the declaration names them.
+    """Assess the tables that a route's template created, except tables that the declaration names.
 
     Without `reopened`, does not search for late rows, and loads only tables that may have a complete window. Logs and
-    omits an unreadable table. If no table is readable, raises its error.
+    omits an unreadable table. If no table is readable, raises the error of one table.
     """
     sinks = spec.sinks
     if spec.window is None:
@@ -235,7 +236,7 @@ def _cursor_for(cursor: Cursor | None, table: Table) -> Cursor | None:
 
 
 def _is_behind(table: Table, cursor: Cursor | None) -> bool:
-    """Return whether a caching catalog returned an older state of the table than the signals cover."""
+    """Return whether a caching catalog returned an older state of the table than the state that signals cover."""
     metadata = table.metadata
     if cursor is None or cursor.table_uuid != str(metadata.table_uuid):
         return False
@@ -261,7 +262,7 @@ def _find_feed(
     marker: Marker | None,
     decided: Mapping[str, DefaultTableProgress],
 ) -> Feed:
-    """Return the state of one stream. Its watermark is None if its position cannot be trusted."""
+    """Return the state of one stream. Its watermark is None if the stream's position cannot be trusted."""
     if spec is None:
         problem = f"no valid file declares the stream: fix its file, or run `frazil forget {stream}`"
         return Feed(stream, None, problem=problem)
@@ -290,7 +291,7 @@ def _trusted_feed(spec: StreamSpec, marker: Marker, waiting_us: int | None = Non
 def signal_windows(
     catalog: Catalog, *seen: Assessment, clock_ms: int, gates: RunGates | None = None
 ) -> tuple[Signal, ...]:
-    """Append the windows to `frazil.signals`; returns nothing if another process was faster."""
+    """Append the windows to `frazil.signals`. Returns an empty tuple if another process was faster."""
     appends = [append for one in seen if (append := _append(one, clock_ms=clock_ms, gates=gates)) is not None]
     if not appends or not append_signals(catalog, *appends, clock_ms=clock_ms):
         return ()
@@ -333,7 +334,7 @@ def _append(seen: Assessment, *, clock_ms: int, gates: RunGates | None) -> Appen
 
 
 def _next_revisions(seen: Assessment) -> dict[Window, int]:
-    """Return the next revision of each reopened window. An unsent revision is used again."""
+    """Return the next revision of each reopened window. If the last revision was not sent, it is used again."""
     again = seen.decision.again
     if not again:
         return {}
@@ -387,7 +388,7 @@ def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: 
 def resend_signals(
     catalog: Catalog, table: str, windows: Sequence[Window], *, note: str, clock_ms: int
 ) -> tuple[Signal, ...]:
-    """Signal windows again at their current revision. Raises SpecError for a held window, or one without a signal."""
+    """Signal windows again at their current revision. Raises SpecError for a window that is held or has no signal."""
     while True:
         signals = TableSignals.load(catalog, table)
         newest = signals.newest(from_us=min(windows).start_us, to_us=max(windows).end_us)
@@ -409,7 +410,7 @@ def resend_signals(
 
 @dataclass(frozen=True)
 class DefaultTableProgress:
-    """The batches in a stream's default table. Their files for routed tables are fixed."""
+    """The batches in a stream's default table. Their files for routed tables no longer change."""
 
     table: Table | None = None
     marker: Marker | None = None
@@ -471,7 +472,7 @@ def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided:
 class WindowStatus:
     signals: tuple[Signal, ...]
     waits_for: str
-    """Why not all signals were sent; empty if they were."""
+    """Why some signals were not sent yet; empty if all were sent."""
     never: bool = False
     """Whether the window is before the first signalled window."""
 

@@ -1,6 +1,7 @@
-"""Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision. Each
-append is a compare-and-swap that also moves the table's cursor, a property of `frazil.signals`. The tables of a route's
-template form a group, named like the template, with one sequence of signal numbers.
+"""Reads and appends signals in a catalog's table `frazil.signals`: one row per complete window and revision.
+
+Each append is a compare-and-swap that also moves the cursor, a property of `frazil.signals`. The tables of a route's
+template form a group, named like the template. A group has one sequence of signal numbers.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ SIGNALS_TABLE = "frazil.signals"
 CURSOR_PROPERTY_PREFIX = "frazil.signals."
 FORMAT_VERSION = 1
 TABLE_KEY, FROM_KEY = "frazil.table", "frazil.from-us"
-"""Keys in the summary of each append: the signalled windows' table, and the start of the earliest window."""
+"""Keys in the summary of each append: the table with the signalled windows, and the start of the earliest window."""
 
 
 class SignalState(StrEnum):
@@ -58,10 +59,10 @@ class SignalState(StrEnum):
 
     COMPLETE = "complete"
     HELD = "held"
-    """The quality gate failed. An event is sent when the window is released, or passes the gate after late rows."""
+    """The gate failed. An event is sent once an operator releases the window, or it passes the gate after late rows."""
     RELEASED = "released"
     AGAIN = "again"
-    """The signal is sent once more on request."""
+    """An operator requested that the signal is sent once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,15 @@ class Signal:
     start_us: int
     end_us: int
     revision: int
-    """1, plus one each time that late rows reopened the window."""
+    """1, plus one for each time that late rows reopened the window."""
     state: SignalState
     rows: int
     dead_letters: int
-    """Number of dead letters since the previous signal, of any window."""
+    """Number of dead letters, of any window, since the previous signal."""
     late_rows: int
     """Number of this window's rows that landed since the previous signal."""
     watermark_us: int
-    """The minimum of each feeding stream's watermark minus its lateness."""
+    """The minimum, over the feeding streams, of the stream's watermark minus its lateness."""
     snapshot_id: int
     sequence_number: int
     """The sequence number of the snapshot in which the rows were counted."""
@@ -90,7 +91,7 @@ class Signal:
     note: str | None = None
     """The gate's failures; for a released window, the user and the reason."""
     number: int = 0
-    """The number of this signal among the table's signals, set by `append_signals`."""
+    """The signal's number in the sequence of the table or group, set by `append_signals`."""
 
     @property
     def window(self) -> Window:
@@ -157,7 +158,7 @@ class TableSignals:
     """The loaded table `frazil.signals`, if it exists."""
     group: str | None = None
     since: int = 0
-    """Number of the table's last signal before it joined the group. The group has only later signals."""
+    """Number of the table's last signal before the table joined the group. The group has only later signals."""
 
     @classmethod
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
@@ -250,7 +251,7 @@ class Append(NamedTuple):
 
 
 def append_signals(catalog: Catalog, *appends: Append, clock_ms: int) -> bool:
-    """Append signals and move the cursors in one commit. Returns False, without appending, if one changed since."""
+    """Append signals and move the cursors in one commit. Returns False, without a commit, if a cursor has changed."""
     ensure_declared(catalog, DeclaredTable(SIGNALS_TABLE, SIGNALS_SCHEMA, SIGNALS_PARTITION_SPEC), "signals")
     handle = TableHandle(catalog, SIGNALS_TABLE)
     seen, *_ = (append.seen for append in appends)

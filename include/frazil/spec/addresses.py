@@ -18,7 +18,10 @@ _TRUNCATING_CHARACTERS = re.compile(r"[#?\x00-\x1f\x7f]")
 
 
 def find_servers_problem(text: str) -> str | None:
-    """A string with `@` or `=` may contain credentials, so it is not quoted."""
+    """Return the problem with a list of brokers, if any.
+
+    A text with `@` or `=` may contain credentials, so it is not quoted.
+    """
     if sign := next((sign for sign in "@=" if sign in text), None):
         return (
             f"has {sign!r}, which suggests credentials next to a host; write host:port, and set the credentials in "
@@ -45,7 +48,10 @@ def _find_server_problem(server: str) -> str | None:
 
 
 def find_path_problem(text: str) -> str | None:
-    """Storage libraries read the text after `#` or `?` as a fragment or query, and drop control characters."""
+    """Return the problem with a location's path, if any.
+
+    Storage libraries read the text after `#` or `?` as a fragment or query, and drop control characters.
+    """
     sign = _TRUNCATING_CHARACTERS.search(text)
     return f"has {sign[0]!r}, at which storage libraries truncate a path; choose a folder without it" if sign else None
 

@@ -21,7 +21,7 @@ class Application:
 
     @property
     def resources(self) -> Resources:
-        """The maximum of cores and of driver memory, all Spark properties, and other settings of the first stream."""
+        """The largest cores and driver memory, all Spark properties, and other settings of the first stream."""
         declared = [spec.resources for spec in self.streams]
         spark = {key: value for one in declared for key, value in one.spark.items()}
         maxima = {name: max(getattr(one, name) for one in declared) for name in ("cores", "driver_memory")}
@@ -36,7 +36,7 @@ class Application:
         return frozenset().union(*map(find_environment_names, self.streams))
 
     def fingerprint(self) -> str:
-        """Return a hash of what needs a restart: resources, and names of connections and environment variables."""
+        """Return a hash that changes if a restart is needed: of resources, and names of connections and variables."""
         needs = (self.resources.model_dump_json(), sorted(self.connections), sorted(self.environment))
         return hashlib.sha256(repr(needs).encode()).hexdigest()[:16]
 

@@ -171,4 +171,7 @@ class Watermark(Model):
     idle_timeout: PositiveDuration = timedelta(minutes=5)
     """A topic-partition without unread records for this long does not hold the watermark back."""
     max_future: PositiveDuration = timedelta(minutes=10)
-    """A row whose event time is further ahead of Kafka's timestamp or of the clock does not advance the watermark."""
+    """How far an event time may be ahead of Kafka's timestamp and of the clock.
+
+    Later ones do not advance the watermark.
+    """

@@ -30,9 +30,10 @@ def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
 
 
 def find_harmful_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
-    """Return what the stream in `path` would do to other streams: write their tables, or stop them.
+    """Return how the stream in `path` would harm other streams: write to their tables, or stop them.
 
-    A column that one stream declares optional becomes optional. Streams that declare it `not null` then stop.
+    A column that one stream declares optional becomes optional in the table. Streams that declare the column `not null`
+    then stop.
     """
     spec = streams[path]
     errors = (*_dead_letter_conflicts(streams), *_route_conflicts(streams))
@@ -78,7 +79,7 @@ def _dead_letter_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Find a table of a route that another stream writes: its windows would wait for both."""
+    """Find routed tables that another stream has as its own. The windows would wait for both streams."""
     own = {
         (spec.table.catalog, name): path
         for path, spec in streams.items()
@@ -93,7 +94,7 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 
 def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """A window is complete only if all streams that route to its table agree on the table's windows."""
+    """Find streams that route to one table, but differ in its windows. The windows would never be complete."""
     first: dict[tuple[str | None, str], tuple[Path, StreamSpec]] = {}
     templates: dict[str, Path] = {}
     for path, spec in streams.items():
@@ -114,7 +115,7 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
 
 
 def _application_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """An application must not have a stream's name, because commands accept both."""
+    """Find applications with the name of a stream, because commands accept both names."""
     names = {spec.name: path for path, spec in streams.items()}
     first: dict[tuple[str, str], tuple[Path, object]] = {}
     for path, spec in streams.items():
@@ -141,7 +142,7 @@ def _describe_mode(spec: StreamSpec) -> str:
 
 
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
-    """Settings are compared with those of the first stream, topics with the topics of all earlier streams."""
+    """Compare a table's streams: their settings with the first stream's, their topics with all earlier streams'."""
     (first_path, first), *others = feeding.items()
     for at, (path, spec) in enumerate(others):
         earlier = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
@@ -209,7 +210,7 @@ def _table_struct(spec: StreamSpec) -> Struct:
 
 
 def _find_field_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
-    """Yield path and both texts of each conflict. A column of only one struct is a conflict if it is `not null`."""
+    """Yield the path and both declarations of each conflict. A field of only one struct must not be `not null`."""
     fields = {field.name.lower(): field for field in its.fields}
     for field in mine.fields:
         other = fields.pop(field.name.lower(), None)

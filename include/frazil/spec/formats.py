@@ -32,11 +32,11 @@ class Registry(Model):
     username: str | None = None
     """User name for basic authentication."""
     password: str | None = None
-    """Its password: a reference, such as `${env:REGISTRY_PASSWORD}`."""
+    """Password for basic authentication: a reference, such as `${env:REGISTRY_PASSWORD}`."""
     token: str | None = None
     """Bearer token: a reference."""
     ca_file: str | None = None
-    """PEM file of the registry's certificate authority, on all hosts of the writer; relative to the declaration."""
+    """PEM file of the registry's certificate authority, at this path on all hosts; relative to the declaration."""
     timeout: PositiveDuration = timedelta(seconds=10)
     """Timeout of each request."""
     properties: Properties = Field(default_factory=dict)
@@ -182,7 +182,7 @@ class _SchemaFormat(Model):
     schema_text: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
     """The schema's text, instead of `schema-file`."""
     _folder: Path = PrivateAttr(default=Path())
-    """The folder of the file that declares the format; the working directory if no file does."""
+    """The folder of the file that declares the format; the working directory if the format is not from a file."""
 
     @model_validator(mode="after")
     def _set_folder(self, info: ValidationInfo) -> Self:
@@ -303,7 +303,7 @@ class Key(Model):
     also the default for `from: {key: …}`.
     """
     schema_file: str | None = None
-    """Like in `source.format`, for all keys in `avro` and `protobuf`."""
+    """File with the schema of all keys in `avro` or `protobuf`; see `schema-file` in `source.format`."""
     schema_text: str | None = Field(default=None, max_length=MAX_SCHEMA_CHARACTERS)
     """The schema's text, instead of `schema-file`."""
     message: str | None = None
@@ -324,7 +324,7 @@ class Key(Model):
         return self
 
     def fields_format(self, of_value: ValueFormat) -> ValueFormat:
-        """Return the format that decodes keys: by default that of the values, `of_value`."""
+        """Return the format that decodes keys: by default, the values' format `of_value`."""
         if self.format in {"avro", "protobuf"}:
             texts: dict[str, Any] = {"schema_file": self.schema_file, "schema_text": self.schema_text}
             declared = AvroFormat(**texts) if self.format == "avro" else ProtobufFormat(**texts, message=self.message)
@@ -337,7 +337,7 @@ class Key(Model):
 
 
 class Header(Model):
-    """A column that stores a header of the record: the last one, if several have that name."""
+    """A column that stores a header of the record. If several headers have the name, it stores the last one."""
 
     name: str = Field(min_length=1)
     """The header's name in Kafka."""

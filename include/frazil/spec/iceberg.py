@@ -69,7 +69,7 @@ def iceberg_type(text: str) -> iceberg.IcebergType:
 
 
 def table_schema(spec: StreamSpec) -> Schema:
-    """The key of an upsert stream becomes Iceberg's identifier fields."""
+    """Return the table's declared schema. The key of an upsert stream becomes Iceberg's identifier fields."""
     declared = [(c.name, types.parse_type(c.type), c.required, c.doc) for c in spec.columns]
     if spec.coordinates:
         declared += [
@@ -181,7 +181,10 @@ TIMESTAMP_LIMITS_US = (DATE_LIMITS_DAYS[0] * 86_400_000_000, (DATE_LIMITS_DAYS[1
 
 
 def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
-    """Decimals are integers without the decimal point, dates are days and timestamps microseconds since 1970."""
+    """Return a type's lowest and greatest value; None if it has no limits.
+
+    Decimals are integers without the decimal point. Dates are days, and timestamps microseconds, since 1970.
+    """
     match kind:
         case iceberg.IntegerType():
             return -(2**31), 2**31 - 1
@@ -197,7 +200,7 @@ def find_limits(kind: iceberg.IcebergType) -> tuple[int, int] | None:
 
 
 def filter_between(field: iceberg.NestedField, lowest: Any, greatest: Any) -> BooleanExpression:
-    """Return a filter without bounds that equal the type's limits: PyIceberg would compute the value beyond them."""
+    """Return a range filter. Omits a bound equal to the type's limit: PyIceberg would compute the value beyond it."""
     first, last = find_limits(field.field_type) or (None, None)
     found: BooleanExpression = AlwaysTrue()
     if first is None or _to_unscaled(lowest) > first:

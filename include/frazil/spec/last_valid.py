@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 MAX_FILE_ABSENCE_MS = 60_000
-"""How long a file may be missing before it counts as removed, while others of its folder exist."""
+"""How long a file may be missing before it counts as removed, while the folder has other files."""
 MAX_FOLDER_ABSENCE_MS = 600_000
 """How long all files of a folder may be missing: longer, because an unmounted volume also looks empty."""
 REMOVED_FILE_REPORT_MS = 900_000
@@ -71,7 +71,7 @@ class DeclaredFile(Generic[T]):
 
 
 def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[DeclaredFile[T]]:
-    """Return all files by path, also broken and missing ones. Remembers valid declarations, forgets removed ones."""
+    """Return all files by path, also broken and missing ones. Records valid declarations, and forgets removed files."""
     memory = DeclarationMemory(folder)
     problem, paths = _list_files(folder)
     found = [_read_file(path, kind, memory) for path in paths]
@@ -120,7 +120,7 @@ def recall_declaration(folder: Path, name: str, kind: FileKind[T]) -> T | None:
 
 
 def find_or_recall(folder: Path, name: str) -> tuple[StreamSpec, str | None]:
-    """Return a stream, or its last valid declaration and the file's problem. Raises SpecError without either."""
+    """Return a stream, or its last valid declaration and the file's problem. Raises SpecError if it was never valid."""
     try:
         return find_and_remember(folder, name), None
     except SpecError as error:
@@ -155,7 +155,7 @@ def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
 
 
 class DeclarationMemory:
-    """A record that cannot be read or written is logged, and counts as missing."""
+    """Reads and writes records of declarations. An unusable record is logged, and counts as missing."""
 
     def __init__(self, folder: Path) -> None:
         path = str(folder.absolute())

@@ -32,7 +32,7 @@ _TYPES_BY_TRANSFORM = {
     **dict.fromkeys(("year", "month", "day"), _TIMES | {"date"}),
     "hour": _TIMES,
 }
-"""Column types to which a transform can be applied. Other transforms can be applied to all primitive types."""
+"""Column types that a transform can have. Transforms that are not listed can have all primitive types."""
 _TERM = re.compile(
     r"(?:(?P<transform>\w+)\s*\(\s*(?:(?P<width>[^,()]+?)\s*,\s*)?)?(?P<column>[^\s,()][^,()]*+)(?P<close>\))?"
 )

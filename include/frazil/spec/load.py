@@ -96,12 +96,12 @@ def no_stream_error(folder: Path) -> SpecError:
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:
-    """Load one stream of a folder, whose other files may be broken. Raises SpecError like `find_file`."""
+    """Load one stream of a folder. Other files of the folder may be broken. Raises SpecError like `find_file`."""
     return load_stream(find_file(folder, name))
 
 
 def check_other_streams(folder: Path, spec: StreamSpec) -> None:
-    """Raise SpecError if the stream would harm another one: `frazil validate` may not have been run."""
+    """Raise SpecError if the stream would harm another one. Needed because users may not run `frazil validate`."""
     writes_others = spec.sinks.has_routed_tables or spec.dead_letters.table is not None
     loaded, _ = _load_all(folder, naming="" if writes_others else spec.table.identifier)
     mine = next((path for path, one in loaded.items() if one.name == spec.name), None)
@@ -140,7 +140,7 @@ def _mentions(path: Path, text: str) -> bool:
 
 
 def find_streams_of(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams of a table, as `view_from_table` does. Raises SpecError without any."""
+    """Return the streams of a table, each as `view_from_table` returns it. Raises SpecError if the table has none."""
     loaded, problems = _load_all(folder)
     if unsure := [problem for path, problem in problems.items() if _mentions(path, table)]:
         raise SpecError(unsure[0])

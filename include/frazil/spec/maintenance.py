@@ -17,7 +17,7 @@ class SwitchableAction(Model):
     """A maintenance action, which the value `off` disables."""
 
     enabled: bool = True
-    """`false`, or `off` in place of the mapping, switches this off."""
+    """`false`, or `off` in place of the mapping, switches the action off."""
 
     @model_validator(mode="before")
     @classmethod
@@ -40,7 +40,7 @@ class Compaction(SwitchableAction):
     fold_files: CountFromTwo | None = None
     """A running writer rewrites this many of its small files in a partition as one. By default, it rewrites none."""
     deleted_rows: Percentage = 20
-    """Percentage of deleted rows at which a data file is rewritten; a tenth of it for a tenth of the target size."""
+    """Percentage of deleted rows at which a data file is rewritten; proportionally lower below the target size."""
 
 
 class Manifests(SwitchableAction):
@@ -58,18 +58,18 @@ class Expiry(SwitchableAction):
     at_least: Count = 20
     """Number of newest snapshots that are always kept."""
     at_most: Count = 500
-    """Maximum number of snapshots kept because of `keep`. Writers expire those above it plus an eighth."""
+    """Maximum number of snapshots kept because of `keep`. Writers expire the oldest at an eighth above this number."""
 
 
 class Orphans(SwitchableAction):
     """Deletes, once a day, the files below the table's location that no snapshot, journal or backfill references."""
 
     older_than: PositiveDuration = timedelta(days=3)
-    """Younger files are never deleted."""
+    """Minimum age of a file that may be deleted."""
     max_listed: Count = 5_000_000
-    """Nothing is deleted with more files in the location."""
+    """Maximum number of files in the location. With more, nothing is deleted."""
     max_share: Percentage = 20
-    """If a larger percentage of files or bytes would go, nothing is deleted."""
+    """Maximum percentage of files or bytes to delete. If more would be deleted, nothing is."""
 
 
 class Alerts(SwitchableAction):
@@ -86,9 +86,9 @@ class Alerts(SwitchableAction):
     metadata_bytes: Bytes = 8 * 2**20
     """Size of `metadata.json`."""
     small_files: Count = 5_000
-    """Data files, if their average size is below a tenth of the target size."""
+    """Number of data files, while their average size is below a tenth of the target size."""
     delete_files: Count = 100
-    """Delete files, beyond one for each data file of an upsert table."""
+    """Number of delete files. For an upsert table, one for each data file is not counted."""
     deleted_rows: Percentage = 30
     """Percentage of deleted rows in data files."""
     since_compaction: Bytes = 100 * 2**30
@@ -96,15 +96,15 @@ class Alerts(SwitchableAction):
     freshness: PositiveDuration = timedelta(minutes=15)
     """Age of the oldest record that waits in Kafka."""
     lag: Records | None = None
-    """Unread records of one stream. By default there is no such alert."""
+    """Unread records of one stream. By default, this alert is off."""
     late_window: PositiveDuration = timedelta(hours=2)
     """How long a window may stay incomplete after its end and `lateness`."""
     writer_down: PositiveDuration = timedelta(minutes=1)
     """How long a stream that should run may have no writer."""
     stall: PositiveDuration = timedelta(seconds=45)
-    """How long a writer may be stalled, or without Kafka, catalog, storage or registry; `hold`, if that is shorter."""
+    """How long a writer may be stalled, or without Kafka, catalog, storage or registry; at most `hold`."""
     restarts: Count = 2
-    """Consecutive ends of the writer without a commit, within an hour."""
+    """Number of times in a row, within an hour, that the writer ended without a commit."""
     waiting_batches: Count = 3
     """Journaled batches that are not committed, if the last commit is not recent."""
     dead_letters: Percentage = 5
@@ -118,7 +118,7 @@ class Alerts(SwitchableAction):
 
 
 MIN_STALE_INTERVALS = 2
-"""Commit intervals until a stream can become stale, even if `freshness` is shorter."""
+"""Minimum number of commit intervals after which a stream can become stale, even if `freshness` is shorter."""
 
 
 class Maintenance(Model):

@@ -77,7 +77,9 @@ class Commit(Model):
     max_records: Records = 20_000_000
     """Maximum number of records in a batch. For `mode: upsert` the default is 1,000,000."""
     throttle: Literal["off", "warn", "stretch"] = "warn"
-    """If metadata grows faster than maintenance shrinks it. `warn`: a warning. `stretch`: also longer commit intervals.
+    """What happens if metadata grows faster than maintenance shrinks it.
+
+    `warn`: a warning. `stretch`: also longer commit intervals.
     """
     max_interval: PositiveDuration = timedelta(minutes=10)
     """The longest commit interval with `throttle: stretch`."""
@@ -144,7 +146,7 @@ class StreamSpec(Model):
     columns: Columns = Field(alias="schema", min_length=1)
     """`column: type`, `column: type not null`, or `column: {type, required, doc, unit}`."""
     cast: Literal["strict", "lenient"] = "strict"
-    """Default `cast` of columns with primitive types, also of those that `evolution` adds."""
+    """Default `cast` of columns with primitive types, including columns that `evolution` adds."""
     transform: str | None = Field(default=None, min_length=1)
     """A DuckDB `SELECT … FROM records [WHERE …]` that computes the columns of `schema`."""
     mode: Literal["append", "upsert"] = "append"
@@ -162,7 +164,7 @@ class StreamSpec(Model):
     its rows are deleted. Only for `mode: upsert`.
     """
     route: Route | None = None
-    """The tables that records go to; `table` gets all other records."""
+    """Further tables, and the records that go to them. `table` gets all other records."""
     rest: str | None = Field(default=None, min_length=1)
     """The `string` column of all fields without a column, as a JSON object."""
     event_time: EventTime

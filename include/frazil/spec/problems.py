@@ -116,7 +116,11 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
 
 
 def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Pydantic skips these if a part is invalid, so this validates again, with placeholders for invalid parts."""
+    """Return the problems between parts of a declaration.
+
+    Pydantic skips these problems if a part is invalid. This function therefore validates again, with placeholders for
+    the invalid parts.
+    """
     locations = [_remove_union_members(details["loc"]) for details in error.errors() if details["loc"]]
     if not locations:
         return []
@@ -236,7 +240,10 @@ def _is_split_name(details: ErrorDetails) -> bool:
 
 
 def _suggest_mapping(details: ErrorDetails) -> str:
-    """Return a hint with the keys of a mapping. A word is shown under the key, if only one key is required."""
+    """Return a hint with a mapping's keys.
+
+    If only one key is required, the hint shows the written word as its value.
+    """
     model = _find_model(details["loc"])
     needed = [field for field in model.model_fields.values() if field.is_required()]
     written = details["input"]

@@ -137,7 +137,7 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:
-    """Spark's vectorised reader cannot read booleans in Parquet's v2 data pages (Iceberg 1.12)."""
+    """Find boolean columns in v2 data pages, which Spark's vectorised reader cannot read (Iceberg 1.12)."""
     if spec.table.properties.get(PAGE_VERSION_PROPERTY) != "v2":
         return
     path, unread = (

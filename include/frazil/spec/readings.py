@@ -1,4 +1,4 @@
-"""Rules for how columns are read from records: from which field, and by which conversions."""
+"""Rules for how columns are read from records: from which field, and with which conversions."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _find_conversion_problems(
 
 
 def _may_be_value_of(value: object, kind: str, unit: str | None) -> bool:
-    """The value's content is checked when records are read."""
+    """Return whether a value's YAML type suits the column. Reading the records checks the value's content."""
     if kind == "boolean" or isinstance(value, bool):
         return kind == "boolean" and isinstance(value, bool)
     if kind in {"int", "long"}:

@@ -58,7 +58,10 @@ def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -
 
 
 def executor_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return properties with resolved brokers. Tasks resolve the rest: hosts differ, and secrets are not sent."""
+    """Return properties in which only the brokers are resolved.
+
+    Tasks resolve all other references, because hosts differ and secrets must not be sent.
+    """
     resolved = resolve_kafka_properties(spec, environment)
     return {**declared_kafka_properties(spec), "bootstrap.servers": resolved["bootstrap.servers"]}
 

@@ -44,7 +44,7 @@ class Route(Model):
     allow: tuple[str, ...] = ("*",)
     """Patterns of values for which `template` creates tables. Other values make dead letters."""
     limit: Annotated[int, IntegerBounds(1, 10_000)] = 100
-    """Maximum number of tables that `template` creates. Records for more are dead letters."""
+    """Maximum number of tables that `template` creates. Records for further tables become dead letters."""
     otherwise: Literal["table", "dead-letters"] = "table"
     """The place of records without a value or a table."""
     complete: tuple[str, ...] = ()
@@ -98,7 +98,10 @@ def find_refusal(value: str, allow: Iterable[str]) -> str | None:
 
 
 def derive_name_part(value: str) -> str:
-    """A plain value is used unchanged, unless it ends like a hash. Other values get 48 bits of their hash."""
+    """Return the part of a table's name for a route value.
+
+    A plain value is used unchanged, unless it ends like a hash. Other values get 48 bits of their hash.
+    """
     if _PLAIN.fullmatch(value) and not _HASHED.search(value):
         return value
     plain = re.sub(r"[^a-z0-9]+", "_", value.lower()).strip("_")[:MAX_VALUE_CHARACTERS_IN_NAME].strip("_") or "value"

@@ -23,7 +23,7 @@ class RoutedStream(StreamSpec):
 
     @property
     def is_made(self) -> bool:
-        """Whether only the route's template can have created the table. Its properties show whether it did."""
+        """Whether only the route's template can have created the table. The table's properties show whether it did."""
         return self.table.identifier not in self.sinks.named_tables
 
     @property
@@ -66,7 +66,7 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
 
 
 def find_feeding_streams(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
-    """Return the table's streams. Those whose templates only match its name count only if no stream names it."""
+    """Return the streams that name a table or, if none does, the streams whose template matches the table's name."""
     views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := view_from_table(spec, table)) is not None]
     return [view for view in views if not (isinstance(view, RoutedStream) and view.is_made)] or views
 
@@ -85,7 +85,10 @@ def list_windowed_views(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def partitions_dag_id(table: str) -> str:
-    """Tables of a template share a DAG, named after the stream. Only a table's name contains a dot."""
+    """Return a partition DAG's id. `table` is a table, or a stream: all tables of its template share one DAG.
+
+    Only a table's name contains a dot, so the ids differ.
+    """
     return f"frazil_partitions_{table}"
 
 

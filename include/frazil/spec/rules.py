@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def find_problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
-    """`wrong` has the dotted keys of invalid parts. Rules that need such a part are skipped."""
+    """Return a declaration's problems. `wrong` has the dotted keys of invalid parts, whose rules are skipped."""
     return tuple(
         problem
         for rule, needs in _RULES
@@ -101,7 +101,7 @@ def _check_units(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
-    """Yield the problems of a transform's declaration, except those of its SQL, which DuckDB checks."""
+    """Yield the problems of a transform's declaration. DuckDB checks the transform's SQL."""
     if spec.transform is None:
         if spec.source.columns:
             yield Problem("source.schema", None, "is only used with a transform; declare one, or leave this out")

@@ -23,7 +23,7 @@ class Protection(Model):
     equal, and the secret decrypts them. `drop`: the field never becomes a column.
     """
     keep_last: Annotated[int, IntegerBounds(0, 64)] = 0
-    """How many characters stay visible for `mask`, at the end of a text, if it is at least twice as long."""
+    """Number of characters that `mask` leaves visible at a text's end. Texts less than twice as long show none."""
 
     @model_validator(mode="after")
     def _check_keep_last(self) -> Protection:

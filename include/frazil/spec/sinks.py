@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 RepeatHandling = Literal["no", "by order", "by arrival", "dropped"]
-"""Records become rows again, are merged by `order-by` or in order of arrival, or are dropped."""
+"""How repeated records are handled: as new rows, merged by `order-by` or in order of arrival, or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ DEDUPLICATE = Mode("record", "dropped", drops_repeats=True)
 
 @dataclass(frozen=True)  # without slots, for the cached property
 class Sinks:
-    """See ADR 26. A batch counts as committed once the default table has it."""
+    """The tables of one stream (ADR 26). A batch counts as committed once the default table has it."""
 
     stream: str
     default_table: str
@@ -102,7 +102,7 @@ class Sinks:
         return value if self.route.derive_table_name(value) == identifier else None
 
     def owns(self, identifier: str, properties: Mapping[str, str]) -> bool:
-        """Return whether a table follows: the route names it, or its template created it."""
+        """Return whether a table belongs to the route: the route names the table, or its template created the table."""
         return identifier in self.named_tables or self.find_value(identifier, properties) is not None
 
     def extract_value(self, identifier: str) -> str | None:

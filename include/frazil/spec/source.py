@@ -28,7 +28,7 @@ class Source(Model):
     format: Format = JsonFormat()
     """How a record's value is encoded."""
     columns: Columns = Field(default=(), alias="schema")
-    """The fields of a record, with `transform`, declared like `schema`; by default those of `schema`."""
+    """The fields of a record, if there is a `transform`. Declared like `schema`; by default, the fields of `schema`."""
     key: Key | None = None
     """The column that stores a record's key."""
     headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = ()
@@ -84,7 +84,10 @@ _OPTIONS.log_errors = False
 
 
 def compile_pattern(text: str) -> Any:
-    """RE2 takes linear time. Python's `re` may backtrack forever while it holds the interpreter's lock."""
+    """Compile a pattern with RE2, which takes linear time.
+
+    Python's `re` may backtrack forever while it holds the interpreter's lock.
+    """
     try:
         return re2.compile(text, _OPTIONS)
     except (re2.error, UnicodeEncodeError) as error:

@@ -44,7 +44,7 @@ _ICEBERG_NAMES = {
     "map": "map<key, value>",
     **dict.fromkeys(("row", "struct"), "struct<name: type>"),
 }
-"""Iceberg's names of other systems' types, and of types without their arguments."""
+"""Iceberg's names for the types of other systems, and for types whose arguments are missing."""
 
 _SQL_NAMES = {
     re.compile(rf"(?:{words})\b", re.IGNORECASE): name

@@ -35,7 +35,7 @@ class Delete(Model):
     values: tuple[str | int | bool, ...] = ()
     """The values of `column` that mark a delete."""
     tombstones: bool = False
-    """A record without a value deletes its Kafka key's row. The key is the only key column, or has them as fields."""
+    """A record without a value deletes the row of its Kafka key. This key is, or contains, all key columns."""
 
     @model_validator(mode="before")
     @classmethod

@@ -85,7 +85,7 @@ def _refuse_boolean(value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class IntegerBounds:
-    """A replacement of pydantic's `Field`, which can lose a bound next to another upper bound or a validator."""
+    """Bounds of an integer. Pydantic's `Field` may lose a bound next to another upper bound or a validator."""
 
     minimum: int = 1
     maximum: int = 2**31 - 1
@@ -166,7 +166,7 @@ class Model(BaseModel):
         str_max_length=MAX_TEXT_CHARACTERS,
     )
     short_form: ClassVar[str] = ""
-    """The key of a value that is written instead of a mapping; empty if only a mapping is allowed."""
+    """The key to which a value without a mapping belongs; empty if only a mapping is allowed."""
 
     @model_validator(mode="before")
     @classmethod

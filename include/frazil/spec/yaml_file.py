@@ -165,7 +165,10 @@ _HINTS = {
 T = TypeVar("T")
 
 MIN_UNCHANGED_AGE_NS = 3_000_000_000
-"""Two changes in one tick of a file system's clock look alike. The longest ticks are 2 s (FAT, some NFS)."""
+"""Minimum age of a file's last change for caching its content.
+
+Two changes in one tick of a file system's clock have the same signature. The longest ticks are 2 s (FAT, some NFS).
+"""
 MAX_CACHED_FILES = 10_000
 Signature = tuple[int, int, int, int] | None
 """Change time, modification time, size and inode; None if the file is missing or inaccessible."""
@@ -212,7 +215,7 @@ class FileCache(Generic[T]):
 
 
 def read_signature(path: Path) -> Signature:
-    """The ctime is included, because programs cannot set it, unlike the mtime."""
+    """Return a file's signature. Includes the ctime, because programs cannot set it, unlike the mtime."""
     try:
         seen = path.stat()
     except OSError:

@@ -1,6 +1,7 @@
-"""Lets a task attempt notice that Spark has abandoned it: the executor closes its connection, or its daemon sends
-SIGHUP. Otherwise, the attempt would leave files that no journal names. Imports little: see
-`frazil.stream.worker_daemon`.
+"""Lets a task attempt notice that Spark has abandoned it.
+
+The attempt notices that its executor closes the connection, or that its daemon sends SIGHUP. Otherwise, it would leave
+files that no journal names. This module imports little: see `frazil.stream.worker_daemon`.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ Answers = tuple[TaskAnswer, ...]
 MAX_RESTAGES = 10
 """Maximum number of times that one batch is restaged because tables evolved or were missing."""
 MAX_RECENT_COMMITS = 4
-"""Maximum number of commit records from which a new writer computes averages."""
+"""Maximum number of commit records that a new writer reads to compute averages."""
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class BatchRunner:
     fence: FenceWatch = field(default_factory=FenceWatch)
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
-        """Stage, journal and commit one batch that ends at `end`. If `tasks` is 0, only commit this position."""
+        """Stage, journal and commit one batch that ends at `end`. If `tasks` is 0, only commit the new position."""
         key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
@@ -147,7 +147,10 @@ class BatchRunner:
         self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete files of the last batch's failed attempts again. On a cluster, an attempt may write files late."""
+        """Delete files of the last batch's failed attempts again.
+
+        On a cluster, attempts may still write files later.
+        """
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._delete_obsolete_files(self.last_journal)
 
@@ -174,7 +177,7 @@ class BatchRunner:
             self.emit(FutureEventTimes(key, by_partition, limit, newest_ms))
 
     def _total_merge_counts(self, journal: Journal) -> dict[str, int]:
-        """Return the merge counts by outcome, summed over all tables that have the batch."""
+        """Return the merge counts by outcome, summed over the tables that have the batch."""
         if self.tables.merging is None:
             return {"dropped": journal.dropped} if journal.dropped else {}
         total = Counter(_merge_counts(self.tables.main.current(), self.marker))
@@ -200,7 +203,7 @@ class BatchRunner:
         return time.monotonic() - committing
 
     def _raise_if_fenced(self, error: Exception) -> None:
-        """Raise `Fenced` from `error` if another writer took over, whose deletion of files may be the cause."""
+        """Raise `Fenced` from `error` if another writer took over: its deletion of files may have caused `error`."""
         if isinstance(error, FrazilError):
             return
         try:
@@ -224,7 +227,7 @@ class BatchRunner:
         return retry_during_outage(attempt, what, wait=self.wait, report=report, prepare_retry=again)
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
-        """Stage the batch, again if tables changed. Returns the answers and the journal. Raises StaleBatch."""
+        """Stage the batch, again if tables changed. Returns the tasks' answers and the journal. Raises StaleBatch."""
         context, answers = self._stage_once(stage, key, tasks=tasks)
         for _ in range(MAX_RESTAGES):
             has_evolved, values = self._evolve_tables(context, answers), _missing_route_values(answers)
@@ -249,7 +252,7 @@ class BatchRunner:
         self.emit(PhaseBegan(Phase.STAGING, key))
 
     def _stage_once(self, stage: Stage, key: BatchKey, *, tasks: int) -> tuple[StageContext, Answers]:
-        """Stage the batch; again without a shuffle if one of its tasks suspects a record."""
+        """Stage the batch. If a shuffled task suspects a record, stage the batch again without a shuffle."""
         context = self._build_context(key)
         progress = dataclasses.replace(self.progress, io=context.main.io)
         shuffle = self._decide_shuffle(context, tasks=tasks)
@@ -277,7 +280,7 @@ class BatchRunner:
         return has_evolved
 
     def _report_evolution(self, context: StageContext, target: Target, result: EvolutionResult) -> bool:
-        """Report how a table evolved. Returns whether its schema now differs from that of the staged rows."""
+        """Report how a table evolved. Returns whether its schema now differs from the schema of the staged rows."""
         handle = self.tables.handle(target)
         self.notices.publish_ignored(result.refused, table=handle.identifier)
         if result.changes:

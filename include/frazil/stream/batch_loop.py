@@ -45,7 +45,10 @@ class BatchLoop:
     planner: BatchPlanner | None = field(default=None, init=False)
 
     def run(self, *, until: Callable[[], bool], wait: Callable[[float], object]) -> None:
-        """Run batches until `until` returns True. `wait` (seconds) returns early if `until` may have changed."""
+        """Run batches until `until` returns True.
+
+        `wait` (seconds) returns early if `until` may return another result.
+        """
         self.planner = planner = self._create_planner()
         position = planner.position
         interval_s = planning_interval_s(planner.settings.policy.interval_s, max_s=self.hosting.max_polling_s)
@@ -88,7 +91,7 @@ class BatchLoop:
         return planner is not None and (planner.is_gone(tp[0]) or planner.is_held_back(tp, at))
 
     def _create_planner(self) -> BatchPlanner:
-        """Create the epoch's planner. Clears an earlier epoch's report and stretched commit interval."""
+        """Create the epoch's planner. Clears the report and the stretched commit interval of an earlier epoch."""
         r = self.runner
         exchange = open_exchange(r.run_folder)
         self.set_planner_report(None)
@@ -130,7 +133,10 @@ class BatchLoop:
 
 
 def next_position(planner: BatchPlanner, until: Callable[[], bool]) -> Position | None:
-    """Return the planner's next position; None if `until` returns True first. Waits for brokers in a daemon thread."""
+    """Return the planner's next position; None if `until` returns True first.
+
+    A daemon thread waits for the brokers.
+    """
     if (known := planner.position_without_poll()) is not None:
         return known
     answer: Future[Position] = Future()

@@ -10,7 +10,7 @@ from frazil.ingest.source_log import is_after, is_before
 from frazil.safe_text import escape_unsafe
 
 MAX_REMEMBERED_TRANSACTIONS = 200_000
-"""Maximum number of transactions whose ends are remembered, in case a restarted connector sends events again."""
+"""Maximum number of remembered transactions that have ended. A restarted connector may send their events again."""
 MAX_OPEN_POSITIONS = 200
 """Maximum number of source positions of open transactions, which are compared in pairs."""
 
@@ -21,17 +21,17 @@ class _RecordRun:
 
     transaction: str
     order: int
-    """The last readable record's number within its transaction."""
+    """The number of the last readable record within its transaction."""
     position: str | None
     """The transaction's position in the source's log."""
     end: int
     unreadable: int = 0
-    """Number of unreadable records after the last readable one. They may belong to this transaction."""
+    """Number of unreadable records after the last readable record. They may belong to the same transaction."""
 
 
 @dataclass(slots=True)
 class _OpenTransactions:
-    """Open transactions, oldest first. A transaction without a position never precedes another."""
+    """Open transactions, oldest first. A transaction without a position never counts as earlier than another."""
 
     positions: dict[str, str | None] = field(default_factory=dict)
     _at: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -66,25 +66,26 @@ class _OpenTransactions:
 
 @dataclass(slots=True)
 class Boundaries:
-    """Finds transaction boundaries in a log of change events. Each event has its transaction's id, and its number in
-    the transaction. A transaction is open until its last event, or until a later transaction begins. Its end record
-    states the number of events.
+    """Finds transaction boundaries in a log of change events. Each event has a transaction's id, and a number in it.
 
-    A restarted connector sends events again. A batch that ends among these would restore deleted rows. No offset is a
-    boundary until the newest transaction was sent again.
+    A transaction is open until its last event, or until a later transaction begins. The transaction's end record states
+    the number of events.
+
+    A restarted connector sends events again. A batch that ends among repeated events would restore deleted rows.
+    Therefore, no offset is a boundary until the newest transaction was sent again.
     """
 
     at: int
     newest: LastTransaction = NO_TRANSACTION
     """The newest complete transaction before `at`."""
     is_behind: bool = False
-    """Whether, at the last `advance`, a restarted connector had not sent `newest` again yet."""
+    """Whether a restarted connector had not sent `newest` again at the last `advance`."""
     _runs: list[_RecordRun] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
-    """The number of events of each transaction whose end record was read."""
+    """The number of events of each transaction with an end record that was read."""
 
     def add(self, transaction: str, order: int, position: str | None, end: int, *, unreadable: bool = False) -> None:
-        """Add the next record. `order` is its number in the transaction, and `end` is the offset after it."""
+        """Add the next record: `order` is its number in the transaction, and `end` is the offset after the record."""
         last = self._runs[-1] if self._runs else None
         if last is not None and unreadable:
             last.unreadable, last.end = last.unreadable + 1, end
@@ -107,9 +108,10 @@ class Boundaries:
             del self._counts[next(iter(self._counts))]
 
     def advance(self, *, whole: bool) -> str:
-        """Move `at` to the last boundary. Returns the id of the transaction that prevents a later boundary, or "".
-        Unless `whole`, the last transaction stays open, because more records follow. Raises SpecError for records from
-        more than one log.
+        """Move `at` to the last boundary, and return the id of the transaction that prevents a later boundary, or "".
+
+        Unless `whole`, more records follow, so the last transaction stays open. Raises SpecError for records from more
+        than one log.
         """
         open_ones = _OpenTransactions()
         newest, behind, begins, end = self.newest, False, 0, self.at
@@ -134,7 +136,7 @@ class Boundaries:
 
 
 def _advance(newest: LastTransaction, transaction: str, position: str | None) -> tuple[LastTransaction, bool]:
-    """Return the newest transaction after `transaction` ends, and whether `transaction` is older than `newest`."""
+    """Return the newest transaction once `transaction` has ended, and whether `transaction` is older than `newest`."""
     if transaction != newest.id and is_before(position, newest.position):
         return newest, True
     return LastTransaction(transaction, position or newest.position), False

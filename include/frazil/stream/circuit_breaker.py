@@ -1,5 +1,6 @@
-"""Stops a stream before the commit of a batch with too many dead letters (`dead-letters.circuit`). Ignores the
-records before the offsets up to which an operator has accepted rejected records.
+"""Stops a stream before the commit of a batch with too many dead letters (`dead-letters.circuit`).
+
+An operator may accept rejected records up to certain offsets. Records before these offsets are ignored.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
 
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
-    """Return the offsets before which rejected records are accepted. Omits recreated topics."""
+    """Return the offsets up to which an operator has accepted rejected records. Omits recreated topics."""
     found = _read(tables)
     return keep_same_topics(found.offsets, found.source, source) if found else {}
 

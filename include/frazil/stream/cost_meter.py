@@ -1,5 +1,6 @@
-"""Measures the CPU time and storage requests of a writer's process and its JVM, by batch. Streams in one process share
-these measurements.
+"""Measures the CPU time and storage requests of a writer's process and its JVM, by batch.
+
+Several streams in one process share its measurements.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from frazil.table.object_store import StorageRequests, counted_requests
 
 @dataclass(slots=True)
 class CostMeter:
-    """Measures a process's cost since its previous batch. The first batch includes the cost of the start."""
+    """Measures a process's cost since its previous batch. The first batch includes the cost of starting the process."""
 
     jvm_pid: int | None = None
     _taken_s: float = 0.0

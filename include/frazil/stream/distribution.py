@@ -1,6 +1,7 @@
-"""Decides whether a batch's rows are shuffled, and which writers each table partition gets. Pure. Without a shuffle,
-each task writes a file for each table partition of its rows. With a shuffle, the size of a table partition determines
-its number of files.
+"""Decides whether a batch's rows are shuffled, and which writers each table partition gets. Pure.
+
+Without a shuffle, a task writes a file for each table partition of its rows. With a shuffle, a table partition's size
+determines its number of files.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Literal
 from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
 MIN_RATIO_TO_BEGIN = 1.5
-"""Shuffling begins if it would divide the number of files by at least this factor."""
+"""Factor by which a shuffle must divide the number of files, before shuffling begins."""
 MIN_RATIO_TO_CONTINUE = 1.2
 MIN_SAVED_FILES = 16
-"""Minimum number of files that a shuffle must save to be worth its CPU time."""
+"""Minimum number of files that a shuffle must save. Fewer files are not worth its CPU time."""
 NEWEST_WEIGHT = 0.5
 MIN_KEPT_SHARE = 0.01
 """A partition without new rows is forgotten once its average is below this share of the mean partition."""
@@ -116,9 +117,10 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
 def assign_writers(
     sizes: Mapping[PartitionKey, float], writers: int
 ) -> dict[PartitionKey, tuple[tuple[int, float], ...]]:
-    """Assign writers to partitions by McNaughton's wrap-around rule, and return `Shuffle.shares`. The partitions,
-    largest first, form a line that is cut into equal lengths, one per writer. Very small pieces are left out, so a
-    writer gets at most `1 + 2 * MIN_PIECE_SHARE` times that length.
+    """Assign writers to partitions by McNaughton's wrap-around rule, and return `Shuffle.shares`.
+
+    The partitions, largest first, form a line, which is cut into equal lengths, one per writer. Very small pieces are
+    left out. A writer therefore gets at most `1 + 2 * MIN_PIECE_SHARE` times an equal length.
     """
     ordered = _sort_by_size(sizes)
     length = sum(size for _, size in ordered) / writers

@@ -37,7 +37,7 @@ from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared
 
 MAX_NAMED = 3
-"""Maximum number of dropped tables in a message; further ones are only counted."""
+"""Maximum number of dropped tables that a message names. Further tables are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def has_other_route_value(spec: StreamSpec, table: Table, value: str | None) -> 
 
 
 def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Return whether the declared route includes this table, or might, because its route value is unknown."""
+    """Return whether the route includes this table. True also if this is uncertain, without a known route value."""
     return _may_include(spec, RoutedTableRecord(target, _find_route_value(spec, tables, target), ""))
 
 
@@ -168,7 +168,7 @@ def _may_include(spec: StreamSpec, record: RoutedTableRecord) -> bool:
 def describe_dropped_table(
     spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None = None
 ) -> str:
-    """Return what happened to a table of the route, and what to do. `replacement` now has its name, if given."""
+    """Return what happened to a table of the route, and what to do. `replacement` is a table that now has the name."""
     target, catalog, has = record.target, tables.main.catalog_name, _may_include(spec, record)
     of = f" (created for {record.value!r})" if record.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
@@ -217,7 +217,7 @@ def _find_record(spec: StreamSpec, tables: StreamTables, target: Target) -> Rout
 
 
 def _find_leftovers(tables: StreamTables, record: RoutedTableRecord) -> tuple[str | None, bool]:
-    """Return the newest readable metadata file's path, and whether any files of the table remain."""
+    """Return the path of the newest readable metadata file, and whether any files of the table remain."""
     if not record.location:
         return None, False
     try:
@@ -246,7 +246,7 @@ def recreate_table(spec: StreamSpec, tables: StreamTables, identifier: Target) -
 
 
 def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
-    """Return the route value of a dropped table; None for a named table. Raises SpecError if unknown."""
+    """Return the route value of a dropped table; None for a table that the route names. Raises SpecError if unknown."""
     if identifier in spec.sinks.named_tables:
         return None
     if (value := _find_route_value(spec, tables, identifier)) is not None:

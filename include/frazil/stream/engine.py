@@ -32,7 +32,7 @@ Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
 
 
 class Engine(Protocol):
-    """Runs tasks. Entering its context starts it in the background."""
+    """Runs tasks. Entering the engine's context starts the engine in the background."""
 
     @property
     def parallelism(self) -> int: ...
@@ -70,7 +70,8 @@ def _parse_task_answer(answer: Mapping[str, Any]) -> TaskAnswer:
 
 
 def read_shuffled_answers(answers: Iterable[str]) -> tuple[TaskAnswer, ...]:
-    """Parse the answers of a shuffled batch. Joins each reader's answer with that of the writer with the same number.
+    """Parse the answers of a shuffled batch. Joins the answers of each reader and of the writer with its number.
+
     Raises a task's error, or RecordSuspected. Raises StaleBatch unless each writer received exactly the sent rows:
     Spark may have run a reader again, with other rows.
     """

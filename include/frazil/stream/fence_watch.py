@@ -1,6 +1,4 @@
-"""Lets a writer without new records notice that a reset or another writer has fenced it. Otherwise, only commits check
-this.
-"""
+"""Lets a writer without new records notice that a reset or another writer has fenced it. Commits check this anyway."""
 
 from __future__ import annotations
 
@@ -40,11 +38,11 @@ class FenceWatch:
         self.postpone()
 
     def postpone(self) -> None:
-        """Postpone the next check. Call this after a commit, which is also a check."""
+        """Postpone the next check. Call this after a commit, because a commit also checks the fence."""
         self._checked_s = self.clock()
 
     def check(self, tables: StreamTables, *, epoch: int) -> None:
-        """Check the last loaded marker, or start the next load if it is due. Never waits. Raises `Fenced`."""
+        """Check the last loaded marker, or start the next load if the load is due. Never waits. Raises `Fenced`."""
         waited_s, pending = self.clock() - self._checked_s, self._pending
         if pending is None:
             if waited_s >= POLL_INTERVAL_S:

@@ -1,5 +1,6 @@
-"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots, because
-separate ones would cost a core for a hundred idle writers.
+"""The resources of a writer's process. Several writers in one process share threads, Kafka clients and slots.
+
+Separate resources would cost a core for a hundred idle writers.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Slots:
         return True
 
     def _leave_queue(self, event: threading.Event) -> bool:
-        """Remove a request from the queue. Returns False if it already has a slot."""
+        """Remove a request from the queue. Returns False if the request already has a slot."""
         with self._lock:
             if event.is_set():
                 return False
@@ -195,7 +196,7 @@ class FoldingThread:
 
 class ReadPins(Protocol):
     def __call__(self, catalog: Catalog, table: str, expiry: Expiry, *, now_ms: int) -> Pins:
-        """Return the snapshots of a table that its signals need. Raises catalog errors."""
+        """Return the snapshots of a table that the table's signals need. Raises catalog errors."""
 
 
 class KafkaClients:
@@ -222,10 +223,10 @@ class Hosting:
     recording_threads: RecordingThreads = field(default_factory=RecordingThreads)
     telemetry: Telemetry = field(default_factory=Telemetry)
     read_pins: ReadPins | None = None
-    """Reads which snapshots signals need. If it is missing, writers expire no snapshots."""
+    """Reads which snapshots signals need. Without this function, writers expire no snapshots."""
     slots: Slots = field(default_factory=lambda: Slots(1))
     max_polling_s: float = 1.0
-    """Each planner's maximum polling interval (s). If this is above the default, batches start earlier by as much."""
+    """Each planner's maximum polling interval (s). If above the default, batches start earlier by the difference."""
 
 
 @dataclass(slots=True)
@@ -263,7 +264,7 @@ class RecordFolding:
                 return
 
     def fold(self) -> int:
-        """Fold old commit records, and return how many. Raises errors of catalog and storage."""
+        """Fold old commit records, and return their number. Raises errors of catalog and storage."""
         table = open_existing_catalog(self.spec.table.catalog).load_table(self.spec.table.identifier)
 
         def marker_now() -> Marker | None:

@@ -1,5 +1,6 @@
-"""The writer's process: its signal handlers, and its exit code for the supervisor. Starts the JVM first, because
-importing the rest of the writer takes over a second.
+"""The writer's process: its signal handlers, and its exit code for the supervisor.
+
+Starts the JVM first, because importing the writer's other modules takes over a second.
 """
 
 from __future__ import annotations

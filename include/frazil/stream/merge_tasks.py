@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """One task, sent as JSON."""
+    """One merge task, as JSON for an executor."""
 
     context: int
     """The index of the task's context in `MergeTasks.contexts`."""
@@ -42,14 +42,14 @@ class MergeTasks:
     """The function of merge tasks, sent to executors. Returns FrazilErrors instead of raising them."""
 
     contexts: tuple[MergeContext, ...]
-    """The contexts of one job, whose tables belong to one stream."""
+    """The contexts of one job. Their tables belong to one stream."""
     progress: ProgressFolder
 
     def __call__(self, tasks: Iterable[str]) -> Iterator[str]:
         return map(self._run_plan, tasks)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a call of `shipped_merge`, which refuses other versions of frazil."""
+        """Pickle as a call of `shipped_merge`, which refuses functions of other versions of frazil."""
         contexts = [asdict(context) for context in self.contexts]
         context = {"stream": self.stream}
         work = {"version": __version__, "context": context, "contexts": contexts, "progress": asdict(self.progress)}
@@ -116,7 +116,7 @@ class MergeRunner:
         return request.results.result()
 
     def _run_job(self, job: Sequence[_Request]) -> None:
-        """Run one job, and set its requests' results. After a failure, run each request on its own."""
+        """Run one job, and set the results of its requests. If the job fails, run each request on its own."""
         progress = replace(self.progress, io=job[0].context.target.io, attempt=clock.now_ms())
         try:
             progress.clear()
@@ -143,7 +143,7 @@ class MergeRunner:
 
 
 def shipped_merge(work: Mapping[str, Any]) -> MergeTasks | VersionRefusal:
-    """Rebuild the function that a driver sent, or refuse it; see `frazil.stream.stage_rows.shipped`."""
+    """Rebuild the function that a driver sent, or refuse the function; see `frazil.stream.stage_rows.shipped`."""
     return rebuild(
         work, lambda: MergeTasks(tuple(map(_parse_context, work["contexts"])), ProgressFolder(**work["progress"]))
     )

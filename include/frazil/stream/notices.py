@@ -42,7 +42,10 @@ class Notices:
     """Reported ignored fields: the table's name, followed by the field's path."""
 
     def publish_drift(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the counts, including a staged batch. Casts and unplaced changes are published again when doubled."""
+        """Publish the counts, including a staged batch's.
+
+        Casts and unplaced changes are published again when doubled.
+        """
         found = (drift.without_changes() for answer in answers for drift in answer.result.drift.values())
         self.counted = now = join_drift([self.committed, *found])
         before = self.reported
@@ -59,7 +62,7 @@ class Notices:
                 self.emit(NoticeIssued(text, replaces=earlier))
 
     def publish_committed(self, answers: Sequence[TaskAnswer]) -> None:
-        """Publish the notices of a committed batch's tasks. Withdraw all other task notices."""
+        """Publish the notices of a committed batch's tasks. Withdraw all earlier task notices."""
         self.committed = self.counted
         if not answers:
             return

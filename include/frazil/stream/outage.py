@@ -1,4 +1,4 @@
-"""Lets a batch wait until a catalog, storage or registry is available again, or credentials are valid."""
+"""Lets a batch wait until a catalog, storage or registry is available again, or credentials are valid again."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ def retry_during_outage(
     report: Callable[[str, int], None],
     prepare_retry: Callable[[], None] = lambda: None,
 ) -> T:
-    """Call `operation`, retry during an outage, and return its result. Retries immediately after expired credentials.
-    `what` begins the messages: what cannot be done. `report` receives a message and an exit code for each failure.
-    `wait` takes seconds, and returns True if the writer is asked to end. Raises the last error when the writer is asked
-    to end, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
+    """Call `operation`, retry it during an outage, and return its result. Expired credentials cause an immediate retry.
+
+    `what`, at the beginning of messages, says what cannot be done. `report` receives a message and an exit code for
+    each failure. `wait` takes seconds, and returns True if the writer is asked to end. Raises the last error when the
+    writer is asked to end, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:

@@ -1,5 +1,6 @@
-"""Plans batches: when one starts, where it ends, and how its ranges are divided among tasks. Times are seconds of a
-monotonic clock, not producers' timestamps.
+"""Plans batches: when a batch starts, where it ends, and how its ranges are divided among tasks.
+
+Times are seconds of a monotonic clock, not producers' timestamps.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ class Position:
 @dataclass(frozen=True, slots=True)
 class PlannerReport:
     ends: Offsets
-    """The offsets up to which records may be read; without a leader, as last known."""
+    """The offsets up to which records may be read. For a partition without a leader, the last known offset."""
     first_offsets: Offsets = field(default_factory=dict)
     """The first offsets of new partitions that are not in the marker yet."""
     in_transactions: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Offsets that wait for transactions to end, if any."""
     transaction: str = ""
-    """The source transaction for which records wait, and what to do; "" if none. Excludes Kafka's transactions."""
+    """The source transaction for which records wait, and what to do; "" if none. Not a transaction of Kafka."""
     observed_at_ms: int = 0
     """Time of the last poll that Kafka answered; 0 before the first answer."""
     silent_since_ms: int | None = None
     """Time of the first unanswered poll since `observed_at_ms`, if any."""
     leaderless: frozenset[TopicPartition] = frozenset()
-    """Topic-partitions that have no leader now, and cannot be read."""
+    """Topic-partitions that have no leader now, so they cannot be read."""
 
     @property
     def is_complete(self) -> bool:
@@ -95,7 +96,7 @@ class BatchPolicy:
     longest_interval_s: float = 0.0
     """Maximum commit interval (s) under throttling."""
     drain: bool = False
-    """Whether the writer catches up and then ends. Any unread record then starts a batch."""
+    """Whether the writer catches up and then ends. In this mode, any unread record starts a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,10 @@ class BatchDecision:
 
 
 def decide_batch(*, unread: int, oldest_age_s: float | None, rates: Rates, policy: BatchPolicy) -> BatchDecision:
-    """Decide whether to start a batch: if it is large enough, or its oldest record must be committed within the
-    interval. `oldest_age_s` is the time since that record was first seen. None means that it was unread when the writer
-    started; the batch then starts at once.
+    """Decide whether to start a batch: if it is large enough, or must start now to be committed within the interval.
+
+    `oldest_age_s` is the time since the oldest record was first seen. None means that this record was unread when the
+    writer started; the batch then starts at once.
     """
     if unread <= 0:
         return BatchDecision(False, "no records are unread")
@@ -192,7 +194,7 @@ def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float
 def update_rates(
     exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float, stretch: float | None = None
 ) -> None:
-    """Record a batch's rates and, unless it is None, the factor of the commit interval."""
+    """Record a batch's rates and, unless `stretch` is None, the factor of the commit interval."""
     rates = average_rates(
         read_rates(exchange),
         records=journal.records,
@@ -204,7 +206,7 @@ def update_rates(
 
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
-    """Join the ranges that several tasks have read to one range per partition. Raises `StaleBatch` for a gap."""
+    """Join the ranges that several tasks have read: one range per partition. Raises `StaleBatch` for a gap."""
     whole = []
     in_order = sorted(pieces, key=lambda p: (p.topic, p.partition, p.start))
     for (topic, partition), group in groupby(in_order, key=lambda p: p.topic_partition):

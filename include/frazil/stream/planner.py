@@ -86,7 +86,7 @@ class BatchPlanner:
     """Time of the first unanswered poll since the last response, if any."""
     warned_at: float = float("-inf")
     queue_s: float = 0.0
-    """The longest time (s) that a recent batch waited for a slot. Decays with each batch."""
+    """The longest time (s) for which a recent batch waited for a slot. Decreases with each batch."""
     poll_lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while a thread polls Kafka or chooses a position."""
     poll_error: Exception | None = None
@@ -97,7 +97,7 @@ class BatchPlanner:
     first_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     """The first offset of each partition that appeared while the writer ran."""
     leaderless: frozenset[TopicPartition] = frozenset()
-    """Topic-partitions without a leader, as last described by Kafka. They are not read, and never idle."""
+    """Topic-partitions without a leader in Kafka's last description. They are not read, and never idle."""
     whole_transactions: WholeTransactions | None = None
     """Finds boundaries of source transactions, if batches have whole transactions."""
 
@@ -111,7 +111,7 @@ class BatchPlanner:
         return {tp: end for tp, end in ends.items() if tp not in self.leaderless} if self.leaderless else ends
 
     def next_position(self) -> Position:
-        """Return where the next batch must end; the current position if no batch is due. Raises Kafka's errors."""
+        """Return where the next batch must end; if no batch is due, the current position. Raises Kafka's errors."""
         with self.poll_lock:
             if self.poll_error is not None:
                 raise self.poll_error
@@ -139,7 +139,7 @@ class BatchPlanner:
                     self.poll_error = error
 
     def record_queue_time(self, seconds: float) -> None:
-        """Record how long a batch waited for its slot. The next ones start somewhat earlier."""
+        """Record how long a batch waited for its slot. The next batches start earlier, to compensate."""
         longest_s = self.settings.policy.interval_s / 4
         self.queue_s = min(max(seconds, QUEUE_DECAY * self.queue_s), longest_s)
 
@@ -168,7 +168,7 @@ class BatchPlanner:
         return True
 
     def plans(self, begin: Position, until: Position) -> list[str]:
-        """Return the tasks of the batch between two positions as JSON texts; none for an empty commit."""
+        """Return the tasks of the batch between two positions, as JSON texts. An empty commit has no tasks."""
         # A partition that appeared after the first position begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.first_offsets.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
@@ -283,7 +283,7 @@ class BatchPlanner:
         return f". {format_count(unread, 'record')} that Kafka had before were not read" if unread else ""
 
     def _handle_no_response(self, error: KafkaUnavailable, since: float) -> None:
-        """Report and log that Kafka does not respond. Raises `error` after `UNREACHABLE_TIMEOUT_S`."""
+        """Report and log that Kafka does not respond. Raises `error` once this lasts `UNREACHABLE_TIMEOUT_S`."""
         now = self.clock()
         self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
@@ -299,7 +299,7 @@ class BatchPlanner:
             raise error
 
     def _choose_position(self, now: float) -> Position:
-        """Move the planner's position to the next batch's end, if one is due. Return the position."""
+        """If a batch is due, move the planner's position to the batch's end. Return the position."""
         policy = self.settings.policy
         offsets, ends = self.position.offsets, self.ends
         unread = sum(max(ends.get(tp, start) - start, 0) for tp, start in offsets.items())
@@ -331,9 +331,10 @@ class BatchPlanner:
         return self.position
 
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
-        """Return the partitions without unread records for the idle timeout. Records in open transactions count as
-        unread. Partitions that the marker has as idle stay so until they have unread records. Partitions of a missing
-        topic are not idle at first. Partitions without a leader are never idle.
+        """Return the partitions that had no unread records for the idle timeout.
+
+        Records in open transactions count as unread. A partition that is idle in the marker stays idle until it has
+        unread records. Partitions of a missing topic are not idle at first. Partitions without a leader are never idle.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
         silent = {tp for tp, at in read.items() if tp not in self.leaderless and self.watch.has_no_more_records(tp, at)}

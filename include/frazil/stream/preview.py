@@ -1,4 +1,4 @@
-"""Reads the newest records of a stream's topics, and shows each one's row or error. Writes nothing."""
+"""Reads the newest records of a stream's topics, and shows each record's row or error. Writes nothing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The progress of a long batch: each task writes its count of records or merged rows, and the heartbeat adds them up.
-The files are next to the journals, which all hosts can access.
+"""The progress of a long batch: tasks write their counts of records or merged rows, and the heartbeat adds them.
+
+The files are next to the journals, where all hosts have access.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ProgressFolder:
     """The batch's attempt; files of earlier attempts are ignored. For a merge, its start (ms since 1970)."""
 
     def write(self, task: str, counts: RecordCounts, *, epoch: int, batch: int) -> None:
-        """Write a task's counts. For a shuffle's writer (`writer_task_name`), `counts.read` is written records."""
+        """Write a task's counts. For a shuffle's writer (`writer_task_name`), `counts.read` counts written records."""
         value = {"epoch": epoch, "batch": batch, "attempt": self.attempt, "records": counts.read}
         self._put(task, {**value, "delay-s": counts.delay_s, "compiling": counts.compiling})
 
@@ -63,7 +64,7 @@ class ProgressFolder:
         store.delete(file.path for file in store.list_files(self.location))
 
     def count_merged_rows(self, *, since: int) -> int:
-        """Return how many rows the newest merge has read; 0 if none began at or after `since`."""
+        """Return how many rows the newest merge has read; 0 if no merge began at or after `since`."""
         values = [value for _, value in self._read_files(_MERGE)]
         newest = max((value["attempt"] for value in values if value["attempt"] >= since), default=None)
         return sum(value["rows"] for value in values if value["attempt"] == newest)

@@ -51,7 +51,7 @@ MAX_INHERITED_AGE_MS = 3_600_000
 MERGE_PHASES = frozenset({Phase.TAKING_OVER, Phase.COMMITTING})
 """Phases in which an upsert stream merges. A take-over also merges earlier batches."""
 MAX_REPORTS = 120
-"""Maximum number of kept reports. With more, every second one is dropped; the result is then earlier, never later."""
+"""Maximum number of kept reports. Above it, every second report is dropped, so the result may be earlier."""
 
 
 class Reporter:
@@ -241,7 +241,7 @@ class Reporter:
                 self._update(batch_records=counted.read)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:
-        """Return by how much (ms) this duration of a batch exceeds the commit interval."""
+        """Return by how much (ms) a batch of this duration exceeds the commit interval."""
         return max(0, batch_ms - round(self._interval_ms * self._stretch))
 
     def _evaluate_backpressure(self) -> None:
@@ -349,7 +349,7 @@ class CaughtUpTracker:
         self._reports: list[PlannerReport] = []
 
     def update(self, report: PlannerReport | None, offsets: Offsets) -> int | None:
-        """Add a report. Return the time of the newest report whose records are all before the committed `offsets`."""
+        """Add a report. Return the time of the newest report whose unread records are now committed (`offsets`)."""
         before_ms = self._reports[-1].observed_at_ms if self._reports else -1
         # A partition may have got records between the last known end and the loss of its leader.
         if report is not None and not report.leaderless and report.observed_at_ms > before_ms:

@@ -52,7 +52,7 @@ class StreamRoute:
         followers: Followers | None,
         emit: Callable[[StreamEvent], None],
     ) -> StreamRoute:
-        """Commit rows left for the routed tables, sweep dead files, and open the tables. Raises RouteBehind."""
+        """Commit rows left for the routed tables, sweep unneeded files, and open the tables. Raises RouteBehind."""
         found = cls(spec, tables, followers or Followers(tables, NO_BATCH), emit)
         if followers is None or (not spec.sinks.has_routed_tables and marker.routed is None):
             return found
@@ -68,7 +68,7 @@ class StreamRoute:
         return found
 
     def _commit_overdue_rows(self) -> bool:
-        """Commit the waiting rows, and retry overdue ones for a while. Returns True if the writer is asked to end."""
+        """Commit the waiting rows. Retries overdue rows for a while. Returns True if the writer is asked to end."""
         retry_policy = dataclasses.replace(self.tables.retry_policy, total_s=RETRY_TIMEOUT_S)
         deadline, attempt = retry_policy.clock() + retry_policy.total_s, 0
         self.followers.commit()

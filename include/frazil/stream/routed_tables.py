@@ -1,4 +1,4 @@
-"""The tables of a stream's route: the table of each route value, how tasks write to it, and how it is created."""
+"""The tables of a stream's route: which table a route value has, how tasks write to it, and how it is created."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ log = logging.getLogger(__name__)
 
 
 def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target, journals: Sequence[Journal]) -> None:
-    """Create or load a routed table for which rows of these batches wait, and write its first marker. Raises
-    RouteBehind for a dropped table or another owner's, and AdoptionRequired if the table is ahead of the default table.
+    """Create or load a routed table for which rows of these batches wait, and write its first marker.
+
+    Raises RouteBehind if the table was dropped or belongs to someone else, and AdoptionRequired if the table is ahead
+    of the default table.
     """
     catalog, default_marker = load_catalog(spec.table.catalog), tables.marker()
     value = _route_value_in_note(spec, tables, target)
@@ -119,7 +121,7 @@ def _check_no_files_in_dropped_table(tables: StreamTables, target: Target, journ
 
 
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
-    """Raise TableLost if the route once had this missing table. A new table would not have its rows."""
+    """Raise TableLost if this missing table of the route once existed. A new table would not have its rows."""
     if (record := read_table_record(tables, target)) is not None:
         raise TableLost(describe_dropped_table(spec, tables, record))
 
@@ -178,16 +180,18 @@ class RoutedTables:
     _unread: set[Target] = field(default_factory=set)
     """Tables of the template that could not be loaded. Their route values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
-    """Each table's layout, and the location of its metadata at that time."""
+    """Each table's layout, and the location of the metadata from which the layout was made."""
     sinks: Sinks = field(init=False)
 
     def __post_init__(self) -> None:
         self.sinks = self.spec.sinks
 
     def open(self, default_marker: Marker) -> None:
-        """Load the route's existing tables, and create the declared ones. An error concerns only its own table. Raises
-        AdoptionRequired for a table that is ahead of the default table. Tables that commit atomically with the default
-        table also raise the errors of `ensure_declared`. They raise RouteBehind if rows wait for a replaced table.
+        """Load the route's existing tables, and create the declared ones. An error usually concerns only its own table.
+
+        Raises AdoptionRequired for a table that is ahead of the default table. A table that commits atomically with the
+        default table also raises the errors of `ensure_declared`, and RouteBehind if rows wait and the table was
+        replaced.
         """
         self._recorded |= list_recorded_tables(self.tables)
         with translate_catalog_errors(self.catalog.name):
@@ -210,7 +214,7 @@ class RoutedTables:
         return len(self.targets.keys() - self.sinks.by_value.keys()) + len(self._unread - set(self.targets.values()))
 
     def _retry_unread(self, default_marker: Marker) -> None:
-        """Load the template's unread tables again, even for disallowed values. If this fails, their rows wait."""
+        """Load the template's unread tables again, even for disallowed values. Rows of tables that stay unread wait."""
         names = sorted(self._unread & self._recorded)
         records = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
         values = [m.value for m in records if m.value is not None and self.route.derive_table_name(m.value) == m.target]
@@ -233,7 +237,7 @@ class RoutedTables:
         self._try_table(target, value, prepare)
 
     def _load_or_create_table(self, identifier: Target, value: str | None) -> Table:
-        """Load the table, or create it if the route never had it. Raises TableLost if it was dropped."""
+        """Load the table. Create it if the route never had it. Raises TableLost if the table was dropped."""
         table = self._load(identifier)
         if table is None:
             if identifier in self._recorded:
@@ -301,7 +305,7 @@ class RoutedTables:
             self.targets[value] = identifier
 
     def _create_for_value(self, value: str, default_marker: Marker) -> None:
-        """Load or create the template's table for a route value. Refuses a table with another value."""
+        """Load or create the template's table for a route value. Refuses an existing table with another route value."""
         identifier = self.route.derive_table_name(value)
         self._check_no_waiting_rows(identifier)
         table = self._load_or_create_table(identifier, value)
@@ -342,7 +346,7 @@ class RoutedTables:
             write_first_marker(self.tables, handle, default_marker)
 
     def _check_no_waiting_rows(self, identifier: str) -> None:
-        """Raise RouteBehind if rows wait for a table without a marker. Its first marker would discard them."""
+        """Raise RouteBehind if rows wait for a table without a marker: its first marker would discard the rows."""
         if behind := self.behind.get(identifier):
             remedy = "Restore the former table" if behind.gone else "Fix the table"
             raise RouteBehind(
@@ -353,7 +357,7 @@ class RoutedTables:
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
     ) -> dict[Target, EvolutionResult | None]:
-        """Evolve routed tables by a batch's drift. A failed table becomes `absent`, with the result None."""
+        """Evolve routed tables by a batch's drift. If a table fails, it becomes `absent`, with the result None."""
         found = dict[Target, EvolutionResult | None].fromkeys(drift)
         values = self._made_values()
 

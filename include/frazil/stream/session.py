@@ -1,5 +1,7 @@
-"""The Spark context of a writer: small, quiet, and robust against dead Python workers. By default it uses only this
-host's loopback. A cluster's executors have neither the driver's folders nor its environment.
+"""The Spark context of a writer: small, quiet, and robust against dead Python workers.
+
+By default, the context uses only this host's loopback. A cluster's executors have neither the driver's folders nor its
+environment.
 """
 
 from __future__ import annotations
@@ -141,7 +143,7 @@ PYTHON_PROBLEMS = {
     "Cannot run program": "is missing there",
     "PYTHON_VERSION_MISMATCH": "has a different version from the driver's",
 }
-"""Problems by text of Spark's error. Each completes "their Python …"."""
+"""Problems, by a text in Spark's error. Each problem completes "their Python …"."""
 
 
 def check_executors(context: SparkContext, spec: StreamSpec) -> None:

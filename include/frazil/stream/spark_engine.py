@@ -55,14 +55,14 @@ KILLED_EXIT_CODE = 137
 
 
 class SparkEngine:
-    """Runs a stream's jobs in its own Spark context, or in a given session's. Records stay opaque bytes."""
+    """Runs a stream's jobs in its own Spark context, or in a given session. Spark sees records only as bytes."""
 
     def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
         self._spec, self._session_context = spec, session.sparkContext if session else None
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
-        """The Spark context, if it exists. Set before executors are checked, because none may ever arrive."""
+        """The Spark context, if it exists. Set before executors are checked, because executors may never arrive."""
 
     def start(self) -> Future[SparkContext]:
         """Start Spark once, in the background. In the main thread, Spark would replace signal handlers."""

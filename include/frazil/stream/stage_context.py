@@ -65,7 +65,7 @@ def build_declared_context(
     targets: Mapping[Target, TargetTable],
     units: Mapping[str, Unit],
 ) -> StageContext:
-    """Build a context for a table of this schema. It has no batch, Kafka properties or topic ids."""
+    """Build a context for a table of this schema, without batch, Kafka properties and topic ids."""
     changes = change_rules(spec, schema, other_names)
     return StageContext(
         stream=spec.name,

@@ -1,6 +1,6 @@
 """The function that an engine runs on each task of a batch. Tasks' plans and answers are exchanged as JSON.
 
-A driver imports this module, too. Only the function imports `frazil.ingest.stage`, which loads Numba.
+A driver imports this module, too. Only the function itself imports `frazil.ingest.stage`, which loads Numba.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ShuffleItem = tuple[int, str | tuple[int, int, bytes]]
-"""A writer's number with a reader's answer, or with a `Parcel`'s task, row count and data."""
+"""A writer's number, with a reader's answer or with a `Parcel`'s task, row count and data."""
 
 
 @dataclass(frozen=True)
 class VersionRefusal:
-    """Replaces the function of a driver with another frazil version. Answers with an error that ends the writer."""
+    """Replaces the function of a driver with another frazil version. Answers with an error, which ends the writer."""
 
     sentence: str
 
@@ -99,7 +99,7 @@ class StageRows:
         return map(self.answer, plans)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle only a function's name and argument, because the worker may have a newer version of frazil."""
+        """Pickle only a function's name and argument, because the worker's frazil may be newer."""
         return shipped, (
             {"version": __version__, "context": self.context.to_dict(), "progress": asdict(self.progress)},
         )
@@ -170,7 +170,7 @@ class StageRows:
         return iter(answers)
 
     def _answer_error(self, error: FrazilError | PossibleRecordError | OSError) -> dict[str, object]:
-        """Return the answer that reports an error. Raises an OSError of unknown cause."""
+        """Return the answer that reports an error. An OSError with an unknown cause is raised instead."""
         from frazil.ingest.stage import PossibleRecordError  # see the module's docstring
 
         found = error.error if isinstance(error, PossibleRecordError) else error
@@ -205,7 +205,7 @@ def _cpu_since(began_s: float) -> dict[str, Any]:
 
 
 def process_name() -> str:
-    """Return this process's host and id. In two containers, ids may be equal."""
+    """Return this process's host and id. Processes in two containers may have the same id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 

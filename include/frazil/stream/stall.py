@@ -1,6 +1,7 @@
-"""Finds stalls of a healthy writer, which is not restarted, and the topic-partition that causes them. Pure. A stall is
-reported after three commit intervals without progress, but not before 20 s. The first matching rule of `find_stall`
-reports it.
+"""Finds stalls of a healthy writer, and the topic-partition that causes them. Pure.
+
+A stalled writer is not restarted. A stall is reported after three commit intervals, but at least 20 s, without
+progress. If several rules of `find_stall` match, the first one reports the stall.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ STALL_INTERVALS = 3
 MIN_STALL_MS = 20_000
 """Minimum time (ms) of a stall. Starting a Python worker takes up to 10 s on a busy host."""
 MAX_SAMPLE_GAP_MS = 30_000
-"""Longest gap (ms) between samples. After a longer one, as when the machine slept, the history begins again."""
+"""Longest gap (ms) between samples. After a longer gap, as when the machine slept, the history begins again."""
 FIRST_ANSWER_TIMEOUT_MS = 60_000
 """Timeout (ms) of a planner before Kafka's first answer."""
 MIN_NAMED_DELAY_S = 1.0
 """Minimum delay (s) by a Kafka quota that a stall's reason mentions."""
 
 WORKING_PHASES = frozenset({Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING})
-"""Phases in which a writer can stall. In other phases, the planner does not poll."""
+"""Phases in which a writer can stall. In all other phases, the planner does not poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class WriterSample:
     at_ms: int
     phase: Phase
     advanced_at_ms: int
-    """When the phase, the batch, or its record count last changed."""
+    """When the phase, the batch, or the batch's record count last changed."""
     offsets: Offsets
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Unread records of topic-partitions with a leader, according to the planner's last report."""
@@ -76,7 +77,7 @@ class WriterSample:
     """The current batch; None once it is committed, or while the writer waits."""
     batch_records: int = 0
     delay_s: float = 0.0
-    """Time (s) by which a broker quota delays each fetch of the batch."""
+    """Time (s) by which a broker quota delays each fetch."""
     compiling: bool = False
     """Whether a task of the batch is compiling loops over records."""
     max_event_times_us: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -86,14 +87,14 @@ class WriterSample:
 
 @dataclass(frozen=True, slots=True)
 class UnreadRecords:
-    """A partition's unread records after one committed offset, and the progress in reading them."""
+    """A partition's unread records after one committed offset, and the progress of reading these records."""
 
     offset: int | None
     """The committed offset; None for a new partition that is not in the marker yet."""
     progress_at_ms: int
-    """When the records were first seen, or their first batch last made progress, whichever is later."""
+    """When the records were first seen, or when their first batch last made progress, whichever is later."""
     first_batch: BatchKey | None
-    """The first batch that reads these records, if any. Only its progress counts."""
+    """The first batch that reads these records, if any. The progress of later batches does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ class SampleHistory:
     watermark_since_ms: int
     """When the watermark last moved, or the stream last had nothing to read."""
     advances: int = 0
-    """Number of samples since `watermark_since_ms` in which a commit had advanced offsets."""
+    """Number of samples since `watermark_since_ms` with a commit that had advanced offsets."""
     read_up_since_ms: int | None = None
     """The time since which all records are committed and no offset has moved; None if records are unread."""
     moved_at_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
@@ -218,7 +219,7 @@ def _find_silent_planner(
 def _find_offset_stall(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    """Find unread records without progress. Progress of their first batch counts."""
+    """Find unread records without progress. Only the progress of the first batch with these records counts."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.stall_timeout_ms:
         return None
@@ -282,7 +283,7 @@ def _find_missing_leader(history: SampleHistory, sample: WriterSample) -> Stall 
 
 
 def _find_open_transaction(history: SampleHistory, sample: WriterSample, *, limits: StallLimits) -> Stall | None:
-    """Find offsets that wait for a transaction, in the partition that has waited longest."""
+    """Find offsets that wait for a transaction. If several partitions wait, chooses the one that has waited longest."""
     tp = min(sample.in_transactions, key=lambda tp: (history.open_since[tp][1], tp), default=None)
     if tp is None or sample.at_ms - (since_ms := history.open_since[tp][1]) < limits.stall_timeout_ms:
         return None

@@ -1,6 +1,7 @@
-"""Decides whether a table's metadata grows faster than maintenance shrinks it, and how far to stretch the commit
-interval. Pure. The *low* is the lowest number of snapshots and of manifests in about two maintenance periods. The
-*pressure* is the ratio of the low to the numbers that maintenance is declared to keep; the larger of the two.
+"""Decides whether metadata grows faster than maintenance shrinks it, and how far to stretch the commit interval.
+
+Pure. The *low* is the lowest number of snapshots, and of manifests, in about two maintenance periods. The *pressure* is
+the larger of two ratios: each low, divided by the number that maintenance is declared to keep.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from frazil.spec.units import format_duration
 BEGIN_PRESSURE = 2.0
 END_PRESSURE = 1.5
 REVERSAL_FACTOR = 1.05
-"""Factor by which the pressure must change before a shrinking pressure counts as growing, or vice versa."""
+"""Factor by which the pressure must change before its direction counts as reversed."""
 MAX_SLICES = 4
 """Maximum number of slices (half maintenance periods) in a low."""
 
@@ -45,7 +46,7 @@ class SliceLow(NamedTuple):
     """The fewest snapshots and manifests in one time slice."""
 
     slice: int
-    """Number of the slice since 1970."""
+    """Number of the slice, counted since 1970."""
     snapshots: int
     manifests: int
 
@@ -60,14 +61,14 @@ class MetadataBounds:
     every: timedelta
     interval: timedelta
     longest: timedelta
-    """The maximum stretched commit interval; equal to `interval` if stretching is off."""
+    """The maximum stretched commit interval. If stretching is off, this is `interval`."""
 
     @classmethod
     def for_stream(cls, spec: StreamSpec) -> MetadataBounds:
         return cls(spec.table.identifier, *spec.maintenance.limits, spec.commit.interval, spec.commit.longest_interval)
 
     def pressure(self, low: SliceLow) -> float:
-        """Return the ratio of a low to these bounds: the larger one of snapshots and manifests."""
+        """Return the ratio of a low to these bounds: for snapshots or manifests, whichever is larger."""
         snapshots = low.snapshots / self.snapshots if self.snapshots else 0.0
         manifests = low.manifests / self.manifests if self.manifests else 0.0
         return max(snapshots, manifests)
@@ -78,10 +79,10 @@ class Throttle:
     lows: tuple[SliceLow, ...]
     grows: bool
     extreme: float
-    """The pressure's maximum while `grows`; its minimum otherwise."""
+    """The pressure's maximum while it grows (`grows`); its minimum while it shrinks."""
     stretch: float = 1.0
     reason: str | None = None
-    """Why the table is under pressure, if it is, even if the interval is not stretched."""
+    """Why the table is under pressure, even if the interval is not stretched; None without pressure."""
 
 
 def throttle(before: Throttle | None, measure: MetadataMeasurement, bounds: MetadataBounds) -> Throttle:
@@ -108,7 +109,7 @@ def _find_lowest(lows: Sequence[SliceLow]) -> SliceLow:
 
 
 def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
-    """Return whether the pressure is rising, and its maximum (if rising) or minimum since it reversed."""
+    """Return whether the pressure grows, and its maximum (if it grows) or minimum since the direction changed."""
     if before is None:
         return False, pressure
     if before.grows:

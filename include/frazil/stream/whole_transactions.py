@@ -1,6 +1,7 @@
-"""Lets a stream of captured changes read only whole source transactions. A second topic has each transaction's number
-of events. The driver reads both topics, so that the planner knows where a batch may end. Events that wait for their
-transaction stay in Kafka.
+"""Lets a stream of captured changes read only whole source transactions.
+
+A second topic has each transaction's number of events. The driver reads both topics, so that the planner knows where a
+batch may end. Events of incomplete transactions stay in Kafka.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ MAX_EVENTS_PER_READ = 100_000
 MAX_ENDS_PER_READ = 20_000
 """Maximum number of offsets per partition in one read of transactions' ends."""
 MAX_CLOCK_STEP = timedelta(minutes=10)
-"""How far the connector's clock may be set back. Ends are searched from this much earlier."""
+"""How far the connector's clock may be set back. The search for transactions' ends begins earlier by this duration."""
 LOOKBACK_RECORDS = 1_000
-"""Number of offsets in which the last transaction is searched, if the marker does not have it."""
+"""Number of offsets to search for the last transaction, if the marker does not have it."""
 MAX_NAME_CHARACTERS = 200
 """Maximum length of a table name in messages."""
 WARN_INTERVAL_S = 60.0
@@ -56,19 +57,19 @@ class WholeTransactions:
     waits_for: str = ""
     """The transaction for which records are held back, and what to do; "" if none."""
     is_stuck: bool = False
-    """Whether everything was read, and a transaction has certainly not ended."""
+    """Whether everything was read, and a transaction certainly has no end."""
     _waits: bool = False
     """Whether all events were read, and a transaction may still be open."""
     _log: Boundaries | None = None
     _scanned: int = 0
     """The offset up to which the topic's events were read."""
     _since_ms: int | None = None
-    """When a transaction's first event was written (ms since 1970)."""
+    """When the first event of the open transaction was written (ms since 1970)."""
     _tables: frozenset[str] = frozenset()
     _reported: bool = False
     """Whether a warning about events without a transaction id was logged."""
     _open: tuple[int, float] = (-1, 0.0)
-    """The boundary after which records are held back, and since when (`clock`)."""
+    """The boundary after which records are held back, and the time (`clock`) since when."""
     _warned: float = 0.0
 
     @property
@@ -77,7 +78,7 @@ class WholeTransactions:
         return self._log.at if self._log else 0
 
     def read_transaction_ends(self) -> None:
-        """If records wait for transactions, read the ends of these. Call this before fetching the logs' ends."""
+        """If records wait for transactions, read the transactions' ends. Call this before fetching the logs' ends."""
         more = self._waits
         while more:
             more = self._read_ends()
@@ -153,7 +154,7 @@ class WholeTransactions:
         return found
 
     def _add_event(self, tp: TopicPartition, one: EventTransaction, written_ms: int) -> None:
-        """Remember the first event's time and tables. Raises SpecError for a later event of other tables."""
+        """Remember the first event's time and tables. Raises SpecError if a later event has other tables."""
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
         if not self._tables:
@@ -178,7 +179,7 @@ class WholeTransactions:
         return more
 
     def _describe_wait(self, open_one: str) -> str:
-        """Return for which transaction the records wait, and what to do."""
+        """Return the transaction for which the records wait, and what to do."""
         if self._log is not None and self._log.is_behind:
             return (
                 f"the connector sends earlier events again, and has not reached transaction {open_one} again. Check "

@@ -1,6 +1,7 @@
 """Replaces `pyspark.daemon`: forks Spark's Python workers from a process that has already imported what staging needs.
-Spark often starts new workers, because idle ones end after a minute. A forking process must have no other threads, open
-connections or Kafka clients. Disables the threads of OpenBLAS and jemalloc.
+
+Spark often starts new workers, because idle workers end after a minute. A forking process must have no other threads,
+open connections or Kafka clients. The threads of OpenBLAS and jemalloc are therefore disabled.
 """
 
 from __future__ import annotations

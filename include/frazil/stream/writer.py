@@ -1,5 +1,6 @@
-"""The writer of one stream. Each epoch takes over, settles earlier batches, and runs batches. A stale batch ends the
-epoch; the next one begins at the marker's offsets.
+"""The writer of one stream. Each epoch takes over, settles earlier batches, and runs batches.
+
+A stale batch ends the epoch. The next epoch begins at the marker's offsets.
 """
 
 from __future__ import annotations
@@ -98,9 +99,10 @@ class Writer:
         self.stopping.set()
 
     def run(self) -> Marker | None:
-        """Run batches until stopped or, with `until_caught_up`, until all records now in Kafka are committed. Returns
-        the last marker; None if stopped before the take-over or during an outage. Raises errors that a new epoch would
-        not fix.
+        """Run batches until stopped or, with `until_caught_up`, until all records that are now in Kafka are committed.
+
+        Returns the last marker; None if stopped before the take-over or during an outage. Raises errors that a new
+        epoch would not fix.
         """
         folder = run_folder(self.spec.name)
         make_folder(folder)
@@ -278,7 +280,7 @@ class Epoch:
     goal: Offsets | None = None
     """Offsets at which the writer has caught up and ends; None for an endless writer."""
     number: int | None = None
-    """The epoch's number; before its take-over, the previous epoch's."""
+    """The epoch's number. Before the epoch's take-over, the previous epoch's number."""
     commits: int = 0
 
     @property
@@ -364,7 +366,10 @@ class Epoch:
         return runner
 
     def _handle_offset_gaps(self, committer: Committer, marker: Marker, topics: Topics) -> Marker:
-        """Raise `OffsetGap` for deleted unread records, or skip them with `on-gap: skip`. Returns the marker."""
+        """Raise `OffsetGap` for unread records that Kafka deleted. With `on-gap: skip`, skip their offsets instead.
+
+        Returns the marker.
+        """
         stream, available = self.spec.name, self.kafka.earliest(topics.partitions_with_leader)
         # Some topics that match the pattern may have been deleted.
         read = keep_topics(marker.offsets, topics.identity.topic_ids)

@@ -15,7 +15,7 @@ from frazil.table.atomic_commit import CommitTables
 from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type
 
 ATOMIC_SERVERS = ("lakekeeper", "polaris")
-"""REST catalog servers that are known to commit atomically: the valid values of `frazil.atomic`."""
+"""Names of REST catalog servers that commit atomically: the valid values of `frazil.atomic`."""
 TESTED_DATABASES = ("postgresql", "sqlite")
 """Databases of SQL catalogs with tested atomic commits, by SQLAlchemy's names."""
 COMMIT_ENDPOINT = "POST /v1/{prefix}/transactions/commit"
@@ -42,7 +42,7 @@ def find_commit_tables(catalog: Catalog) -> CommitTables:
 
 
 def atomic_commit_problem(name: str, properties: Mapping[str, str]) -> str | None:
-    """Return why such a catalog cannot commit to several tables in one step; None if it can. Sends no request."""
+    """Return why a catalog with these properties cannot commit atomically; None if it can. Sends no request."""
     kind = catalog_type(properties)
     instead = "Use a catalog with atomic commits to several tables, or remove `commit.atomic`"
     if kind == "sql":

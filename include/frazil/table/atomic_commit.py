@@ -17,4 +17,4 @@ class TableChange:
 
 
 CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
-"""Commits all changes or none. After any error except CommitFailedException, the outcome is unknown."""
+"""Commits all changes, or none. After any error other than CommitFailedException, the outcome is unknown."""

@@ -20,7 +20,7 @@ def summary_value(snapshot: Snapshot | None, key: str) -> str | None:
 
 
 def count_live_rows(snapshot: Snapshot) -> int | None:
-    """Return a snapshot's number of rows according to its summary, if known. Too low if rows were deleted twice."""
+    """Return a snapshot's number of rows from its summary, if known; too low if rows were deleted twice."""
     if (text := summary_value(snapshot, "total-records")) is None:
         return None
     return max(int(text) - int(summary_value(snapshot, "total-position-deletes") or 0), 0)

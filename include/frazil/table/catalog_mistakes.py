@@ -21,7 +21,7 @@ from frazil.spec.addresses import find_path_problem
 
 _EXTRA_PATTERN = re.compile(r"pyiceberg\[([\w-]+)\]")
 _PACKAGES = {"glue": ("boto3", "glue"), "hive": ("thrift", "hive"), "sql-postgres": ("psycopg2", "postgres")}
-"""PyIceberg's extras: a module that each extra installs, and frazil's extra with the same module."""
+"""PyIceberg's extras, each with a module that it installs, and the frazil extra that installs the same module."""
 _STORAGE_MODULES = {
     **dict.fromkeys(("s3", "s3a", "s3n"), "s3fs"),
     **dict.fromkeys(("gs", "gcs"), "gcsfs"),
@@ -79,7 +79,7 @@ def check_storage(name: str, warehouse: str) -> None:
 
 
 def translate_loading_error(catalog: str, error: Exception) -> FrazilError | None:
-    """Translate an error in opening a catalog if the configuration is the cause. Raises MissingExtra."""
+    """Translate an error in opening a catalog, if the catalog's configuration caused the error. Raises MissingExtra."""
     if isinstance(error, NotInstalledError):
         for module, extra in (_PACKAGES[name] for name in _EXTRA_PATTERN.findall(str(error)) if name in _PACKAGES):
             require_module(module, extra=extra)
@@ -125,7 +125,6 @@ def translate_client_error(catalog: str, error: Exception) -> FrazilError | None
 
 
 def _translate_aws(catalog: str, error: Any, boto: Any) -> FrazilError | None:
-    """Translate an error of Glue's client."""
     code = error.response.get("Error", {}).get("Code", "") if isinstance(error, boto.ClientError) else None
     if isinstance(error, boto.PartialCredentialsError):
         return AccessDenied(f"the AWS credentials for the catalog {catalog!r} are incomplete: {one_line(error)}")

@@ -56,7 +56,7 @@ class DeclaredTable:
     user_columns: frozenset[str] = frozenset()
     """Columns that the user declared. All others are frazil's."""
     relaxable: frozenset[str] = frozenset()
-    """Columns, with nested fields, that are declared `not null` but may be optional in an evolved table."""
+    """Columns, with nested fields, that are declared `not null`, but may be optional in a table that has evolved."""
 
 
 def declared_table(spec: StreamSpec) -> DeclaredTable:
@@ -87,7 +87,7 @@ def table_identifier(table: Table) -> str:
 
 
 OWN_FOLDERS = frozenset({"write.data.path", "write.metadata.path", "write.object-storage.path"})
-"""Properties of the main table that other tables do not get, because they name its folders."""
+"""Properties of the main table that name the table's folders. Other tables do not get these properties."""
 
 
 def declare_routed_table(spec: StreamSpec, identifier: str, value: str | None = None) -> DeclaredTable:
@@ -106,7 +106,7 @@ def list_matching_names(catalog: Catalog, sinks: Sinks) -> list[str]:
 
 
 def load_route_tables(catalog: Catalog, sinks: Sinks, *, names: Iterable[str] | None = None) -> dict[str, Table]:
-    """Load the route's existing tables, listed or created by its template: those in `names`, or all."""
+    """Load the route's existing tables, listed or created by the template: the tables in `names`, or all."""
 
     def load(identifier: str) -> Table | None:
         try:

@@ -1,5 +1,7 @@
-"""Compares a declared schema with a table's schema. Pure. Each difference is a safe evolution (Iceberg specification,
-"Schema Evolution"), or a conflict for an operator. A renamed or dropped column is not added again.
+"""Compares a declared schema with a table's schema. Pure.
+
+Each difference is either a safe evolution (Iceberg specification, "Schema Evolution"), or a conflict that an operator
+must solve. A column that was renamed or dropped is not added again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class ColumnHistory:
     """All names and types that a table's columns and nested fields have had, by field id."""
 
     ids: Mapping[tuple[int, str], tuple[int, ...]]
-    """The ids of all fields that have had a name, newest first. Keys are the containing column's id and the name."""
+    """The ids of all fields that have had a name, newest first, by the containing column's id and the name."""
     names: Mapping[int, frozenset[str]]
     types: Mapping[int, frozenset[str]]
 
@@ -256,7 +258,7 @@ def widens(narrow: IcebergType, wide: IcebergType) -> bool:
 
 
 def relax(declared: NestedField, existing: NestedField) -> NestedField:
-    """Return the declared column. It and its nested fields become optional where the table's are."""
+    """Return the declared column. The column and its nested fields become optional where the table's fields are."""
     kind = declared.field_type
     if isinstance(kind, StructType) and isinstance(existing.field_type, StructType):
         fields = {field.name: field for field in existing.field_type.fields}
@@ -266,7 +268,7 @@ def relax(declared: NestedField, existing: NestedField) -> NestedField:
 
 @dataclass(frozen=True, slots=True)
 class RefusedField:
-    """A field without a column. `reason` completes a sentence that begins with the field's name."""
+    """A field that cannot become a column. `reason` completes a sentence that begins with the field's name."""
 
     path: Path
     reason: str
@@ -338,7 +340,7 @@ class _ColumnNames:
         return None
 
     def _history_problem(self, change: Addition) -> str | None:
-        """Return why a column that was renamed or dropped cannot be added again, if it was."""
+        """Return why a column cannot be added again, if it was renamed or dropped."""
         if (parent := self.parent(change.path)) is None:
             return None
         parent_id = TOP_LEVEL_ID if len(change.path) == 1 else self.fields[change.path[:-1]].field_id

@@ -1,6 +1,7 @@
-"""Speeds up commits by keeping parsed metadata and the JSON of snapshots. PyIceberg parses and copies both: two
-thirds of a commit's time with hundreds of snapshots. The catalog still decides each load and commit. Small files reach
-S3 in one request instead of three.
+"""Speeds up commits by keeping parsed metadata and the JSON of snapshots.
+
+PyIceberg parses and copies metadata and snapshots for each commit. With hundreds of snapshots, this takes two thirds of
+the time. The catalog still decides each load and commit. Small files reach S3 in one request instead of three.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
 
 
 def _trim_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
-    """Return `made` without log entries up to the newest expired snapshot, as Java does."""
+    """Return `made` without log entries up to the newest expired snapshot, as Iceberg's Java library does."""
     removed = {id_ for update in updates if isinstance(update, RemoveSnapshotsUpdate) for id_ in update.snapshot_ids}
     stays = [entry.snapshot_id not in removed for entry in before.snapshot_log]
     if all(stays):
@@ -111,7 +112,7 @@ def _trim_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Iter
 
 @cache
 def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
-    """Return a subclass whose deep copies share snapshots and schemas. It searches the newest snapshots first."""
+    """Return a subclass whose deep copies share snapshots and schemas. Lookups begin with the newest snapshot."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
         own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
@@ -143,7 +144,7 @@ def _configure_once(catalog: MetastoreCatalog) -> None:
 
 
 _SnapshotTexts = dict[int, tuple[Snapshot, str]]
-"""Each snapshot and its JSON, by the snapshot's `id()`. Versions of a table's metadata share snapshots."""
+"""Each snapshot and its JSON, by the `id()` of the snapshot object. Versions of a table's metadata share snapshots."""
 
 
 def _metadata_json(metadata: TableMetadata, known: BoundedCache[_SnapshotTexts], *, exclude_none: bool) -> str:

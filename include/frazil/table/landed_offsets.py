@@ -40,7 +40,7 @@ COORDINATES = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
 class FileBounds:
-    """Decides whether a data file may contain a row in the given ranges. Never excludes a file with such a row."""
+    """Decides whether a data file may have a row in the given ranges. Never excludes a file that has one."""
 
     def __init__(self, schema: Schema, within: OffsetRanges) -> None:
         fields = [schema.find_field(name) for name in COORDINATES]
@@ -63,7 +63,7 @@ class FileBounds:
 
 
 def topics_filter(topics: Collection[str]) -> str:
-    """Return a row filter that selects topics, whose names cannot contain quotes."""
+    """Return a row filter that selects topics. Topic names cannot contain quotes."""
     return f"kafka_topic in ({', '.join(repr(t) for t in sorted(topics))})"
 
 
@@ -88,12 +88,12 @@ DISCARDED_COLUMN = "discarded_at"
 
 OffsetArray = NDArray[np.int64]
 _PartitionOffsets = tuple[TopicPartition, OffsetArray, bool]
-"""Sorted offsets, and whether their rows are selected. If not, only `topic_ids` excludes them."""
+"""Partition, sorted offsets, and whether the offsets' rows are selected. If not, only `topic_ids` excludes the rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """Selects rows by topic and offset. Of a record's rows, only the first counts."""
+    """Selects rows by topic and offset. If a record has several rows, only the first counts."""
 
     topics: Collection[str]
     within: OffsetRanges | None = None
@@ -123,7 +123,7 @@ def has_coordinates(schema: Schema) -> bool:
 def tally_rows(
     table: Table, *wanted: RowSelection, former: Counter[TopicPartition] | None = None
 ) -> dict[TopicPartition, OffsetTally]:
-    """Return the offsets of the selected rows. Counts rows that only `topic_ids` excludes in `former`."""
+    """Return the offsets of the selected rows. Rows that only `topic_ids` excludes are counted in `former`."""
     found: dict[TopicPartition, OffsetTally] = defaultdict(OffsetTally)
     for tp, offsets, is_selected in itertools.chain.from_iterable(_read_offsets(table, each) for each in wanted):
         if is_selected:
@@ -212,7 +212,7 @@ def _read_file(table: Table, scan: DataScan, wanted: RowSelection, task: FileSca
 def _split_by_topic_id(
     batch: pa.RecordBatch, topic_ids: Mapping[str, str] | None
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Yield the rows with a given or unknown topic id (True), then all others (False)."""
+    """Yield the rows with a given or unknown topic id (True), then the rows with other topic ids (False)."""
     if topic_ids is None or not len(batch):
         yield batch, True
         return

@@ -60,7 +60,10 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
 
 
 def find_other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
-    """Return another name of the table with this folder or UUID. Searches the namespaces of `identifier` and folder."""
+    """Return another name of the table with this folder or UUID.
+
+    Searches the namespace of `identifier`, and the namespace in the folder's path.
+    """
     folder = _strip_file_scheme(location)
     above = folder.split("/")[-2:-1]
     namespaces = {identifier.rpartition(".")[0], *(name.removesuffix(".db") for name in above if name)}
@@ -108,7 +111,7 @@ def registration_command(catalog: str, identifier: str, metadata: str) -> str:
 
 
 def find_lost_table(spec: StreamSpec) -> str | None:
-    """Return the error text if the catalog has lost the stream's table, which must not be created again."""
+    """Return the error text if the catalog has lost the stream's table. A lost table must not be created again."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
@@ -146,7 +149,7 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
 
 
 def explain_dropped_table(spec: StreamSpec, catalog: str) -> str:
-    """Return the error text for a missing table to which this host's writer has committed."""
+    """Return the error text for a missing table to which the stream's writer on this host has committed."""
     return (
         f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
         "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "
@@ -236,7 +239,7 @@ def read_remains(folder: TableFolder) -> Remains | None:
 
 
 def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
-    """Return the metadata of another table that has data in this table's folder."""
+    """Return the metadata file of another table, with data, in this table's folder, if one exists."""
     metadata = table.metadata
     own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
@@ -251,7 +254,7 @@ def find_newest_metadata(store: ObjectStore, location: str, uuid: str) -> Metada
 
 
 def _version_and_time(file: FileInfo) -> tuple[int, int]:
-    """Return the sort key: version, then time. Failed commits may leave several files of a version."""
+    """Return a metadata file's sort key: version, then time. A version may have several files of failed commits."""
     found = _VERSION.match(file_name(file.path))
     return int(found[1]) if found else -1, file.modified_ms
 

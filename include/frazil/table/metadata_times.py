@@ -1,5 +1,6 @@
-"""Keeps the times in a table's metadata in order, even if a host's clock is fast. Iceberg's Java library refuses
-metadata with a time more than a minute before an earlier entry's.
+"""Keeps the times in a table's metadata in order, even if a host's clock is fast.
+
+Iceberg's Java library refuses metadata in which a time is more than a minute before the time of an earlier entry.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
 
 
 def keep_times_in_order(catalog: Catalog) -> Catalog:
-    """Make each change through this catalog later than earlier ones. REST servers set their own times."""
+    """Make each change through this catalog later than the changes before it. REST servers set their own times."""
     if isinstance(catalog, MetastoreCatalog):
         stage, warned = catalog._update_and_stage_table, set()
 
@@ -73,7 +74,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
 
 
 def _raise_times(log: Sequence[E]) -> list[E]:
-    """Return the log entries. Raises each time to the previous entry's, if earlier."""
+    """Return the log entries. A time below the previous entry's is raised to that time."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [
         entry if entry.timestamp_ms == at_ms else entry.model_copy(update={"timestamp_ms": at_ms})

@@ -23,7 +23,7 @@ R = TypeVar("R")
 _EXISTS_CODES = frozenset({"PreconditionFailed", "412"})
 """S3's error codes for a conditional put of an existing object."""
 _CONFLICT_CODE = "ConditionalRequestConflict"
-"""S3's error code for a put that conflicts with a concurrent one. It is retried."""
+"""S3's error code for a put that conflicts with a concurrent put. The put is retried."""
 _ABSENT_CODES = frozenset({"NoSuchKey", "404"})
 _NO_BATCH_DELETE_CODES = frozenset({"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest"})
 """Error codes of S3-compatible stores without batch deletion."""
@@ -31,7 +31,7 @@ MAX_KEYS_PER_REQUEST = 1_000
 """S3's maximum number of objects per delete request."""
 _MAX_PUT_ATTEMPTS = 5
 MAX_S3FS_ATTEMPTS = 2
-"""Maximum number of attempts by s3fs. Its client makes up to five for each."""
+"""Maximum number of attempts by s3fs. For each attempt, its client tries up to five times."""
 MAX_CACHED_FILE_IOS = 4
 """Maximum number of cached FileIOs, by properties."""
 
@@ -69,7 +69,7 @@ class FsspecStore(ObjectStore):
         return frozenset(file_io_properties(self._get_properties()).items())
 
     def _call(self, path: str, action: Callable[[Any], R]) -> R:
-        """Call `action`, and again with newer credentials if the first ones have expired or are refused."""
+        """Call `action`. If the credentials have expired or are refused, call it again with newer credentials."""
         try:
             with _translate_errors(path):
                 return action(self._file_system)
@@ -133,7 +133,7 @@ class FsspecStore(ObjectStore):
         return self._call(folder, list_entries)
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files. S3 takes up to 1,000 keys per request, unless it refuses this; others take one."""
+        """Delete files. S3 takes up to 1,000 keys per request, unless it refuses. Other stores take one key."""
         left: dict[str, OSError | FrazilError] = {}
         waiting = iter(dict.fromkeys(paths))
         while batch := list(itertools.islice(waiting, MAX_KEYS_PER_REQUEST)):

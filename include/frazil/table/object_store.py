@@ -41,7 +41,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> bool:
-        """Write a durable object if none exists. Returns False if one exists, even from a repeated request."""
+        """Write a durable object. Returns False if one exists, even if a repeated request of this call wrote it."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
@@ -57,7 +57,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def list_folders(self, folder: str) -> list[str]:
-        """Return the sorted subfolders that contain files. Stores with marker objects also return empty ones."""
+        """Return the sorted subfolders that contain files. Stores with marker objects return empty subfolders, too."""
 
     @abstractmethod
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:

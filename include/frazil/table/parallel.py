@@ -32,10 +32,10 @@ def read_in_parallel(
     group: Callable[[str], str] = lambda _: "",
     max_threads: int = MAX_THREADS,
 ) -> dict[str, A | Exception]:
-    """Read all names in parallel. Return the result of `read` or its exception, by name.
+    """Read all names in parallel, and return the result of `read` or its exception, by name.
 
     `group` returns what a read depends on, such as its catalog. Groups do not wait for each other. If no read of a
-    group ends for `timeout_s`, the rest of the group is abandoned, and each of its entries is a TimeoutError.
+    group ends for `timeout_s`, the group's unfinished reads are abandoned, and each of their entries is a TimeoutError.
     """
     groups = {name: group(name) for name in names}
     pools = {key: ThreadPoolExecutor(max_threads) for key in groups.values()}
@@ -59,7 +59,7 @@ def _wait_while_groups_progress(group_of: Mapping[Future[A], str], timeout_s: fl
 
 
 def _result(name: str, future: Future[Any], timeout_s: float) -> Any:
-    """Return the result of a read, its error, or a TimeoutError if it has not ended."""
+    """Return a read's result or error, or a TimeoutError if the read has not ended."""
     if future.cancelled() or not future.done():
         return TimeoutError(f"{name} could not be read within {timeout_s:.0f} s")
     error = future.exception()

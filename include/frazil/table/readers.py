@@ -158,7 +158,7 @@ def _rename_keys(given: Mapping[str, str], names: Mapping[str, str], prefix: str
 
 
 def _replace_secrets(catalog: str, properties: Mapping[str, str], *, database_password: bool) -> dict[str, str]:
-    """Replace each secret by `${VARIABLE}`. With `database_password`, replace only the password of a database URL."""
+    """Replace secrets by `${VARIABLE}`. With `database_password`, replaces only the password in a database URL."""
     shown = {
         key: value if _is_harmless(key, value) else _variable_reference(catalog, key)
         for key, value in properties.items()

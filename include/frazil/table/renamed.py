@@ -1,6 +1,7 @@
-"""Handles columns that `frazil evolve` renamed or dropped while declarations and records use the old names. A table
-property stores the old names, and changes together with the schema. A renamed column's old name refers to the column; a
-dropped column's name is ignored.
+"""Handles columns that `frazil evolve` renamed or dropped, while declarations and records still use the old names.
+
+A table property stores the old names, and changes together with the schema. A renamed column's old name refers to the
+column. A dropped column's name is ignored.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class ColumnChanges:
 def find_change_problems(
     wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
 ) -> list[str]:
-    """Return why the columns cannot be renamed or dropped. `fixed` says why some columns must not change."""
+    """Return why the columns cannot be renamed or dropped. `fixed` says why certain columns must not change."""
     found = []
     history = ColumnHistory.from_schemas((*former, table))
     names = {field.name.lower(): field.name for field in table.fields}
@@ -124,7 +125,7 @@ def change_columns(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, s
 
 
 def copy_renames(table: Table, main: Table) -> Table:
-    """Repeat the main table's renames and drops. Raises the errors of `change_columns`."""
+    """Rename and drop the same columns as in the main table. Raises the errors of `change_columns`."""
     if not (former := parse_former_columns(main.properties)):
         return table
     names = {field.name for field in table.schema().fields}

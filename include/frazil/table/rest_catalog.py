@@ -99,7 +99,7 @@ class _CommitTransactionRequest(IcebergBaseModel):
 
 
 def commit_by_rest(catalog: RestCatalog, changes: Sequence[TableChange]) -> None:
-    """Commit the changes with one request, whose response has no metadata."""
+    """Commit all changes in one request. The response to the request contains no metadata."""
     request = _CommitTransactionRequest(
         table_changes=tuple(
             CommitTableRequest(

@@ -66,7 +66,7 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
 
 
 def _former_schemas(table: Table) -> list[Schema]:
-    """Return the table's schemas, oldest first, from the accepted one (`ACCEPTED_SCHEMA`) on."""
+    """Return the table's schemas, oldest first, from the oldest one that is still checked (`ACCEPTED_SCHEMA`)."""
     accepted = table.properties.get(ACCEPTED_SCHEMA, "")
     first = int(accepted) if accepted.isdecimal() else 0
     schemas = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
@@ -83,7 +83,7 @@ def _use_current_names(declared: DeclaredTable, table: Table) -> DeclaredTable:
 
 
 def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
-    """Return the declared schema. frazil's columns and relaxable columns become optional if the table's are."""
+    """Return the declared schema. frazil's columns and relaxable columns become optional if they are in the table."""
     existing_fields = {field.name: field for field in existing.fields}
 
     def adapt_field(field: NestedField) -> NestedField:

@@ -1,5 +1,6 @@
-"""Translates a catalog's PyIceberg properties to those of Iceberg's Spark runtime. Pure. Keys that are not here stay
-the same.
+"""Translates a catalog's PyIceberg properties to the properties of Iceberg's Spark runtime. Pure.
+
+A key without a translation stays the same.
 """
 
 from __future__ import annotations
@@ -89,7 +90,6 @@ def catalog_type(properties: Mapping[str, str]) -> str:
 
 
 def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
-    """Convert an SQLAlchemy URL for Iceberg's JDBC catalog."""
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}  # the schema that PyIceberg creates, with views
     if url.get_backend_name() == "sqlite":
@@ -110,7 +110,7 @@ def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
 
 
 def _find_file_io(properties: Mapping[str, str]) -> str | None:
-    """Return the Java class for the storage that the properties name, if Hadoop's file systems do not have it."""
+    """Return the Java class for the storage that the properties name; None if Hadoop's file systems suffice."""
     warehouse = properties.get("warehouse", "")
     for schemes, prefix, file_io in _FILE_IOS:
         if warehouse.startswith(schemes) or any(key.startswith(prefix) for key in properties):

@@ -1,5 +1,6 @@
-"""PyIceberg's SQL catalog with statements that are built once. PyIceberg builds them again for each load and commit,
-and SQLAlchemy then takes ten times as long as the database.
+"""PyIceberg's SQL catalog, with statements that are built once.
+
+PyIceberg builds the statements again for each load and commit. SQLAlchemy then takes ten times as long as the database.
 """
 
 from __future__ import annotations
@@ -89,9 +90,10 @@ def move_pointer(connection: Connection, catalog: SqlCatalog, current: Table, ma
 
 
 def commit_by_sql(catalog: SqlCatalog, changes: Sequence[TableChange]) -> list[CommitTableResponse]:
-    """Write the new metadata files, then change all pointers in one transaction. Returns one response per table. Raises
-    CommitFailedException if another commit has changed a pointer. On an error before COMMIT is sent, deletes the files;
-    later, the outcome is unknown.
+    """Write the new metadata files, then change all pointers in one transaction. Returns one response per table.
+
+    Raises CommitFailedException if another commit has changed a pointer. On an error before COMMIT is sent, deletes the
+    new files. After COMMIT is sent, an error leaves the outcome unknown.
     """
     staged: list[StagedTable] = []
     sent = False

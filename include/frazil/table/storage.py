@@ -1,5 +1,6 @@
-"""Opens the object store of a location, and implements it for folders. Object storage has its own module, which loads
-its clients.
+"""Opens the object store of a location, and implements stores in folders.
+
+Stores in object storage have their own module, which loads the clients of object stores.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class LocalStore(ObjectStore):
             return [f"{folder.rstrip('/')}/{name}" for name in names if any(_list_files(root / name, ""))]
 
     def delete_each(self, paths: Iterable[str]) -> dict[str, OSError | FrazilError]:
-        """Delete files, and folders that become empty. A process that creates a file there retries."""
+        """Delete files, and folders that become empty. A process that creates a file in a deleted folder retries."""
         left: dict[str, OSError | FrazilError] = {}
         for path in paths:
             target = _to_local_path(path)

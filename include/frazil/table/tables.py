@@ -37,9 +37,10 @@ CREATION_TIMEOUT_S = 1.0
 
 
 def ensure_table(catalog: Catalog, spec: StreamSpec) -> Table:
-    """Return the stream's table, after creating or safely evolving it. Only logs differences in partitioning or sort
-    order. Raises SpecError for a new column that an engine cannot read, and TableLost if a new table would share a
-    folder. Also raises SchemaIncompatible, AccessDenied and CommitUnavailable.
+    """Return the stream's table, after creating or safely evolving it. Differences in layout are only logged.
+
+    Raises SpecError for a new column that an engine cannot read, and TableLost if a new table would share a folder.
+    Also raises SchemaIncompatible, AccessDenied and CommitUnavailable.
     """
     table = ensure_declared(catalog, declared_table(spec), spec.name)
     for difference in _layout_differences(table, spec):
@@ -74,7 +75,7 @@ def check_declaration_fits(table: Table, spec: StreamSpec) -> None:
 
 
 def check_existing_tables(spec: StreamSpec) -> list[str]:
-    """Return differences from the declared layout. Raises SchemaIncompatible if a writer would refuse."""
+    """Return differences from the declared layout. Raises SchemaIncompatible if a writer would refuse the tables."""
     catalog, warnings = open_existing_catalog(spec.table.catalog), list[str]()
     for declared in (declared_table(spec), declared_dead_letters(spec)):
         with translate_catalog_errors(catalog.name):
@@ -210,7 +211,7 @@ def _layout_terms(partitioning: PartitionSpec, order: SortOrder, schema: Schema)
 
 
 def load_stream_table(spec: StreamSpec) -> Table | None:
-    """Load the stream's table, if it exists. Does not even create a catalog."""
+    """Load the stream's table, if it exists. Creates nothing, not even a catalog."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
         try:

@@ -32,10 +32,10 @@ PlainFormat = str | Mapping[str, Any]
 def make_format_decoder(
     declared: spec.ValueFormat, schema: Schema, units: Mapping[int, str], options: DecoderOptions = PLAIN
 ) -> FormatDecoder:
-    """Create the decoder of a format, without framing, envelope or renamed fields. Raises SpecError for a type that the
-    format does not support.
+    """Create the decoder of a format, without framing, envelope or renamed fields.
 
-    The imports are here because a driver that only checks declarations must not load the compiler.
+    Raises SpecError for a type that the format does not support. Imports decoders here: a driver that only checks
+    declarations must not load the compiler.
     """
     if isinstance(declared, spec.JsonFormat):
         from frazil.ingest.formats.json.decoder import JsonDecoder

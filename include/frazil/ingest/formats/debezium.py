@@ -38,8 +38,10 @@ def is_null_ambiguous(kind: iceberg.IcebergType) -> bool:
 
 
 class PlaceholderFinder:
-    """Finds placeholders for unchanged values, whose form depends on the type (`UnchangedToastedPlaceholder`,
-    `binary.handling.mode`). For some types, Debezium sends null instead.
+    """Finds placeholders for unchanged values.
+
+    A placeholder's form depends on the type (`UnchangedToastedPlaceholder`, `binary.handling.mode`). For some types,
+    Debezium sends null instead.
     """
 
     def __init__(self, placeholder: str) -> None:

@@ -63,7 +63,7 @@ class EnvelopeDecoder(FormatDecoder):
     def __init__(
         self, make: MakeDecoder, envelope: Envelope, schema: Schema, units: Mapping[int, str], options: DecoderOptions
     ) -> None:
-        """`schema` has the columns that an event fills; only its key is required. Drift is that of `after`."""
+        """`schema` has the columns that an event fills; only its key is required. Only drift in `after` is reported."""
         self._envelope = envelope
         self._schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._key = [[field.name] for field in schema.fields if field.required]  # names, then aliases
@@ -248,9 +248,9 @@ class EnvelopeDecoder(FormatDecoder):
     def _find_unchanged(
         self, columns: dict[str, pa.Array], *, snapshot: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, pa.Array]]:
-        """Return a mask of placeholders for each column that has any, and all columns, with null for placeholders.
+        """Return a mask of placeholders for each column that has any, and all columns with nulls in their place.
 
-        Snapshot events and keys never have placeholders, so such a value is an ordinary one there.
+        Snapshot events and keys have no placeholders. If a value there looks like a placeholder, it is kept.
         """
         masks: dict[str, NDArray[np.bool_]] = {}
         key = self._key_names
@@ -274,9 +274,9 @@ class EnvelopeDecoder(FormatDecoder):
     def _find_ambiguous_nulls(
         self, parts: _Events, op: pa.Array, columns: dict[str, pa.Array], after_names: Callable[[int], Collection[str]]
     ) -> Iterator[tuple[int, tuple[str, str]]]:
-        """Yield the row and error of each update without `before` in which a null may mean "unchanged".
+        """Yield the row and error of each update with an ambiguous null: without `before`, null may mean "unchanged".
 
-        A missing field is not ambiguous: the connector omits the whole column.
+        A missing field is not ambiguous, because the connector omits the whole column.
         """
         bare = to_mask(pc.equal(op, "u")) & ~parts.is_present("before") & parts.is_present("after")
         for names in self._null_hiding.values() if bare.any() else ():

@@ -1,5 +1,7 @@
-"""Fills columns from fields with other names, or elsewhere in the record. First, the format's decoder reads the record
-with its own names and nesting. Then the values are moved to the columns.
+"""Fills columns from fields that have other names, or are nested elsewhere in the record.
+
+First, the format's decoder reads the record with the record's own names and nesting. Then the values are moved to the
+columns.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ class ColumnSource:
     """How decimals are rounded; None rejects decimals with more digits than the column's scale."""
     nulls: tuple[Any, ...] = ()
     default: Any = None
-    """The value for a missing or null field, in the form in which records have values."""
+    """The value for a missing or null field, written as in records."""
 
     @classmethod
     def of(cls, unit: Unit | None) -> ColumnSource:
@@ -131,7 +133,7 @@ class FieldsDecoder(FormatDecoder):
         records: RecordShape,
         options: DecoderOptions = PLAIN,
     ) -> None:
-        """`options.hidden` has paths of columns. They are omitted at these paths and at their paths in records."""
+        """`options.hidden` has column paths. The fields are omitted at these paths and at their paths in records."""
         within, lists = records.within, records.lists
         readings = {field_id: ColumnSource.of(unit) for field_id, unit in units.items()}
         plain = {field_id: reading.unit for field_id, reading in readings.items() if reading.unit}
@@ -187,7 +189,7 @@ class FieldsDecoder(FormatDecoder):
     def _text_decoders(
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str], options: DecoderOptions
     ) -> dict[str, FieldsDecoder]:
-        """Return decoders for columns whose fields are inside another column's JSON text, by that column's name."""
+        """Return decoders of the columns with fields inside another column's JSON text, by that other column's name."""
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
         outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]
@@ -252,7 +254,7 @@ class FieldsDecoder(FormatDecoder):
         return reject_missing(found, self._optional, self._arrow_schema)
 
     def add_from_texts(self, decoded: DecodedChunk, name: str) -> DecodedChunk:
-        """Add the columns whose fields are inside the JSON texts of the column `name`."""
+        """Add the columns that are filled from fields inside the JSON texts of the column `name`."""
         texts = pc.fill_null(combine_chunks(decoded.rows.column(name)), "null")
         (key,) = self._within
         around = _text_scalar(f"{{{json.dumps(key, ensure_ascii=False)}:"), texts, _text_scalar("}\n"), _text_scalar("")

@@ -56,7 +56,7 @@ def rewrite(texts: pa.Array, rules: Iterable[RewriteRule]) -> pa.Array:
 
 
 def convert_iso_times(texts: pa.Array, unit: str) -> pa.Array:
-    """Replace ISO 8601 times in JSON texts by numbers of the unit. Leaves times that have more digits than the unit."""
+    """Replace ISO 8601 times in JSON texts by numbers of the unit. Keeps times with more digits than the unit."""
 
     def number(text: str) -> str:
         try:

@@ -16,7 +16,7 @@ from frazil.ingest.formats.fields import WHOLE_KEY, as_lines
 
 
 class WholeValueDecoder(FormatDecoder):
-    """Fills one column with the record value, the others with null. Rejects all records if one of these is required."""
+    """Fills one column with the record value, others with null. Rejects all records if another column is required."""
 
     def __init__(self, schema: Schema, column: str) -> None:
         self._field = schema.find_field(column)

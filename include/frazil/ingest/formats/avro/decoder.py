@@ -189,7 +189,7 @@ class AvroDecoder(FormatDecoder):
         columns.text = kept
 
     def _convert_to_json(self, value: bytes, operation: int) -> bytes | None:
-        """Return a value as JSON text; None if other columns hold it all; `_FAULT_PREFIX` and an error if invalid."""
+        """Return a value as JSON text; None if other columns have all of it; else `_FAULT_PREFIX` and the error."""
         program = self._program
         try:
             text = json_text(value, program.spans[operation]).encode()
@@ -226,7 +226,7 @@ class AvroDecoder(FormatDecoder):
         return np.flatnonzero(framed)
 
     def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
-        """Call `_assign` for each schema id. Requests schemas in groups: unframed values may look like many ids."""
+        """Call `_assign` for each schema id. Requests schemas in groups, because unframed values look like many ids."""
         if len(ids) and (ids == ids[0]).all():
             self._assign(roots, places, int(ids[0]), rejections)
             return
@@ -290,7 +290,7 @@ class AvroDecoder(FormatDecoder):
             self._beyond[schema_id] = found.within(self._options.within)
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:
-        """If no field of a schema fills a column, report some of its field names as drift."""
+        """Report some field names of a schema as drift, if none of the schema's fields fills a column."""
         if not self._columns.field_names.isdisjoint(names := [*names]) or not self._columns.field_names:
             return
         self._unknown[schema_id] = select_names(names) or ("",)

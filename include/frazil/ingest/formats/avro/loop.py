@@ -22,7 +22,7 @@ from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8, loop
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, has_duplicate_key, parse_uuid
 
 NO_ROOM = 64
-"""Result NO_ROOM + d: entry set d is full or, if d is their number, the hash table of map keys."""
+"""Result NO_ROOM + d: entry set d is full. If d is the number of entry sets, the hash table of map keys is full."""
 NOT_READ = 255
 QUOTE, LETTER_Z = 34, 90
 MAX_MOMENT_LENGTH = 64
@@ -131,7 +131,7 @@ def write_decimal(
 
 @loop
 def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
-    """Write a decimal whose unscaled number is big-endian two's complement. Returns VALID or an error code."""
+    """Write a decimal with a big-endian two's complement as unscaled number. Returns VALID or an error code."""
     if p == end:
         return code.NO_DECIMAL
     negative = b[p] >= 128

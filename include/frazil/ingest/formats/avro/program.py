@@ -113,7 +113,7 @@ class AvroProgram(LoopProgram):
         self.rests: dict[int, Part | None] = {}
         """Fields of each SPAN operation that fill other columns. The remaining fields become JSON text."""
         self.numbers: set[int] = set()
-        """SPAN operations whose values are numbers. Their JSON text has infinities as numbers, not as strings."""
+        """SPAN operations that read numbers. The JSON text has infinities as numbers, not as strings."""
         self.spans: dict[int, AvroType] = {}
         """The Avro type of each SPAN operation's values, which become JSON text."""
 

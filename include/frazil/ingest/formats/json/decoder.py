@@ -1,4 +1,4 @@
-"""Decodes JSON with a compiled loop (`rows`). Module `record`, the reference, reads the records that it leaves out."""
+"""Decodes JSON with a compiled loop (`rows`). Module `record`, the reference, reads the records that the loop skips."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Reads single JSON records: the reference implementation, which also reads each record that the compiled loop is not
-certain about. It creates all error classes and texts. Records are strict JSON (RFC 8259), except for NaN, Infinity and
-Inf. A field of the schema may occur once; other fields only need valid syntax.
+"""Reads single JSON records: the reference implementation.
+
+It also reads each record about which the compiled loop is not certain, and creates all error classes and texts. Records
+are strict JSON (RFC 8259), except for NaN, Infinity and Inf. A field of the schema may occur once; other fields only
+need valid syntax.
 """
 
 from __future__ import annotations
@@ -221,7 +223,7 @@ class RecordReader:
         return _ErrorTemplate(TYPE_MISMATCH, mismatch, keys, _received_kind(what))
 
     def _resolve(self, path: str, what: str) -> tuple[iceberg.IcebergType, str | None, list[Step]]:
-        """Resolve a path in msgspec's message, such as `.a.b[3].c`. It omits keys of maps, which are found later."""
+        """Resolve a path in msgspec's message, such as `.a.b[3].c`. Messages omit map keys, which are found later."""
         kind: Any = self._schema
         unit: str | None = None
         keys: list[Step] = []

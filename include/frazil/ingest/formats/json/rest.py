@@ -1,5 +1,7 @@
-"""Finds the parts of a JSON record that fill no column, for a `rest` column. It is the reference implementation for the
-compiled loop. A part keeps its path: `{"place": {"zip": "1"}}`. A list element without such parts becomes null.
+"""Finds the parts of a JSON record that fill no column, for a `rest` column.
+
+This module is the reference implementation for the compiled loop. A part keeps its path: `{"place": {"zip": "1"}}`. A
+list element that has no such part becomes null.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
 BASE64 = _base64
 MIN_MEMCPY_BYTES = 32
 HASH_FACTOR = 0x1E3779B97F4A7C15
-"""Seed of the hash table for the keys of a JSON map, whose number is limited."""
+"""Seed of the hash table for the keys of a JSON map. The number of keys is limited."""
 _MAX_PAIRED_KEYS = 16
 """Maximum number of a map's keys that are compared in pairs to find duplicates. Larger maps use a hash table."""
 
 # Columns of the table of entry sets. The last row is not an entry set: it counts the bytes in `text`.
 USED, ROOM, BEFORE = range(3)
-"""Columns of `entry_counts`: entries in use, entries for which memory exists, and entries before the current record."""
+"""Columns of `entry_counts`: entries in use, allocated entries, and entries before the current record."""
 
 
 class Memory(NamedTuple):
@@ -120,8 +120,9 @@ def write_two_words(b: Octets, p: int, kind: int, precision: int, scale: int, at
 
 @loop
 def parse_uuid(b: Octets, p: int, end: int, at: int, words: Numbers) -> int:
-    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID, whose first byte is the lowest
-    one of the first word. Returns the position after it, or NO.
+    """Write 32 hexadecimal digits, with hyphens anywhere, as the two words of a UUID.
+
+    The UUID's first byte is the lowest byte of the first word. Returns the position after the digits, or NO.
     """
     digits = 0
     words[at] = 0
@@ -253,7 +254,7 @@ def _are_equal(b: Octets, text: Octets, one: int, other: int, words: Numbers) ->
 
 @loop
 def copy_strings(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: Octets) -> None:
-    """Copy strings, given as (start, length) pairs, into `to`. Writes the end of each to `offsets`."""
+    """Copy strings, given as (start, length) pairs, into `to`. Writes each string's end in `to` to `offsets`."""
     at = 0
     for i in range(len(offsets) - 1):
         start, length = spans[2 * i], spans[2 * i + 1]

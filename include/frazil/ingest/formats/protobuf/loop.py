@@ -404,7 +404,7 @@ def read_records(
     b: Octets, starts: Numbers, lengths: Numbers, roots: Numbers, first: int,
     plan: avro.Plan, memory: Memory, scratch: avro.Scratch, wrong: Octets, where: Numbers,
 ) -> tuple[int, int]:  # fmt: skip
-    """Read records. Arguments and results are those of Avro's `read_records`."""
+    """Read records. Arguments and results are the same as in Avro's `read_records`."""
     entry_counts = memory.entry_counts
     for i in range(first, len(starts)):
         wrong[i] = avro.NOT_READ

@@ -72,7 +72,7 @@ class ProtobufProgram(LoopProgram):
         """Always empty: `JsonTexts` writes the columns of JSON text."""
 
     def add(self, written: Descriptor) -> int | Fault:
-        """Add a message type. Returns its first operation, or the error; then nothing was added."""
+        """Add a message type, and return its first operation. On an error, return the error and add nothing."""
         rows, places = len(self._rows), len(self._places)
         self._max_rows = rows + MAX_OPERATIONS
         try:
@@ -121,7 +121,7 @@ class ProtobufProgram(LoopProgram):
         return row
 
     def _link_oneofs(self, written: Descriptor, wanted: dict[str, TargetColumn], operations: dict[int, int]) -> None:
-        """Make each field of a oneof clear its other fields, even if the field fills no column."""
+        """Make each field of a oneof clear the oneof's other fields, even if the field fills no column."""
         for oneof in written.oneofs:
             nodes = {one.name: wanted[one.name].node for one in oneof.fields if one.name in wanted}
             for one in oneof.fields:
@@ -200,7 +200,7 @@ class ProtobufProgram(LoopProgram):
         return row
 
     def _add_single(self, written: FieldDescriptor, target: TargetColumn) -> tuple[int, list[int] | None]:
-        """Return a single value's operation, and the two words of an absent field's value; None if that is null."""
+        """Return a single value's operation, and the two words of an absent field's value; None for null."""
         if written.type == _F.TYPE_GROUP:
             raise _FieldMismatch(op.MISMATCH, "Protobuf's group cannot fill a column")
         if written.type == _F.TYPE_MESSAGE:

@@ -42,7 +42,7 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
 
 
 def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes: Sequence[int]) -> Descriptor:
-    """Return the top-level message at the first index, or a nested one at the next. Raises UnreadableSchema."""
+    """Return the message at these indexes: a top-level message, then messages nested in it. Raises UnreadableSchema."""
     file = _load(text, references)
     among: list[Descriptor] = list(file.message_types_by_name.values())
     found: Descriptor | None = None
