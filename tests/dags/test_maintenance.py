@@ -224,8 +224,8 @@ def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_
     store = Store()
     table_health.measure_all(tmp_path, store)
     (tmp_path / "made.yaml").unlink()
-    for past_ms in (0, 1_000, MAX_FILE_ABSENCE_MS, MAX_FOLDER_ABSENCE_MS):
-        now_ms = time.time_ns() // 1_000_000 + past_ms
+    for lookback_ms in (0, 1_000, MAX_FILE_ABSENCE_MS, MAX_FOLDER_ABSENCE_MS):
+        now_ms = time.time_ns() // 1_000_000 + lookback_ms
         monkeypatch.setattr(declared_streams, "clock", SimpleNamespace(now_ms=lambda at=now_ms: at))
         active = table_health.measure_all(tmp_path, store)["active"]
         assert "declaration" not in {alert["rule"] for alert in active}

@@ -145,7 +145,7 @@ def _form(streams: list[str]) -> dict[str, Param]:
         "dry-run": Param(True, type="boolean", title="Dry run", description="Only log what the run would write."),
         "target": Param(
             "table", type="string", enum=["table", "branch"], title="Target",
-            description="branch: stage and audit the rows on a branch; a later run with target table publishes them.",
+            description="branch: stage and audit the rows on a branch; a later run with `table` publishes them.",
         ),
         "from-time": moment("From", "Kafka timestamps"),
         "to-time": moment("To (exclusive)", "Kafka timestamps"),

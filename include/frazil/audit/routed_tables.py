@@ -22,7 +22,7 @@ from frazil.audit.findings import Finding, FindingKind
 from frazil.commit.backfill_records import (
     BackfillMarker,
     committed_chunks,
-    has_backfill_rows,
+    is_last_backfill,
     list_given_up_targets,
     published_records,
     unsettled_backfill,
@@ -93,7 +93,7 @@ class PublishedReplays:
 
     def find_waiting_files(self, properties: Mapping[str, str], target: Target) -> list[StagedFile]:
         """Return the replay's files for a routed table; empty if its `properties` show that it has the rows."""
-        if self.last is None or target in self.given_up or has_backfill_rows(properties, self.last):
+        if self.last is None or target in self.given_up or is_last_backfill(properties, self.last):
             return []
         return [file for journal in self.journals for file in journal.staged_for(target)]
 

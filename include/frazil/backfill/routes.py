@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 
 from frazil.commit.backfill_records import (
     BackfillMarker,
-    has_backfill_rows,
+    is_last_backfill,
     list_given_up_targets,
     property_name,
     read_backfill,
@@ -252,7 +252,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
 def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Target, files: list[StagedFile]) -> None:
     handle = tables.handle(target)
     table = handle.refresh()
-    if has_backfill_rows(table.metadata.properties, backfill):
+    if is_last_backfill(table.metadata.properties, backfill):
         return
     check_routed_not_rolled_back(table.metadata, require_marker(table, tables.stream), table=target)
     folder = f"{data_location(table)}/{staging_stream(tables.stream, backfill.id)}/{backfill.epoch:08d}/{1:08d}"
@@ -261,7 +261,7 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     summary = backfill_summary(backfill) | {"frazil.records": str(sum(file.records for file in written))}
 
     def propose(table: Table) -> Done[None] | Change[None]:
-        if has_backfill_rows(table.metadata.properties, backfill):
+        if is_last_backfill(table.metadata.properties, backfill):
             return Done(None)
         found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
         if found is None or found.id != backfill.id:

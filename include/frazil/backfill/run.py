@@ -64,7 +64,7 @@ from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, Write
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, Spans, to_bitmaps, unite_offsets
+from frazil.offsets.spans import Offsets, Spans, to_bitmaps, union_offsets
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, seen_offsets
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
@@ -150,11 +150,11 @@ class Backfill:
             whole = backfill_audit.find_complete_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
             held += [whole, seen_offsets(dead_letters)]
             exact = self.source.select_with_records(
-                missing_spans(wanted, unite_offsets([*held, *map(seen_offsets, rows)]))
+                missing_spans(wanted, union_offsets([*held, *map(seen_offsets, rows)]))
             )
             if sum(map(len, exact.values())) <= MAX_SPANS or not self._drops_reread_rows(table):
                 return self._build_plan(exact, wanted, identity)
-        left = self.source.select_with_records(missing_spans(wanted, unite_offsets(held)))
+        left = self.source.select_with_records(missing_spans(wanted, union_offsets(held)))
         return self._build_plan(left, wanted, identity)
 
     def _build_plan(self, left: Spans, wanted: Spans, identity: SourceIdentity) -> BackfillPlan:

@@ -1,6 +1,6 @@
 """Reads Kafka as a backfill's source, and computes the offsets that a backfill reads.
 
-A backfill reads the requested offsets before the marker that have records in no table yet. `frazil.backfill.files` is
+These are the requested offsets that precede the marker and whose records are in no table. `frazil.backfill.files` is
 the source for files, with the same methods.
 """
 

@@ -106,7 +106,7 @@ class Terminal:
 
     @staticmethod
     def _read(fd: int) -> bytes:
-        """Wait for bytes. Python handles pending signals at least every half second."""
+        """Read bytes. Wakes every half second, so that Python can handle signals."""
         while not select.select([fd], [], [], 0.5)[0]:
             pass
         return os.read(fd, 65_536)
@@ -253,7 +253,7 @@ class RunTotals:
         return f"batch {batch.key}: {self._records_text(batch.records)}{rejected}{dropped}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
-        """Return the last line of a successful run. `waiting` rows wait for routed tables, `lag` records in Kafka."""
+        """Return a successful run's last line. `waiting`: rows for routed tables; `lag`: records left in Kafka."""
         how = "stopped" if stopped else "caught up"
         more = f"; {format_count(lag, 'record', 'waits|wait')} in Kafka" if lag else ""
         if waiting:

@@ -110,7 +110,7 @@ class _RouteDifferences:
     def rows_for(self, table: str, *, backfilled: bool) -> int:
         return sum(b.rows for b in self._missing() if b.target == table and (backfilled or b.backfill is None))
 
-    def backfill_for(self, table: str) -> LaggingTable | None:
+    def lagging_backfill(self, table: str) -> LaggingTable | None:
         return next((b for b in self.behind if b.target == table and b.backfill), None)
 
     def tables(self) -> set[str]:
@@ -155,7 +155,7 @@ def _give_up(  # noqa: PLR0913
         dropped_table_value(opened.spec, opened.tables, table)  # raises an error before anything is printed
     rows = found.rows_for(table, backfilled=not is_routed)  # tables of the route still get the rows of a backfill
     if not rows and _needs_no_action(opened, default_marker, found, table, exists=exists):
-        waiting = found.backfill_for(table)
+        waiting = found.lagging_backfill(table)
         more = f" {waiting}." if waiting else ""
         output.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
         return False
@@ -215,7 +215,7 @@ def _discard_rows(
     opened: OpenStream, default_marker: Marker, found: _RouteDifferences, table: str, *, exists: bool
 ) -> bool:
     """Discard the rows that wait for a table. Return whether this is all that --give-up has to do for the table."""
-    waiting, of_batches = found.backfill_for(table), found.rows_for(table, backfilled=False)
+    waiting, of_batches = found.lagging_backfill(table), found.rows_for(table, backfilled=False)
     if waiting and waiting.backfill:
         record_given_up_rows(opened.tables.journals, waiting.backfill, table)
     if of_batches and not exists:

@@ -191,8 +191,8 @@ def unsettled_backfill(
     return backfill if backfill.state is BackfillState.PUBLISHED or (abandoned and not backfill.is_open) else None
 
 
-def has_backfill_rows(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
-    """Return whether this backfill was the last one that added rows to a routed table with these properties."""
+def is_last_backfill(properties: Mapping[str, str], backfill: BackfillMarker) -> bool:
+    """Return whether these properties of a routed table name this backfill as the last to add rows."""
     found = read_backfill(properties, backfill.stream)
     return found is not None and found.id == backfill.id
 

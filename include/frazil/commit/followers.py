@@ -180,7 +180,7 @@ class Followers:
                 self.behind.pop(target, None)
 
     def atomic_commits(self, journal: Journal) -> tuple[TableCommit[Marker], ...]:
-        """Return the routed tables' commits for the default table's step. Raises `CommitUnavailable`."""
+        """Return the routed tables' commits to make with the default table's. Raises `CommitUnavailable`."""
         if self.atomic is False:
             return ()
         self.commit()

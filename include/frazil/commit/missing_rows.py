@@ -12,7 +12,7 @@ from pyiceberg.table import Table
 from frazil.commit.backfill_records import (
     BackfillMarker,
     committed_chunks,
-    has_backfill_rows,
+    is_last_backfill,
     list_given_up_targets,
     unsettled_backfill,
 )
@@ -104,7 +104,7 @@ def _dead_letter_properties(tables: StreamTables) -> Mapping[str, str]:
 
 def _has_rows_of(tables: StreamTables, table: Table | None, target: Target, backfill: BackfillMarker) -> bool:
     try:
-        return has_backfill_rows((table or tables.handle(target).refresh()).properties, backfill)
+        return is_last_backfill((table or tables.handle(target).refresh()).properties, backfill)
     except Exception:  # as above: a table that cannot be loaded counts as missing the rows
         return False
 

@@ -203,7 +203,7 @@ class Replacement:
 
 
 def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequence[StagedFile]) -> Replacement | None:
-    """Return the snapshot of main with the rows of `files` in the files `made` instead.
+    """Return main's snapshot with `files` replaced by `made`, which have the same rows.
 
     Returns None unless this process wrote all manifests of these files, and still has the manifests' entries in memory.
     """

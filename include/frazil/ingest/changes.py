@@ -1,4 +1,4 @@
-"""Adds the columns to an upsert stream's rows that say whether a record updates or deletes its row."""
+"""Adds columns to an upsert stream's rows: whether a record updates or deletes its row."""
 
 from __future__ import annotations
 

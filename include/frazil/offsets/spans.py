@@ -91,7 +91,7 @@ def covered_offsets(spans: Iterable[Span]) -> BitMap64:
     return whole
 
 
-def unite_offsets(found: Iterable[OffsetSets]) -> dict[TopicPartition, BitMap64]:
+def union_offsets(found: Iterable[OffsetSets]) -> dict[TopicPartition, BitMap64]:
     whole: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
     for each in found:
         for tp, offsets in each.items():

@@ -80,7 +80,7 @@ def fetch_windows(specs: Sequence[StreamSpec]) -> Windows | None:
     return Windows(seen.grain, complete, seen.decision.reason, tuple(held), holders, seen.describe_delay())
 
 
-def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
+def fetch_history(spec: StreamSpec, *, lookback_ms: int) -> TableHistory | None:
     table = load_stream_table(spec)
     if table is None:
         return None
@@ -89,12 +89,12 @@ def fetch_history(spec: StreamSpec, *, past_ms: int) -> TableHistory | None:
     except MarkerUnreadable:  # the status reports this
         marker = None
     now_ms = clock.now_ms()
-    past = past_of(table, spec.name, since_ms=now_ms - past_ms)
+    past = past_of(table, spec.name, since_ms=now_ms - lookback_ms)
     try:
         dead_letters = table.catalog.load_table(spec.dead_letter_table).metadata
     except NoSuchTableError:
         dead_letters = None
-    return build_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, past_ms=past_ms)
+    return build_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, lookback_ms=lookback_ms)
 
 
 def fetch_daily_costs(spec: StreamSpec) -> tuple[DayCost, ...]:

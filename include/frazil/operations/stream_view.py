@@ -185,17 +185,17 @@ def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
     dead_letters: TableMetadata | None = None,
     *,
     now_ms: int,
-    past_ms: int = DAY_MS,
+    lookback_ms: int = DAY_MS,
 ) -> TableHistory:
-    """Return the last day's rejected records and changes, and the events of `past_ms`. Reads only summaries."""
+    """Return the last day's rejected records and changes, and the events of `lookback_ms`. Reads only summaries."""
     changes, day_ms = Counter[str](), now_ms - DAY_MS
     last_day = takewhile(lambda record: record[0].timestamp_ms >= day_ms, commit_records(metadata, spec.name))
     published = published_summaries(metadata, spec.name, since_ms=day_ms)
     for summary in (*(snapshot_summary(snapshot) for snapshot, _ in last_day), *published):
         changes.update(merge_counts(summary))
-    treatments = find_treatments(dead_letters, metadata, spec.name, since_ms=now_ms - max(past_ms, DAY_MS))
+    treatments = find_treatments(dead_letters, metadata, spec.name, since_ms=now_ms - max(lookback_ms, DAY_MS))
     rejected = count_rejected(metadata, spec.name, treatments, now_ms=now_ms)
-    shown = (one for one in treatments if one.at_ms >= now_ms - past_ms)
+    shown = (one for one in treatments if one.at_ms >= now_ms - lookback_ms)
     past = replace(past, events=merge_treatments(past.events, shown))
     head = head_of(dead_letters) if dead_letters else None
     return TableHistory(

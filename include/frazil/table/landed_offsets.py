@@ -212,7 +212,7 @@ def _read_file(table: Table, scan: DataScan, wanted: RowSelection, task: FileSca
 def _split_by_topic_id(
     batch: pa.RecordBatch, topic_ids: Mapping[str, str] | None
 ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-    """Yield the rows with a given or unknown topic id (True), then the rows with other topic ids (False)."""
+    """Yield rows whose topic id matches `topic_ids` or is null (True), then all other rows (False)."""
     if topic_ids is None or not len(batch):
         yield batch, True
         return

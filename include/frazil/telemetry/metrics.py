@@ -60,7 +60,7 @@ BATCHES = _counter("batches", "{batch}", "Committed batches that had records.")
 RECORDS = _counter("records", "{record}", "Committed records, without dead letters.")
 DEAD_LETTERS = _counter("dead_letters", "{record}", "Records that became dead letters.")
 FILES = _counter("files", "{file}", "Data files that batches staged, without files that a merge writes.")
-WRITTEN = _counter("written", "By", "Bytes of data files that batches staged, without files that a merge writes.")
+BYTES_WRITTEN = _counter("written", "By", "Bytes of data files that batches staged, without files that a merge writes.")
 CPU = _counter(
     "cpu", "s", "CPU of batches: tasks, and the writer's process and JVM, which streams of an application share."
 )

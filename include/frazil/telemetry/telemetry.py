@@ -221,7 +221,7 @@ class StreamMetrics:
         add(m.RECORDS, labels, batch.records)
         add(m.DEAD_LETTERS, labels, batch.rejected)
         add(m.FILES, labels, batch.files)
-        add(m.WRITTEN, labels, batch.bytes)
+        add(m.BYTES_WRITTEN, labels, batch.bytes)
         if batch.stage_s:  # it is 0 if an earlier epoch staged the batch
             self._meters.observe(m.STAGE, labels, batch.stage_s)
             self._meters.observe(m.COMMIT, labels, batch.commit_s)

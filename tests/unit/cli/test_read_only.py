@@ -72,7 +72,7 @@ def test_no_check_of_the_page_makes_a_table_and_who_changes_something_has_it(spe
     before = there()
     read_stream_state(spec, now_ms=0)
     describe_missing_tables(spec)
-    fetch_history(spec, past_ms=60_000)
+    fetch_history(spec, lookback_ms=60_000)
     fetch_action_state(spec)
     plan_abandon(spec)
     with pytest.raises(

@@ -52,7 +52,7 @@ def test_of_a_table_without_the_columns_that_the_stream_has_by_now_both_checks_k
     without = validate_stream({**declared, "coordinates": False}, Path("ticks.yaml"))
     MadeStream(without, NOW_MS, partitions=1).begin()
     spec = validate_stream(declared, Path("ticks.yaml"))
-    history = fetch_history(spec, past_ms=DAY_MS)
+    history = fetch_history(spec, lookback_ms=DAY_MS)
     for seen in (fetch_action_state(spec), build_action_state(None, history, is_read=True)):
         assert seen.is_read
         assert not seen.coordinates
@@ -78,7 +78,9 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
 
 def test_dead_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeStream) -> None:
     def offers() -> tuple[PageAction, ...]:
-        return possible_actions(made.spec, build_action_state(None, fetch_history(made.spec, past_ms=1), is_read=True))
+        return possible_actions(
+            made.spec, build_action_state(None, fetch_history(made.spec, lookback_ms=1), is_read=True)
+        )
 
     assert PageAction.REPLAY not in offers()
     made.land({0: (0, 5)}, rejected={0: [1]})

@@ -75,7 +75,7 @@ def test_a_batch_moves_its_counters_and_times() -> None:
     bench = Bench()
     bench.record(ChangesMerged(2, 0.1), ChangesMerged(1, 0.2), BATCH, BATCH)
     counted = {
-        metric.name: bench.value(metric) for metric in (m.BATCHES, m.RECORDS, m.DEAD_LETTERS, m.FILES, m.WRITTEN)
+        metric.name: bench.value(metric) for metric in (m.BATCHES, m.RECORDS, m.DEAD_LETTERS, m.FILES, m.BYTES_WRITTEN)
     }
     assert counted == {
         "frazil.batches": 2,

@@ -105,7 +105,7 @@ class PendingReads:
     def begin(cls, spec: StreamSpec, view_options: ViewOptions, shown: Period) -> Self:
         request, group, key, name = answer_cache().request, group_of(spec), status_key(spec), spec.name
         history_key = ("history", shown.hours, view_options.begin_ms, *key)
-        past = partial(fetch_history, spec, past_ms=clock.now_ms() - shown.begin_ms)
+        past = partial(fetch_history, spec, lookback_ms=clock.now_ms() - shown.begin_ms)
         specs = [one.spec for one in cached_declarations().value or () if one.spec]
         tables = partial(fetch_routed_names, spec, specs)
         return cls(

@@ -133,7 +133,7 @@ class FieldsDecoder(FormatDecoder):
         records: RecordShape,
         options: DecoderOptions = PLAIN,
     ) -> None:
-        """`options.hidden` has column paths. The fields are omitted at these paths and at their paths in records."""
+        """Omits each field in `options.hidden` at its column path and at its path in records."""
         within, lists = records.within, records.lists
         readings = {field_id: ColumnSource.of(unit) for field_id, unit in units.items()}
         plain = {field_id: reading.unit for field_id, reading in readings.items() if reading.unit}
