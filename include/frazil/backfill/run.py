@@ -159,11 +159,12 @@ class Backfill:
 
     def _build_plan(self, left: Spans, wanted: Spans, identity: SourceIdentity) -> BackfillPlan:
         if sum(map(len, left.values())) > MAX_SPANS:
-            raise SpecError(
-                f"the records of stream {self.spec.name!r} that table {self.spec.table.identifier} is missing are in "
-                f"more than {MAX_SPANS:,} separate offset ranges: request a smaller range, or delete the rows in the "
-                "range first"
-            )
+            what = f"the records of stream {self.spec.name!r} that table {self.spec.table.identifier} is missing"
+            remedy = "request a smaller range, or delete the rows in the range first"
+            if self.request.dead_letters:
+                what = f"the selected dead letters of stream {self.spec.name!r}"
+                remedy = "replay them in parts, by `--reason`, and by `--from` and `--to` (when they were rejected)"
+            raise SpecError(f"{what} are in more than {MAX_SPANS:,} separate offset ranges: {remedy}")
         return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:

@@ -72,8 +72,8 @@ def run(stream: str, streams_folder: Path, *, until_caught_up: bool, as_json: bo
 
     Ctrl-C lets the current batch commit and exits with 0. A second Ctrl-C ends the writer at once, and the next start
     continues from the table. Prints a line per batch. The log, with Spark's log, is writer.log in the stream's run
-    folder. Returns the writer's exit code (see docs/reference/cli.md), and 9 if another writer of the stream runs on
-    this host. `frazil status` shows the exit code later.
+    folder. Returns the writer's exit code (see docs/reference/exit-codes.md), and 9 if another writer of the stream
+    runs on this host. `frazil status` shows the exit code later.
 
     With --json, prints one JSON document per line: one for each batch, and one for a stream's end.
 

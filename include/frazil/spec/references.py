@@ -96,7 +96,8 @@ def _resolve_reference(reference: str, environment: Mapping[str, str]) -> str:
         value = environment.get(match["name"]) or match["default"]  # empty counts as unset, as in ${NAME:-default}
         if value is None or (not value and match["default"] is None):
             raise SpecError(
-                f"the environment variable {match['name']} is not set in this process; set it before the start"
+                f"the environment variable {match['name']} is not set in this process, or is empty; set it before the "
+                "start"
             )
         return value
     if match := _AIRFLOW.fullmatch(reference):

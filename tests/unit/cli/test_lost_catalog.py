@@ -83,7 +83,7 @@ def test_a_lost_catalog_is_said_everywhere_and_changes_nothing(
     for command in (["partitions", "demo.made"], ["orphans", "demo.made"], ["maintain", "demo.made", "--dry-run"]):
         assert SAID in refused(tmp_path, *command), command
     assert SAID in refused(tmp_path, "orphans", "demo.made_dead_letters"), "it is lost with the stream's table"
-    for verb in ("pause", "resume", "restart"):
+    for verb in ("pause", "resume"):
         said = call(tmp_path, verb, "made")
         assert SAID in said
         assert "starts it" not in said
