@@ -114,6 +114,8 @@ WIDE = Schema(
         t.ListType(2, t.StructType(*(t.NestedField(i, f"c{i}", t.LongType()) for i in range(3, 300)))),
     )
 )
+
+
 @pytest.mark.parametrize("kind", ["repeated string", "repeated In", "map<int32, int64>"])
 @pytest.mark.parametrize("evolution", ["off", "additive", "full"])
 def test_a_field_that_no_map_column_can_hold_is_a_type_mismatch_of_its_records(kind: str, evolution: Any) -> None:
