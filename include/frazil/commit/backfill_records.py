@@ -99,7 +99,8 @@ class BackfillMarker:
         """The command that continues a replay. For a backfill, its options are missing."""
         if not self.replays:
             return f"frazil backfill {self.stream}"
-        return f"frazil dlq replay {self.stream} {self.request['dead-letters']}".removesuffix(" all")
+        options = str(self.request["dead-letters"])  # a sentence in the records of earlier versions
+        return f"frazil dlq replay {self.stream} {options if options.startswith('--') else ''}".rstrip()
 
     def has_chunk(self, key: BatchKey) -> bool:
         """Whether a chunk is committed. An epoch commits its chunks in order."""

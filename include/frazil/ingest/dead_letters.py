@@ -25,6 +25,9 @@ from frazil.safe_text import escape_unsafe
 from frazil.spec.iceberg import DEAD_LETTER_SCHEMA
 
 MAX_ERROR_CHARACTERS = 1000
+_FILLED_COLUMNS = frozenset(DEAD_LETTER_SCHEMA.column_names).difference(
+    ("replays", "discarded_at", "discarded_by", "discard_reason")  # filled by replays and discards
+)
 
 SealPart = Callable[[bytes | None, str], bytes | None]
 """Returns what a dead letter stores for a part of a record, given the part and its place (`sealing.place_of`)."""
@@ -57,7 +60,7 @@ class DeadLetterTable:
         seal: SealPart | None = None,
     ) -> None:
         """Raises SpecError if users added a required column to the table."""
-        strange = [f.name for f in schema.fields if f.required and f.name not in DEAD_LETTER_SCHEMA.column_names]
+        strange = [f.name for f in schema.fields if f.required and f.name not in _FILLED_COLUMNS]
         if strange:
             raise SpecError(
                 f"the dead-letter table's column {strange[0]} is required, but frazil does not fill it. Make "

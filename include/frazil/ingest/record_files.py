@@ -25,6 +25,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from frazil.errors import SpecError
+from frazil.ingest.arrow_values import cast_unchecked
 from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
 from frazil.ingest.coordinates import COORDINATE_COLUMNS
@@ -267,9 +268,11 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
         column = rows[field.name]
         if declared.required and column.null_count:
             raise SpecError(f"{path}: column {field.name} is required, but has nulls. Remove those records")
-        # Nanoseconds are truncated to the table's microseconds, as in JSON.
-        safe = not pa.types.is_timestamp(field.type)
-        arrays.append(column.cast(field.type, safe=safe))
+        if pa.types.is_timestamp(field.type):  # nanoseconds are truncated to microseconds, as in JSON
+            arrays.append(column.cast(field.type, safe=False))
+        else:
+            parts = [cast_unchecked(part, field.type) for part in column.chunks]
+            arrays.append(pa.chunked_array(parts, field.type))
     return pa.Table.from_arrays(arrays, schema=wanted)
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.schema import Schema
 
+from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.changes import OMITTED_COLUMNS
 from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.destinations import MAIN, DividedRows
@@ -160,7 +161,7 @@ def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collec
     if rows.schema.equals(schema, check_metadata=True):
         return rows
     there = set(rows.column_names)
-    rows = _translate_omitted(rows, schema)
+    rows = fill_hidden_nulls(_translate_omitted(rows, schema))  # for Arrow's cast
     arrays = [
         rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
         for field in schema

@@ -37,18 +37,12 @@ _UNSTABLE_FUNCTIONS = frozenset(
 """Functions that DuckDB declares stable, although they depend on clock, zone, version or other records."""
 _AGGREGATES_BY_NAME = frozenset({"aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate"})
 """Functions whose second argument names an aggregate function for a list's elements."""
-_LENGTH_ARGUMENTS = {
-    "array_resize": 1,
-    "bar": 1,
-    "bitstring": 1,
-    "generate_series": 0,
-    "list_resize": 1,
-    "lpad": 1,
-    "range": 0,
-    "repeat": 1,
-    "rpad": 1,
+_LENGTH_ARGUMENTS: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("array_resize", "bitstring", "list_resize", "lpad", "repeat", "rpad"), (1, 2)),
+    **dict.fromkeys(("generate_series", "range"), (0, 3)),
+    "bar": (1, 4),
 }
-"""Index of the first argument that sets the length of a function's result. DuckDB's memory limit ignores it."""
+"""Arguments that set the length of a function's result: the first, and the end. DuckDB's memory limit ignores it."""
 MAX_RESULT_LENGTH = 100_000
 _COMPARISONS = ("damerau_levenshtein", "editdist3", "jaro_similarity", "jaro_winkler_similarity", "levenshtein")
 _REPLACEMENTS = ("regexp_replace", "replace")
@@ -208,10 +202,10 @@ class ExpressionChecker:
         return ""
 
     def _length(self, expression: Node) -> int:
-        """Return a constant length; 0 for a text without number, such as one that `lpad` repeats; -1 if unknown."""
+        """Return a constant length, also of a text of digits; -1 if unknown."""
         value = self._tree.constant(expression)
-        if isinstance(value, str):
-            return int(value) if value.isdecimal() else 0
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
+            return int(value)
         return value if isinstance(value, int) else -1
 
     def _is_short(self, expression: Node, limit: int) -> bool:
@@ -244,7 +238,8 @@ class ExpressionChecker:
 
 
 def _length_arguments(name: str, arguments: Sequence[Node]) -> Sequence[Node]:
-    return arguments[_LENGTH_ARGUMENTS[name] : _LENGTH_ARGUMENTS[name] + 3] if name in _LENGTH_ARGUMENTS else ()
+    first, end = _LENGTH_ARGUMENTS.get(name, (0, 0))
+    return arguments[first:end]
 
 
 def _is_cut(expression: Node) -> bool:

@@ -134,8 +134,11 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def _mentions(path: Path, text: str) -> bool:
-    with suppress(OSError):
-        return text in path.read_text(errors="replace")
+    """Return whether a file, or the defaults of its folder, has this text."""
+    for file in (path, path.parent / DEFAULTS_FILE):
+        with suppress(OSError):
+            if text in file.read_text(errors="replace"):
+                return True
     return False
 
 

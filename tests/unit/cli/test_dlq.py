@@ -136,9 +136,19 @@ def test_a_reason_that_no_dead_letter_has_is_answered_with_those_that_there_are(
     )
 
 
-def test_a_replay_that_was_interrupted_is_reported_where_dead_letters_are_listed(streams: Path) -> None:
+@pytest.mark.parametrize(
+    ("selection", "command"),
+    [
+        ("--reason NotJson", "frazil dlq replay made --reason NotJson"),
+        ("all", "frazil dlq replay made"),
+        ("of NotJson before 2026-01-01T00:00:00+00:00", "frazil dlq replay made"),  # of an earlier version
+    ],
+)
+def test_a_replay_that_was_interrupted_is_reported_where_dead_letters_are_listed(
+    streams: Path, selection: str, command: str
+) -> None:
     spec = load_stream(streams / "made.yaml")
-    request = {"stream": "made", "files": "copy", "dead-letters": "--reason NotJson"}
+    request = {"stream": "made", "files": "copy", "dead-letters": selection}
     backfill = BackfillMarker("made", "d-1", request, "d", 1)
     assert "A replay" not in call(streams, "list", "made")
     for state, dead_letter_state, is_shown in (
@@ -151,10 +161,7 @@ def test_a_replay_that_was_interrupted_is_reported_where_dead_letters_are_listed
         for handle, stands in ((opened.tables.main, state), (opened.tables.dead_letters, dead_letter_state)):
             with handle.refresh().transaction() as change:
                 change.set_properties({property_name("made"): replace(backfill, state=stands).to_property()})
-        reported = (
-            "A replay of stream made is running, or was interrupted: `frazil dlq replay made --reason NotJson` "
-            "finishes it."
-        )
+        reported = f"A replay of stream made is running, or was interrupted: `{command}` finishes it."
         assert (reported in call(streams, "list", "made")) == is_shown
 
 

@@ -147,3 +147,12 @@ def test_a_row_fits_a_table_whose_columns_differ() -> None:
 def test_few_rows_are_divided_too(values: list[str]) -> None:
     found, _, _ = divided(values, targets={"a": "n.a"})
     assert found == ({"n.a": [0]} if values else {})
+
+
+def test_a_null_whose_required_field_is_null_fits_a_table_with_other_ids() -> None:
+    inner = pa.field("a", pa.int64(), nullable=False)
+    struct = pa.StructArray.from_arrays([pa.array([None, 1])], fields=[inner], mask=pa.array([True, False]))
+    rows = pa.table({"one": struct, "many": pa.ListArray.from_arrays(pa.array([0, 0, 2], pa.int32()), struct)})
+    with_ids = pa.schema([field.with_metadata({"PARQUET:field_id": "7"}) for field in rows.schema])
+    expected = [{"one": None, "many": []}, {"one": {"a": 1}, "many": [None, {"a": 1}]}]
+    assert fit_rows(rows, with_ids).to_pylist() == expected

@@ -152,6 +152,25 @@ def test_an_update_that_changes_its_key_deletes_the_row_before(
     assert gone == {**dict.fromkeys(columns), **of_key, **of_event, CHANGE: DELETE, OMITTED_COLUMNS: None}
 
 
+@pytest.mark.parametrize("wrap", [lambda each: each, wrapped])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("struct<a: long not null>", {"a": 7}),
+        ("list<struct<a: long not null>>", [None, {"a": 7}]),
+        ("map<string, struct<a: struct<b: string not null> not null>>", {"k": None, "l": {"a": {"b": "x"}}}),
+    ],
+)
+def test_a_null_has_no_null_in_its_required_fields(wrap: Any, kind: str, value: Any) -> None:
+    events = [event("c", after={**ROW, "inner": inner}) for inner in (value, None)]
+    events += [event("d", before={**ROW, "inner": inner}) for inner in (value, None)]
+    decoded = decode([*map(wrap, events)], schema={**SPEC["schema"], "inner": kind})  # type: ignore[dict-item]
+    assert not decoded.rejections
+    found = decoded.rows.column("inner").to_pylist()
+    assert (dict(found[0]) if isinstance(value, dict) else found[0]) == value
+    assert found[1:] == [None, None, None]
+
+
 def test_an_update_that_changes_its_key_needs_each_value() -> None:
     unavailable = "__debezium_unavailable_value"
     columns = {**SPEC["schema"], "name": "string not null", "note": "string"}  # type: ignore[dict-item]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import ListType, LongType, NestedField, StructType
 
-from frazil.ingest.record_files import can_cast
+from frazil.ingest.arrow_values import fill_hidden_nulls
+from frazil.ingest.record_files import can_cast, cast_columns
 
 UTC_US = pa.timestamp("us", "UTC")
 TEXT = pa.large_string()
@@ -49,3 +53,16 @@ def test_a_type_fits_one_that_holds_all_its_values(found: pa.DataType, wanted: p
 )
 def test_a_type_that_may_lose_a_value_does_not_fit(found: pa.DataType, wanted: pa.DataType):
     assert not can_cast(found, wanted)
+
+
+def test_a_null_has_no_null_in_its_required_fields() -> None:
+    struct = StructType(NestedField(3, "a", LongType(), required=True))
+    schema = Schema(NestedField(1, "one", struct), NestedField(4, "many", ListType(5, struct, element_required=False)))
+    optional = pa.struct({"a": pa.int32()})
+    written, file = pa.schema({"one": optional, "many": pa.list_(optional)}), pa.BufferOutputStream()
+    rows = [{"one": None, "many": None}, {"one": {"a": 1}, "many": [None, {"a": 2}]}]
+    pq.write_table(pa.Table.from_pylist(rows, written), file)
+    assert cast_columns("f", pq.read_table(pa.BufferReader(file.getvalue())), schema).to_pylist() == rows
+    missing = pa.Table.from_pylist([{"one": {"a": None}, "many": None}], written)
+    with pytest.raises(pa.ArrowInvalid, match="a: required, and missing or null"):  # as when its record is written
+        fill_hidden_nulls(cast_columns("f", missing, schema))

@@ -22,6 +22,7 @@ from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_of
 from frazil.registry.client import SchemaText, UnknownSchema
 from frazil.spec.formats import ProtobufFormat, dump_portable_format
 
+LONG = t.LongType()
 COLUMNS = Schema(t.NestedField(1, "s", t.StringType(), required=True), t.NestedField(2, "l", t.LongType()))
 TEXT = """
 syntax = "proto3";
@@ -113,6 +114,20 @@ WIDE = Schema(
         t.ListType(2, t.StructType(*(t.NestedField(i, f"c{i}", t.LongType()) for i in range(3, 300)))),
     )
 )
+
+
+@pytest.mark.parametrize("kind", ["repeated string", "repeated In", "map<int32, int64>"])
+@pytest.mark.parametrize("evolution", ["off", "additive", "full"])
+def test_a_field_that_no_map_column_can_hold_is_a_type_mismatch_of_its_records(kind: str, evolution: Any) -> None:
+    columns = Schema(t.NestedField(1, "m", t.MapType(2, t.StringType(), 3, t.LongType())), t.NestedField(4, "n", LONG))
+    text = f'syntax = "proto3"; message In {{ int64 x = 1; }} message R {{ {kind} m = 1; int64 n = 2; }}'
+    plain = {"type": "protobuf", "schema-text": text, "message": "R"}
+    decode = create_decoder(plain, columns, {}, evolution)
+    found = outcomes(decode(RecordChunk.of_values([b"\x10\5", b"\n\0\x10\5"])))
+    assert found[0] == {"m": None, "n": 5}
+    assert found[1][0] == "TypeMismatch"
+
+
 DEEP = 'syntax = "proto3"; message R { repeated In n = 1; } message In { R r = 1; int64 c3 = 3; }'
 
 

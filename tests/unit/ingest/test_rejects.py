@@ -6,13 +6,18 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, StringType
 
+from frazil.errors import SpecError
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange, Rejects, StageResult
-from frazil.ingest.dead_letters import RejectSplitter, join_rejects
+from frazil.ingest.dead_letters import DeadLetterTable, RejectSplitter, join_rejects
 from frazil.ingest.decode import Rejection
+from frazil.spec.iceberg import DEAD_LETTER_SCHEMA
 
 Found = list[tuple[int, int, str]]
 """Rejected records by partition, offset and class."""
@@ -66,3 +71,14 @@ def test_they_pass_from_an_executor_to_the_driver():
     rejects = summed([(0, 4, "a"), (2, 5, "b")], cuts=[], accepted={})
     result = StageResult((), (), rejects=rejects, accepted=summed([(1, 4, "c")], cuts=[], accepted={}))
     assert StageResult.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("name", ["replays", "discarded_by", "ours"])
+def test_a_required_column_that_no_dead_letter_fills_is_named(name: str) -> None:
+    fields = {field.name: field for field in DEAD_LETTER_SCHEMA.fields}
+    plain = fields.get(name, NestedField(99, name, StringType()))
+    required = plain.model_copy(update={"required": True})
+    schema = Schema(*{**fields, name: required}.values())
+    with pytest.raises(SpecError, match=f"column {name} is required, but frazil does not fill it"):
+        DeadLetterTable(schema, BY_PARTITION, stream="s", topic_ids={})
+    DeadLetterTable(DEAD_LETTER_SCHEMA, BY_PARTITION, stream="s", topic_ids={})

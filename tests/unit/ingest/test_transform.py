@@ -433,6 +433,9 @@ def test_a_record_for_which_duckdb_itself_fails_is_the_only_dead_letter(
         "repeat(txt, n)",
         "lpad(txt, n::INTEGER, 'x')",
         "repeat(txt, 1000000000)",
+        "repeat(txt, '1000000000')",
+        "repeat(txt, '1e9')",
+        "repeat(txt, ' +99999999')",
         "range(n)",
         "range(1, 2, n)",
         "list_resize(tags, n)",
@@ -446,6 +449,15 @@ def test_a_record_for_which_duckdb_itself_fails_is_the_only_dead_letter(
 )
 def test_a_record_cannot_choose_how_long_the_result_of_a_function_is(expression: str) -> None:
     assert "constant" in refusal(f"SELECT {expression} AS a FROM records")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [("lpad(txt, 8, '999999')", "999999ab"), ("rpad(txt, 4, repeat('9', 5000))", "ab99"), ("repeat(txt, '2')", "abab")],
+)
+def test_a_text_that_pads_is_no_length(expression: str, expected: str) -> None:
+    of = stream(f"SELECT {expression} AS a FROM records", schema={"a": "string"})
+    assert transformed(of, [{"txt": "ab"}]).rows.column("a").to_pylist() == [expected]
 
 
 def test_a_failure_whose_message_is_cut_within_a_character_is_that_of_its_record() -> None:

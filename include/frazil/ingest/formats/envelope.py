@@ -20,7 +20,7 @@ from pyiceberg import types as iceberg
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from frazil.ingest.arrow_values import combine_chunks, select_where, to_mask, unwrap_extension
+from frazil.ingest.arrow_values import cast_unchecked, combine_chunks, select_where, to_mask, unwrap_extension
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.decode import DecodedChunk, DecoderOptions, FormatDecoder, Rejection
@@ -187,7 +187,7 @@ class EnvelopeDecoder(FormatDecoder):
         return rejection._replace(error=f"{layer[0]}{MONGODB_REMEDY}")
 
     def _build_rows(self, columns: Mapping[str, pa.Array], deletes: NDArray[np.bool_], omitted: pa.Array) -> pa.Table:
-        arrays = [columns[field.name].cast(field.type) for field in self._schema]
+        arrays = [cast_unchecked(columns[field.name], field.type) for field in self._schema]
         change = pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32))
         schema = pa.schema([field.with_nullable(True) for field in self._schema])
         rows = pa.Table.from_arrays(arrays, schema=schema).append_column(CHANGE, change)

@@ -21,7 +21,7 @@ from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
 from frazil.ingest.formats.protobuf.json_text import JsonTexts
 from frazil.ingest.formats.protobuf.loop import read_message_indexes, read_records
-from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, ProtobufProgram
+from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, ProtobufProgram, is_map
 from frazil.ingest.formats.protobuf.schema import message_at_indexes, message_of
 from frazil.ingest.schema_drift import MAX_NESTING, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
 from frazil.registry.client import SchemaSource, SchemaText
@@ -63,7 +63,7 @@ def _find_changes(
         kind, part = columns[one.name], one
         if one.is_repeated and isinstance(kind, iceberg.ListType):
             kind, here = kind.element_type, (*here, "element")
-        elif one.is_repeated and isinstance(kind, iceberg.MapType):
+        elif is_map(one) and isinstance(kind, iceberg.MapType):
             kind, here = kind.value_type, (*here, "value")
             part = one.message_type.fields_by_name["value"]
         if part.message_type is not None and isinstance(kind, iceberg.StructType):
@@ -92,7 +92,7 @@ class _ColumnTypeFinder:
         if not written.is_repeated:
             return self._single_type(written, inside)
         entry = written.message_type
-        if entry is not None and entry.GetOptions().map_entry and entry.fields_by_name["key"].type == _F.TYPE_STRING:
+        if is_map(written) and entry.fields_by_name["key"].type == _F.TYPE_STRING:
             return MapOf(self.field(entry.fields_by_name["value"], inside))
         return ListOf(self._single_type(written, inside))
 
