@@ -108,7 +108,7 @@ def test_preview_shows_rows_drops_and_dead_letters_and_writes_nothing(
     found = frazil("preview", messy.name, "--limit", "300", "--json")
     assert found.returncode == 0, found.stderr
     records = json.loads(found.stdout)["records"]
-    assert Counter(one["fate"] for one in records) == {"row": 197, "dropped": 100, "dead letter": 3}
+    assert Counter(one["outcome"] for one in records) == {"row": 197, "dropped": 100, "dead letter": 3}
     (one,) = (one for one in records if one["rows"] and one["rows"][0]["id"] == 4)
     assert one["rows"] == [{"id": 4, "at": "2026-01-01 00:00:04+00:00", "note": "ADA: 4.50"}]
     lines = frazil("preview", messy.name).stdout.splitlines()

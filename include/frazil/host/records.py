@@ -116,7 +116,7 @@ class SupervisionTimes:
 def read_supervision_times(folder: Path) -> SupervisionTimes:
     try:
         return msgspec.convert(read_json(folder / WATCH_FILE) or {}, SupervisionTimes)
-    except ValueError:
+    except (OSError, ValueError):
         return SupervisionTimes()
 
 

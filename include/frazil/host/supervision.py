@@ -81,12 +81,12 @@ class Supervision:
 
 def find_supervision(stream: str, *, now_ms: int, observed: Observation | None = None) -> Supervision:
     """Return what starts the stream's writers. `observed` is its writer on this host, if known."""
-    observed = observed or LocalLauncher(stream).observe()
+    observed = observed or _observe(stream)
     launch = observed.launch
     if observed.process is ProcessState.FOREGROUND:
         return Supervision(Starter.USER, stream, str(launch.writer.pid) if launch and launch.writer else "")
     if launch and launch.kind is LaunchKind.HOSTED:
-        if LocalLauncher(launch.application).observe().process.is_alive:
+        if _observe(launch.application).process.is_alive:
             return Supervision(Starter.APPLICATION, launch.application)
         return find_supervision(launch.application, now_ms=now_ms)
     last_ms = read_supervision_times(run_folder(stream)).last_ms
@@ -96,3 +96,11 @@ def find_supervision(stream: str, *, now_ms: int, observed: Observation | None =
     if not last_ms:
         return Supervision(Starter.NOTHING, stream)
     return Supervision(Starter.SILENT_SUPERVISOR, stream, format_utc(last_ms))
+
+
+def _observe(stream: str) -> Observation:
+    """Observe the writer as far as its record can be read: `frazil status` reports an unreadable one."""
+    try:
+        return LocalLauncher(stream).observe()
+    except (OSError, ValueError, TypeError, KeyError):
+        return Observation(ProcessState.NEVER_LAUNCHED, None, None, ())

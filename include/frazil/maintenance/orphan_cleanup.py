@@ -285,7 +285,9 @@ class _Cleanup:
                     left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
                 except Exception as error:  # catalogs and storages raise anything
                     return done, _error_text(error)
-                done += [file for file in waste if file.info.path not in left]
+                gone = [file for file in waste if file.info.path not in left]
+                log.debug("deleted orphans: %s", [file.info.path for file in gone])
+                done += gone
                 if left:
                     others = f", and {len(left) - 1} more files" if len(left) > 1 else ""
                     return done, f"{_error_text(next(iter(left.values())))}{others}"

@@ -199,7 +199,7 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
     sentence = (
         f"stream {name} should run, but no writer {runs}.{last_words} `frazil status {name}` shows details. "
         f"`frazil run {name}` starts one in a terminal. "
-        f"{'' if state.writer.foreground else supervised}"
+        f"{'' if state.writer.only_users_start else supervised}"
         f"`frazil pause {name}` ends the alert"
     )
     shown = "a writer runs, or the stream is paused" if not down_s else f"no writer {runs}"

@@ -46,7 +46,7 @@ def derive_from_decision(
         level=level,
         sentence=describe_state(state, heartbeat, otherwise=sentence),
         rule=rule,
-        writer=describe_writer_process(observed.writer, now_ms=now_ms),
+        writer=replace(describe_writer_process(observed.writer, now_ms=now_ms), supervised=observed.returned_at_ms > 0),
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
         last_error=_last_error(observed.writer),
@@ -283,9 +283,9 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
         return State.STOPPED, describe_reset(known, now_ms=now_ms)
     ended = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {format_count(known.lag, 'record', 'waits|wait')}" if known.lag else ""
-    how = (
-        f"`frazil run {known.name}` starts the next one" if writer.foreground else "check that its DAG runs in Airflow"
-    )
+    how = "check that its DAG runs in Airflow"
+    if writer.only_users_start:
+        how = f"`frazil run {known.name}` starts the next one"
     return State.STOPPED, f"its last writer here ended{ended}, and no other has committed since{waiting}; {how}"
 
 

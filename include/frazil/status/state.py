@@ -86,7 +86,13 @@ class WriterProcess:
     fenced: bool = False
     epoch: int | None = None
     foreground: bool = False
-    """Whether a user ran the writer, so no supervisor starts the next one."""
+    """Whether a user ran the writer, with `frazil run`."""
+    supervised: bool = False
+    """Whether a supervisor has ever watched the stream on this host."""
+
+    @property
+    def only_users_start(self) -> bool:
+        return self.foreground and not self.supervised
 
     @property
     def has_ended(self) -> bool:

@@ -158,6 +158,16 @@ def test_a_user_without_a_name_can_pause_a_stream_and_is_reported_by_number(
     assert open_desired_store(load_stream(streams / "ticks.yaml")).read().by == f"uid {os.getuid()}"
 
 
+@pytest.mark.parametrize("command", ["pause", "resume", "restart"])
+def test_a_launch_record_of_a_later_version_keeps_no_user_from_changing_the_desired_state(streams: Path, command: str):
+    folder = run_folder("ticks")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "lock").write_text('{"id": "l1", "kind": "of a later version", "launched_at_ms": 1}')
+    done = CliRunner().invoke(frazil, [command, "ticks", "--streams", str(streams)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert open_desired_store(load_stream(streams / "ticks.yaml")).read().generation
+
+
 @pytest.mark.parametrize("seen_by", ["status ticks", "pause ticks", "run ticks"])
 def test_whoever_saw_the_file_valid_suffices_for_its_writer_to_be_shown_and_paused_once_it_broke(
     streams: Path, seen_by: str, monkeypatch: pytest.MonkeyPatch

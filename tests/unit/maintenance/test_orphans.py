@@ -196,6 +196,17 @@ def test_a_dry_run_remembers_and_deletes_nothing(world: World):
     assert stray.exists()
 
 
+def test_a_log_with_details_names_the_deleted_files(world: World, caplog: pytest.LogCaptureFixture):
+    stray = world.stray("data/stray.parquet")
+    with caplog.at_level("DEBUG", "frazil.maintenance"):
+        world.clean()
+        assert str(stray) not in caplog.text
+        world.hours += 2
+        world.commit()
+        world.clean()
+    assert (stray.exists(), f"file://{stray}" in caplog.text) == (False, True)
+
+
 def test_a_memory_that_cannot_be_read_makes_the_next_run_a_first_one(world: World):
     stray = world.stray("data/stray.parquet")
     world.clean()

@@ -21,7 +21,14 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
-from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.host.records import (
+    ExitRecord,
+    Launch,
+    LaunchKind,
+    SupervisionTimes,
+    append_exit,
+    write_supervision_times,
+)
 from frazil.host.supervising_run import confirm_given_up
 from frazil.ingest.contract import RangeProgress, Reject, Rejects
 from frazil.maintenance.alerts import AlertState, AlertStates, Reading, evaluate_readings
@@ -234,6 +241,31 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     foreground = observe(spec, now_ms=at_ms + MINUTE_MS)
     assert foreground.writer.ended_at_ms == at_ms + 7, "which leaves no exit"
     assert foreground.last_words == "The last writer's error: OffsetGap: records are gone."
+
+
+@pytest.mark.parametrize("supervised", [False, True])
+def test_after_a_users_writer_the_dag_is_named_where_a_supervisor_once_watched(
+    frazil_home: Path, tmp_path: Path, supervised: bool
+) -> None:
+    (tmp_path / "made.yaml").write_text(STREAM)
+    spec = load_stream(tmp_path / "made.yaml")
+    made = MadeStream(spec, time.time_ns() // 1_000_000, partitions=1)
+    made.begin()
+    made.land({0: (0, 10)})
+    at_ms = time.time_ns() // 1_000_000
+    folder = frazil_home / "streams" / "made"
+    folder.mkdir(parents=True, exist_ok=True)
+    launch = {"id": "l1", "kind": "foreground", "launched_at_ms": at_ms}
+    (folder / "lock").write_text(json.dumps({**launch, "writer": {"pid": 2**22 + 1, "started_at_s": 0}}))
+    Heartbeat("made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7).write(open_exchange(folder))
+    if supervised:
+        write_supervision_times(folder, SupervisionTimes().record_step(at_ms - 9, gap_ms=1))
+    now_ms = at_ms + 600 * MINUTE_MS
+    ended = observe(spec, now_ms=now_ms)
+    (alert,) = (r.sentence for r in evaluate_stream_rules(ended, ALERTS, now_ms=now_ms) if r.rule == "writer")
+    assert ended.writer.foreground
+    assert ("its DAG" in ended.sentence, "`frazil run made`" in ended.sentence) == (supervised, not supervised)
+    assert ("frazil_writer_made must be unpaused" in alert) == supervised
 
 
 def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_it(

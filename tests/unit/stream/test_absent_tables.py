@@ -509,7 +509,7 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
         r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "clock" not in r.getMessage()
     ]
     assert not [one for one in reported if "NoSuchTableError" in one or "`frazil route shop" not in one]
-    assert any("Files of failed batches stay in its folder" in one for one in reported)
+    assert any("failed batches leave files in its folder" in one for one in reported)
     recreate_table(made.spec, made.tables, A)
     discard_rows_of_existing_table(made.tables, A, made.home())
     made.start()
