@@ -267,9 +267,9 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
         column = rows[field.name]
         if declared.required and column.null_count:
             raise SpecError(f"{path}: column {field.name} is required, but has nulls. Remove those records")
-        # Nanoseconds are truncated to the table's microseconds, as in JSON.
-        safe = not pa.types.is_timestamp(field.type)
-        arrays.append(column.cast(field.type, safe=safe))
+        if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+            column = pc.floor_temporal(column, unit="microsecond")  # Arrow's cast would round times before 1970 up
+        arrays.append(column.cast(field.type, safe=not pa.types.is_timestamp(field.type)))
     return pa.Table.from_arrays(arrays, schema=wanted)
 
 

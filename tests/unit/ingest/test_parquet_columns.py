@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField, TimestamptzType
 
-from frazil.ingest.record_files import can_cast
+from frazil.ingest.record_files import can_cast, cast_columns
 
 UTC_US = pa.timestamp("us", "UTC")
 TEXT = pa.large_string()
@@ -49,3 +51,9 @@ def test_a_type_fits_one_that_holds_all_its_values(found: pa.DataType, wanted: p
 )
 def test_a_type_that_may_lose_a_value_does_not_fit(found: pa.DataType, wanted: pa.DataType):
     assert not can_cast(found, wanted)
+
+
+def test_nanoseconds_before_1970_are_rounded_down() -> None:
+    schema = Schema(NestedField(1, "x", TimestamptzType()))
+    found = cast_columns("a.parquet", pa.table({"x": pa.array([-1, -1000, 1999], pa.timestamp("ns", "UTC"))}), schema)
+    assert found["x"].cast(pa.int64()).to_pylist() == [-1, -1, 1]
