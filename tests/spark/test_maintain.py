@@ -182,6 +182,24 @@ def test_of_any_partitioning_the_chosen_partitions_are_compacted_and_no_others(
     assert texts(made.table) == rows
 
 
+def test_partitions_whose_value_is_too_long_for_a_path_are_compacted_if_paths_have_no_values(
+    spark: Any, tmp_path: Path, name: str
+) -> None:
+    """See apache/datafusion-comet#5836: Spark names a folder like the partition."""
+    made = Made(spark, tmp_path, name, "city")
+    made.stream.columns = lambda rows: {**columns(rows), "city": pa.array(["é" * 120, "x"] * (rows // 2))}
+    made.land(4)
+    (done,) = made.maintain(Action.COMPACTION)
+    assert "4 failed before their commit" in str(done)
+    assert sorted(files_of(made.table).values()) == [1, 4]
+    with made.table.transaction() as changed:
+        layout = {"enabled": "true", "partitioned-paths": "false"}
+        changed.set_properties({f"write.object-storage.{key}": value for key, value in layout.items()})
+    made.maintain(Action.COMPACTION)
+    assert sorted(files_of(made.table).values()) == [1, 1]
+    made.assert_whole()
+
+
 def test_a_table_is_sorted_as_it_is_compacted_and_an_open_partition_waits_for_more_files(
     spark: Any, tmp_path: Path, name: str
 ) -> None:
