@@ -76,7 +76,7 @@ class _PartitionFloat(float):
         return hash(self.hex())
 
 
-def _partition_key(spec_id: int, partition: Record) -> PartitionKey:
+def _partition_key(spec_id: int, partition: Iterable[object]) -> PartitionKey:
     return spec_id, tuple(_PartitionFloat(v) if isinstance(v, float) else v for v in partition)
 
 
