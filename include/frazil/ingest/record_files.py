@@ -268,7 +268,9 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
         column = rows[field.name]
         if declared.required and column.null_count:
             raise SpecError(f"{path}: column {field.name} is required, but has nulls. Remove those records")
-        if pa.types.is_timestamp(field.type):  # nanoseconds are truncated to microseconds, as in JSON
+        if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+            column = pc.floor_temporal(column, unit="microsecond")  # Arrow's cast would round times before 1970 up
+        if pa.types.is_timestamp(field.type):
             arrays.append(column.cast(field.type, safe=False))
         else:
             parts = [cast_unchecked(part, field.type) for part in column.chunks]

@@ -66,6 +66,20 @@ _UNITS: Mapping[type[Any], Literal["Y", "M", "D", "h"]] = {
 NO_DELETES = Deletes()
 
 
+class _PartitionFloat(float):
+    """Equals only a float with the same bits: NaN equals itself, and -0.0 is not 0.0, as in Iceberg's partitions."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and self.hex() == other.hex()
+
+    def __hash__(self) -> int:
+        return hash(self.hex())
+
+
+def _partition_key(spec_id: int, partition: Iterable[object]) -> PartitionKey:
+    return spec_id, tuple(_PartitionFloat(v) if isinstance(v, float) else v for v in partition)
+
+
 @dataclass(slots=True)
 class _PartitionTotals:
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -141,7 +155,7 @@ def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
     for file in _DELETES.live(io, manifest):
         lower, upper = ((file[at[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
         alone = file[at[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
-        key = (manifest.partition_spec_id, tuple(file[at[_PARTITION]]))
+        key = _partition_key(manifest.partition_spec_id, file[at[_PARTITION]])
         data_file = lower.decode() if alone and lower is not None else file[at[_REFERENCED]]
         found.append(_DeleteFile(key, file[at[_PATH]], file[at[_RECORDS]], file[at[_SIZE]], data_file, alone))
     return found
@@ -186,7 +200,7 @@ def _count_data_files(
     entries = _ENTRIES_WITH_PATHS if deleted else _ENTRIES_WITHOUT_PATHS
     partition_at, size_at, path_at, records_at = (entries.at.get(i, 0) for i in (_PARTITION, _SIZE, _PATH, _RECORDS))
     for file in entries.live(io, manifest):
-        key = (manifest.partition_spec_id, tuple(file[partition_at]))
+        key = _partition_key(manifest.partition_spec_id, file[partition_at])
         count = counts.get(key) or counts.setdefault(key, _PartitionTotals())
         size = file[size_at]
         count.sizes.append(size)

@@ -2,7 +2,8 @@
 
 PyIceberg 0.12 decodes doubles in manifests with the precision of a float: 0.1 becomes 0.10000000149011612, and 1e300
 becomes infinity. Scans, merges and delete files would miss files with such partition values, and rewritten manifests
-would store the wrong values. `data_files` also patches the values of data files.
+would store the wrong values. `data_files` also patches the values of data files. PyIceberg does not know that -0.0 is
+below 0.0, so readers would skip a manifest with such a partition.
 
 PyIceberg refuses to write metadata of format version 3, and omits `next-row-id` from new metadata. It ignores the
 fields that version 3 adds to manifests and manifest lists. It does not check a snapshot's sequence number.
@@ -17,12 +18,14 @@ replaces them.
 from __future__ import annotations
 
 import os
+from math import copysign
+from typing import Any
 
 import pyiceberg.manifest
 from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.reader import DoubleReader
-from pyiceberg.manifest import DataFile, FileFormat, ManifestEntry, ManifestFile, _ManifestCache
+from pyiceberg.manifest import DataFile, FileFormat, ManifestEntry, ManifestFile, PartitionFieldStats, _ManifestCache
 from pyiceberg.table import delete_file_index
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.table.snapshots import Snapshot
@@ -34,6 +37,17 @@ def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
     return found
 
 
+_update_bounds = PartitionFieldStats.update
+
+
+def _update(self: PartitionFieldStats, value: Any) -> None:
+    _update_bounds(self, value)
+    if value == 0 and isinstance(value, float):
+        self._min = value if self._min == 0 and copysign(1, value) < 0 else self._min
+        self._max = value if self._max == 0 and copysign(1, value) > 0 else self._max
+
+
+PartitionFieldStats.update = _update  # type: ignore[method-assign]
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs reads it when it is imported
 DoubleReader.read = _read  # type: ignore[method-assign, assignment]
 

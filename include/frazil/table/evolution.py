@@ -10,7 +10,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_name_by_id
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import (
     DecimalType,
     DoubleType,
@@ -25,6 +27,8 @@ from pyiceberg.types import (
 )
 
 from frazil.spec.column import LINE_COLUMN, METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
+
+PARTITION_NAME_PROBLEM = "has the name of a partition field of the table, so engines would refuse the table"
 
 TOP_LEVEL_ID = 0
 """The parent id of top-level columns."""
@@ -87,6 +91,11 @@ class Addition:
     path: Path
     type: IcebergType
     doc: str | None
+
+    def full_names(self) -> set[str]:
+        """Return Iceberg's names of the column and of all fields in it."""
+        within = index_name_by_id(Schema(NestedField(-1, self.path[-1], self.type))).values()
+        return {".".join((*self.path[:-1], inside)) for inside in within}
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,8 +289,14 @@ class SchemaGrowth:
     refused: tuple[RefusedField, ...] = ()
 
 
-def plan_growth(
-    table: Schema, former: Iterable[Schema], wanted: Sequence[Change], *, max_columns: int, fixed: Collection[str] = ()
+def plan_growth(  # noqa: PLR0913 - the limits of a table and of a stream
+    table: Schema,
+    former: Iterable[Schema],
+    wanted: Sequence[Change],
+    *,
+    max_columns: int,
+    fixed: Collection[str] = (),
+    partition_names: Collection[str] = (),
 ) -> SchemaGrowth:
     """Return the allowed changes. `max_columns` includes nested fields; `fixed` columns stay required."""
     growing = _ColumnNames(table, tuple(former))
@@ -296,7 +311,7 @@ def plan_growth(
                 if change.path[0] not in fixed and here.field_id not in table.identifier_field_ids:
                     changes.append(change)
             case Addition() if here is None and growing.parent(change.path) is not None:
-                if reason := _reserved_name_problem(change.path) or growing.add(change, max_columns):
+                if reason := _reserved_name_problem(change, partition_names) or growing.add(change, max_columns):
                     refused.append(RefusedField(change.path, reason))
                 else:
                     changes.append(change)
@@ -322,8 +337,7 @@ class _ColumnNames:
     def add(self, change: Addition, max_columns: int) -> str | None:
         """Reserve a new column's name, or return why the column cannot be added."""
         path, name = change.path, (change.path[:-1], change.path[-1].lower())
-        within = index_name_by_id(Schema(NestedField(-1, path[-1], change.type))).values()
-        full_names = {".".join((*path[:-1], inside)) for inside in within}
+        full_names = change.full_names()
         columns = len(self._full_names) + len(full_names)
         if alike := self._new.get(name):
             return f"differs from the new column {alike} only in upper and lower case, and names are case-insensitive"
@@ -349,9 +363,18 @@ class _ColumnNames:
         return found.message if isinstance(found, Conflict) else None
 
 
-def _reserved_name_problem(path: Path) -> str | None:
-    name = path[0].lower()
-    if len(path) > 1 or name not in {LINE_COLUMN, *METADATA_COLUMNS}:
+def partition_names(specs: Iterable[PartitionSpec], *, source_id: int | None = None) -> set[str]:
+    """Return the names of partition fields, which a column cannot have, except one that is partitioned by its value."""
+    same_value = (IdentityTransform, VoidTransform)
+    fields = (field for spec in specs for field in spec.fields)
+    return {f.name for f in fields if f.source_id != source_id or not isinstance(f.transform, same_value)}
+
+
+def _reserved_name_problem(change: Addition, partition_names: Collection[str]) -> str | None:
+    if not change.full_names().isdisjoint(partition_names):
+        return PARTITION_NAME_PROBLEM
+    name = change.path[0].lower()
+    if len(change.path) > 1 or name not in {LINE_COLUMN, *METADATA_COLUMNS}:
         return None
     return "has the name of a column that frazil adds" if name == LINE_COLUMN else METADATA_COLUMN_PROBLEM
 

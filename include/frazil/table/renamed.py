@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField
@@ -19,7 +20,7 @@ from frazil.errors import CommitUnavailable, SchemaIncompatible
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
 from frazil.spec.iceberg import FORMER_COLUMNS_PROPERTY, FormerColumns, find_current_name, parse_former_columns
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.evolution import TOP_LEVEL_ID, ColumnHistory
+from frazil.table.evolution import PARTITION_NAME_PROBLEM, TOP_LEVEL_ID, ColumnHistory, partition_names
 
 MAX_ATTEMPTS = 5
 
@@ -62,7 +63,12 @@ class ColumnChanges:
 
 
 def find_change_problems(
-    wanted: ColumnChanges, table: Schema, former: Sequence[Schema], *, fixed: Mapping[str, str]
+    wanted: ColumnChanges,
+    table: Schema,
+    former: Sequence[Schema],
+    *,
+    fixed: Mapping[str, str],
+    specs: Collection[PartitionSpec] = (),
 ) -> list[str]:
     """Return why the columns cannot be renamed or dropped. `fixed` says why certain columns must not change."""
     found = []
@@ -81,6 +87,8 @@ def find_change_problems(
             found.append(f"{new!r} is not a valid column name: it is empty, or has a dot or spaces around it")
         elif new.lower() in METADATA_COLUMNS:
             found.append(f"{new} {METADATA_COLUMN_PROBLEM}")
+        elif new in partition_names(specs, source_id=ids.get(old)):
+            found.append(f"{new} {PARTITION_NAME_PROBLEM}")
         elif others := [i for i in history.ids.get((TOP_LEVEL_ID, new), ()) if i != ids.get(old)]:
             found.append(f"{new} was once the name of another column (field id {others[0]}): choose a new name")
     new_names = list(wanted.renames.values())
@@ -93,7 +101,8 @@ def find_change_problems(
 def check_changes(table: Table, wanted: ColumnChanges, *, fixed: Mapping[str, str]) -> None:
     """Raise SchemaIncompatible, with all reasons, if a change is impossible."""
     former = sorted(table.metadata.schemas, key=lambda schema: schema.schema_id)
-    if found := find_change_problems(wanted, table.schema(), former, fixed=fixed):
+    specs = table.metadata.partition_specs
+    if found := find_change_problems(wanted, table.schema(), former, fixed=fixed, specs=specs):
         raise SchemaIncompatible(f"{'.'.join(table.name())} was not changed: {'; '.join(found)}")
 
 

@@ -20,6 +20,7 @@ from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DeclaredTable, declared_table, table_identifier
 from frazil.table.evolution import (
     ACCEPTED_SCHEMA,
+    PARTITION_NAME_PROBLEM,
     Addition,
     Change,
     Conflict,
@@ -27,6 +28,7 @@ from frazil.table.evolution import (
     Relaxation,
     SchemaGrowth,
     find_differences,
+    partition_names,
     plan_growth,
     relax,
     walk_fields,
@@ -58,7 +60,12 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
     existing = table.schema()
     wanted = _adapt(_use_current_names(declared, table), existing)
     found = find_differences(wanted, existing, _former_schemas(table), user_columns=declared.user_columns)
-    if conflicts := [difference for difference in found if isinstance(difference, Conflict)]:
+    names = partition_names(table.metadata.partition_specs)
+    conflicts = [difference for difference in found if isinstance(difference, Conflict)]
+    for added in (difference for difference in found if isinstance(difference, Addition)):
+        if not names.isdisjoint(added.full_names()):
+            conflicts.append(Conflict(added.path, f"{PARTITION_NAME_PROBLEM}; give the column another name"))
+    if conflicts:
         lines = "; ".join(f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts)
         name = table_identifier(table)
         raise SchemaIncompatible(f"stream {stream}: the declared schema does not fit the table {name}: {lines}")
@@ -139,8 +146,14 @@ def evolve_for_records(table: Table, spec: StreamSpec, wanted: Sequence[Change])
     fixed = frozenset({spec.event_time.column, *RESERVED_COLUMNS})
     with translate_catalog_errors(table.catalog.name):
         for _ in range(MAX_EVOLUTION_ATTEMPTS):
-            max_columns = spec.evolution.max_columns
-            found = plan_growth(table.schema(), _former_schemas(table), wanted, max_columns=max_columns, fixed=fixed)
+            found = plan_growth(
+                table.schema(),
+                _former_schemas(table),
+                wanted,
+                max_columns=spec.evolution.max_columns,
+                fixed=fixed,
+                partition_names=partition_names(table.metadata.partition_specs),
+            )
             if not found.changes:
                 return found
             try:

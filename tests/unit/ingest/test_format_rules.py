@@ -82,11 +82,11 @@ def in_json(value: str) -> dict[str, Record]:
     return {"json": of_json(f'{{"x": {value}}}'), "debezium": of_debezium(f'{{"x": {value}}}')}
 
 
-def outcome(record: Record, column: t.NestedField) -> Any:
+def outcome(record: Record, column: t.NestedField, units: Mapping[int, str] | None = None) -> Any:
     """The column's value, or the class of the dead letter; `skipped` if the record is neither."""
     plain, value = record
     fields = [column] if isinstance(plain, str) or "envelope" not in plain else [ID, column]
-    decoded = create_decoder(plain, Schema(*fields), {})(RecordChunk.of_values([value]))
+    decoded = create_decoder(plain, Schema(*fields), units or {})(RecordChunk.of_values([value]))
     if decoded.rejections:
         return decoded.rejections[0].error_class
     found = decoded.rows.column(column.name).to_pylist()
@@ -578,3 +578,26 @@ def test_columns_of_records_are_never_nested_deeper_than_engines_take(form: str)
     fields = [ID] if form == "debezium" else [t.NestedField(1, "y", LONG, required=False)]
     schema = evolved(DEEP[form], Schema(*fields), 5)
     assert MAX_NESTING - 1 <= max(name.count(".") for name in schema.column_names) <= MAX_NESTING
+
+
+@pytest.mark.parametrize(
+    ("record", "unit"),
+    [
+        *((record, "iso") for record in in_json('"1969-12-31T23:59:59.999999999Z"').values()),
+        (of_csv(b"1969-12-31T23:59:59.999999999Z"), "iso"),
+        (of_avro("string", "1969-12-31T23:59:59.999999999Z"), "iso"),
+        (of_avro({"type": "long", "logicalType": "timestamp-nanos"}, raw=b"\x01"), "iso"),
+        (of_protobuf("string", text(b"1969-12-31T23:59:59.999999999Z")), "iso"),
+        *((record, "ns") for record in in_json("-1").values()),
+        (of_csv(b"-1"), "ns"),
+        (of_avro("long", -1), "ns"),
+        (of_protobuf("int64", varint(-1)), "ns"),
+        (of_json('{"x": -0.000000001}'), "s"),
+        (of_json('{"x": "-0.0000010"}'), "s"),
+        (of_json('{"x": -1e-9}'), "s"),
+    ],
+)
+def test_a_time_before_1970_is_rounded_down_in_all_formats(record: Record, unit: str) -> None:
+    """See apache/iceberg#18115: rounded toward zero, it would be in another year than the same time as text."""
+    found = outcome(record, optional(t.TimestamptzType()), {} if unit == "iso" else {1: unit})
+    assert found == datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.schema import Schema
-from pyiceberg.types import ListType, LongType, NestedField, StructType
+from pyiceberg.types import ListType, LongType, NestedField, StructType, TimestamptzType
 
 from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.record_files import can_cast, cast_columns
@@ -66,3 +66,9 @@ def test_a_null_has_no_null_in_its_required_fields() -> None:
     missing = pa.Table.from_pylist([{"one": {"a": None}, "many": None}], written)
     with pytest.raises(pa.ArrowInvalid, match="a: required, and missing or null"):  # as when its record is written
         fill_hidden_nulls(cast_columns("f", missing, schema))
+
+
+def test_nanoseconds_before_1970_are_rounded_down() -> None:
+    schema = Schema(NestedField(1, "x", TimestamptzType()))
+    found = cast_columns("a.parquet", pa.table({"x": pa.array([-1, -1000, 1999], pa.timestamp("ns", "UTC"))}), schema)
+    assert found["x"].cast(pa.int64()).to_pylist() == [-1, -1, 1]

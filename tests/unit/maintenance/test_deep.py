@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.manifest import (
     DataFile,
@@ -19,6 +20,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.transforms import HourTransform, MonthTransform, YearTransform
 from pyiceberg.typedef import Record
+from pyiceberg.types import DoubleType
 
 from frazil.commit.manifest_writing import ManifestLayout, NewManifest, write_added
 from frazil.maintenance.deep import read_partitions
@@ -110,6 +112,19 @@ def test_a_partition_without_a_time_has_no_end(made: MadeStream):
     land(made, 1)
     (none,) = partitions(made)
     assert (none.path, none.values, none.files, none.window_end_us) == ("at_day=null", (None,), 1, None)
+
+
+def test_partitions_by_floats_are_those_of_their_bits(made: MadeStream):
+    """See apache/doris#5226: as Python compares, each NaN would be a partition, and both zeros would be one."""
+    with made.tables.main.refresh().update_schema() as update:
+        update.add_column("share", DoubleType())
+    with made.tables.main.refresh().update_spec() as update:
+        update.remove_field("at_day")
+        update.add_field("share", "identity", "share")
+    made.columns = lambda rows: {"share": pa.array([0.0, -0.0, float("nan")] * (rows // 3), from_pandas=False)}
+    land(made, 2, rows=6)
+    assert [(p.path, p.files) for p in partitions(made)] == [("share=-0.0", 2), ("share=0.0", 2), ("share=nan", 2)]
+    assert len({p.key for p in partitions(made)}) == 3
 
 
 def test_delete_files_are_counted_by_partition_and_are_no_data_files(made: MadeStream, tmp_path: Path):

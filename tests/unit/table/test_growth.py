@@ -35,8 +35,11 @@ TABLE = Schema(
 )
 
 
+PARTITION_NAMES = {"at_day", "place.at_day"}
+
+
 def requested(*changes: Change, former: tuple[Schema, ...] = (), limit: int = 500) -> tuple[list[Change], list[str]]:
-    found = plan_growth(TABLE, former, changes, max_columns=limit, fixed={"at"})
+    found = plan_growth(TABLE, former, changes, max_columns=limit, fixed={"at"}, partition_names=PARTITION_NAMES)
     return [*found.changes], [f"{'.'.join(refusal.path)} {refusal.reason}" for refusal in found.refused]
 
 
@@ -69,6 +72,14 @@ def test_the_name_of_a_column_that_frazil_may_add_later_is_refused():
         [new("place", "kafka_line")],
         ["Kafka_line has the name of a column that frazil adds"],
     )
+
+
+def test_no_column_gets_the_name_of_a_partition_field():
+    """See trinodb/trino#22351 and apache/iceberg-python#2272."""
+    changes, refused = requested(new("at_day"), new("place", "at_day"), new("stops", "element", "at_day"), new("day"))
+    assert changes == [new("day"), new("stops", "element", "at_day")]
+    assert [reason.split(" ")[0] for reason in refused] == ["at_day", "place.at_day"]
+    assert all("has the name of a partition field of the table" in reason for reason in refused)
 
 
 def test_no_column_gets_the_name_of_one_of_icebergs_own():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.errors import SchemaIncompatible
@@ -69,6 +71,21 @@ def test_two_columns_do_not_get_one_name():
     assert find_change_problems(ColumnChanges({"b": "c", "new": "C"}, []), TABLE, [BEFORE], fixed={}) == [
         "C is the new name of two columns"
     ]
+
+
+def test_no_column_gets_the_name_of_another_columns_partition_field():
+    days = PartitionField(TABLE.find_field("b").field_id, 1000, DayTransform(), "b_day")
+    values = PartitionField(TABLE.find_field("b").field_id, 1001, IdentityTransform(), "region")
+
+    def problems(old: str, new: str) -> list[str]:
+        specs = [PartitionSpec(days, spec_id=0), PartitionSpec(values, spec_id=1)]
+        return find_change_problems(ColumnChanges({old: new}, []), TABLE, [BEFORE], fixed={}, specs=specs)
+
+    assert problems("b", "region") == []
+    for old, new in (("new", "region"), ("new", "b_day"), ("b", "b_day")):
+        assert problems(old, new) == [
+            f"{new} has the name of a partition field of the table, so engines would refuse the table"
+        ]
 
 
 def test_a_column_that_others_rely_on_stays():

@@ -227,6 +227,17 @@ def test_no_column_comes_with_the_name_of_one_of_icebergs_own(catalog: Catalog, 
         ensure_table(catalog, stream(schema=COLUMNS | {"_row_id": "long"}))
 
 
+def test_no_column_comes_with_the_name_of_a_partition_field_of_the_table(catalog: Catalog, stream: Stream) -> None:
+    before = ensure_table(catalog, stream())
+    with before.update_spec() as update:
+        update.remove_field("departed_day")  # its former specs keep the name
+    with pytest.raises(
+        SchemaIncompatible, match=r"column departed_day has the name of a partition field.*another name"
+    ):
+        ensure_table(catalog, stream(schema=COLUMNS | {"departed_day": "int"}, partition_by=[]))
+    assert "departed_day" not in before.refresh().schema().column_names
+
+
 def test_a_table_that_has_such_a_column_already_is_written_on(catalog: Catalog, stream: Stream) -> None:
     table = ensure_table(catalog, stream())
     with table.update_schema() as update:

@@ -186,7 +186,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
             return -code.NOT_HELD
         factor = ops[op, code.FACTOR]
         if factor < 0:
-            words[at] = value // -factor if value >= 0 else -(-value // -factor)
+            words[at] = value // -factor
         else:
             words[at] = value * factor
         return p

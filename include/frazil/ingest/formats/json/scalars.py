@@ -243,13 +243,13 @@ def parse_decimal(b: Octets, p: int, precision: int, scale: int, text: bool) -> 
 
 @loop
 def parse_seconds(b: Octets, p: int) -> tuple[int, int]:
-    """Read a number of seconds. Returns the position after it, and the microseconds, truncated toward zero."""
+    """Read a number of seconds. Returns the position after it, and the microseconds, rounded down."""
     negative = b[p] == 45
     if negative:
         p += 1
     if not is_digit(b[p]) or (b[p] == 48 and is_digit(b[p + 1])):
         return NO, 0
-    first, value = p, 0
+    first, value, finer = p, 0, False
     while is_digit(b[p]) and p - first < 12:
         value = value * 10 + (b[p] - 48)
         p += 1
@@ -262,12 +262,14 @@ def parse_seconds(b: Octets, p: int) -> tuple[int, int]:
             if left:
                 value = value * 10 + (b[p] - 48)
                 left -= 1
+            else:
+                finer |= b[p] != 48
             p += 1
     if is_digit(b[p]) or b[p] | 32 == 101:
         return NO, 0
     for _ in range(left):
         value *= 10
-    return p, -value if negative else value
+    return p, -value - finer if negative else value
 
 
 INVALID_DATE = -(2**63)

@@ -193,7 +193,7 @@ def decimal_converter(precision: int, scale: int) -> Callable[[Any], Decimal]:
 
 
 def epoch_converter(unit: str) -> Callable[[Any], int]:
-    """Return a function that converts numbers since the epoch to microseconds, truncated toward zero."""
+    """Return a function that converts numbers since the epoch to microseconds, rounded down."""
     match unit:
         case "s":
             return _convert_seconds
@@ -201,7 +201,7 @@ def epoch_converter(unit: str) -> Callable[[Any], int]:
             return lambda value: _check_int64(value * 1000, str(value), "ms")
         case "us":
             return int
-    return lambda value: value // 1000 if value >= 0 else -(-value // 1000)
+    return lambda value: value // 1000
 
 
 def _convert_seconds(raw: msgspec.Raw) -> int:
@@ -212,7 +212,10 @@ def _convert_seconds(raw: msgspec.Raw) -> int:
         raise OutOfRange(f"{text[:64].decode()} is too big for a time in s")
     places = power + 6
     micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
-    return _check_int64(-micros if sign == b"-" else micros, text.decode(), "s")
+    if sign == b"-":
+        rounds = places < 0 and digits[places:].strip(b"0") != b""
+        micros = -micros - rounds
+    return _check_int64(micros, text.decode(), "s")
 
 
 def _check_int64(micros: int, text: str, unit: str) -> int:

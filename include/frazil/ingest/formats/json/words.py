@@ -71,7 +71,7 @@ def read_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
         if kind == tree.MILLISECONDS:
             return p if -(2**63) // 1000 < value < 2**63 // 1000 else NO, value * 1000
         if kind == tree.NANOSECONDS:
-            return p if value != INVALID_DATE else NO, value // 1000 if value >= 0 else -(-value // 1000)
+            return p if value != INVALID_DATE else NO, value // 1000
         return p, value
     if b[p] != 34:
         return NO, 0
