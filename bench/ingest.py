@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import resource
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,7 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.ingest.kafka_columns import ColumnReader, compile_loop
-from frazil.ingest.kafka_messages import MessageReader
-from frazil.ingest.range_reader import DEFAULT_PROPERTIES, FIXED_PROPERTIES, RangeReader
-from frazil.ingest.readers import READER_VARIABLE
+from frazil.ingest.range_reader import DEFAULT_PROPERTIES, FIXED_PROPERTIES
 from frazil.ingest.stage import stage
 from frazil.ingest.table_writer import TableWriter
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
@@ -72,9 +69,9 @@ def librdkafka_alone(bootstrap: str, each: int) -> None:
     consumer.close()
 
 
-def chunks_alone(kind: type[RangeReader], bootstrap: str, each: int) -> None:
+def chunks_alone(bootstrap: str, each: int) -> None:
     """Read values, keys, offsets and timestamps into columns."""
-    with kind({"bootstrap.servers": bootstrap}, ranges(each)) as reader:
+    with ColumnReader({"bootstrap.servers": bootstrap}, ranges(each)) as reader:
         assert sum(map(len, reader)) == each * PARTITIONS
 
 
@@ -170,8 +167,7 @@ def measure(bootstrap: str, each: int, repeats: int) -> None:
     print(f"{millions:.1f} M records of {len(RECORDS.value(12345))} bytes, {PARTITIONS} partitions; core-s per million")
     works = (
         ("confluent-kafka consume alone", librdkafka_alone),
-        ("MessageReader alone", partial(chunks_alone, MessageReader)),
-        ("ColumnReader alone", partial(chunks_alone, ColumnReader)),
+        ("ColumnReader alone", chunks_alone),
     )
     start = time.process_time()
     compile_loop()
@@ -182,16 +178,13 @@ def measure(bootstrap: str, each: int, repeats: int) -> None:
             work(bootstrap, each)
             seconds = time.perf_counter() - wall
             print(f"  {name:30} {(time.process_time() - start) / millions:5.2f}   (wall {seconds / millions:.2f} s)")
-        for kind in ("messages", "columns"):
-            os.environ[READER_VARIABLE] = kind
-            wall = time.perf_counter()
-            legs = run_stage(bootstrap, each)
-            seconds = time.perf_counter() - wall
-            parts = ", ".join(f"{leg} {legs[leg] / millions:.2f}" for leg in ("consume+rest", "decode", "split+write"))
-            name = f"stage, {kind}"
-            print(
-                f"  {name:30} {legs['stage'] / millions:5.2f}   (wall {seconds / millions:.2f} s) = {parts}", flush=True
-            )
+        wall = time.perf_counter()
+        legs = run_stage(bootstrap, each)
+        seconds = time.perf_counter() - wall
+        parts = ", ".join(f"{leg} {legs[leg] / millions:.2f}" for leg in ("consume+rest", "decode", "split+write"))
+        print(
+            f"  {'stage':30} {legs['stage'] / millions:5.2f}   (wall {seconds / millions:.2f} s) = {parts}", flush=True
+        )
     print(f"  {'Parquet bytes per record':30} {legs['bytes'] / millions / 1e6:5.1f}")
     print(f"  {'peak RSS, all of the above':30} {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:5.0f} MiB")
 

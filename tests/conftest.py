@@ -204,13 +204,6 @@ def topic(kafka: EmbeddedKafka, request: pytest.FixtureRequest) -> TopicFactory:
     return make
 
 
-@pytest.fixture(params=["columns", "messages"])
-def each_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test twice: executors read Kafka first with one reader, then with the other."""
-    monkeypatch.setenv("FRAZIL_KAFKA_READER", request.param)
-    return str(request.param)
-
-
 @pytest.fixture
 def frazil_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set FRAZIL_HOME to a folder that only this test uses."""

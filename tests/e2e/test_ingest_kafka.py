@@ -27,7 +27,6 @@ from frazil.errors import KafkaUnavailable, OffsetGap, SpecError
 from frazil.ingest.binary_arrays import header_column
 from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
 from frazil.ingest.kafka_columns import ColumnReader
-from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.stage import stage
 from frazil.spec.iceberg import DEAD_LETTER_PARTITION_SPEC, DEAD_LETTER_SCHEMA
 
@@ -54,11 +53,6 @@ def target(folder: Path, schema: Schema, spec: PartitionSpec) -> TargetTable:
         folder=str(folder),
         target_file_bytes=128 * 2**20,
     )
-
-
-@pytest.fixture(autouse=True)
-def reader(each_reader: str) -> str:
-    return each_reader
 
 
 @pytest.fixture
@@ -285,15 +279,14 @@ def test_keys_and_headers_are_columns_and_stay_with_dead_letters(
 
 @pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
 def test_every_header_is_found_among_records_without_any(
-    kafka: EmbeddedKafka, topic: TopicFactory, reader: str, compression: str
+    kafka: EmbeddedKafka, topic: TopicFactory, compression: str
 ) -> None:
     name = topic()
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "compression.type": compression, "linger.ms": 50})
     for i in range(1000):
         producer.produce(name, b"v" * (i % 7), headers=[("n", b"%d" % i)] if i % 3 == 0 else None, partition=0)
     assert producer.flush(30) == 0
-    made = ColumnReader if reader == "columns" else MessageReader
-    with made({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 1000)]) as chunks:
+    with ColumnReader({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 1000)]) as chunks:
         found = [value for chunk in chunks for value in header_column(chunk.headers, "n", len(chunk))]
     assert found == [b"%d" % i if i % 3 == 0 else None for i in range(1000)]
 
@@ -371,13 +364,12 @@ def test_a_large_range_is_read_in_chunks_and_reports_progress(
     assert len(set(zip(table["kafka_partition"].to_pylist(), table["kafka_offset"].to_pylist(), strict=True))) == count
 
 
-def test_brokers_out_of_reach_are_said_so_in_time(reader: str) -> None:
-    of_kind = {"columns": ColumnReader, "messages": MessageReader}[reader]
+def test_brokers_out_of_reach_are_said_so_in_time() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         ranges = [OffsetRange("t", 0, 5, 9)]
-        opened = of_kind({"bootstrap.servers": address}, ranges, unreachable_limit_s=1.0)
+        opened = ColumnReader({"bootstrap.servers": address}, ranges, unreachable_limit_s=1.0)
         with opened, pytest.raises(KafkaUnavailable, match=r"t\[0\] at 5 of 9"):
             list(opened)
 
@@ -386,13 +378,12 @@ SMALL = {"message.max.bytes": "900000", "fetch.max.bytes": "999000", "receive.me
 
 
 def test_a_record_beyond_what_the_client_takes_ends_the_reader_and_is_named_as_the_cause(
-    reader: str, kafka: EmbeddedKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
+    kafka: EmbeddedKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = topic(max_message_bytes="5000000")
     produce(kafka, name, [event(1), b"x" * 3_000_000], **{"message.max.bytes": 5_000_000})
-    kind = ColumnReader if reader == "columns" else MessageReader
     with (
-        kind(
+        ColumnReader(
             {"bootstrap.servers": kafka.bootstrap, **SMALL}, [OffsetRange(name, 0, 0, 2)], unreachable_limit_s=3
         ) as ranges,
         pytest.raises(SpecError, match=r"Invalid response size .*: increase receive\.message\.max\.bytes"),
@@ -402,14 +393,13 @@ def test_a_record_beyond_what_the_client_takes_ends_the_reader_and_is_named_as_t
 
 
 def test_a_batch_beyond_what_the_client_takes_once_decompressed_ends_the_reader_and_is_named(
-    reader: str, kafka: EmbeddedKafka, topic: TopicFactory
+    kafka: EmbeddedKafka, topic: TopicFactory
 ) -> None:
     """See confluentinc/librdkafka#5260, #5595 and #3935. The client limits batches of zstd only."""
     name, of_producer = topic(), {"compression.type": "zstd", "message.max.bytes": 9_000_000, "batch.size": 9_000_000}
     produce(kafka, name, [b"x" * 900_000] * 5, **of_producer, **{"linger.ms": 5000})
-    kind = ColumnReader if reader == "columns" else MessageReader
     with (
-        kind({"bootstrap.servers": kafka.bootstrap, **SMALL}, [OffsetRange(name, 0, 0, 5)]) as ranges,
+        ColumnReader({"bootstrap.servers": kafka.bootstrap, **SMALL}, [OffsetRange(name, 0, 0, 5)]) as ranges,
         pytest.raises(SpecError, match=r"raise receive\.message\.max\.bytes in source\.properties \(now 1000000\)"),
     ):
         list(ranges)
@@ -417,7 +407,7 @@ def test_a_batch_beyond_what_the_client_takes_once_decompressed_ends_the_reader_
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_a_damaged_batch_is_neither_read_nor_taken_for_a_gap(
-    reader: str, kafka: EmbeddedKafka, topic: TopicFactory, codec: str
+    kafka: EmbeddedKafka, topic: TopicFactory, codec: str
 ) -> None:
     """See confluentinc/librdkafka#1056: unless told to check them, the client returns the records of such a batch."""
     name = topic()
@@ -427,20 +417,18 @@ def test_a_damaged_batch_is_neither_read_nor_taken_for_a_gap(
     with log.open("r+b") as file:
         file.seek(log.read_bytes().index(b'{"id": 10') + 7)  # in the second batch
         file.write(b"7")
-    kind = ColumnReader if reader == "columns" else MessageReader
     with (
-        kind({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 30)]) as ranges,
+        ColumnReader({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 30)]) as ranges,
         pytest.raises(KafkaUnavailable, match=rf"{name}\[0\] at 10: a batch of records is damaged: .* leader"),
     ):
         list(ranges)
 
 
-def test_a_batch_of_a_hundred_megabytes_is_read(reader: str, kafka: EmbeddedKafka, topic: TopicFactory) -> None:
+def test_a_batch_of_a_hundred_megabytes_is_read(kafka: EmbeddedKafka, topic: TopicFactory) -> None:
     """The client needs up to three times the bytes; compressed, the batch has four kilobytes."""
     name, of_producer = topic(), {"message.max.bytes": 1_000_000_000, "batch.size": 500_000_000}
     produce(kafka, name, [b"x" * 990_000] * 100, **of_producer, **{"compression.type": "zstd", "linger.ms": 9000})
-    kind = ColumnReader if reader == "columns" else MessageReader
-    with kind({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 100)]) as ranges:
+    with ColumnReader({"bootstrap.servers": kafka.bootstrap}, [OffsetRange(name, 0, 0, 100)]) as ranges:
         assert sum(len(chunk) for chunk in ranges) == 100
 
 

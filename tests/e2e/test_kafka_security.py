@@ -1,4 +1,4 @@
-"""A broker that asks who reads: both readers and the planner get in, or say in one sentence what keeps them out.
+"""A broker that asks who reads: the reader and the planner get in, or say in one sentence what keeps them out.
 
 Certificates and tokens that are refused need no broker: see `tests/unit/kafka/test_refused_before_kafka.py`.
 """
@@ -17,12 +17,8 @@ from confluent_kafka import Producer
 
 from frazil.doctor.connections import Connections
 from frazil.errors import AccessDenied, KafkaUnavailable
-from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
-from frazil.host.heartbeat import Heartbeat
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
-from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.readers import create_kafka_reader
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.fetch import check_readable
@@ -34,7 +30,6 @@ from tests.conftest import DeclaredStream
 from tests.secured_kafka import PASSWORD, USER, SecuredKafka, TokenServer, made_tokens
 
 RECORDS = 5
-READERS = {"columns": ColumnReader, "messages": MessageReader}
 # A test that takes longer hangs; the readers own limit for silent brokers is two minutes.
 pytestmark = pytest.mark.timeout(60)
 
@@ -126,26 +121,26 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 
 
 @pytest.mark.rotates(2)
-@pytest.mark.parametrize("way", ["PLAIN", "SCRAM", "TLS", "mutual TLS", "SASL over TLS", "OIDC", "a function"])
-def test_the_planner_and_both_readers_get_in(source: Source, way: str, each_reader: str) -> None:
+@pytest.mark.parametrize(
+    "way", ["PLAIN", "SCRAM", "TLS", "mutual TLS", "SASL over TLS", "OIDC", "a function", "a token of its own"]
+)
+def test_the_planner_and_the_reader_get_in(source: Source, way: str) -> None:
     properties = source.ways[way]
     with create_kafka_reader(properties, [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
-        assert isinstance(reader, READERS[each_reader])
         assert [offset for chunk in reader for offset in chunk.offsets.tolist()] == list(range(RECORDS))
     with KafkaAdmin(properties, [source.topic]) as kafka:
         assert kafka.ends(kafka.describe().partitions) == {(source.topic, 0): RECORDS}
     check_readable(properties, [(source.topic, 0)], stream="rides", timeout_s=20)
 
 
-def test_a_function_is_called_again_before_its_token_expires(source: Source, each_reader: str) -> None:
+def test_a_function_is_called_again_before_its_token_expires(source: Source) -> None:
     made_tokens.clear()
     with create_kafka_reader(source.function("3"), [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
-        assert isinstance(reader, READERS[each_reader])
         assert sum(len(chunk.offsets) for chunk in reader) == RECORDS
         polling.eventually(lambda: reader._fetch(1, 0.05) == 0 and len(made_tokens) > 2)
 
 
-@pytest.mark.parametrize("asks", ["columns", "messages", "planner"])
+@pytest.mark.parametrize("asks", ["reader", "planner"])
 def test_the_error_of_a_function_is_reported_as_the_cause(source: Source, asks: str) -> None:
     properties, ranges = source.function("no lease"), [OffsetRange(source.topic, 0, 0, RECORDS)]
     with ExitStack() as end:
@@ -156,7 +151,7 @@ def test_the_error_of_a_function_is_reported_as_the_cause(source: Source, asks: 
         else:
 
             def ask() -> None:
-                list(end.enter_context(READERS[asks](properties, ranges, stream="flights", unreachable_limit_s=1)))
+                list(end.enter_context(ColumnReader(properties, ranges, stream="flights", unreachable_limit_s=1)))
 
         with pytest.raises(KafkaUnavailable, match="the vault is sealed: no lease"):
             ask()
@@ -170,7 +165,7 @@ def test_the_error_of_a_function_is_reported_as_the_cause(source: Source, asks: 
         ("mechanism that is off", "supported mechanisms: PLAIN,SCRAM-SHA-512,OAUTHBEARER", "source.properties"),
     ],
 )
-@pytest.mark.parametrize("asks", ["columns", "messages", "planner"])
+@pytest.mark.parametrize("asks", ["reader", "planner"])
 def test_who_is_refused_is_reported_by_whom_and_what_to_check(
     source: Source, way: str, said: str, check: str, asks: str
 ) -> None:
@@ -182,7 +177,7 @@ def test_who_is_refused_is_reported_by_whom_and_what_to_check(
             ).describe
         else:
             ranges = [OffsetRange(source.topic, 0, 0, RECORDS)]
-            ask = partial(list, end.enter_context(READERS[asks](properties, ranges, stream="flights")))
+            ask = partial(list, end.enter_context(ColumnReader(properties, ranges, stream="flights")))
         with pytest.raises(AccessDenied) as refused:
             ask()
     text = str(refused.value)
@@ -262,19 +257,3 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
     check_readable(source.ways["PLAIN"], [(source.topic, 0)], stream="rides", timeout_s=20)
     assert time.monotonic() - began < 15, "the end of a topic is an answer"
     assert {group.group_id for group in admin.list_consumer_groups().result(30).valid} == groups
-
-
-def test_what_the_column_reader_cannot_do_is_read_as_messages_and_a_user_sees_it(
-    source: Source, stream: DeclaredStream
-) -> None:
-    read = declared(stream, source, "a token of its own", source.topic)
-    why = "Kafka records are read one by one, which costs more CPU: sasl.oauthbearer.method is default"
-
-    def notices() -> tuple[str, ...]:
-        heartbeat = Heartbeat.read(open_exchange(run_folder(read.name)))
-        return heartbeat.notices if heartbeat else ()
-
-    with read.writing() as writing:
-        polling.eventually(lambda: (read.has_rows(RECORDS) and notices()) or not writing.runs)
-        assert [notice.startswith(why) for notice in notices()] == [True]
-    assert read.ids() == list(range(RECORDS))

@@ -1,32 +1,15 @@
-"""What fault tests share: the choice of the Kafka reader for a test's writers, and an Airflow installation."""
+"""What fault tests share: an Airflow installation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 
 from frazil.dev.airflow import EmbeddedAirflow
-from frazil.ingest.readers import READER_VARIABLE
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(autouse=True)
-def reader_of_the_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read message objects in about half of the tests, always the same ones. Tests with `each_reader` use both readers.
-
-    This applies to writers in this process and its children, and to the Python workers of the session's Spark. Writers
-    that Airflow starts have Airflow's environment.
-    """
-    if "each_reader" in request.fixturenames or crc32(request.node.name.encode()) % 2:
-        return
-    monkeypatch.setenv(READER_VARIABLE, "messages")
-    if "spark" in request.fixturenames:
-        # Spark hands this to Python workers, and keeps workers of one environment apart from those of another.
-        monkeypatch.setitem(request.getfixturevalue("spark").sparkContext.environment, READER_VARIABLE, "messages")
 
 
 @pytest.fixture(scope="session")

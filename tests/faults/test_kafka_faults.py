@@ -26,8 +26,6 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
-from frazil.ingest.kafka_messages import MessageReader
-from frazil.ingest.range_reader import RangeReader
 from frazil.stream import stall as stall_module
 
 from .exactness import check_exact, parquet_files, referenced_files
@@ -143,7 +141,6 @@ def test_a_partition_without_a_leader_holds_its_windows_and_no_other_partition( 
 
 
 @pytest.mark.rotates(2)
-@pytest.mark.usefixtures("each_reader")
 def test_a_broker_that_is_killed_and_started_again_costs_nothing(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any
 ):
@@ -174,16 +171,15 @@ def test_a_writer_sits_out_brokers_that_are_silent(
     check_exact(faulty, range(3000))
 
 
-@pytest.mark.parametrize("opened", [ColumnReader, MessageReader])
 def test_a_reader_is_closed_at_once_although_brokers_that_it_asked_are_silent(
-    own_kafka: EmbeddedKafka, opened: type[RangeReader]
+    own_kafka: EmbeddedKafka,
 ):
-    own_kafka.create_topic(opened.__name__, 1)
+    own_kafka.create_topic("events", 1)
     producer = Producer({"bootstrap.servers": own_kafka.bootstrap})
-    producer.produce(opened.__name__, b"one", partition=0)
+    producer.produce("events", b"one", partition=0)
     assert producer.flush(30) == 0
     properties = {"bootstrap.servers": own_kafka.bootstrap, "fetch.wait.max.ms": "60000"}
-    of = OffsetRange(opened.__name__, 0, 0, 9)
+    of = OffsetRange("events", 0, 0, 9)
     now_s = 0.0
 
     def pass_time(pending: int, _: float) -> None:
@@ -191,11 +187,11 @@ def test_a_reader_is_closed_at_once_although_brokers_that_it_asked_are_silent(
         nonlocal now_s
         now_s += pending
 
-    reader = opened(properties, [of], unreachable_limit_s=0, monotonic=lambda: now_s)
+    reader = ColumnReader(properties, [of], unreachable_limit_s=0, monotonic=lambda: now_s)
     reader.on_read = pass_time
     with reader, pytest.raises(KafkaUnavailable, match="at 1 of 9"):
         list(reader)  # the one record, then nothing: a fetch is under way
-    reader = opened(properties, [of], unreachable_limit_s=0)
+    reader = ColumnReader(properties, [of], unreachable_limit_s=0)
     with silent(own_kafka):
         with pytest.raises(KafkaUnavailable, match="at 0 of 9"):
             list(reader)
@@ -234,7 +230,6 @@ def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(
     check_exact(stream, range(2000))
 
 
-@pytest.mark.usefixtures("each_reader")
 def test_only_what_transactions_committed_lands(stream: Any, events: Any, kafka: EmbeddedKafka):
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": stream.topic})
     producer.init_transactions(30)
@@ -248,7 +243,6 @@ def test_only_what_transactions_committed_lands(stream: Any, events: Any, kafka:
     check_exact(stream, (n for n in range(1000) if n // 100 % 3 != 2))
 
 
-@pytest.mark.usefixtures("each_reader")
 def test_a_compacted_topic_has_gaps_and_nothing_is_missing(
     stream: Any, event: Callable[[int], bytes], kafka: EmbeddedKafka, topic: Any, eventually: Any
 ):
@@ -299,7 +293,6 @@ def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
 
 
 @pytest.mark.rotates(4)
-@pytest.mark.usefixtures("each_reader")
 @pytest.mark.parametrize("grown", [False, True])
 def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, grown: bool

@@ -12,7 +12,6 @@ from typing import Any
 
 from frazil.ingest.chunk import unpack_headers
 from frazil.ingest.contract import OffsetRange
-from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaAdmin
 from frazil.timetext import parse_moment
 
@@ -64,7 +63,9 @@ def read_sample(properties: Mapping[str, str], topic: str, *, records: int) -> S
 
 
 def _read_records(properties: Mapping[str, str], ranges: list[OffsetRange]) -> Iterator[SampledRecord]:
-    with MessageReader(properties, ranges, unreachable_limit_s=UNREACHABLE_TIMEOUT_S) as reader:
+    from frazil.ingest.kafka_columns import ColumnReader  # loads Numba, to read only
+
+    with ColumnReader(properties, ranges, unreachable_limit_s=UNREACHABLE_TIMEOUT_S) as reader:
         for chunk in reader:
             headers = [None] * len(chunk) if chunk.headers is None else chunk.headers
             rows = zip(chunk.values, chunk.keys, chunk.timestamps_ms.tolist(), headers, strict=True)

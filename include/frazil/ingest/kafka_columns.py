@@ -47,7 +47,7 @@ def compile_loop() -> None:
 
 
 class ColumnReader(RangeReader):
-    """Reads records into columns through librdkafka's C API. Raises LibraryUnusable if the API cannot be used."""
+    """Reads records into columns through librdkafka's C API. Raises EnvironmentUnusable if the API cannot be used."""
 
     def __init__(self, properties: Mapping[str, str], ranges: Sequence[OffsetRange], **limits: Any) -> None:
         super().__init__(properties, ranges, **limits)

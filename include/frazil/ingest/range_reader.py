@@ -1,4 +1,4 @@
-"""Reads offset ranges of many topic-partitions with one consumer: the base class of both Kafka readers. A range ends at
+"""Reads offset ranges of many topic-partitions with one consumer: the base class of Kafka readers. A range ends at
 its last offset, at a later record, or at an end-of-partition event.
 """
 
@@ -93,8 +93,6 @@ def partition_lookup(ranges: Sequence[OffsetRange]) -> tuple[dict[str, tuple[int
 class RecordReader(ABC):
     """Reads the records `[start, end)` of each range once. Iterate to the end, then call `close` (or use `with`)."""
 
-    notice: str | None = None
-    """A notice for operators, such as why the slower reader is used, if any."""
     on_read: Callable[[int, float], None] = staticmethod(lambda *_: None)
     """Called after each fetch with the number of records that no chunk has yet, and a quota's delay (s)."""
 

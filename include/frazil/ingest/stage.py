@@ -107,10 +107,9 @@ def _stage_ranges(
                 yield from run.take_parcels()
                 report.report_if_due(run.progress.records)
         with _wrap_record_errors():
-            of_reader = () if reader.notice is None else (reader.notice,)
             from frazil.ingest.compiled import compiler_notices  # loads Numba, which only a reader's process has
 
-            result = run.finish(notices=(*of_reader, *compiler_notices()))
+            result = run.finish(notices=compiler_notices())
         report(run.progress.records)
     except BaseException:
         run.abort()

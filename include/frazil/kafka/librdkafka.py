@@ -11,6 +11,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
+from frazil.errors import EnvironmentUnusable
 from frazil.kafka.tokens import TokenFunction
 
 EVENT_DR, EVENT_LOG = 0x1, 0x4
@@ -93,10 +94,6 @@ class Message(ctypes.Structure):
     )
 
 
-class LibraryUnusable(Exception):
-    """librdkafka's C API cannot be used in this process; the message has the reason."""
-
-
 class Librdkafka:
     """librdkafka's functions, without their prefix: `new` is `rd_kafka_new`. Each call releases the GIL."""
 
@@ -110,7 +107,7 @@ class Librdkafka:
                 setattr(self, name, function)
                 self.addresses[name] = ctypes.cast(function, c_void_p).value or 0
         except (OSError, AttributeError) as error:
-            raise LibraryUnusable(f"its C API cannot be loaded: {error}") from error
+            raise _unusable_error(f"its C API cannot be loaded: {error}") from error
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
@@ -202,12 +199,19 @@ class Librdkafka:
         return low.value, high.value
 
 
+def _unusable_error(reason: str) -> EnvironmentUnusable:
+    return EnvironmentUnusable(
+        f"librdkafka of the installed confluent-kafka {confluent_kafka.__version__} cannot be used: {reason}. Install "
+        "confluent-kafka from its wheel, in a version that frazil supports"
+    )
+
+
 @cache
 def librdkafka() -> Librdkafka:
-    """Return the process's librdkafka. The first call loads and checks it. Raises LibraryUnusable."""
+    """Return the process's librdkafka. The first call loads and checks it. Raises EnvironmentUnusable."""
     library = Librdkafka()
     if (version := library.version()) != (expected := confluent_kafka.libversion()[1]):
-        raise LibraryUnusable(f"its version is {version:#x}, but confluent-kafka uses {expected:#x}")
+        raise _unusable_error(f"its version is {version:#x}, but confluent-kafka uses {expected:#x}")
     _check_message_layout(library)
     return library
 
@@ -226,14 +230,14 @@ def _check_message_layout(library: Librdkafka) -> None:
         event = library.queue_poll(queue, 10_000)
         address = library.event_message_next(event) if event else None
         if not address:
-            raise LibraryUnusable("the self-test received no message")
+            raise _unusable_error("the self-test received no message")
         message = Message.from_address(address)
         expected = (KafkaError._PURGE_QUEUE, topic, 7, 5, 7, _INVALID_OFFSET, 11)
         found = (message.err, message.rkt, message.partition, message.len, message.key_len, message.offset)
         if (*found, message._private) != expected or not message.payload or not message.key:
-            raise LibraryUnusable("the fields of a message do not have the expected values")
+            raise _unusable_error("the fields of a message do not have the expected values")
         if (ctypes.string_at(message.payload, 5), ctypes.string_at(message.key, 7)) != (b"value", b"the key"):
-            raise LibraryUnusable("a message's key or value differs from the bytes that were sent")
+            raise _unusable_error("a message's key or value differs from the bytes that were sent")
     finally:
         if event:
             library.event_destroy(event)

@@ -18,7 +18,7 @@ CATALOG_VARIABLE = "FRAZIL_DRIVER_CATALOG"
 """Variable with the catalog's configuration, as JSON in Base64: YARN does not quote values in its scripts."""
 PREFIXES = ("AWS_", "AZURE_", "GOOGLE_", "OPENLINEAGE_", "OTEL_", "LC_")
 _METRICS = ("FRAZIL_METRICS", "FRAZIL_METRICS_LISTEN", "FRAZIL_METRICS_PARTITIONS")
-NAMES = frozenset({"LANG", "TZ", "FRAZIL_KAFKA_READER", "FRAZIL_LINEAGE_EVERY", *_METRICS})
+NAMES = frozenset({"LANG", "TZ", "FRAZIL_LINEAGE_EVERY", *_METRICS})
 HOST_FILE_SUFFIXES = ("_FILE", "_DIR", "_PATH", "_CREDENTIALS", "_BUNDLE", "_PROFILE", "_CONFIG")
 """Suffixes of variables that name files on this host. These are passed only if the stream references them."""
 

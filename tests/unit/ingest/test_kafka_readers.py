@@ -1,7 +1,6 @@
-"""Both readers of Kafka's ranges: the same messages become the same columns, whichever reads them.
+"""The reader of Kafka's ranges, with a made librdkafka: messages lie in memory as `rd_kafka_message_t`.
 
-A made librdkafka answers both: messages that lie in memory as `rd_kafka_message_t` for one, message objects for the
-other. What real brokers do is in `tests/e2e/test_ingest_kafka.py`, on both readers too.
+What real brokers do is in `tests/e2e/test_ingest_kafka.py`.
 """
 
 from __future__ import annotations
@@ -11,25 +10,30 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka import Message as MessageObject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
-from frazil.ingest import kafka_columns, kafka_messages, range_reader, readers
+from frazil.errors import (
+    AccessDenied,
+    EnvironmentUnusable,
+    FrazilError,
+    KafkaUnavailable,
+    OffsetGap,
+    SpecError,
+    TopicMissing,
+)
+from frazil.ingest import kafka_columns, range_reader, readers
 from frazil.ingest.binary_arrays import header_column
 from frazil.ingest.chunk import RecordChunk, unpack_headers
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
-from frazil.ingest.kafka_messages import MessageReader
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RangeReader
-from frazil.kafka.librdkafka import ErrorCallback, LibraryUnusable, Message, ThrottleCallback, librdkafka
+from frazil.kafka.librdkafka import ErrorCallback, Message, ThrottleCallback, librdkafka
 
 EOF = KafkaError._PARTITION_EOF
 Headers = list[tuple[str, bytes | None]]
@@ -177,51 +181,6 @@ class MadeLibrary:
         return self.destroyed == Counter(fetched)
 
 
-@dataclass
-class MadeConsumer:
-    """What `MessageReader` calls."""
-
-    sent: Sequence[Sent]
-    trouble: Trouble = 0
-    error_cb: Callable[[KafkaError], None] = print
-    throttle_cb: Callable[[Any], None] = print
-    throttle_ms: int = 0
-    unassigned: list[tuple[str, int]] = field(default_factory=list)
-
-    def consume(self, wanted: int, _: float) -> list[MessageObject]:
-        for code in troubles(self.trouble):
-            self.error_cb(KafkaError(code, text_of(code)))
-        self.throttle_cb(SimpleNamespace(throttle_time=self.throttle_ms / 1000))
-        batch, self.sent = self.sent[:wanted], self.sent[wanted:]
-        return [
-            MessageObject(
-                topic=m.topic,
-                partition=m.partition,
-                offset=m.offset,
-                key=m.key,
-                value=m.value,
-                timestamp=(1, m.timestamp_ms),
-                headers=list(m.headers) or None,
-                error=KafkaError(m.error, text_of(m.error)) if m.error else None,
-            )
-            for m in batch
-        ]
-
-    def opened(self, properties: dict[str, Any]) -> MadeConsumer:
-        self.error_cb, self.throttle_cb = properties["error_cb"], properties["throttle_cb"]
-        return self
-
-    def assign(self, _: object) -> None: ...
-
-    def incremental_unassign(self, places: list[Any]) -> None:
-        self.unassigned += [(p.topic, p.partition) for p in places]
-
-    def get_watermark_offsets(self, *_: object, **__: object) -> tuple[int, int]:
-        return 7, 9
-
-    def close(self) -> None: ...
-
-
 def troubles(code: Trouble) -> tuple[int, ...]:
     return code if isinstance(code, tuple) else (code,) * bool(code)
 
@@ -262,7 +221,7 @@ def rows(chunk: RecordChunk, ranges: Sequence[OffsetRange]) -> list[Record]:
     return [(ranges[r].topic, ranges[r].partition, o, k, v, t) for r, o, k, v, t in zip(*columns, strict=True)]
 
 
-def by_columns(
+def read(
     sent: Sequence[Sent],
     ranges: Sequence[OffsetRange],
     trouble: Trouble = 0,
@@ -279,24 +238,6 @@ def by_columns(
         found = outcome(reader, ranges)
     assert library.all_destroyed_once()
     return found, library.unassigned
-
-
-def by_messages(
-    sent: Sequence[Sent],
-    ranges: Sequence[OffsetRange],
-    trouble: Trouble = 0,
-    *,
-    throttle_ms: int = 0,
-    on_read: Any = lambda *_: None,
-) -> Read:
-    consumer = MadeConsumer(sent, trouble)
-    consumer.throttle_ms = throttle_ms
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_messages, "Consumer", consumer.opened)
-        reader = MessageReader({}, ranges, monotonic=clock().__next__)
-        reader.on_read = on_read
-        found = outcome(reader, ranges)
-    return found, consumer.unassigned
 
 
 SIZES = st.sampled_from([0] * 14 + [2**16, 2**20])
@@ -328,13 +269,19 @@ def logs(draw: st.DrawFn) -> tuple[list[OffsetRange], list[Sent]]:
 
 
 @given(logs())
-def test_both_readers_make_the_same_of_any_messages(made: tuple[list[OffsetRange], list[Sent]]) -> None:
+def test_each_record_of_a_range_is_read_once_in_order(made: tuple[list[OffsetRange], list[Sent]]) -> None:
     ranges, sent = made
-    (columns, ended), (messages, ended_too) = by_columns(sent, ranges), by_messages(sent, ranges)
-    assert columns[1] == messages[1]
-    if not columns[1]:  # of a task that fails nothing lands
-        assert columns[0] == messages[0]
-    assert sorted(ended) == sorted(ended_too)
+    ends = {(r.topic, r.partition): r.end for r in ranges}
+    wanted = [m for m in sent if not m.error and m.offset < ends[m.topic, m.partition]]
+    reached = {(m.topic, m.partition): m.offset for m in sent if m.error == EOF}
+    (records, error), ended = read(sent, ranges)
+    expected = [(m.topic, m.partition, m.offset, m.key, m.value, m.timestamp_ms) for m in wanted]
+    assert records == expected[: len(records)]
+    if not error:  # of a task that fails nothing lands
+        assert len(records) == len(expected)
+    if not {m.error for m in sent} - {0, EOF}:
+        assert (error == "") == all(reached[place] >= end for place, end in ends.items())
+    assert len({*ended} & ends.keys()) == len(ended)
 
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5)
@@ -342,22 +289,21 @@ SOME_HEADERS = st.lists(st.tuples(NAMES, st.none() | st.binary(max_size=9)), max
 
 
 @given(st.lists(SOME_HEADERS, max_size=20), NAMES)
-def test_both_readers_keep_the_headers_and_find_the_last_of_a_name(made: list[Headers], name: str) -> None:
+def test_headers_are_kept_and_the_last_of_a_name_is_found(made: list[Headers], name: str) -> None:
     sent = [Sent("a", 0, n, None, b"v", n, headers=tuple(headers)) for n, headers in enumerate(made)]
     wanted = next((found for headers in made for found, _ in headers), name)
-    for read in (by_columns, by_messages):
-        chunks: list[RecordChunk] = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(globals(), "rows", lambda chunk, _, chunks=chunks: [chunks.append(chunk)])
-            read(sent, [OffsetRange("a", 0, 0, len(sent))])
-        found: list[Headers] = []
-        last: list[bytes | None] = []
-        for chunk in chunks:
-            packed = [None] * len(chunk) if chunk.headers is None else chunk.headers
-            found += map(unpack_headers, packed)
-            last += header_column(chunk.headers, wanted, len(chunk))
-        assert found == made
-        assert last == [dict(headers).get(wanted) for headers in made]
+    chunks: list[RecordChunk] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "rows", lambda chunk, _, chunks=chunks: [chunks.append(chunk)])
+        read(sent, [OffsetRange("a", 0, 0, len(sent))])
+    found: list[Headers] = []
+    last: list[bytes | None] = []
+    for chunk in chunks:
+        packed = [None] * len(chunk) if chunk.headers is None else chunk.headers
+        found += map(unpack_headers, packed)
+        last += header_column(chunk.headers, wanted, len(chunk))
+    assert found == made
+    assert last == [dict(headers).get(wanted) for headers in made]
 
 
 @pytest.mark.parametrize(("leader_epoch", "value"), [(3, b""), (3, b"some"), (-1, b"some"), (3, None)])
@@ -383,8 +329,7 @@ def test_once_a_record_has_headers_that_its_bytes_did_not_say_each_is_requested(
     assert [unpack_headers(headers) for headers in chunk.headers or ()][63:] == [[*some]] * (999 - 63)
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
-def test_headers_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_count_in_a_chunks_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 10)
     sizes: list[int] = []
 
@@ -403,12 +348,10 @@ def test_headers_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPat
 def test_null_and_empty_are_distinguished_and_records_without_a_time_have_none() -> None:
     sent = [Sent("a", 0, 0, None, b""), Sent("a", 0, 1, b"", None, 5), Sent("a", 0, 2, b"k", b"v", 6)]
     wanted = [("a", 0, 0, None, b"", -1), ("a", 0, 1, b"", None, 5), ("a", 0, 2, b"k", b"v", 6)]
-    for read in (by_columns, by_messages):
-        assert read(sent, [OffsetRange("a", 0, 0, 3)])[0] == (wanted, "")
+    assert read(sent, [OffsetRange("a", 0, 0, 3)])[0] == (wanted, "")
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
-def test_chunks_are_bounded_in_records_and_bytes_and_one_record_may_be_larger(read: Any) -> None:
+def test_chunks_are_bounded_in_records_and_bytes_and_one_record_may_be_larger() -> None:
     sizes = [10] * (MAX_CHUNK_RECORDS + 100) + [MAX_CHUNK_BYTES + 5] + [2**20] * 40
     big = b"x" * (MAX_CHUNK_BYTES + 5)
     sent = [Sent("a", 0, n, None, big[:size], n) for n, size in enumerate(sizes)]
@@ -417,17 +360,15 @@ def test_chunks_are_bounded_in_records_and_bytes_and_one_record_may_be_larger(re
     assert [(o, len(v or b"")) for _, _, o, _, v, _ in records] == list(enumerate(sizes))
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
-def test_a_partition_that_answers_with_errors_alone_is_unavailable(read: Any) -> None:
+def test_a_partition_that_answers_with_errors_alone_is_unavailable() -> None:
     sent = [Sent("a", 0, 0, None, b"1", 1)] + [Sent("a", 0, -1001, error=KafkaError._BAD_MSG)] * 200
     (_, text), _ = read(sent, [OffsetRange("a", 0, 0, 2)])
     assert text.startswith("KafkaUnavailable")
     assert "a[0] at 1 of 2: error -199" in text
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
 def test_an_end_that_moves_a_position_counts_as_progress_and_one_that_repeats_it_does_not(
-    read: Any, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 1)
     moved = [Sent("a", 0, n, error=EOF) for n in range(1, 101)]
@@ -437,8 +378,7 @@ def test_an_end_that_moves_a_position_counts_as_progress_and_one_that_repeats_it
     assert "a[0] at 1 of 100" in text
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
-def test_records_that_nobody_requested_are_in_no_range(read: Any) -> None:
+def test_records_that_nobody_requested_are_in_no_range() -> None:
     strange = [Sent("a", 0, 0, None, b"x"), Sent("a", 9, 0, None, b"x"), Sent("b", 1, 0, None, b"x")]
     ranges = [OffsetRange("a", 1, 0, 1), OffsetRange("c", 0, 0, 9)]
     sent = [*strange, Sent("a", 1, 0, None, b"own", 5), Sent("c", 0, 9, error=EOF)]
@@ -446,8 +386,7 @@ def test_records_that_nobody_requested_are_in_no_range(read: Any) -> None:
     assert read(strange + sent[3:4], ranges[:1])[0] == ([("a", 1, 0, None, b"own", 5)], "")
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
-def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_count_in_a_chunks_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 10)
     sizes: list[int] = []
     made = rows
@@ -465,7 +404,6 @@ def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch)
     assert max(sizes) < 2 * MAX_CHUNK_BYTES
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
 @pytest.mark.parametrize(
     ("code", "error", "said"),
     [
@@ -485,16 +423,13 @@ def test_keys_count_in_a_chunks_size(read: Any, monkeypatch: pytest.MonkeyPatch)
         ),
     ],
 )
-def test_an_error_of_a_partition_is_said_in_the_same_words(
-    read: Any, code: int, error: type[FrazilError], said: str
-) -> None:
+def test_an_error_of_a_partition_is_said_in_the_same_words(code: int, error: type[FrazilError], said: str) -> None:
     sent = [Sent("a", 0, 0, None, b"1", 1), Sent("a", 0, -1001, error=code)]
     (_, text), _ = read(sent, [OffsetRange("a", 0, 0, 9)])
     assert text.startswith(error.__name__)
     assert said in text
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
 @pytest.mark.parametrize(
     ("code", "error", "said"),
     [
@@ -503,17 +438,14 @@ def test_an_error_of_a_partition_is_said_in_the_same_words(
         (KafkaError._ALL_BROKERS_DOWN, KafkaUnavailable, "among them a[0] at 0 of 9: error -187. Are the brokers"),
     ],
 )
-def test_an_error_of_the_client_is_said_in_the_same_words(
-    read: Any, code: int, error: type[FrazilError], said: str
-) -> None:
+def test_an_error_of_the_client_is_said_in_the_same_words(code: int, error: type[FrazilError], said: str) -> None:
     (_, text), _ = read([], [OffsetRange("a", 0, 0, 9), OffsetRange("b", 0, 0, 9)], code)
     assert text.startswith(error.__name__)
     assert said in text
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
 def test_the_cause_of_a_broken_connection_is_said_and_logged_and_not_that_brokers_are_down(
-    read: Any, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A message beyond `receive.message.max.bytes` breaks the connection, and that is the last error, each time."""
     codes = (KafkaError._BAD_MSG, KafkaError._ALL_BROKERS_DOWN)
@@ -523,8 +455,7 @@ def test_the_cause_of_a_broken_connection_is_said_and_logged_and_not_that_broker
     assert [record.getMessage() for record in caplog.records] == ["a: Kafka's client reports: error -199"]
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
-def test_a_quota_is_waited_for_and_named_where_nothing_comes(read: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_quota_is_waited_for_and_named_where_nothing_comes(caplog: pytest.LogCaptureFixture) -> None:
     (_, text), _ = read([], [OffsetRange("a", 0, 0, 9)], throttle_ms=40_000)
     assert "no record arrived for 200 s" in text
     assert "the brokers do not answer; a quota of the brokers delays each fetch by 40 s. Raise the quota" in text
@@ -534,19 +465,17 @@ def test_a_quota_is_waited_for_and_named_where_nothing_comes(read: Any, caplog: 
 def test_a_quota_is_waited_for_although_records_that_were_fetched_before_arrive_after_its_event() -> None:
     now_s = iter(range(1, 10_000))
     sent = [Sent("a", 0, n, None, b"v", n) for n in range(10)]
-    consumer = MadeConsumer(sent, 0)
+    library = MadeLibrary(sent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kafka_messages, "Consumer", consumer.opened)
-        reader = MessageReader({}, [OffsetRange("a", 0, 0, 100)], monotonic=now_s.__next__)
-        consumer.throttle_cb(SimpleNamespace(throttle_time=300.0))
-        consumer.throttle_cb = lambda _: None
+        patch.setattr(kafka_columns, "librdkafka", lambda: library)
+        reader = ColumnReader({}, [OffsetRange("a", 0, 0, 100)], monotonic=now_s.__next__)
+        library._on_throttle(0, b"broker", 1, 300_000, 0)
         with pytest.raises(KafkaUnavailable, match="a quota of the brokers delays each fetch by 300 s"):
             list(reader)
     assert next(now_s) > 720
 
 
-@pytest.mark.parametrize("read", [by_columns, by_messages])
-def test_what_was_read_is_reported_before_a_chunk_is_full(read: Any) -> None:
+def test_what_was_read_is_reported_before_a_chunk_is_full() -> None:
     reported: list[tuple[int, float]] = []
     sent = [Sent("a", 0, n, None, b"v", n) for n in range(773)]
     of = [OffsetRange("a", 0, 0, 100_000)]
@@ -578,50 +507,20 @@ def test_what_was_fetched_is_destroyed_once_where_reading_stops_in_the_middle() 
     assert library.all_destroyed_once()
 
 
-def test_the_reader_is_chosen_by_what_it_can_do_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    readers._explain_unusable_process.cache_clear()
-    at = {"bootstrap.servers": "127.0.0.1:1"}
-    ranges = [OffsetRange("a", 0, 0, 0)]
-    with readers.create_kafka_reader(at, ranges) as reader:
-        assert (type(reader), reader.notice) == (ColumnReader, None)
-    jwt = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER"}
-    assert "sasl.oauthbearer.method is default" in str(readers.explain_slow_reader({**at, **jwt}))
-    oidc = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.client.id": "i", "sasl.oauthbearer.client.secret": "s"}
-    assert readers.explain_slow_reader({**at, **jwt, **oidc}) is None
-    assert "no.such" in str(readers.explain_slow_reader({**at, "no.such": "x"}))
-    monkeypatch.setenv(readers.READER_VARIABLE, "messages")
-    with readers.create_kafka_reader(at, ranges) as forced:
-        assert isinstance(forced, MessageReader)
-        assert str(forced.notice).endswith(f"{readers.READER_VARIABLE} requests it")
+def test_an_unknown_property_is_a_mistake_of_the_declaration() -> None:
+    with pytest.raises(SpecError, match=r"no\.such"):
+        readers.create_kafka_reader({"bootstrap.servers": "127.0.0.1:1", "no.such": "x"}, [OffsetRange("a", 0, 0, 0)])
 
 
-def test_a_library_that_is_laid_out_otherwise_is_not_used_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unfit() -> None:
-        raise LibraryUnusable("the fields of a message do not have the expected values")
-
-    monkeypatch.setattr(readers, "librdkafka", unfit)
-    readers._explain_unusable_process.cache_clear()
-    at = {"bootstrap.servers": "127.0.0.1:1"}
-    for _ in range(2):
-        with readers.create_kafka_reader(at, [OffsetRange("a", 0, 0, 0)]) as reader:
-            assert isinstance(reader, MessageReader)
-    assert [
-        r.getMessage().endswith("librdkafka: the fields of a message do not have the expected values")
-        for r in caplog.records
-    ] == [True]
-    readers._explain_unusable_process.cache_clear()
-
-
-def test_the_layout_is_compared_with_a_message_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_is_laid_out_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Shifted(ctypes.Structure):
         _fields_ = (("more", ctypes.c_int64), *Message._fields_)
 
     librdkafka.cache_clear()
     monkeypatch.setattr("frazil.kafka.librdkafka.Message", Shifted)
-    with pytest.raises(LibraryUnusable, match="fields of a message do not have the expected values"):
-        librdkafka()
+    with pytest.raises(EnvironmentUnusable, match="fields of a message do not have the expected values") as refused:
+        readers.create_kafka_reader({"bootstrap.servers": "127.0.0.1:1"}, [OffsetRange("a", 0, 0, 0)])
+    assert str(refused.value).endswith("Install confluent-kafka from its wheel, in a version that frazil supports")
     monkeypatch.undo()
     assert librdkafka() is librdkafka()
 

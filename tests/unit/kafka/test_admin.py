@@ -12,7 +12,6 @@ from confluent_kafka import KafkaError, KafkaException
 from frazil.errors import NO_RESTART_EXIT_CODES, AccessDenied, KafkaUnavailable, SpecError, TopicMissing
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
-from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.client import property_problems
 from frazil.spec.property_rules import JAVA_ONLY, SET_BY_FRAZIL
@@ -24,9 +23,8 @@ UNKNOWN = {"bootstrap.servers": "127.0.0.1:1", "no.such": "x"}
 def test_a_property_that_librdkafka_does_not_know_is_a_mistake_of_the_declaration() -> None:
     with pytest.raises(SpecError, match=r"source\.properties: .*no\.such"):
         KafkaAdmin(UNKNOWN, ["t"])
-    for reader in (ColumnReader, MessageReader):
-        with pytest.raises(SpecError, match=r"source\.properties: .*no\.such"):
-            reader(UNKNOWN, [OffsetRange("t", 0, 0, 1)])
+    with pytest.raises(SpecError, match=r"source\.properties: .*no\.such"):
+        ColumnReader(UNKNOWN, [OffsetRange("t", 0, 0, 1)])
 
 
 def test_a_missing_topic_is_distinguished_from_brokers_that_are_away_and_is_waited_for() -> None:

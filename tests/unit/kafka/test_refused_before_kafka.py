@@ -18,11 +18,9 @@ import pytest
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
-from frazil.ingest.kafka_messages import MessageReader
 from frazil.kafka.admin import KafkaAdmin
 from tests.secured_kafka import Authority, TokenServer
 
-READERS = {"columns": ColumnReader, "messages": MessageReader}
 pytestmark = [pytest.mark.timeout(60), pytest.mark.processes]
 
 
@@ -84,14 +82,14 @@ def error_of(asks: str, properties: dict[str, str], *, limit_s: float = 30) -> F
             ask: Callable[[], object] = kafka.describe
         else:
             ranges = [OffsetRange("t", 0, 0, 5)]
-            opened = READERS[asks](properties, ranges, stream="flights", unreachable_limit_s=limit_s)
+            opened = ColumnReader(properties, ranges, stream="flights", unreachable_limit_s=limit_s)
             ask = partial(list, end.enter_context(opened))
         with pytest.raises(FrazilError) as found:
             ask()
     return found.value
 
 
-@pytest.mark.parametrize("asks", ["columns", "messages", "planner"])
+@pytest.mark.parametrize("asks", ["reader", "planner"])
 @pytest.mark.parametrize(
     ("server", "said"),
     [
@@ -128,7 +126,7 @@ def oidc(url: str, client: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("asks", ["columns", "messages", "planner"])
+@pytest.mark.parametrize("asks", ["reader", "planner"])
 @pytest.mark.parametrize(
     ("client", "said"), [("late", "Must supply an unexpired token"), ("stranger", "invalid_client")]
 )
@@ -143,7 +141,7 @@ def test_a_token_that_has_expired_or_is_not_issued_is_an_error_at_once(
     assert " Check sasl.oauthbearer.*" in text
 
 
-@pytest.mark.parametrize("asks", ["columns", "messages", "planner"])
+@pytest.mark.parametrize("asks", ["reader", "planner"])
 def test_a_server_of_tokens_that_is_away_is_waited_for_and_named_at_the_end(asks: str) -> None:
     silent = error_of(asks, oidc("http://127.0.0.1:1/token", "any"), limit_s=1)
     assert isinstance(silent, KafkaUnavailable)
