@@ -85,7 +85,7 @@ def cpu_s(context: StageContext, chunks: list[RecordChunk]) -> float:
     run = _Stage(context, StageTask(0, (OffsetRange("t", 0, 0, records),)), attempt=0, now_us=lambda: 0)
     started = time.process_time()
     for chunk in chunks:
-        run.take(chunk)
+        run.take(chunk, with_trial=False)
     (progress,) = run.finish(notices=()).progress
     took = time.process_time() - started
     assert progress.records + progress.rejected + progress.dropped == records
