@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+import msgspec
 from pyiceberg.schema import Schema
 
 from frazil.ingest.schema_drift import SchemaDrift
@@ -391,11 +392,6 @@ class Rejects:
     def total(self) -> int:
         return sum(self.counts.values())
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Rejects:
-        first, samples = (tuple(Reject(**reject) for reject in value.get(name, ())) for name in ("first", "samples"))
-        return cls(dict(value.get("counts", {})), first, samples)
-
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
@@ -417,28 +413,10 @@ class StageResult:
     """The new dead letters that an operator accepted, so that the circuit breaker ignores them."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "files": [f.to_json() for f in self.files],
-            "progress": [p.to_json() for p in self.progress],
-            "windows": None if self.windows is None else dict(self.windows),
-            "notices": list(self.notices),
-            "rejects": dataclasses.asdict(self.rejects),
-            "sighted": {target: drift.to_json() for target, drift in self.drift.items()},
-            "other-events": self.other_events,
-            "values": list(self.values),
-            "accepted": dataclasses.asdict(self.accepted),
-        }
+        drift = {target: found.to_json() for target, found in self.drift.items()}
+        return {**msgspec.to_builtins(dataclasses.replace(self, drift={})), "drift": drift}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StageResult:
-        return cls(
-            tuple(StagedFile.from_json(f) for f in value["files"]),
-            tuple(RangeProgress(**p) for p in value["progress"]),
-            None if value["windows"] is None else {int(start): rows for start, rows in value["windows"].items()},
-            tuple(value.get("notices", ())),
-            Rejects.from_json(value.get("rejects", {})),
-            {target: SchemaDrift.from_json(drift) for target, drift in value.get("sighted", {}).items()},
-            value.get("other-events", 0),
-            tuple(value.get("values", ())),
-            Rejects.from_json(value.get("accepted", {})),
-        )
+        drift = {target: SchemaDrift.from_json(found) for target, found in value["drift"].items()}
+        return dataclasses.replace(msgspec.convert({**value, "drift": {}}, cls, str_keys=True), drift=drift)

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from itertools import count
 from typing import Any, NamedTuple
 
+import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.spec.iceberg import iceberg_type
@@ -34,18 +35,15 @@ _LONGS = range(-(2**63), 2**63)
 _NUMBERS = ("int", "long", "float", "double")
 
 
-@dataclass(frozen=True, slots=True)
-class ListOf:
+class ListOf(msgspec.Struct, frozen=True, tag="list"):
     element: FoundType
 
 
-@dataclass(frozen=True, slots=True)
-class StructOf:
+class StructOf(msgspec.Struct, frozen=True, tag="struct"):
     fields: Mapping[str, FoundType]
 
 
-@dataclass(frozen=True, slots=True)
-class MapOf:
+class MapOf(msgspec.Struct, frozen=True, tag="map"):
     """The type of a map with string keys."""
 
     value: FoundType
@@ -113,28 +111,14 @@ class SchemaDrift:
         return bool(self.new or self.wider or self.optional or self.records)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "new": [[path, _to_plain(found_type)] for path, found_type in self.new.items()],
-            "wider": [[path, kind] for path, kind in self.wider.items()],
-            "optional": sorted(self.optional),
-            "records": self.records,
-            **({"unknown": self.unknown, "names": self.names} if self.unknown else {}),
-            **({"cast": dict(self.cast)} if self.cast else {}),
-            **({"unplaced": self.unplaced} if self.unplaced else {}),
-        }
+        pairs = {"new": [*self.new.items()], "wider": [*self.wider.items()]}  # keys in JSON are no paths
+        return {**msgspec.to_builtins(replace(self, new={}, wider={})), **msgspec.to_builtins(pairs)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SchemaDrift:
-        return cls(
-            {tuple(path): _from_plain(plain) for path, plain in value["new"]},
-            {tuple(path): kind for path, kind in value["wider"]},
-            frozenset(map(tuple, value["optional"])),
-            value["records"],
-            value.get("unknown", 0),
-            tuple(value.get("names", ())),
-            value.get("cast", {}),
-            value.get("unplaced", 0),
-        )
+        new = msgspec.convert(value["new"], list[tuple[Path, FoundType]])
+        wider = msgspec.convert(value["wider"], list[tuple[Path, str]])
+        return replace(msgspec.convert({**value, "new": {}, "wider": {}}, cls), new=dict(new), wider=dict(wider))
 
 
 NO_DRIFT = SchemaDrift()
@@ -336,24 +320,3 @@ def _parse_decimal(kind: str) -> tuple[int, int] | None:
         return None
     precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(", ")
     return int(precision), int(scale)
-
-
-def _to_plain(found_type: FoundType) -> Any:
-    match found_type:
-        case ListOf():
-            return {"list": _to_plain(found_type.element)}
-        case StructOf():
-            return {"struct": {name: _to_plain(part) for name, part in found_type.fields.items()}}
-        case MapOf():
-            return {"map": _to_plain(found_type.value)}
-    return found_type
-
-
-def _from_plain(plain: Any) -> FoundType:
-    if isinstance(plain, dict):
-        if "list" in plain:
-            return ListOf(_from_plain(plain["list"]))
-        if "map" in plain:
-            return MapOf(_from_plain(plain["map"]))
-        return StructOf({name: _from_plain(part) for name, part in plain["struct"].items()})
-    return plain  # type: ignore[no-any-return]  # None or a name
