@@ -32,7 +32,8 @@ from bench.peer.records import KINDS, PARTITIONS, produce
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask, TargetTable
 from frazil.ingest.formats.json.decoder import JsonDecoder
-from frazil.ingest.kafka_columns import ColumnReader, compile_loop
+from frazil.ingest.kafka_columns import ColumnReader
+from frazil.ingest.kafka_loop import compile_loop
 from frazil.ingest.range_reader import DEFAULT_PROPERTIES, FIXED_PROPERTIES
 from frazil.ingest.stage import stage
 from frazil.ingest.table_writer import TableWriter

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from frazil.ingest.chunk import NULL
+from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.compiled import call64, call_with_outputs, compiled, load8, load32, load64, memcpy
-from frazil.ingest.range_reader import MAX_CHUNK_BYTES
+from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS
 from frazil.kafka.librdkafka import Message
 
 # Reasons why the loop stops.
@@ -183,3 +184,51 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
     at[VALUES_END], at[KEYS_END], at[ENDED] = values_end, keys_end, number_ended
     at[HEADERS_END] = headers_end
     return why
+
+
+class ChunkColumns:
+    def __init__(self, values_bytes: int, keys_bytes: int, headers_bytes: int) -> None:
+        self.values = np.empty(values_bytes, np.uint8)
+        self.keys = np.empty(keys_bytes, np.uint8)
+        self.headers = np.empty(headers_bytes, np.uint8)
+        self.value_places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.key_places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.header_places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.index = np.empty(MAX_CHUNK_RECORDS, np.int32)
+        self.places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+
+    def arrays(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
+        """Return the arrays in the order of the loop's arguments."""
+        of_values, of_keys = (self.values, self.value_places), (self.keys, self.key_places)
+        return (*of_values, *of_keys, self.headers, self.header_places, self.index, self.places)
+
+    def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int, headers_bytes: int) -> None:
+        self.values = _ensure_room(self.values, int(at[VALUES_END]), value_bytes + 1)
+        self.keys = _ensure_room(self.keys, int(at[KEYS_END]), key_bytes + 1)
+        self.headers = _ensure_room(self.headers, int(at[HEADERS_END]), headers_bytes)
+
+    def chunk(self, at: NDArray[np.int64]) -> RecordChunk:
+        count, end = at[RECORDS], at[HEADERS_END]
+        return RecordChunk(
+            BinaryColumn(self.values[: at[VALUES_END]], *self.value_places[:, :count]),
+            BinaryColumn(self.keys[: at[KEYS_END]], *self.key_places[:, :count]),
+            self.index[:count],
+            *self.places[:, :count],
+            headers=BinaryColumn(self.headers[:end], *self.header_places[:, :count]) if end else None,
+        )
+
+
+def _ensure_room(data: NDArray[np.uint8], end: int, more: int) -> NDArray[np.uint8]:
+    if end + more <= len(data):
+        return data
+    grown = np.empty(max(2 * len(data), end + more), np.uint8)
+    grown[:end] = data[:end]
+    return grown
+
+
+def compile_loop() -> None:
+    """Compile the loop, or load it from the cache."""
+    empty, no_words = ChunkColumns(0, 0, 0), np.zeros(0, np.int64)
+    where = (np.zeros((0, 3), np.int64), np.zeros(0, np.int32))
+    functions = [0] * len(FUNCTIONS)
+    copy_records(no_words, np.zeros(9, np.int64), *where, *where, *empty.arrays(), no_words, *functions)

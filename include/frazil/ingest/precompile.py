@@ -8,7 +8,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from frazil.ingest.binary_arrays import header_column
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.formats import PlainFormat, create_decoder
-from frazil.ingest.kafka_columns import compile_loop
+from frazil.ingest.kafka_loop import compile_loop
 
 COMPILED_FORMATS: tuple[PlainFormat, ...] = (
     "json",

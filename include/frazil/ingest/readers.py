@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.range_reader import RangeReader, RecordReader
+from frazil.ingest.range_reader import RecordReader
 from frazil.ingest.record_files import FileReader
 from frazil.ingest.sealing import Unsealer
 from frazil.offsets.spans import TopicPartition
@@ -45,10 +45,10 @@ def create_kafka_reader(
 
 
 class MultiPassReader(RecordReader):
-    """Reads the records `[start, end)` of each range once, with one `RangeReader` after another."""
+    """Reads the records `[start, end)` of each range once, with one `ColumnReader` after another."""
 
     def __init__(
-        self, open_ranges: Callable[[Sequence[OffsetRange]], RangeReader], ranges: Sequence[OffsetRange]
+        self, open_ranges: Callable[[Sequence[OffsetRange]], RecordReader], ranges: Sequence[OffsetRange]
     ) -> None:
         self._open_ranges = open_ranges
         self._ranges = ranges

@@ -27,12 +27,12 @@ from frazil.errors import (
     SpecError,
     TopicMissing,
 )
-from frazil.ingest import kafka_columns, range_reader, readers
+from frazil.ingest import kafka_columns, kafka_loop, readers
 from frazil.ingest.binary_arrays import header_column
 from frazil.ingest.chunk import RecordChunk, unpack_headers
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
-from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RangeReader
+from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS
 from frazil.kafka.librdkafka import ErrorCallback, Message, ThrottleCallback, librdkafka
 
 EOF = KafkaError._PARTITION_EOF
@@ -194,7 +194,7 @@ Read = tuple[Outcome, list[tuple[str, int]]]
 """And the topic-partitions that were given back."""
 
 
-def outcome(reader: RangeReader, ranges: Sequence[OffsetRange]) -> Outcome:
+def outcome(reader: ColumnReader, ranges: Sequence[OffsetRange]) -> Outcome:
     """All records, and the error that ended the reading."""
     records: list[Record] = []
     try:
@@ -330,7 +330,7 @@ def test_once_a_record_has_headers_that_its_bytes_did_not_say_each_is_requested(
 
 
 def test_headers_count_in_a_chunks_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 10)
+    monkeypatch.setattr(kafka_columns, "MAX_FETCH_RECORDS", 10)
     sizes: list[int] = []
 
     def counted(chunk: RecordChunk, _: object) -> list[Record]:
@@ -370,7 +370,7 @@ def test_a_partition_that_answers_with_errors_alone_is_unavailable() -> None:
 def test_an_end_that_moves_a_position_counts_as_progress_and_one_that_repeats_it_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 1)
+    monkeypatch.setattr(kafka_columns, "MAX_FETCH_RECORDS", 1)
     moved = [Sent("a", 0, n, error=EOF) for n in range(1, 101)]
     assert read(moved, [OffsetRange("a", 0, 0, 100)])[0] == ([], "")
     repeated = [Sent("a", 0, 1, error=EOF)] * 100 + [Sent("a", 0, 100, error=EOF)]
@@ -387,7 +387,7 @@ def test_records_that_nobody_requested_are_in_no_range() -> None:
 
 
 def test_keys_count_in_a_chunks_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_reader, "MAX_FETCH_RECORDS", 10)
+    monkeypatch.setattr(kafka_columns, "MAX_FETCH_RECORDS", 10)
     sizes: list[int] = []
     made = rows
 
@@ -501,7 +501,7 @@ def test_what_was_fetched_is_destroyed_once_where_reading_stops_in_the_middle() 
     library = MadeLibrary([Sent("a", 0, n, b"k", b"v", n) for n in range(300)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kafka_columns, "librdkafka", lambda: library)
-        patch.setattr(kafka_columns, "MAX_CHUNK_RECORDS", 100)
+        patch.setattr(kafka_loop, "MAX_CHUNK_RECORDS", 100)
         with ColumnReader({}, [OffsetRange("a", 0, 0, 300)]) as reader:
             assert len(next(iter(reader))) == 100
     assert library.all_destroyed_once()
