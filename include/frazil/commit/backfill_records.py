@@ -18,6 +18,7 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import msgspec
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
@@ -143,12 +144,7 @@ class BackfillMarker:
     def from_json(cls, raw: Mapping[str, Any]) -> BackfillMarker:
         if raw["format"] != FORMAT_VERSION:
             raise ValueError(f"format {raw['format']}, but this version of frazil reads format {FORMAT_VERSION}")
-        names = {f.name for f in dataclasses.fields(cls)}
-        batches = {int(epoch): last for epoch, last in raw["batches"].items()}
-        known = {k: v for k, v in raw.items() if k in names}
-        runs = {name: tuple(known.get(name, ())) for name in ("runs", "abandoned_runs")}
-        worker = Worker(*raw["worker"]) if raw.get("worker") else None
-        return cls(**{**known, **runs, "state": BackfillState(raw["state"]), "batches": batches, "worker": worker})
+        return msgspec.convert(raw, cls, str_keys=True)
 
 
 def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:

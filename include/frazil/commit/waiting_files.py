@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.table import Table
@@ -163,10 +164,8 @@ def drop_discarded(journals: Iterable[Journal], note: MissingTableNote | None) -
 
 def _parse_note(data: bytes) -> MissingTableNote | None:
     try:
-        raw = json.loads(data)
-        given_up = BatchKey(*raw["given_up"]) if raw["given_up"] else None
-        return MissingTableNote(raw["target"], raw["value"], raw["reason"], given_up)
-    except (ValueError, KeyError, TypeError):
+        return msgspec.json.decode(data, type=MissingTableNote)
+    except ValueError:
         return None
 
 
