@@ -257,8 +257,11 @@ class RoutedTables:
                 raise
             reason = explain_table_error(error)
             if target not in self.absent:
-                sentence = "table %s cannot be loaded or created: %s. Its rows wait next to the default table"
-                log.warning(sentence, target, reason)
+                log.warning(
+                    "table %s cannot be loaded or created: %s. Its rows wait next to the default table",
+                    target,
+                    reason,
+                )
             write_missing_table_note(self.tables, MissingTableNote(target, value, reason))
             self.absent[target] = reason
         else:
