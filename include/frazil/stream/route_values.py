@@ -1,4 +1,4 @@
-"""Which table each value of a route has, for writers, and for dry runs, which create no tables."""
+"""Maps the values of a route to tables, for writers and for dry runs. Dry runs create no tables."""
 
 from __future__ import annotations
 
