@@ -58,7 +58,7 @@ def valid_specs(folder: Path) -> list[StreamSpec]:
 
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that feed a table. Raises SpecError if there are none, or if an invalid file names it."""
+    """Return the streams that feed a table. Raises SpecError if none exists, or if an invalid file names it."""
     found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
     specs = find_feeding_streams((one.spec for one in found if one.spec is not None), table)
     unknown = any(one.spec is None and table in _read_text(one.path) for one in found)

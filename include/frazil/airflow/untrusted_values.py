@@ -47,8 +47,12 @@ def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
         else:
             published.add((event.partition_key, number))
     if foreign:
-        problem = "%d events of the asset %s were not sent by frazil and are ignored: %s"
-        log.warning(problem, len(foreign), asset, foreign[-1])
+        log.warning(
+            "%d events of the asset %s were not sent by frazil and are ignored: %s",
+            len(foreign),
+            asset,
+            foreign[-1],
+        )
     return frozenset(published)
 
 
@@ -71,8 +75,12 @@ def stored_number(store: AssetStore, key: str, *, limit: int = MAX_NUMBER) -> in
     value = store.get(key)
     number = _valid_number(value, limit)
     if value is not None and number is None:
-        problem = "ignoring %s in Airflow's store, because it is not an integer from 0 to %d: %s"
-        log.warning(problem, key, limit, _short_repr(value))
+        log.warning(
+            "ignoring %s in Airflow's store, because it is not an integer from 0 to %d: %s",
+            key,
+            limit,
+            _short_repr(value),
+        )
     return number
 
 

@@ -79,8 +79,10 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
         running = WriterApplication(name, folder, shared, application.fingerprint(), hosting, sinks)
 
         def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-            sentence = "%s: the application ends when each writer has committed its current batch"
-            log.info(sentence, signal.Signals(signum).name)
+            log.info(
+                "%s: the application ends when each writer has committed its current batch",
+                signal.Signals(signum).name,
+            )
             running.stop()
 
         signal.signal(signal.SIGTERM, stop)

@@ -39,9 +39,9 @@ from frazil.merge.contract import MergeRules
 from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps
 from frazil.offsets.tally import OffsetTally, Tallies, get_offsets
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import Route
 from frazil.spec.units import format_count
-from frazil.stream.routed_tables import RoutedTables, build_destinations, foreign_table_message
+from frazil.stream.route_values import RouteValues
+from frazil.stream.routed_tables import RoutedTables
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import load_catalog, open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import list_matching_names, load_route_tables
@@ -145,16 +145,12 @@ class BackfillRoute:
 
 
 @dataclasses.dataclass(slots=True)
-class PredictedRoute:
+class PredictedRoute(RouteValues):
     """The route of a stream in a dry run, which creates no tables. Missing tables get the default table's layout."""
 
-    spec: StreamSpec
-    route: Route
     found: Mapping[Target, Table]
     foreign: Collection[str]
     """Tables whose names match the template, although the template did not create them."""
-    targets: dict[str, Target]
-    refused: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def open(cls, spec: StreamSpec) -> PredictedRoute | None:
@@ -165,30 +161,26 @@ class PredictedRoute:
             found = load_route_tables(catalog, sinks)
             foreign = {*list_matching_names(catalog, sinks)} - found.keys()
         values = {name: sinks.find_value(name, table.properties) for name, table in found.items()}
-        made = {value: name for name, value in values.items() if value is not None}
-        return cls(spec, route, found, foreign, {**made, **sinks.by_value})
+        opened = cls(spec, route, found, foreign)
+        opened.targets.update({value: name for name, value in values.items() if value is not None})
+        opened.targets.update(sinks.by_value)
+        return opened
 
     def make(self, values: Collection[str]) -> None:
         """Add targets for new routing values, up to the route's limit."""
-        new = sorted(values - self.targets.keys() - self.refused.keys())
-        for value in new[: max(0, self.route.limit - self._made_count)]:
+        for value in self.find_new(values):
             target = self.route.derive_table_name(value)
             if target in self.foreign:
-                self.refused[value] = foreign_table_message(target)
+                self.refuse_foreign(value, target)
             else:
                 self.targets[value] = target
 
     def add_targets(self, context: StageContext) -> StageContext:
-        destinations = build_destinations(self.route, self.targets, self.refused, made_count=self._made_count)
         routed = {
             target: staged_target(self.spec, self.found[target], "") if target in self.found else context.main
             for target in self.targets.values()
         }
-        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
-
-    @property
-    def _made_count(self) -> int:
-        return len(self.targets.keys() - self.spec.sinks.by_value.keys())
+        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=self.destinations())
 
 
 def wait_for_routed_tables(tables: StreamTables) -> Marker:

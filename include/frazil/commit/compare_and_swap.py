@@ -337,8 +337,11 @@ def _swap_tables(
             continue
         except Exception as error:  # after any other error the outcome is unknown; the next attempt determines it
             if may_refuse_one_update(error) and rounds.withdraw_expiry():
-                what = "the catalog refuses a commit to %s that expires snapshots (%r): trying without"
-                log.warning(what, names, error)
+                log.warning(
+                    "the catalog refuses a commit to %s that expires snapshots (%r): trying without",
+                    names,
+                    error,
+                )
                 rounds.forget()
                 continue
             refusals.count_error(error, rounds.step, rounds.tables)

@@ -76,7 +76,8 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     unread = [] if pins.cursor is None else _uncounted_commits(main, pins.cursor)
     holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
     line = main[: max([plain, *(at + 1 for at in holds)])]
-    single = _referenced_snapshots(metadata, markers, pins, line=line, now_ms=now_ms)
+    referenced = _referenced_snapshots(metadata, markers, pins, main=main, now_ms=now_ms)
+    single = _kept_outside(line, metadata, referenced)
     held = {line[at].snapshot_id: holds.get(at, "an older snapshot must be kept") for at in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch_name(marker.stream)) for marker in markers)
@@ -162,11 +163,11 @@ def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], 
 
 
 def _referenced_snapshots(
-    metadata: TableMetadata, markers: Sequence[Marker], pins: Pins, *, line: Sequence[Snapshot], now_ms: int
+    metadata: TableMetadata, markers: Sequence[Marker], pins: Pins, *, main: Sequence[Snapshot], now_ms: int
 ) -> dict[int, str]:
-    """Return why snapshots outside main's kept history (`line`) are referenced, by snapshot id."""
+    """Return why snapshots are referenced, by snapshot id."""
     ours = {MAIN, *(open_branch_name(marker.stream) for marker in markers)}
-    reasons = dict(_branch_snapshots(metadata, ours, now_ms=now_ms))
+    reasons = dict(_branch_snapshots(metadata, main, ours, now_ms=now_ms))
     oldest_ms = now_ms - AUDIT_RETENTION // timedelta(milliseconds=1)
     young = [s for s in metadata.snapshots if s.timestamp_ms >= oldest_ms]
     kept = [s.snapshot_id for s in young if any(summary_value(s, key) for key in SUMMARY_ONLY_KEYS)]
@@ -174,6 +175,12 @@ def _referenced_snapshots(
     reasons |= dict.fromkeys(pins.signalled_snapshots, "a signal refers to it")
     reasons |= {marker.snapshot_id: f"it is the last commit of stream {marker.stream!r}" for marker in markers}
     reasons |= {ref.snapshot_id: f"{ref.snapshot_ref_type} {name} refers to it" for name, ref in metadata.refs.items()}
+    return reasons
+
+
+def _kept_outside(line: Sequence[Snapshot], metadata: TableMetadata, referenced: Mapping[int, str]) -> dict[int, str]:
+    """Return why snapshots outside main's kept history (`line`) are kept, by snapshot id."""
+    reasons = dict(referenced)
     for snapshot in (*line, *(s for s in metadata.snapshots if s.snapshot_id in reasons)):
         if waiting := summary_value(snapshot, OPEN_SNAPSHOT_KEY):
             reasons.setdefault(int(waiting), "a kept snapshot of main refers to it")
@@ -181,15 +188,17 @@ def _referenced_snapshots(
     return {found: why for found, why in reasons.items() if found in present}
 
 
-def _branch_snapshots(metadata: TableMetadata, ours: set[str], *, now_ms: int) -> Iterator[tuple[int, str]]:
+def _branch_snapshots(
+    metadata: TableMetadata, main: Sequence[Snapshot], ours: set[str], *, now_ms: int
+) -> Iterator[tuple[int, str]]:
     """Yield snapshots of other users' branches: not in main, or within the branch's own retention."""
-    main = {snapshot.snapshot_id for snapshot in ancestors(metadata)}
+    in_main = {snapshot.snapshot_id for snapshot in main}
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue
         for at, snapshot in enumerate(ancestors(metadata, name)):
             young = ref.max_snapshot_age_ms and now_ms - snapshot.timestamp_ms <= ref.max_snapshot_age_ms
-            if snapshot.snapshot_id not in main or young or at < (ref.min_snapshots_to_keep or 0):
+            if snapshot.snapshot_id not in in_main or young or at < (ref.min_snapshots_to_keep or 0):
                 yield snapshot.snapshot_id, f"branch {name} contains it"
 
 

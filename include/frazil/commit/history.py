@@ -92,8 +92,8 @@ def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
 def newest_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
     """Return the time of the stream's newest reset in main, if its snapshot has not expired."""
     for snapshot in ancestors(metadata):
-        summary = snapshot.summary
-        if summary and summary.get("frazil.operation") == "reset" and summary.get("frazil.stream") == stream:
+        is_reset = summary_value(snapshot, "frazil.operation") == "reset"
+        if is_reset and summary_value(snapshot, "frazil.stream") == stream:
             return snapshot.timestamp_ms
     return None
 
@@ -144,8 +144,8 @@ def first_offsets(
 def published_snapshots(metadata: TableMetadata, stream: str) -> Iterator[Snapshot]:
     """Yield the commits of the stream's replays and backfills in main, newest first."""
     for snapshot in ancestors(metadata):
-        summary = snapshot.summary
-        if summary and summary.get("frazil.backfill-stream") == stream and summary.get("frazil.records") is not None:
+        of_stream = summary_value(snapshot, "frazil.backfill-stream") == stream
+        if of_stream and summary_value(snapshot, "frazil.records") is not None:
             yield snapshot
 
 

@@ -303,8 +303,11 @@ class JournalStore:
         old = self._delete_folded(settled[: max(len(settled) - keep, 0)])
         for group in split_records(old, lambda key: self._read_to_fold(key, marker.stream), limit=limit):
             if not self._folded.write(group):
-                what = "cannot fold %d commit records of stream %r: an object with the same name contains other records"
-                log.warning(what, len(group), marker.stream)
+                log.warning(
+                    "cannot fold %d commit records of stream %r: an object with the same name contains other records",
+                    len(group),
+                    marker.stream,
+                )
                 return
             if forgotten():
                 self._folded.delete(group)

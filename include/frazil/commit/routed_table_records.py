@@ -97,8 +97,12 @@ def find_renamed_table(
         except NoSuchTableError:  # it was renamed once more
             continue
         except Exception as error:  # catalogs' clients raise anything; the other names may still match
-            what = "cannot load table %s to check whether it is the renamed table %s: %s"
-            log.warning(what, name, record.target, format_error(error))
+            log.warning(
+                "cannot load table %s to check whether it is the renamed table %s: %s",
+                name,
+                record.target,
+                format_error(error),
+            )
             continue
         if not record.is_other_table(table):
             return name

@@ -76,12 +76,18 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
         try:
             return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
         except NoSuchTableError:
-            what = "table %s was dropped or renamed, so failed batches leave files in its folder: see `frazil route %s`"
-            log.warning(what, target, tables.stream)
+            log.warning(
+                "table %s was dropped or renamed, so failed batches leave files in its folder: see `frazil route %s`",
+                target,
+                tables.stream,
+            )
             return 0
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
-            what = "cannot delete files of failed batches of table %s; the next start tries again: %s"
-            log.warning(what, target, format_error(error))
+            log.warning(
+                "cannot delete files of failed batches of table %s; the next start tries again: %s",
+                target,
+                format_error(error),
+            )
             return 0
 
     return sum(run_in_parallel(sweep_target, sorted(tables.routed)))
@@ -231,8 +237,11 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
             if _is_merged(journal, target) and (kept := _committed_files_to_keep(journal, swept)) is not None:
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        what = "cannot delete merged change files of table %s; the next start tries again: %s"
-        log.info(what, target, format_error(error))
+        log.info(
+            "cannot delete merged change files of table %s; the next start tries again: %s",
+            target,
+            format_error(error),
+        )
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:

@@ -119,8 +119,11 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
         table = tables.handle(target).current()
         tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
-        what = "cannot delete the waiting files of table %s; the next start tries again: %s"
-        log.info(what, target, format_error(error))
+        log.info(
+            "cannot delete the waiting files of table %s; the next start tries again: %s",
+            target,
+            format_error(error),
+        )
 
 
 def sweep_waiting_files(

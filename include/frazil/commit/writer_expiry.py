@@ -158,8 +158,11 @@ class WriterExpiry:
         try:
             self._delete_files(table, delete_before_ms)
         except Exception as error:
-            what = "cannot delete metadata of expired snapshots of table %s: %r; the orphan cleanup deletes it"
-            log.warning(what, name, error)
+            log.warning(
+                "cannot delete metadata of expired snapshots of table %s: %r; the orphan cleanup deletes it",
+                name,
+                error,
+            )
 
     def _plan(self, table: Table) -> None:
         pins, metadata = self.read_pins(), table.metadata

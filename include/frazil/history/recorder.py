@@ -87,8 +87,11 @@ class Recorder:
             self._write(now_ms)
         except Exception as error:  # storages raise what their clients raise
             if self._failed_ms is None:
-                text = "stream %s: cannot write its history; keeping it in memory and retrying: %s"
-                log.warning(text, self.stream, error)
+                log.warning(
+                    "stream %s: cannot write its history; keeping it in memory and retrying: %s",
+                    self.stream,
+                    error,
+                )
             self._failed_ms = now_ms
         else:
             self._failed_ms, self._written_ms = None, now_ms

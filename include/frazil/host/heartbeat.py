@@ -101,3 +101,7 @@ class Heartbeat:
         raw = exchange.read(NAME)
         # Skips additions of later versions, whose writers may run next to this reader during an upgrade.
         return None if raw is None else msgspec.convert(raw, cls)
+
+
+# msgspec describes a class when it is first used, and crashes if two threads do this at once.
+msgspec.json.Decoder(Heartbeat)

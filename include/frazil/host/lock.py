@@ -136,3 +136,7 @@ def read_launch(folder: Path) -> Launch | None:
         else:
             return None if found is None else msgspec.convert(found, Launch)
     return None
+
+
+# msgspec describes a class when it is first used, and crashes if two threads do this at once.
+msgspec.json.Decoder(Launch)

@@ -53,3 +53,7 @@ def _read_records() -> Iterator[tuple[Path, PageServer | None]]:
 
 def _folder() -> Path:
     return home() / "page" / "servers"
+
+
+# msgspec describes a class when it is first used, and crashes if two threads do this at once.
+msgspec.json.Decoder(PageServer)

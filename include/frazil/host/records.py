@@ -143,3 +143,9 @@ def read_notes(folder: Path) -> SupervisorNotes:
 
 def write_notes(folder: Path, notes: SupervisorNotes) -> None:
     replace_json(folder / SUPERVISOR_FILE, dataclasses.asdict(notes))
+
+
+# msgspec describes a class when it is first used, and crashes if two threads do this at once.
+msgspec.json.Decoder(SupervisionTimes)
+msgspec.json.Decoder(ExitRecord)
+msgspec.json.Decoder(SupervisorNotes)

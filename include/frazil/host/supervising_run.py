@@ -87,3 +87,7 @@ def read_active_given_up(stream: str, observation: Observation) -> GivenUp | Non
     if given_up is None or observation.process.is_alive:
         return None
     return given_up if observation.launch is None or observation.launch.id == given_up.subject else None
+
+
+# msgspec describes a class when it is first used, and crashes if two threads do this at once.
+msgspec.json.Decoder(SupervisingRun)

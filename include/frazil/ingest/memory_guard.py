@@ -27,7 +27,8 @@ def private_memory() -> int:
 def limit_memory(growth: int) -> Iterator[None]:
     """Let allocations fail after the process's private memory has grown by `growth` bytes. Only Linux has this limit.
 
-    Guards of several threads share the highest limit.
+    Guards of several threads share the highest limit. Allocations of other threads may fail too: librdkafka then aborts
+    the process, and the task's next attempt decodes in a process without librdkafka's threads.
     """
     if not (used := private_memory()):
         yield

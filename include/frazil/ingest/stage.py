@@ -81,8 +81,11 @@ def stage(
         return run(with_trial=False)
     except PossibleRecordError as suspect:
         cause = to_safe_error(suspect.error, context)
-        text = "task %d failed. It runs again and writes each chunk in memory first, to find a record that causes this"
-        log.warning(text, task.index, exc_info=cause)
+        log.warning(
+            "task %d failed. It runs again and writes each chunk in memory first, to find a record that causes this",
+            task.index,
+            exc_info=cause,
+        )
     try:
         return run(with_trial=True)
     except PossibleRecordError as suspect:

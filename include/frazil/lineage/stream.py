@@ -92,8 +92,11 @@ class StreamLineage:
             self._write(now_ms)
         except Exception as error:  # transports raise what their clients raise
             if self._failed_ms is None:
-                text = "stream %s: cannot send its events to the OpenLineage backend; will retry: %s"
-                log.warning(text, self._stream, error)
+                log.warning(
+                    "stream %s: cannot send its events to the OpenLineage backend; will retry: %s",
+                    self._stream,
+                    error,
+                )
             self._failed_ms = now_ms
         else:
             self._failed_ms = None

@@ -207,9 +207,8 @@ class DataFileReader:
             if (text := self.constants.get(wanted.field_id)) is not None:
                 assert isinstance(wanted.field_type, PrimitiveType)
                 fields[place] = wanted.model_copy(update={"required": False})
-                value: Any = from_bytes(wanted.field_type, base64.b64decode(text))
-                is_uuid, kind = isinstance(value, uuid.UUID), schema_to_pyarrow(wanted.field_type)
-                values[place] = pa.scalar(value.bytes, pa.binary(16)) if is_uuid else pa.scalar(value, kind)
+                value = from_bytes(wanted.field_type, base64.b64decode(text))
+                values[place] = pa.scalar(value, schema_to_pyarrow(wanted.field_type))
             elif wanted.required:
                 raise SchemaIncompatible(
                     f"{self.path} does not have the column {wanted.name}, which the table requires. Another program "

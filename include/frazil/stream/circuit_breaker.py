@@ -102,8 +102,12 @@ def _read(tables: StreamTables) -> AcceptedRejects | None:
         source = SourceIdentity(raw["cluster-id"], raw["topic-ids"])
         return AcceptedRejects(flatten_topics(raw["offsets"]), source, raw["by"], raw["reason"], raw["at-ms"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = "%s is malformed (%r), so no rejected record counts as accepted. Run `frazil resume %s --accept` again"
-        log.warning(what, _path(tables), error, tables.stream)
+        log.warning(
+            "%s is malformed (%r), so no rejected record counts as accepted. Run `frazil resume %s --accept` again",
+            _path(tables),
+            error,
+            tables.stream,
+        )
         return None
 
 

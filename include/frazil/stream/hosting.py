@@ -254,8 +254,11 @@ class RecordFolding:
         try:
             self.fold()
         except Exception as error:  # catalogs and storages raise anything, and the next run tries again
-            what = "cannot combine old commit records of stream %r: %r; no data is affected, and this is retried later"
-            log.warning(what, self.spec.name, error)
+            log.warning(
+                "cannot combine old commit records of stream %r: %r; no data is affected, and this is retried later",
+                self.spec.name,
+                error,
+            )
 
     def _run(self) -> None:
         while True:

@@ -36,14 +36,15 @@ from frazil.commit.waiting_files import (
     write_missing_table_note,
 )
 from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, format_error
-from frazil.ingest.contract import Destinations, StageContext, Target, TargetTable
+from frazil.ingest.contract import StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
-from frazil.spec.route import Route, value_property
+from frazil.spec.route import value_property
 from frazil.spec.sinks import Sinks
 from frazil.spec.units import format_count
 from frazil.stream.dropped_tables import describe_dropped_table, has_other_route_value
 from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evolve_table
+from frazil.stream.route_values import RouteValues
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
 from frazil.table.declared import declare_routed_table, list_matching_names, table_identifier
@@ -139,24 +140,6 @@ def _table_ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> st
     )
 
 
-def build_destinations(
-    route: Route, targets: Mapping[str, Target], refused: Mapping[str, str], *, made_count: int
-) -> Destinations:
-    """Return how rows are assigned to tables. `made_count` is the number of tables that the template has created."""
-    full = (
-        f"route.limit is {route.limit}, and the writer has created that many tables. Raise it, or give the value a "
-        "table in route.tables; then replay its dead letters"
-    )
-    return Destinations.of(route, targets, refused=refused, full=full if made_count >= route.limit else "")
-
-
-def foreign_table_message(identifier: str) -> str:
-    return (
-        f"{identifier} exists, but was not created for this value. To write the rows there, add the table to "
-        "route.tables"
-    )
-
-
 def _run_many(action: Callable[[str], None], names: Sequence[str]) -> None:
     if names:
         with ThreadPoolExecutor(min(MAX_PARALLEL_COMMITS, len(names)), "route") as pool:
@@ -164,21 +147,15 @@ def _run_many(action: Callable[[str], None], names: Sequence[str]) -> None:
 
 
 @dataclass(slots=True)
-class RoutedTables:
+class RoutedTables(RouteValues):
     """The tables of one stream's route, as known to its writer. Rows for tables in `absent` wait."""
 
-    spec: StreamSpec
-    route: Route
     catalog: Catalog
     tables: StreamTables
     behind: Mapping[Target, LaggingTable] = field(default_factory=dict)
     """Tables that are missing rows."""
-    targets: dict[str, Target] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
     absent: dict[Target, str] = field(default_factory=dict)
     _recorded: set[Target] = field(default_factory=set)
-    _unread: set[Target] = field(default_factory=set)
-    """Tables of the template that could not be loaded. Their route values are unknown."""
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
     """Each table's layout, and the location of the metadata from which the layout was made."""
     sinks: Sinks = field(init=False)
@@ -208,21 +185,16 @@ class RoutedTables:
             "the route of stream %r has %s", self.spec.name, format_count(len(set(self.targets.values())), "table")
         )
 
-    @property
-    def made_count(self) -> int:
-        """Number of tables that the template has created, or may have created."""
-        return len(self.targets.keys() - self.sinks.by_value.keys()) + len(self._unread - set(self.targets.values()))
-
     def _retry_unread(self, default_marker: Marker) -> None:
         """Load the template's unread tables again, even for disallowed values. Rows of tables that stay unread wait."""
-        names = sorted(self._unread & self._recorded)
+        names = sorted(self.unread & self._recorded)
         records = filter(None, run_in_parallel(lambda name: read_table_record(self.tables, name), names))
         values = [m.value for m in records if m.value is not None and self.route.derive_table_name(m.value) == m.target]
         _run_many(lambda value: self._try_create(value, default_marker), [v for v in values if v not in self.targets])
 
     def _values_of_dropped(self) -> list[str]:
         """Return the route values of dropped tables that an operator must decide about."""
-        known = {*self.targets.values(), *self._unread}
+        known = {*self.targets.values(), *self.unread}
         names = [n for n in sorted(self._recorded - known) if self.sinks.matches_template(n)]
         found = (read_table_record(self.tables, name) for name in names)
         return [m.value for m in found if m and m.value is not None and self.sinks.includes(m.target, m.value)]
@@ -257,8 +229,11 @@ class RoutedTables:
                 raise
             reason = explain_table_error(error)
             if target not in self.absent:
-                sentence = "table %s cannot be loaded or created: %s. Its rows wait next to the default table"
-                log.warning(sentence, target, reason)
+                log.warning(
+                    "table %s cannot be loaded or created: %s. Its rows wait next to the default table",
+                    target,
+                    reason,
+                )
             write_missing_table_note(self.tables, MissingTableNote(target, value, reason))
             self.absent[target] = reason
         else:
@@ -281,7 +256,7 @@ class RoutedTables:
                 table = self._load(identifier)
             except Exception as error:  # catalogs' clients raise anything; its record has the table's value
                 log.warning("table %s cannot be loaded: %s", identifier, format_error(error))
-                self._unread.add(identifier)
+                self.unread.add(identifier)
                 return
             if table is None:
                 return
@@ -293,10 +268,8 @@ class RoutedTables:
         _run_many(load_made, list_matching_names(self.catalog, self.sinks))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
-        new = sorted({value for value in values if value not in self.targets and value not in self.refused})
-        new = new[: max(0, self.route.limit - self.made_count)]
         with translate_catalog_errors(self.catalog.name):
-            _run_many(lambda value: self._try_create(value, default_marker), new)
+            _run_many(lambda value: self._try_create(value, default_marker), self.find_new(values))
 
     def _try_create(self, value: str, default_marker: Marker) -> None:
         identifier = self.route.derive_table_name(value)
@@ -311,7 +284,7 @@ class RoutedTables:
         table = self._load_or_create_table(identifier, value)
         if table.properties.get(value_property(self.spec.name)) != value:
             self.targets.pop(value, None)
-            self.refused[value] = foreign_table_message(identifier)
+            self.refuse_foreign(value, identifier)
             return
         self._prepare_table(table, value, default_marker)
         self.targets[value] = identifier
@@ -372,7 +345,6 @@ class RoutedTables:
 
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the context with the routed tables. Rows for absent tables are written next to the default table."""
-        destinations = build_destinations(self.route, self.targets, self.refused, made_count=self.made_count)
         waiting_layout = dataclasses.replace(context.main, folder=self.tables.waiting_folder(key))
         values = self._made_values()
         routed = {
@@ -381,7 +353,7 @@ class RoutedTables:
             else self._try_layout(target, values.get(target), key) or waiting_layout
             for target in sorted(set(self.targets.values()))
         }
-        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=destinations)
+        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=self.destinations())
 
     def _try_layout(self, target: Target, value: str | None, key: BatchKey) -> TargetTable | None:
         found = list[TargetTable]()

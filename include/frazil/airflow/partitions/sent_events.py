@@ -97,11 +97,12 @@ def _list_sent_signals(asset: Asset, context: Context, *, since: datetime | None
     try:
         return read_sent_signals(events.after(since.isoformat()) if since else events, asset.name)
     except Exception as error:  # AirflowRuntimeError from a server, or what `dag.test()` makes of it
-        problem = (
+        log.warning(
             "Airflow cannot list the events of the asset %s: %s. Probably a run started by one of them is queued. "
-            "Using the records of the tasks that sent the events"
+            "Using the records of the tasks that sent the events",
+            asset.name,
+            error,
         )
-        log.warning(problem, asset.name, error)
         return _read_recorded_signals(asset, context)
 
 

@@ -243,12 +243,13 @@ def _are_equal(b: Octets, text: Octets, one: int, other: int, words: Numbers) ->
     length = words[one + 1]
     if length != words[other + 1]:
         return False
-    s, t = words[one], words[other]
-    for q in range(length - 1, -1, -1):  # from the end, because keys often have a common prefix
+    s, t, q = words[one], words[other], length - 1
+    for following in range(length):  # begins with the last byte, because keys often have a common prefix
         x = b[s + q] if s >= 0 else text[q - s - 1]
         y = b[t + q] if t >= 0 else text[q - t - 1]
         if x != y:
             return False
+        q = following
     return True
 
 
