@@ -263,6 +263,13 @@ def test_a_protobuf_message_without_a_required_value_is_a_dead_letter() -> None:
             "schema.x.as: 'json' cannot be used for a column",
         ),
         ({"x": JSON}, {"form": "csv"}, "schema.x.as: 'json' needs fields with types, but source.format is csv"),
+        ({"x": "variant"}, {}, "schema.x: 'variant' needs format version 3; set table.properties.format-version: 3"),
+        ({"x": {"type": "variant", "as": "json"}}, {}, "schema.x.as: 'json' is not needed for a variant"),
+        ({"x": "variant"}, {"form": "csv"}, "schema.x: 'variant' needs fields with types, but source.format is csv"),
+        ({"x": "variant"}, {"mode": "upsert", "key": "id"}, "schema.x: 'variant' cannot be used with mode: upsert"),
+        ({"x": "variant"}, {"partition-by": ["x"]}, "'x' cannot be"),
+        ({"x": "variant"}, {"sort-by": ["x"]}, "'x' cannot be"),
+        ({"x": "variant"}, {"sensitive": {"fields": {"x": "mask"}}}, "needs a string, but the column is variant"),
     ],
 )
 def test_what_cannot_be_kept_as_json_is_refused(schema: dict[str, Any], more: dict[str, Any], message: str) -> None:
