@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from decimal import Decimal, localcontext
 from math import inf, isnan
+from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,10 +21,16 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import BinaryType, LongType, NestedField, StructType, TimestamptzType
 from pyspark.sql.types import VariantVal
 
-from frazil.ingest.contract import TargetTable
+from frazil.ingest.chunk import RecordChunk
+from frazil.ingest.contract import OffsetRange, TargetTable
+from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.parquet import Encodings, FileLayout, ParquetFile
+from frazil.ingest.shaper import Shaper
 from frazil.ingest.variants import MAX_TEXT_BYTES, VariantEncoder
 from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.spec.iceberg import table_schema
+from frazil.spec.load import validate_stream
+from tests.unit.ingest.test_transform import context_of
 
 SCHEMA = Schema(NestedField(1, "n", LongType(), required=False), NestedField(2, "v", VariantType(), required=False))
 
@@ -252,3 +260,29 @@ def test_only_the_column_is_annotated_and_not_its_namesakes(field_id: int, requi
         f"  {kind} group field_id={field_id} v (Variant(1)) {{",
         f"  optional group field_id=2 {'é' * 70} (Variant(1)) {{",
     ]
+
+
+@pytest.mark.parametrize("keeps_json", [False, True])
+def test_a_record_whose_value_no_variant_stores_becomes_a_dead_letter(keeps_json: bool) -> None:
+    declared = {
+        "name": "s",
+        "source": {"topics": ["t"], "bootstrap-servers": "broker:9092"},
+        "table": {"identifier": "a.b", "properties": {"format-version": 3}},
+        "schema": {"v": "variant"},
+        "event-time": "kafka_timestamp",
+    }
+    spec = validate_stream(declared, Path("s.yaml"))
+    texts = ['{"a": 1}', '{"a": 1, "a": 2}', None, "[1]"]
+    decoded = pa.table([pa.array(texts, pa.large_string())], ["v"])
+    shape = Shaper(
+        context_of(spec),
+        table_schema(spec),
+        [OffsetRange("t", 0, 0, 4)],
+        decode=lambda chunk: DecodedChunk(decoded, np.arange(len(chunk))),
+        keeps_json=keeps_json,
+    )
+    found = shape(RecordChunk.of_values([b""] * 4))
+    assert [(r.index, r.error_class) for r in found.rejections] == [(1, "TypeMismatch")]
+    assert found.record_indexes.tolist() == [0, 2, 3]
+    values = found.rows["v"].to_pylist()
+    assert values == ['{"a": 1}', None, "[1]"] if keeps_json else [*map(read, values)] == [{"a": 1}, None, [1]]
