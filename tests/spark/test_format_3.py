@@ -301,6 +301,7 @@ def test_frazil_opens_a_table_in_which_spark_shredded_variants(spark: Any, world
     sql(spark, f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('write.parquet.shred-variants' = 'true')")
     values = """SELECT ts, name, kafka_partition, kafka_offset + 1000, parse_json('{"a": 1}')"""
     sql(spark, f"INSERT INTO {TABLE} {values} FROM {TABLE}")
+    assert any("typed_value" in str(pq.read_metadata(path).schema) for path in world.parquet_files())
     write(world, committer, end)
     assert [offset for _, offset in world.rows()] == [*range(2 * end), *range(1000, 1000 + end)]
     found = sql(spark, f"SELECT variant_get(v, '$.a', 'int') FROM {TABLE} WHERE kafka_offset >= 1000").collect()
