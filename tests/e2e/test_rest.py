@@ -12,8 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
+from pyspark.sql.types import VariantVal
 
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
@@ -232,3 +234,21 @@ def test_columns_that_evolution_adds_are_cast_as_the_stream_says(stream: Any) ->
     stream.catch_up()
     assert rows(stream, "gate") == [(0, 1), (1, 2)]
     assert (stream.table().current_snapshot().summary or {})["frazil.cast"] == "1"
+
+
+def test_any_value_is_kept_as_a_variant(keeping: Callable[[str], Any]) -> None:
+    stream = keeping("")
+    path = stream.streams / f"{stream.name}.yaml"
+    declared = yaml.safe_load(path.read_text())
+    declared["schema"] |= {"raw": "variant", "other": "variant"}
+    declared["table"] = {"identifier": declared["table"], "properties": {"format-version": 3}}
+    path.write_text(yaml.safe_dump(declared))
+    values = [{"b": [1, None, 2.5]}, "text", None, 10**30, {"deep": {"a": "x" * 100_000}}]
+    stream.produce([record(n, raw=value, more=n) for n, value in enumerate(values)])
+    stream.produce([record(5, raw={"a": 1}).replace(b'"a": 1', b'"a": 1, "a": 2'), record(6)])
+    stream.catch_up()
+    assert sorted(stream.table().scan(selected_fields=("id",)).to_arrow()["id"].to_pylist()) == [0, 1, 2, 3, 4, 6]
+    files = [task.file.file_path.removeprefix("file://") for task in stream.table().scan().plan_files()]
+    found = [row for file in files for row in pq.read_table(file).to_pylist()]
+    kept = {row["id"]: [part and VariantVal(**part).toPython() for part in (row["raw"], row["other"])] for row in found}
+    assert kept == {**{n: [value, {"more": n}] for n, value in enumerate(values)}, 6: [None, None]}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import FileFormat
@@ -16,9 +21,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, PrimitiveType, StringType, TimestampNanoType, TimestamptzNanoType
 
 from frazil.commit.committer import Committer
+from frazil.ingest.variants import VariantEncoder
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
+from frazil.pyiceberg_fixes.variant import VariantType
 from frazil.table.catalogs import load_catalog
 from tests.unit.commit.conftest import FaultyCatalog, World, new_world
 from tests.unit.commit.upserts import BY_REGION, UpsertWorld, maintained, upsert_world
@@ -239,12 +246,63 @@ def test_spark_reads_no_column_of_a_table_with_nanoseconds(spark: Any, shared_ho
     catalog.drop_table(f"demo.with_{kind}")
 
 
-def test_spark_writes_variants_and_pyiceberg_cannot_open_their_table(spark: Any, shared_home: Path) -> None:  # noqa: ARG001
-    """frazil refuses the type until PyIceberg knows it."""
-    load_catalog(None).create_namespace_if_not_exists("demo")
-    spark.sql("CREATE TABLE default.demo.varied (v variant) USING iceberg TBLPROPERTIES ('format-version' = '3')")
-    spark.sql("""INSERT INTO default.demo.varied SELECT parse_json('{"a": 1}')""")
-    assert spark.sql("SELECT variant_get(v, '$.a', 'int') FROM default.demo.varied").first()[0] == 1
-    with pytest.raises(Exception, match="Unsupported field type: 'variant'"):
-        load_catalog(None).load_table("demo.varied")
-    spark.sql("DROP TABLE default.demo.varied")
+VARIANTS: list[Any] = [
+    {"b": 1, "a": {"é": [1.5, None, "x" * 100], "": {}}},
+    [2**63 - 1, -(2**63), 2**63, 10**37, 1e300, 0.1, -7],
+    {f"key {n}": n for n in range(300)},
+    json.loads('{"a":[' * 50 + "7" + "]}" * 50),
+    {"big": "y" * 1_000_000},
+    "text",
+    True,
+    None,
+]
+
+
+def variants(spark: Any) -> list[Any]:
+    return [row.v and row.v.toPython() for row in sql(spark, f"SELECT v FROM {TABLE} ORDER BY kafka_offset").collect()]
+
+
+def test_spark_reads_variants_before_and_after_it_compacts_them(spark: Any, world: World) -> None:
+    committer = world.begin()
+    with world.load().update_schema() as update:
+        update.add_column("v", VariantType())
+    texts = [None if value is None else json.dumps(value) for value in VARIANTS]
+    encoded = VariantEncoder(world.load().schema())(
+        pa.Table.from_pydict({name: [None] * len(texts) for name in ("ts", "name", "kafka_partition", "kafka_offset")})
+        .append_column("v", pa.array(texts, pa.large_string()))
+    )  # fmt: skip
+    groups = encoded[0]["v"].to_pylist()
+    write_rows = world._write
+    world._write = lambda table, key, target, rows: write_rows(  # type: ignore[method-assign]
+        table, key, target, [{**row, "v": groups[row["kafka_offset"]]} for row in rows]
+    )
+    world.run(committer, {0: (0, 3)})
+    world.run(committer, {0: (3, len(VARIANTS))})
+
+    parsed = json.loads(json.dumps(VARIANTS), parse_float=lambda text: float(text) if "e" in text else Decimal(text))
+    assert variants(spark) == parsed
+    for name, wanted in (("$.b", 1), ("$.a.é[2]", "x" * 100), ("$.none", None)):
+        kind = "int" if wanted == 1 else "string"
+        found = sql(spark, f"SELECT variant_get(v, '{name}', '{kind}') FROM {TABLE} WHERE kafka_offset = 0").first()
+        assert found[0] == wanted
+    (path,) = [path for path in world.parquet_files() if pq.read_metadata(path).num_rows == 3]
+    (by_duckdb,) = duckdb.sql(f"SELECT v::JSON FROM '{path}' WHERE kafka_offset = 0").fetchall()
+    assert json.loads(by_duckdb[0]) == VARIANTS[0]
+
+    sql(spark, "CALL default.system.rewrite_data_files(table => 'demo.events', options => map('rewrite-all', 'true'))")
+    assert variants(spark) == parsed
+    assert [offset for _, offset in world.rows(row_filter="kafka_offset > 2")] == [*range(3, len(VARIANTS))]
+
+
+def test_frazil_opens_a_table_in_which_spark_shredded_variants(spark: Any, world: World) -> None:
+    committer = world.begin()
+    end = write(world, committer, 0)
+    sql(spark, f"ALTER TABLE {TABLE} ADD COLUMN v variant")
+    sql(spark, f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('write.parquet.shred-variants' = 'true')")
+    values = """SELECT ts, name, kafka_partition, kafka_offset + 1000, parse_json('{"a": 1}')"""
+    sql(spark, f"INSERT INTO {TABLE} {values} FROM {TABLE}")
+    assert any("typed_value" in str(pq.read_metadata(path).schema) for path in world.parquet_files())
+    write(world, committer, end)
+    assert [offset for _, offset in world.rows()] == [*range(2 * end), *range(1000, 1000 + end)]
+    found = sql(spark, f"SELECT variant_get(v, '$.a', 'int') FROM {TABLE} WHERE kafka_offset >= 1000").collect()
+    assert [row[0] for row in found] == [1] * end

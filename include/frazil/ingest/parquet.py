@@ -34,6 +34,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of s
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
+from frazil.ingest.variant_files import annotated_footer, group_schema, map_statistics, variant_columns
 
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""
@@ -188,18 +189,21 @@ def _parse(
     version = properties.get(ENCODINGS_PROPERTY, "v1")
     if version not in ("v1", "v2"):
         raise SpecError(f"table property {ENCODINGS_PROPERTY}: {version!r} is not v1 or v2")
+    statistics, column_ids = map_statistics(
+        schema, compute_statistics_plan(schema, properties), parquet_path_to_id_mapping(schema)
+    )
     return FileLayout(
         target=target,
         schema=schema,
         spec=spec,
         order=SortOrder.model_validate_json(texts[2]),
-        arrow_schema=schema_to_pyarrow(schema, include_field_ids=True),
+        arrow_schema=group_schema(schema_to_pyarrow(schema, include_field_ids=True), variant_columns(schema)),
         row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", 128 * 2**20),
         row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", 1_048_576),
         allows_v2=(version == "v2"),
         writer_options=_writer_options(properties),
-        statistics=compute_statistics_plan(schema, properties),
-        column_ids=parquet_path_to_id_mapping(schema),
+        statistics=statistics,
+        column_ids=column_ids,
         partition_types=tuple(field.field_type for field in spec.partition_type(schema).fields),
         content=content,
     )
@@ -266,9 +270,12 @@ class ParquetFile:
 
     def close(self) -> StagedFile:
         self._writer.close()
+        layout = self._layout
+        if names := variant_columns(layout.schema):
+            columns = pa.schema([layout.arrow_schema.field(name) for name in names])
+            self._stream.write(annotated_footer(self._writer.writer.metadata, columns))
         size = self.bytes
         self._stream.close()
-        layout = self._layout
         statistics = data_file_statistics_from_parquet_metadata(
             self._writer.writer.metadata, dict(layout.statistics), dict(layout.column_ids)
         ).to_serialized_dict()

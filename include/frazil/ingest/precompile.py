@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
@@ -9,6 +10,8 @@ from frazil.ingest.binary_arrays import header_column
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.formats import PlainFormat, create_decoder
 from frazil.ingest.kafka_loop import compile_loop
+from frazil.ingest.variants import VariantEncoder
+from frazil.pyiceberg_fixes.variant import VariantType
 
 COMPILED_FORMATS: tuple[PlainFormat, ...] = (
     "json",
@@ -24,6 +27,8 @@ def main() -> None:
     compile_loop()
     schema = Schema(NestedField(1, "s", StringType()), NestedField(2, "l", LongType()))
     header_column(BinaryColumn.nulls(1), "h", 1)
+    variants = pa.table({"v": pa.array(["{}"], pa.large_string())})
+    VariantEncoder(Schema(NestedField(1, "v", VariantType())))(variants)
     for plain in COMPILED_FORMATS:
         create_decoder(plain, schema, {})(RecordChunk.of_values([b'{"s":"x","l":1}']))
 

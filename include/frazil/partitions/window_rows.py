@@ -19,6 +19,7 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import NestedField, PrimitiveType
 
+import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.spec.iceberg import filter_between

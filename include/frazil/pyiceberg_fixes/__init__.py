@@ -6,7 +6,8 @@ would store the wrong values. `data_files` also patches the values of data files
 below 0.0, so readers would skip a manifest with such a partition.
 
 PyIceberg refuses to write metadata of format version 3, and omits `next-row-id` from new metadata. It ignores the
-fields that version 3 adds to manifests and manifest lists. It does not check a snapshot's sequence number.
+fields that version 3 adds to manifests and manifest lists. It does not check a snapshot's sequence number. It does not
+know the type `variant` (see `variant`).
 
 gcsfs 2026.10 asks a gRPC service for the kind of a bucket, once for each client. If the service does not answer, each
 call on an object waits for a minute. frazil does not need the kind.
@@ -30,6 +31,8 @@ from pyiceberg.table import delete_file_index
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AddSnapshotUpdate, _apply_table_update, _TableMetadataUpdateContext
+
+import frazil.pyiceberg_fixes.variant  # noqa: F401
 
 
 def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:

@@ -1,6 +1,7 @@
 """Patches how PyIceberg reads and writes data files, in each process that imports this module.
 
-PyIceberg 0.12 reads null lists and maps of structs as empty, and may compute an upper bound that is not valid text.
+PyIceberg 0.12 reads null lists and maps of structs as empty, and may compute an upper bound that is not valid text. It
+cannot open files with a variant, not even to read other columns.
 Each module that reads or writes data files through PyIceberg imports this one.
 """
 
@@ -11,8 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyiceberg.io.pyarrow
-from pyiceberg.io.pyarrow import ArrowProjectionVisitor
-from pyiceberg.types import ListType, MapType
+from pyiceberg.io.pyarrow import ArrowProjectionVisitor, _ConvertToIceberg, visit_pyarrow
+from pyiceberg.types import IcebergType, ListType, MapType
+
+from frazil.pyiceberg_fixes.variant import VariantType
 
 
 def _list(
@@ -57,6 +60,26 @@ def _upper_bound(text: str, length: int | None) -> str | None:
     return None
 
 
+def _is_variant(kind: pa.DataType) -> bool:
+    """Return whether a struct in a file is a variant, whose parts have no field ids, unlike the fields of a struct."""
+    if not pa.types.is_struct(kind) or {"metadata", "value"} - {field.name for field in kind}:
+        return False
+    return not any(b"PARQUET:field_id" in (field.metadata or {}) for field in kind)
+
+
+_visit_struct, _to_primitive = visit_pyarrow.dispatch(pa.StructType), _ConvertToIceberg.primitive
+
+
+def _visit(kind: pa.StructType, visitor: Any) -> Any:
+    return visitor.primitive(kind) if _is_variant(kind) else _visit_struct(kind, visitor)
+
+
+def _convert(self: _ConvertToIceberg, kind: pa.DataType) -> IcebergType:
+    return VariantType() if _is_variant(kind) else _to_primitive(self, kind)
+
+
+visit_pyarrow.register(pa.StructType, _visit)
+_ConvertToIceberg.primitive = _convert  # type: ignore[method-assign, assignment]
 ArrowProjectionVisitor.list = _list  # type: ignore[method-assign, assignment]
 ArrowProjectionVisitor.map = _map  # type: ignore[method-assign, assignment]
 pyiceberg.io.pyarrow.truncate_upper_bound_text_string = _upper_bound  # type: ignore[attr-defined, assignment]

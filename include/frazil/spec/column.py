@@ -116,9 +116,9 @@ class Column(Model):
 
     @property
     def json_text_fields(self) -> tuple[str, ...]:
-        """Full names of the column's string fields, or of the column itself, that store JSON text."""
+        """Full names of the column's string fields, or of the column itself, whose values are JSON."""
         if self.as_ is None:
-            return ()
+            return (self.name,) if self.type == "variant" else ()
         return tuple(f"{self.name}.{name}" for name in self.as_) if isinstance(self.as_, Mapping) else (self.name,)
 
     @field_validator("type")

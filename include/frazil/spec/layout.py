@@ -103,11 +103,12 @@ def parse_sort_term(text: str) -> SortTerm:
 
 
 def can_transform(transform: str, source: Type) -> bool:
-    return isinstance(source, Primitive) and source.name in _TYPES_BY_TRANSFORM.get(transform, {source.name})
+    allowed = _TYPES_BY_TRANSFORM.get(transform)
+    return isinstance(source, Primitive) and (source.name in allowed if allowed else source.name != "variant")
 
 
 def list_transformable_types(transform: str) -> str:
-    return ", ".join(sorted(_TYPES_BY_TRANSFORM.get(transform, ()))) or "any type but struct, list and map"
+    return ", ".join(sorted(_TYPES_BY_TRANSFORM.get(transform, ()))) or "any type but struct, list, map and variant"
 
 
 def _parse_width(transform: str, text: str | None) -> int | None:

@@ -114,7 +114,8 @@ def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
 
 
 def _is_readable_json_text(declared: ValueFormat, column: Column) -> bool:
-    return column.as_ == "json" and declared.type == "json" and envelope_of(declared) is None
+    is_json = column.as_ == "json" or column.type == "variant"
+    return is_json and declared.type == "json" and envelope_of(declared) is None
 
 
 def _find_from_problem(spec: StreamSpec, column: Column) -> str | None:  # noqa: PLR0911 - a table

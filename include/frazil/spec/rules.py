@@ -134,23 +134,39 @@ def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
     key_header_columns = spec.key_header_columns
     for column in spec.record_columns:
         for name in column.json_text_fields if column.name in columns else ():
-            place = f"schema.{column.name}.as"
+            place, value = (f"schema.{column.name}.as", "json") if column.as_ else (f"schema.{column.name}", "variant")
             path = name.split(".")
             found, outer = find_type(columns, path), find_type(columns, path[:-1] or path)
             if found is None:
                 yield Problem(place, name, f"does not exist in the column, which is {column.type}")
-            elif str(found) != "string":
-                yield Problem(place, "json", f"needs a string, but {name} is of type {found}; make it a string")
+            elif column.as_ and column.type == "variant":
+                yield Problem(place, value, "is not needed for a variant, which is always any value; leave it out")
+            elif str(found) not in {"string", "variant"}:
+                yield Problem(place, value, f"needs a string, but {name} is of type {found}; make it a string")
             elif isinstance(outer, Map) and path[-1] == "key":
-                yield Problem(place, "json", f"cannot be used for {name}, which is the key of a map; leave it out")
+                yield Problem(place, value, f"cannot be used for {name}, which is the key of a map; leave it out")
             elif column.name in key_header_columns and not column.is_from_key:
                 what = (
                     "cannot be used for a column that stores a key or header, whose text is not converted; leave it out"
                 )
-                yield Problem(place, "json", what)
+                yield Problem(place, value, what)
             elif spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
                 what = f"needs fields with types, but source.format is {spec.source.format.type}; leave it out"
-                yield Problem(place, "json", what)
+                yield Problem(place, value, what)
+
+
+def _check_variants(spec: StreamSpec) -> Iterator[Problem]:
+    for column in spec.source.columns:
+        if column.type == "variant":
+            what = "is a type of tables, not of records; write {type: string, as: json}"
+            yield Problem(f"source.schema.{column.name}", "variant", what)
+    for column in spec.columns:
+        if column.type == "variant" and spec.table.properties.get("format-version") != "3":
+            what = "needs format version 3; set table.properties.format-version: 3, or write {type: string, as: json}"
+            yield Problem(f"schema.{column.name}", "variant", what)
+        if column.type == "variant" and spec.mode == "upsert":
+            what = "cannot be used with mode: upsert, because PyIceberg 0.12 cannot read the column back to merge rows"
+            yield Problem(f"schema.{column.name}", "variant", f"{what}; write {{type: string, as: json}}")
 
 
 def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
@@ -162,7 +178,7 @@ def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
         return
     if what := readings.find_format_problem(spec.source.format):
         yield Problem("rest", name, what)
-    if column.type not in {"string", ""}:
+    if column.type not in {"string", "variant", ""}:
         yield Problem("rest", name, f"is a column of type {column.type}; make it string")
     if column.required:
         yield Problem("rest", name, "is declared not null, but a record may have no other fields; leave not null out")
@@ -329,6 +345,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_check_units, ("schema", "source.schema", "event-time")),
     (_check_transform, ("schema", "source.schema", "source.format", "event-time", "delete", "transform")),
     (_check_json_columns, _FILLED_COLUMNS),
+    (_check_variants, ("schema", "source.schema", "table.properties", "mode")),
     (_check_rest, (*_FILLED_COLUMNS, "key", "sensitive", "rest")),
     (_check_topics, ("source.topics", "source.topic-pattern")),
     (_check_key_header_columns, ("schema", "source.schema", "source.key", "source.headers")),

@@ -10,8 +10,10 @@ from typing import ClassVar
 
 _NUMBERS, _TIMES = ("int", "long", "float", "double"), ("date", "time", "timestamp", "timestamptz")
 PRIMITIVE_NAMES = ("boolean", *_NUMBERS, *_TIMES, "string", "uuid", "binary")
+VARIANT = "variant"
+"""A primitive type that only a whole column can have."""
 ALLOWED_TYPES = ", ".join(
-    (*PRIMITIVE_NAMES, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>")
+    (*PRIMITIVE_NAMES, VARIANT, "decimal(p,s)", "fixed[n]", "struct<name: type>", "list<type>", "map<key, value>")
 )
 
 MAX_DECIMAL_PRECISION = 38
@@ -23,7 +25,6 @@ UNREADABLE_TYPES = {
 
 _FORMAT_3_TYPES = {
     **dict.fromkeys(("timestamp_ns", "timestamptz_ns"), "Spark 4.1 could not read any column of the table"),
-    "variant": "PyIceberg 0.12 could not open the table; write {type: string, as: json} for any value",
     **dict.fromkeys(("geometry", "geography", "unknown"), "frazil cannot write it"),
 }
 _JSON_NAMES = frozenset({"json", "jsonb", "object", "any", "dict"})
@@ -207,7 +208,9 @@ class _Parser:
             if length == 0:
                 raise ValueError("has fixed[0]; the length must be 1 or more")
             return Primitive("fixed", (length,))
-        if name in PRIMITIVE_NAMES:
+        if name == VARIANT and self._nesting:
+            raise ValueError("has a variant inside another type; make the whole column a variant")
+        if name in PRIMITIVE_NAMES or name == VARIANT:
             return Primitive(name)
         raise _unknown_type_error(name)
 
@@ -299,7 +302,7 @@ class _Parser:
 
 def _unknown_type_error(name: str) -> ValueError:
     lower = name.lower()
-    if lower in PRIMITIVE_NAMES:
+    if lower in PRIMITIVE_NAMES or lower == VARIANT:
         return ValueError(f"is written {name!r}; Iceberg's name is {lower!r}")
     if lower in _ICEBERG_NAMES:
         return ValueError(f"has {name!r}, which Iceberg writes as {_ICEBERG_NAMES[lower]!r}")

@@ -46,7 +46,7 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
         return []
     protect = Protector(context) if context.sensitive else None
     decode = RecordDecoder(context, schema, open_decoder(context, schema))
-    shape = Shaper(context, schema, ranges, decode=decode, protect=protect)
+    shape = Shaper(context, schema, ranges, decode=decode, protect=protect, keeps_json=True)
     found: list[PreviewedRecord] = []
     with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:

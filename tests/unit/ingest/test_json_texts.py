@@ -243,6 +243,23 @@ def test_a_protobuf_message_without_a_required_value_is_a_dead_letter() -> None:
     assert [(r.index, r.error_class, r.error[:3]) for r in decoded.rejections] == [(1, "MissingRequired", "x: ")]
 
 
+@pytest.mark.parametrize("form", ["json", "avro", "protobuf"])
+def test_a_variant_has_the_text_of_a_string_as_json(form: str) -> None:
+    made: dict[str, tuple[Any, bytes]] = {
+        "json": ("json", b'{"x": {"b": [1, 2.50]}, "left": 7}'),
+        "avro": ({"type": "avro", "schema-text": json.dumps(AVRO)}, avro({"y": 1, "x": INNER, "z": "a"})),
+        "protobuf": ({"type": "protobuf", "schema-text": PROTO, "message": "R"}, proto({"x": {}})),
+    }
+    source, record = made[form]
+    table = {"identifier": "a.b", "properties": {"format-version": 3}}
+    (text,), (variant,) = (
+        decode([record], declared({"x": x, "more": more}, source, rest="more", table=table)).rows.to_pylist()
+        for x, more in ((JSON, "string"), ("variant", "variant"))
+    )
+    assert variant == text
+    assert isinstance(text["x"], str)
+
+
 @pytest.mark.parametrize(
     ("schema", "more", "message"),
     [
@@ -263,6 +280,13 @@ def test_a_protobuf_message_without_a_required_value_is_a_dead_letter() -> None:
             "schema.x.as: 'json' cannot be used for a column",
         ),
         ({"x": JSON}, {"form": "csv"}, "schema.x.as: 'json' needs fields with types, but source.format is csv"),
+        ({"x": "variant"}, {}, "schema.x: 'variant' needs format version 3; set table.properties.format-version: 3"),
+        ({"x": {"type": "variant", "as": "json"}}, {}, "schema.x.as: 'json' is not needed for a variant"),
+        ({"x": "variant"}, {"form": "csv"}, "schema.x: 'variant' needs fields with types, but source.format is csv"),
+        ({"x": "variant"}, {"mode": "upsert", "key": "id"}, "schema.x: 'variant' cannot be used with mode: upsert"),
+        ({"x": "variant"}, {"partition-by": ["x"]}, "x is variant, but identity takes any type but struct"),
+        ({"x": "variant"}, {"sort-by": ["x"]}, "x is variant, but identity takes any type but struct"),
+        ({"x": "variant"}, {"sensitive": {"fields": {"x": "mask"}}}, "needs a string, but the column is variant"),
     ],
 )
 def test_what_cannot_be_kept_as_json_is_refused(schema: dict[str, Any], more: dict[str, Any], message: str) -> None:

@@ -77,7 +77,7 @@ def test_the_name_of_another_system_is_answered_with_icebergs(foreign: str, iceb
         ("decimal(10", "quote a type that contains a comma"),
         ("fixed[0]", "1 or more"),
         ("timestamp_ns", "format version 3: Spark 4.1 could not read"),
-        ("variant", "PyIceberg 0.12 could not open the table; write {type: string, as: json}"),
+        ("list<variant>", "variant inside another type; make the whole column a variant"),
         ("struct<a: int, A: long>", "twice"),
         ("struct<>", "name"),
         ("int long", "after the type's end"),

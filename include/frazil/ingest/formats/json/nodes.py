@@ -14,6 +14,7 @@ from frazil.errors import SpecError
 from frazil.ingest.formats.json import types
 from frazil.ingest.formats.json.rest import Entries, Part, Path, is_rest, parts_of
 from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
+from frazil.pyiceberg_fixes.variant import VariantType
 
 (STRING, LONG, INT, DOUBLE, FLOAT, BOOLEAN, DECIMAL, DATE, TIME, TIMESTAMP) = range(10)
 (SECONDS, MILLISECONDS, MICROSECONDS, NANOSECONDS, UUID, BINARY, FIXED) = range(10, 17)
@@ -26,6 +27,7 @@ stores the members of its struct that fill no other node. LISTED is a struct tha
 
 _KINDS: dict[type[iceberg.IcebergType], int] = {
     iceberg.StringType: STRING,
+    VariantType: STRING,
     iceberg.LongType: LONG,
     iceberg.IntegerType: INT,
     iceberg.DoubleType: DOUBLE,

@@ -124,10 +124,10 @@ def encode_specials(text: bytes) -> bytes:
             return text
         start, end = max(0, place - 1), place + 8
         return text[:start] + _replace_specials(text[start:end]) + text[end:]
-    return _change_outside_strings(text, b"N", b"I", _replace_specials)
+    return change_outside_strings(text, b"N", b"I", _replace_specials)
 
 
-def _change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
+def change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
     """Apply `changed` to each part outside strings that contains `one` or `other`."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
     parts = text.split(b'"') if plain else _STRINGS.split(text)
@@ -139,7 +139,7 @@ def decode_specials(text: bytes) -> bytes:
     def restore(part: bytes) -> bytes:
         return _ENCODED_PATTERN.sub(lambda found: _SPECIAL_NAMES[found[1]], part)
 
-    return _change_outside_strings(text, b"e999000", b"e999000", restore) if b"e999000" in text else text
+    return change_outside_strings(text, b"e999000", b"e999000", restore) if b"e999000" in text else text
 
 
 def _replace_specials(text: bytes) -> bytes:

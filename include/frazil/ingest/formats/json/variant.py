@@ -1,0 +1,304 @@
+"""Encodes JSON text as Parquet's binary variants (VariantEncoding.md, version 1), in compiled code."""
+
+# ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0917, PLR1714, SIM110 - compiled code follows the grammar, and calls cost
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from frazil.ingest.compiled import memcpy
+from frazil.ingest.formats.json.nodes import Numbers
+from frazil.ingest.formats.json.scalars import parse_decimal, parse_double, parse_integer
+from frazil.ingest.formats.json.scan import (
+    NO,
+    Octets,
+    is_digit,
+    literal_end,
+    loop,
+    number_end,
+    skip_white_space,
+    string_end,
+    unescape,
+)
+from frazil.ingest.formats.json.text import MAX_DEPTH
+
+INVALID, DUPLICATE, UNCERTAIN = -1, -2, -3
+"""Errors: text that is not JSON, an object with a key twice, a number of which the nearest double is uncertain."""
+_NULL, _TRUE, _FALSE, _INT8, _DOUBLE, _DECIMAL4, _LONG_TEXT = 0, 1, 2, 3, 7, 8, 16
+"""Ids of primitive types. The types of 16, 32 and 64 bits follow INT8, those of 8 and 16 bytes DECIMAL4."""
+_MAX_SHORT_TEXT = 63
+MAX_DIGITS = 38
+
+
+class Scratch(NamedTuple):
+    """Memory for one text. `line` has the text, a newline, and more bytes that loops may read."""
+
+    line: Octets
+    names: Octets
+    """The different keys of the text, one after the other."""
+    ends: Numbers
+    """`ends[k + 1]` is where key number k ends in `names`."""
+    slots: Numbers
+    """A hash table of the keys: their numbers, or -1. Its size is a power of two."""
+    places: Numbers
+    """Where each key is in `slots`."""
+    opened: Numbers
+    """For each open object or array: its bracket, where its values begin, and its first entry."""
+    entries: Numbers
+    """For each member of the open objects and arrays: its key's number, and where its value begins."""
+
+
+@loop
+def encode_variant(length: int, to: Octets, at: int, s: Scratch) -> tuple[int, int]:
+    """Encode the text in `s.line`, whose length is given. Returns the position after it (or an error) and the keys."""
+    b, depth, used, keys = s.line, 0, 0, 0
+    p = skip_white_space(b, 0, length)
+    while True:
+        c = b[p]
+        if c == 34:
+            end, escaped = string_end(b, p + 1)
+            if end < 0:
+                return INVALID, keys
+            at = _write_text(b, p + 1, end, escaped, to, at)
+            p = end + 1
+        elif c == 91 or c == 123:
+            if depth == MAX_DEPTH:
+                return INVALID, keys
+            s.opened[3 * depth], s.opened[3 * depth + 1], s.opened[3 * depth + 2] = c, at, used
+            depth += 1
+            p = skip_white_space(b, p + 1, length)
+            if b[p] != c + 2:
+                p, keys = _add_entry(b, p, length, c, at, used, keys, s)
+                if p < 0:
+                    return INVALID, keys
+                used += 1
+                continue
+        elif c == 110 or c == 116 or c == 102:
+            to[at] = (_NULL if c == 110 else _TRUE if c == 116 else _FALSE) << 2
+            at += 1
+            p = literal_end(b, p)
+        else:
+            p, at = _write_number(b, p, to, at)
+        if p < 0:
+            return p, keys
+        while True:
+            p = skip_white_space(b, p, length)
+            if depth == 0:
+                return at if p == length else INVALID, keys
+            bracket, first = s.opened[3 * depth - 3], s.opened[3 * depth - 1]
+            c = b[p]
+            p += 1
+            if c == 44:
+                p, keys = _add_entry(b, skip_white_space(b, p, length), length, bracket, at, used, keys, s)
+                if p < 0:
+                    return INVALID, keys
+                used += 1
+                break
+            if c != bracket + 2:
+                return INVALID, keys
+            at = _close(to, s.opened[3 * depth - 2], at, bracket == 123, first, used, keys, s)
+            if at < 0:
+                return at, keys
+            used = first
+            depth -= 1
+
+
+@loop
+def _add_entry(b: Octets, p: int, end: int, bracket: int, at: int, used: int, keys: int, s: Scratch) -> tuple[int, int]:
+    """Add a member of the innermost object or array. Returns where its value begins (or NO), and the number of keys."""
+    s.entries[2 * used + 1] = at
+    if bracket == 91:
+        return p, keys
+    if b[p] != 34:
+        return NO, keys
+    stop, escaped = string_end(b, p + 1)
+    if stop < 0:
+        return NO, keys
+    start = s.ends[keys]
+    length = stop - p - 1
+    if escaped:
+        length = unescape(b, p + 1, stop, s.names, start) - start
+    else:
+        for q in range(length):
+            s.names[start + q] = b[p + 1 + q]
+    value = np.uint64(length)
+    for q in range(start, start + length):
+        value = (value ^ np.uint64(s.names[q])) * np.uint64(0x100000001B3)
+    mask = len(s.slots) - 1
+    slot = np.int64(value >> np.uint64(20)) & mask
+    while s.slots[slot] >= 0 and _compare(s, s.slots[slot], start, length) != 0:
+        slot = (slot + 1) & mask
+    if s.slots[slot] < 0:
+        s.slots[slot] = keys
+        s.places[keys] = slot
+        keys += 1
+        s.ends[keys] = start + length
+    s.entries[2 * used] = s.slots[slot]
+    p = skip_white_space(b, stop + 1, end)
+    return skip_white_space(b, p + 1, end) if b[p] == 58 else NO, keys
+
+
+@loop
+def _compare(s: Scratch, key: int, start: int, length: int) -> int:
+    """Compare a key with `length` bytes of `names` at `start`, by unsigned bytes: negative, 0 or positive."""
+    begin, size = s.ends[key], s.ends[key + 1] - s.ends[key]
+    for q in range(min(size, length)):
+        if s.names[begin + q] != s.names[start + q]:
+            return np.int64(s.names[begin + q]) - np.int64(s.names[start + q])
+    return size - length
+
+
+@loop
+def _write_text(b: Octets, p: int, end: int, escaped: bool, to: Octets, at: int) -> int:
+    start = at + (1 if end - p <= _MAX_SHORT_TEXT else 5)
+    after = start + end - p
+    if escaped:
+        after = unescape(b, p, end, to, start)
+    elif end > p:
+        memcpy(np.int64(to.ctypes.data) + start, np.int64(b.ctypes.data) + p, end - p)
+    if start == at + 1:
+        to[at] = (after - start) << 2 | 1
+    else:
+        to[at] = _LONG_TEXT << 2
+        _write_integer(to, at + 1, after - start, 4)
+    return after
+
+
+@loop
+def _write_integer(to: Octets, at: int, value: int, width: int) -> int:
+    for q in range(width):
+        to[at + q] = value >> 8 * q & 0xFF
+    return at + width
+
+
+@loop
+def _write_number(b: Octets, p: int, to: Octets, at: int) -> tuple[int, int]:
+    """Write an integer of up to 64 bits, a decimal of up to 38 digits, or else the nearest double."""
+    end, value = parse_integer(b, p)
+    if end >= 0 and b[end] != 46 and b[end] | 32 != 101:
+        size = 0
+        while size < 3 and not -(1 << (8 << size) - 1) <= value < 1 << (8 << size) - 1:
+            size += 1
+        to[at] = (_INT8 + size) << 2
+        return end, _write_integer(to, at + 1, value, 1 << size)
+    scale, digits, q = 0, 0, p + (b[p] == 45)
+    fraction = False
+    while is_digit(b[q]) or (b[q] == 46 and not fraction):
+        if b[q] == 46:
+            fraction = True
+        else:
+            scale += fraction
+            digits += digits != 0 or b[q] != 48
+        q += 1
+    if digits <= MAX_DIGITS and scale <= MAX_DIGITS and b[q] | 32 != 101 and q > p + (b[p] == 45):
+        end, high, low = parse_decimal(b, p, MAX_DIGITS, scale, False)
+        if end >= 0:
+            widest = max(digits, scale)
+            size = 0 if widest <= 9 else 1 if widest <= 18 else 2
+            to[at] = (_DECIMAL4 + size) << 2
+            to[at + 1] = scale
+            at = _write_integer(to, at + 2, np.int64(low), min(8, 4 << size))
+            return end, _write_integer(to, at, np.int64(high), 8) if size == 2 else at
+    end, real = parse_double(b, p)
+    if end < 0:
+        return UNCERTAIN if number_end(b, p) >= q else INVALID, at
+    to[at] = _DOUBLE << 2
+    return end, _write_integer(to, at + 1, np.float64(real).view(np.int64), 8)
+
+
+@loop
+def _width(value: int) -> int:
+    return 1 if value < 1 << 8 else 2 if value < 1 << 16 else 3 if value < 1 << 24 else 4
+
+
+@loop
+def _sort(first: int, used: int, s: Scratch) -> bool:
+    """Sort an object's entries by key (Shell's method). Returns False if a key occurs twice."""
+    e = s.entries
+    gap = 1
+    while gap < (used - first) // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(first + gap, used):
+            key, start, j = e[2 * i], e[2 * i + 1], i
+            begin, length = s.ends[key], s.ends[key + 1] - s.ends[key]
+            while j >= first + gap and _compare(s, e[2 * (j - gap)], begin, length) > 0:
+                e[2 * j], e[2 * j + 1] = e[2 * (j - gap)], e[2 * (j - gap) + 1]
+                j -= gap
+            e[2 * j], e[2 * j + 1] = key, start
+        gap //= 3
+    for i in range(first + 1, used):
+        if e[2 * i] == e[2 * i - 2]:
+            return False
+    return True
+
+
+@loop
+def _close(to: Octets, start: int, at: int, is_object: bool, first: int, used: int, keys: int, s: Scratch) -> int:
+    """Write the header of an object or array before its values, which begin at `start`. Returns the position after."""
+    count, size = used - first, at - start
+    if is_object and not _sort(first, used, s):
+        return DUPLICATE
+    large = count > 255
+    width, id_width = _width(size), _width(keys) if is_object else 0
+    header = 1 + (4 if large else 1) + count * id_width + (count + 1) * width
+    for q in range(at - 1, start - 1, -1):
+        to[q + header] = to[q]
+    if is_object:
+        to[start] = (64 if large else 0) | (id_width - 1) << 4 | (width - 1) << 2 | 2
+    else:
+        to[start] = (16 if large else 0) | (width - 1) << 2 | 3
+    p = _write_integer(to, start + 1, count, 4 if large else 1)
+    if is_object:
+        for i in range(first, used):
+            p = _write_integer(to, p, s.entries[2 * i], id_width)
+    for i in range(first, used):
+        p = _write_integer(to, p, s.entries[2 * i + 1] - start, width)
+    _write_integer(to, p, size, width)
+    return at + header
+
+
+@loop
+def _write_metadata(to: Octets, at: int, keys: int, s: Scratch) -> int:
+    size = s.ends[keys]
+    width = _width(max(size, keys))
+    to[at] = (width - 1) << 6 | 1
+    p = _write_integer(to, at + 1, keys, width)
+    for k in range(keys + 1):
+        p = _write_integer(to, p, s.ends[k], width)
+    for q in range(size):
+        to[p + q] = s.names[q]
+    return p + size
+
+
+@loop
+def encode_variants(
+    offsets: Numbers,
+    text: int,
+    values: Octets,
+    value_ends: Numbers,
+    metadata: Octets,
+    metadata_ends: Numbers,
+    errors: Numbers,
+    s: Scratch,
+) -> None:
+    """Encode JSON texts, whose bytes begin at the address `text`. An empty text and an error become empty bytes."""
+    at, of_keys = 0, 0
+    for i in range(len(offsets) - 1):
+        length = offsets[i + 1] - offsets[i]
+        errors[i] = 0
+        if length:
+            memcpy(np.int64(s.line.ctypes.data), text + offsets[i], length)
+            s.line[length] = 10
+            after, keys = encode_variant(length, values, at, s)
+            if after < 0:
+                errors[i] = after
+            else:
+                at = after
+                of_keys = _write_metadata(metadata, of_keys, keys, s)
+            for k in range(keys):
+                s.slots[s.places[k]] = NO
+        value_ends[i + 1] = at
+        metadata_ends[i + 1] = of_keys
