@@ -35,7 +35,7 @@ from confluent_kafka import KafkaException, Producer
 from frazil.operations.overview import ActiveAlert
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-EVERY_S, READ_S, RECORDS_PER_S, START_WITHIN_S = 60, 2, 20, 120
+EVERY_S, READ_S, RECORDS_PER_S, START_WITHIN_S = 60, 2, 20, 300
 NAMED_WITHIN_S, OVER_WITHIN_S = 200, 150
 STREAM = """
 name: {name}

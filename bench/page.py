@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -32,14 +31,14 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from bench.meter.process_tree import SampledTree
 from frazil.dev.kafka import EmbeddedKafka
 from tests.api_server import ApiServer, api_server
+from tests.chromium import installed
 from tests.troubled_world import troubled_world
 
 PAGE = "/frazil/ops/index.html"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ROWS = "n => document.querySelectorAll('tbody th[scope=row]').length >= n"
-STATES = "() => ![...document.querySelectorAll('.badge')].some(badge => badge.textContent === 'looking')"
+STATES = "() => ![...document.querySelectorAll('.badge')].some(badge => badge.textContent === 'loading')"
 VIEW = "name => document.querySelector('h1')?.textContent === name && !document.querySelector('.skeleton')"
-WHOLE = "() => !document.querySelector('.skeleton') && !document.body.textContent.includes('Looking at the table')"
+WHOLE = "() => !document.querySelector('.skeleton') && !document.body.textContent.includes('Loading the table')"
 RELOADS = 5
 PICTURES = {
     "overview": ("", None, 1200),
@@ -70,7 +69,7 @@ def served(streams: int | None, *, commits: int) -> Iterator[ApiServer]:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = installed()
     if path is None:
         raise SystemExit("there is no Chromium: install it (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:

@@ -25,6 +25,8 @@ VIEWS = {
     "#/stream/clicks": "clicks",
     "#/stream/signups": "signups",
     "#/stream/wishes": "wishes",
+    "#/stream/customers": "customers",
+    "#/stream/returns": "returns",
     "#/table/shop.orders": "shop.orders",
     "#/table/shop.shipments": "shop.shipments",
     "#/table/shop.pageviews": "shop.pageviews",
@@ -128,6 +130,10 @@ def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_p
     page.get_by_role("button", name="Reset …").click()
     expect(page.get_by_role("dialog").get_by_role("listitem")).not_to_have_count(0)
     found["dialog"] = violations(page, of=rules)
+    page.goto(page.url.replace("index.html", "runbook.html").partition("#")[0])
+    expect(page.get_by_role("heading", name="stall", exact=True)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), ("runbook", width)
+    found["runbook"] = violations(page, of=rules)
     assert {name: said for name, said in found.items() if said} == {}
 
 

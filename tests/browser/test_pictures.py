@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,13 @@ def test_the_values_of_a_delay_of_years_are_seen_whole(page: Page) -> None:
     expect(page.locator("output")).to_have_text("2893 d")
     lefts = "all => all.map(one => one.getBoundingClientRect().left - one.closest('svg').getBoundingClientRect().left)"
     assert min(page.locator("svg text").evaluate_all(lefts)) >= 0
+
+
+def test_sizes_have_the_units_of_alerts_and_of_the_configuration(page: Page) -> None:
+    draw(page, *[1_500] * 59, say="bytes", bars=True)
+    expect(page.locator("svg text[text-anchor=end]")).to_have_text(["0", "1.0 KiB", "2.0 KiB", re.compile(":")])
+    draw(page, *[500 * 2**20] * 59, say="bytes", bars=True)
+    expect(page.locator("output")).to_have_text("500 MiB")
 
 
 def test_nothing_but_zero_is_said_in_words(page: Page) -> None:

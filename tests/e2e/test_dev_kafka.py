@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import DEFAULT, Mock
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.errors import EnvironmentUnusable
@@ -58,6 +60,18 @@ def test_a_second_start_on_the_folder_uses_the_broker_that_runs(broker: Embedded
 def test_a_topic_has_the_partitions_and_settings_it_was_requested(broker: EmbeddedKafka) -> None:
     broker.create_topic("compacted", 3, {"cleanup.policy": "compact"})
     assert len(broker.admin().list_topics("compacted", timeout=10).topics["compacted"].partitions) == 3
+
+
+def test_a_topic_is_created_once_its_broker_is_no_longer_fenced(
+    broker: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, fenced = broker.admin(), Future[None]()
+    fenced.set_exception(KafkaException(KafkaError(KafkaError.INVALID_REPLICATION_FACTOR)))
+    creates = Mock(wraps=admin.create_topics, side_effect=[{"busy": fenced}, DEFAULT])
+    monkeypatch.setattr(admin, "create_topics", creates)
+    monkeypatch.setattr(broker, "admin", lambda: admin)
+    broker.create_topic("busy")
+    assert "busy" in admin.list_topics(timeout=10).topics
 
 
 def test_a_topic_that_is_there_already_is_refused_by_name(broker: EmbeddedKafka) -> None:

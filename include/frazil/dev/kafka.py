@@ -29,7 +29,7 @@ from types import MappingProxyType
 from typing import Any
 
 import requests
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.cimpl import NewTopic
 
 from frazil.dev import process
@@ -102,11 +102,17 @@ class EmbeddedKafka(process.EmbeddedServer):
         """Create a topic, and wait until its partitions have leaders. Raises EnvironmentUnusable."""
         admin = self.admin()
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
-        try:
-            admin.create_topics([topic], operation_timeout=30)[name].result(timeout=30)
-        except KafkaException as error:
-            raise EnvironmentUnusable(f"the topic {name} was not created: {error.args[0].str()}") from error
         deadline = time.monotonic() + 30
+        while True:
+            try:
+                admin.create_topics([topic], operation_timeout=30)[name].result(timeout=30)
+                break
+            except KafkaException as error:
+                # On a busy host, the broker misses heartbeats and is fenced until the next one.
+                is_fenced = error.args[0].code() == KafkaError.INVALID_REPLICATION_FACTOR
+                if not is_fenced or time.monotonic() > deadline:
+                    raise EnvironmentUnusable(f"the topic {name} was not created: {error.args[0].str()}") from error
+            time.sleep(0.2)
         while not _has_leaders(admin, name, partitions):
             if time.monotonic() > deadline:
                 raise EnvironmentUnusable(f"partitions of topic {name} have no leader after 30 s; see {self.log}.")

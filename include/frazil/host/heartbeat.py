@@ -29,6 +29,8 @@ class StallKind(StrEnum):
 
     KAFKA = "kafka"
     """No broker responds. The writer continues by itself when one does."""
+    TOPIC = "topic"
+    """Kafka has no topic of the stream. The writer continues by itself when it exists."""
     LEADER = "leader"
     """A topic-partition has no leader. The writer reads the other partitions, and holds the watermark back."""
     OFFSETS = "offsets"

@@ -63,6 +63,7 @@ _STATES_BY_EXIT_CODE: Mapping[int | None, State] = {
     StorageUnavailable.exit_code: State.STORAGE_UNAVAILABLE,
     RegistryUnavailable.exit_code: State.REGISTRY_UNREACHABLE,
 }
+_STATES_BY_STALL = {StallKind.KAFKA: State.KAFKA_UNREACHABLE, StallKind.TOPIC: State.TOPIC_MISSING}
 OUTAGES = frozenset({State.OUTAGE, *_STATES_BY_EXIT_CODE.values()})
 """The states of a stream that waits for a service, and continues by itself."""
 
@@ -109,7 +110,7 @@ def live_state(heartbeat: Heartbeat | None) -> State:
         return State.STARTING
     # Unread records are the effect of a service that does not work.
     if heartbeat.stall is not None and not (heartbeat.outage and heartbeat.stall.kind is StallKind.OFFSETS):
-        return State.KAFKA_UNREACHABLE if heartbeat.stall.kind is StallKind.KAFKA else State.STALLED
+        return _STATES_BY_STALL.get(heartbeat.stall.kind, State.STALLED)
     if heartbeat.outage:
         return _STATES_BY_EXIT_CODE.get(heartbeat.outage_code, State.OUTAGE)
     return State.SLOW if heartbeat.backpressure_ms else State.RUNNING
@@ -118,7 +119,7 @@ def live_state(heartbeat: Heartbeat | None) -> State:
 def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str) -> str:
     if heartbeat is None:
         return otherwise
-    if state in {State.STALLED, State.KAFKA_UNREACHABLE} and heartbeat.stall is not None:
+    if state in {State.STALLED, *_STATES_BY_STALL.values()} and heartbeat.stall is not None:
         return heartbeat.stall.reason
     if state in OUTAGES:
         return heartbeat.outage or otherwise

@@ -93,7 +93,8 @@ def _add_writer_report(
     if lag is None and marker is not None and view.in_full:
         lag, silent = (None, ROLLED_BACK) if known.rolled_back else fetch_lag(spec, marker)
         problems += [silent] if silent else []
-    is_waiting = bool(outage or silent or (stall and stall.kind in {StallKind.KAFKA, StallKind.OFFSETS}))
+    is_unreachable = stall is not None and stall.kind in {StallKind.KAFKA, StallKind.TOPIC}
+    is_waiting = bool(outage or silent or is_unreachable or (stall and stall.kind is StallKind.OFFSETS))
     known = replace(
         known,
         writer=writer,
@@ -105,7 +106,7 @@ def _add_writer_report(
         distribution=heartbeat.distribution if heartbeat else None,
         notices=(*_notices(spec, observed.writer, now_ms=now_ms), *_recovery_notices(observed, known, now_ms=now_ms)),
         unreachable_since_ms=known.unreachable_since_ms
-        or (stall.since_ms if stall is not None and stall.kind is StallKind.KAFKA else None),
+        or (stall.since_ms if stall is not None and is_unreachable else None),
         problems=_drop_repeats((*problems, *known.problems)),
     )
     if last is None or known.table_exists is not None:

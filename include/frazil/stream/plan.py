@@ -48,7 +48,9 @@ class PlannerReport:
     observed_at_ms: int = 0
     """Time of the last poll that Kafka answered; 0 before the first answer."""
     silent_since_ms: int | None = None
-    """Time of the first unanswered poll since `observed_at_ms`, if any."""
+    """Time of the first poll since `observed_at_ms` without an answer or topic, if any."""
+    missing: str = ""
+    """The error of the last poll, if Kafka answers but has no topic of the stream."""
     leaderless: frozenset[TopicPartition] = frozenset()
     """Topic-partitions that have no leader now, so they cannot be read."""
 

@@ -287,14 +287,15 @@ class BatchPlanner:
         now = self.clock()
         self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
-        if not isinstance(error, TopicMissing):
-            self.report(replace(self.reported, silent_since_ms=self.clock_ms() - round(silent_s * 1000)))
+        missing = str(error) if isinstance(error, TopicMissing) else ""
+        since_ms = self.clock_ms() - round(silent_s * 1000)
+        self.report(replace(self.reported, silent_since_ms=since_ms, missing=missing))
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_INTERVAL_S:
             self.warned_at = now
-            what = "not had a topic of the stream" if isinstance(error, TopicMissing) else "not answered"
+            what = "not had a topic of the stream" if missing else "not answered"
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_TIMEOUT_S:
-            if isinstance(error, TopicMissing):
+            if missing:
                 raise TopicMissing(f"{error}{self._unread_message(self.settings.topics, self.ends)}") from error
             raise error
 

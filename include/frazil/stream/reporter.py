@@ -258,12 +258,16 @@ class Reporter:
             state, marker, report, stretch = self._state, self._marker, self._report, self._stretch
         if marker is None:
             return
-        silent_since_ms = report.silent_since_ms if report else None
+        silent_since_ms, missing = (report.silent_since_ms, report.missing) if report else (None, "")
         report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
         unread, counts = report.unread(marker.offsets) if report else {}, self._counts
         sample = _build_sample(state, marker, report, unread, at_ms=self._clock_ms())
         sample = dataclasses.replace(
-            sample, silent_since_ms=silent_since_ms, delay_s=counts.delay_s, compiling=counts.compiling
+            sample,
+            silent_since_ms=silent_since_ms,
+            missing=missing,
+            delay_s=counts.delay_s,
+            compiling=counts.compiling,
         )
         is_known = report is not None and report.is_complete and bool(unread or not report.leaderless)
         lag = (sum(unread.values()) if is_known else None) if report else state.lag

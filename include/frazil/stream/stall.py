@@ -71,6 +71,8 @@ class WriterSample:
     """Offsets that wait for transactions to end."""
     transaction: str = ""
     silent_since_ms: int | None = None
+    missing: str = ""
+    """Why the planner gets no offsets, if Kafka answers but has no topic of the stream."""
     planned_at_ms: int | None = None
     """When Kafka last answered the planner."""
     batch: BatchKey | None = None
@@ -182,6 +184,8 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
     since_ms = sample.silent_since_ms
     if since_ms is None or sample.at_ms - since_ms < MIN_STALL_MS:
         return None
+    if sample.missing:
+        return Stall(StallKind.TOPIC, since_ms, None, sample.missing)
     reason = (
         f"Kafka has not answered since {_since_text(since_ms, sample)}. Nothing is lost, and the writer continues by "
         "itself once Kafka answers. Check that the brokers run and that this host reaches them"

@@ -31,7 +31,7 @@ def get_known_lag(heartbeat: Heartbeat) -> int | None:
     """Return the lag in a heartbeat; None while the planner cannot reach Kafka, because it may be outdated."""
     stall = heartbeat.stall
     kind, waits = stall.kind if stall else None, heartbeat.phase is Phase.WAITING
-    is_old = kind is StallKind.KAFKA or (kind is StallKind.OFFSETS and waits)
+    is_old = kind in {StallKind.KAFKA, StallKind.TOPIC} or (kind is StallKind.OFFSETS and waits)
     return None if is_old else heartbeat.lag
 
 

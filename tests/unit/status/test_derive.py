@@ -31,6 +31,8 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "t-0 holds the offsets back")
 
 SILENT = Stall(StallKind.KAFKA, NOW, None, "Kafka has not answered since 12:00")
 
+DELETED = Stall(StallKind.TOPIC, NOW, None, "Kafka has no topic t")
+
 
 def well(**changes: object) -> Heartbeat:
     """The heartbeat of a writer that has committed since its launch."""
@@ -72,6 +74,8 @@ def shown(observed: DecisionInput, *, problem: str | None = None) -> StreamState
         (State.KAFKA_UNREACHABLE, ended(*crashes(1, code=22)), "exit code 22"),
         (State.KAFKA_UNREACHABLE, ended(*crashes(9, code=22)), "9 times in a row"),
         (State.KAFKA_UNREACHABLE, alive(well(stall=SILENT)), "Kafka has not answered"),
+        (State.TOPIC_MISSING, alive(well(stall=DELETED)), "Kafka has no topic t"),
+        (State.TOPIC_MISSING, ended(dataclasses.replace(exit_(24), committed=True)), "exit code 24"),
         (State.REGISTRY_UNREACHABLE, ended(*crashes(2, code=28)), "2 times in a row"),
         (State.CATALOG_UNAVAILABLE, ended(*crashes(5, code=21)), "5 times in a row"),
         (State.STORAGE_UNAVAILABLE, ended(*crashes(5, code=32)), "5 times in a row"),

@@ -394,6 +394,8 @@ def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_
     world.kafka.end = {TP0: 150, TP1: 50}
     world.after(1)
     world.kafka.gone = {"t"}
+    world.after(25)
+    assert world.reports[-1].missing == "a topic does not exist"
     with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before were not read$"):
         world.after(UNREACHABLE_TIMEOUT_S + 5)
     assert "Kafka has not had a topic of the stream for 10 s: a topic does not exist" in caplog.messages

@@ -119,6 +119,14 @@ def test_brokers_that_do_not_answer_are_named_after_20_s_however_long_the_interv
     assert writer.passes(PERIOD) == []
 
 
+def test_a_deleted_topic_is_named_although_no_record_waits():
+    writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL))
+    writer.planner_runs = False
+    writer.set(silent_since_ms=START, missing="Kafka has no topic t")
+    found = writer.passes(2 * MIN_STALL_MS)
+    assert {(stall.kind, stall.reason) for stall in found} == {(StallKind.TOPIC, "Kafka has no topic t")}
+
+
 @pytest.mark.parametrize(("unread", "text"), [(12, "(12 of them are known)"), (None, "(how many is unknown)")])
 def test_partitions_without_a_leader_are_named_after_20_s_although_commits_go_on(unread: int | None, text: str):
     writer = Writer(leaderless={TP1: unread})

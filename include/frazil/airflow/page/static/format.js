@@ -67,11 +67,11 @@ export function iso(text) {
 
 export function bytes(value) {
   if (value === null || value === undefined) return UNKNOWN;
-  const units = ["bytes", "kB", "MB", "GB", "TB", "PB"];
+  const units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
   let size = value;
   let unit = 0;
-  while (size >= 1000 && unit < units.length - 1) {
-    size /= 1000;
+  while (size >= 1024 && unit < units.length - 1) {
+    size /= 1024;
     unit += 1;
   }
   if (!unit) return counted(Math.round(size), "byte");

@@ -141,7 +141,7 @@ function records(line) {
   if (line.records_per_s === null) return h("span", { class: "faint" }, UNKNOWN);
   return h("span", { class: "flow" },
     spark(line.last_hour, `records in the last ${duration(line.last_hour.length * 120000)}: ${count(line.last_hour.reduce((a, b) => a + b, 0))}`),
-    h("span", {}, rate(line.records_per_s), h("small", { class: "mean", title: mean(line) }, line.rate_ms ? duration(line.rate_ms) : ""), line.backpressure_ms > 0 && h("small", { class: "behind" }, `batches ${duration(line.backpressure_ms)} too slow`)),
+    h("span", {}, rate(line.records_per_s), h("small", { class: "mean", title: mean(line) }, line.rate_ms ? duration(line.rate_ms) : ""), line.backpressure_ms > 0 && h("small", { class: "behind" }, `batches take ${duration(line.backpressure_ms)} too long`)),
   );
 }
 

@@ -77,9 +77,9 @@ function charts(view, state, page) {
     { points: perSecond, title: "Records per second: written, and arrived (line)", bars: true, say: (value) => rate(value), against: { points: arrived, name: "arrived" } },
     { points: of((point) => point.lag), title: "Lag in records" },
     { points: of((point) => point.freshness_ms), title: "Freshness", say: duration, limit: view.line.promise_ms },
-    { points: of((point) => (point.watermark_ms === null ? null : Math.max(point.at_ms + point.span_ms - point.watermark_ms, 0))), title: "Watermark delay at the end of each span", say: duration },
+    { points: of((point) => (point.watermark_ms === null ? null : Math.max(point.at_ms + point.span_ms - point.watermark_ms, 0))), title: "Watermark delay", say: duration },
     { points: each("bytes"), title: `Average bytes per commit${view.routes ? ", in all its tables" : ""}`, bars: true, say: bytes },
-    { points: of((point) => point.backpressure_ms), title: "Time by which batches exceeded the commit interval", say: duration },
+    { points: of((point) => point.backpressure_ms), title: "Batch time beyond the commit interval", say: duration },
   ];
   const onspan = (from, to) => show(state, page, { begin: stamp(from), end: stamp(to) });
   return timelines(pictures.filter(({ points }) => some(points)), { now: view.at_ms, ...shared(view), onspan });

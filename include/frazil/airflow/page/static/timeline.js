@@ -199,7 +199,8 @@ function arrows(beyond, middle, roof, say) {
 function niceTop(value, say) {
   const step = (say === duration ? STEPS_MS : WHOLE_FORMATS.includes(say) ? [2, 4, 10] : []).find((one) => one >= value);
   if (step) return step;
-  const power = 10 ** Math.floor(Math.log10(value));
+  const unit = say === bytes ? 1024 ** Math.floor(Math.log2(value) / 10) : 1;
+  const power = unit * 10 ** Math.floor(Math.log10(value / unit));
   return [1, 2, 4, 5, 10].find((one) => one * power >= value) * power;
 }
 
