@@ -39,6 +39,8 @@ class DriverStatus:
     reason: str
     exit_code: int | None = None
     """The exit code of the driver's Python, if it has ended and the cluster reports it."""
+    cause: str | None = None
+    """Why the cluster ends or ended the driver, such as an eviction; None if the driver ended by itself."""
 
 
 class Driver(Protocol):

@@ -242,29 +242,39 @@ def pod_status(pod: Mapping[str, Any]) -> DriverStatus:
     found = status.get("containerStatuses") or [{}]
     container = next((each for each in found if each.get("name") == CONTAINER), found[0])
     ended = container.get("state", {}).get("terminated")
-    # Why the node ended the pod, such as an eviction.
-    message = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
+    cause = _disruption(status)
     if ended:  # other containers, such as a service mesh's proxy, may keep the pod in the phase Running
-        return _terminated_status(ended, message)
+        return _terminated_status(ended, cause)
     if phase == "Succeeded":
-        return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
+        return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0, cause)
     if phase == "Failed":
-        return DriverStatus(DriverState.FAILED, message or "the pod failed; Kubernetes reports no reason")
+        reason = cause or "the pod failed; Kubernetes reports no reason"
+        return DriverStatus(DriverState.FAILED, reason, cause=cause)
     if phase == "Unknown":
         return DriverStatus(DriverState.UNKNOWN, "the pod's node does not respond")
     if phase == "Running":
         deleted = pod.get("metadata", {}).get("deletionTimestamp")
-        return DriverStatus(DriverState.RUNNING, "the pod is being deleted" if deleted else "the pod is running")
+        reason = "the pod is being deleted" if deleted else "the pod is running"
+        return DriverStatus(DriverState.RUNNING, f"{reason}: {cause}" if cause else reason, cause=cause)
     return DriverStatus(DriverState.WAITING, _pending_reason(status, container))
 
 
-def _terminated_status(ended: Mapping[str, Any], pod_message: str) -> DriverStatus:
+def _disruption(status: Mapping[str, Any]) -> str | None:
+    """Return why Kubernetes ends the pod. If its container exits with 0, only the condition says so."""
+    if text := ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key)):
+        return text
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
+            return str(condition.get("message") or condition.get("reason"))
+    return None
+
+
+def _terminated_status(ended: Mapping[str, Any], cause: str | None) -> DriverStatus:
     code, reason = ended.get("exitCode"), ended.get("reason")
     if code == 0:
-        normally = "the driver ended normally"
-        return DriverStatus(DriverState.SUCCEEDED, f"{normally}; {pod_message}" if pod_message else normally, 0)
-    if pod_message:
-        return DriverStatus(DriverState.FAILED, pod_message, code)
+        return DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0, cause)
+    if cause:
+        return DriverStatus(DriverState.FAILED, cause, code, cause)
     if reason == "OOMKilled":
         fix = "raise resources.driver-memory, or spark.driver.memoryOverhead"
         return DriverStatus(DriverState.FAILED, f"the container exceeded its memory limit: {fix}", code)

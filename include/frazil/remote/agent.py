@@ -189,7 +189,10 @@ class Agent:
         if not urgent and now_s - self._polled_at_s < QUERY_INTERVAL_S:
             return
         self._polled_at_s = now_s
-        self._status = self._cluster.open(order.submission).status()
+        status = self._cluster.open(order.submission).status()
+        if status.state is DriverState.GONE:
+            status = dataclasses.replace(status, cause=self._status.cause)  # which only the pod named
+        self._status = status
         self._mirror.show_status(order.submission, self._status)
 
     def _carry_out(self, step: AgentStep) -> None:

@@ -39,6 +39,9 @@ PAUSE_CHECK_INTERVAL_S = 30.0
 """Seconds between two checks for a pause. A running agent stops the driver sooner."""
 MAX_LOG_BYTES = 64 * 1024
 CRASHED_CODE = 1
+TERMINATED_CODE = 128 + signal.SIGTERM
+"""After a SIGTERM that frazil did not send. After 0, Kubernetes would drop the reason of an eviction."""
+FOREIGN_SIGNAL = "the driver ended after its batch, because it received SIGTERM from outside of frazil"
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
 """Matches a driver's id on a standalone cluster, whose workers run each driver in a folder of this name."""
 
@@ -67,10 +70,9 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
         try:
             check_version(order.wanted.version)
             spec = validate_stream(order.declared, Path(f"{stream}.yaml"))
-            write(spec, until_caught_up=order.wanted.until_caught_up, read_pins=read_pins)
+            was_signalled = write(spec, until_caught_up=order.wanted.until_caught_up, read_pins=read_pins)
         except SystemExit:
-            reporter.ended = DriverExit(0)
-            raise
+            was_signalled = True
         except FrazilError as error:
             log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
             reporter.ended = DriverExit(error.exit_code, f"{type(error).__name__}: {error}")
@@ -79,8 +81,9 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
             log.exception("the writer crashed")
             reporter.ended = DriverExit(CRASHED_CODE, f"{type(error).__name__}: {error}")
             raise
-        reporter.ended = DriverExit(0)
-    return 0
+        is_foreign = was_signalled and not reporter.is_stopping
+        reporter.ended = DriverExit(TERMINATED_CODE, FOREIGN_SIGNAL) if is_foreign else DriverExit(0)
+    return reporter.ended.code
 
 
 def check_version(agent_version: str) -> None:
@@ -110,7 +113,8 @@ class DriverReporter:
         self._folder, self._order, self._is_paused, self._stop = folder, order, is_paused, stop
         self._exchange, self._interval_s = open_exchange(run_folder(stream)), interval_s
         self._number = int(time.time() * 1000)  # above those of an earlier process with the same order
-        self._stopping = False
+        self.is_stopping = False
+        """Whether the reporter has stopped the writer."""
         self._polled_s = float("-inf")
         self._tail = LogTail()
         self._logged = 0
@@ -136,11 +140,11 @@ class DriverReporter:
 
     def step(self) -> None:
         self._write_report(ended=None)
-        if self._stopping:
+        if self.is_stopping:
             return
         if reason := self._stop_reason():
             log.info("%s: the writer ends after its current batch", reason)
-            self._stopping = True
+            self.is_stopping = True
             self._stop()
 
     def _run(self) -> None:

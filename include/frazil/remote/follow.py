@@ -95,19 +95,22 @@ def _find_end(observation: DriverObservation) -> AgentStep | None:
         state.has_ended or observation.report_age_s >= EXIT_TIMEOUT_S or state is DriverState.UNKNOWN
     ):
         how = f"it ended with exit code {ended.code}" if ended.code else "the driver ended normally"
-        if state is DriverState.GONE:
-            how = f"{how}; {observation.status.reason}"
-        elif state is DriverState.SUCCEEDED:
-            how = observation.status.reason  # names an eviction, for example
-        return AgentStep(AgentAction.END, ended.error or how, ended.code)
+        return AgentStep(AgentAction.END, _describe_end(ended.error or how, observation.status), ended.code)
     if not state.has_ended or (
         state is DriverState.GONE and observation.report and observation.report_age_s < REPORT_TIMEOUT_S
     ):
         return None
     if state is DriverState.SUCCEEDED:
-        return AgentStep(AgentAction.END, observation.status.reason)
+        return AgentStep(AgentAction.END, _describe_end(observation.status.reason, observation.status))
     code = observation.status.exit_code or (KILLED_CODE if state is DriverState.KILLED else CRASHED_CODE)
-    return AgentStep(AgentAction.END, f"the driver reported no error; {observation.status.reason}", code)
+    how = f"the driver reported no error; {observation.status.reason}"
+    return AgentStep(AgentAction.END, _describe_end(how, observation.status), code)
+
+
+def _describe_end(how: str, status: DriverStatus) -> str:
+    """Return how the driver ended, and why the cluster ended it."""
+    whys = (status.reason if status.state is DriverState.GONE else None, status.cause)
+    return "; ".join([how, *(why for why in whys if why and why not in how)])
 
 
 def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> AgentStep:

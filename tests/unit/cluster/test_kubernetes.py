@@ -41,6 +41,12 @@ UNSCHEDULABLE = {
     "reason": "Unschedulable",
     "message": "0/3 nodes are available: 3 Insufficient memory.",
 }
+DISRUPTION = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "TerminationByKubelet",
+    "message": "The node was low on resource: memory.",
+}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ UNSCHEDULABLE = {
             pod("Failed", container={"terminated": {"exitCode": 0}}, reason="Evicted", message="low on memory"),
             DriverState.SUCCEEDED,
             0,
-            "the driver ended normally; Evicted: low on memory",
+            "the driver ended normally",
         ),
         (pod("Failed"), DriverState.FAILED, None, "reports no reason"),
         (pod("Unknown"), DriverState.UNKNOWN, None, "the pod's node does not respond"),
@@ -112,6 +118,27 @@ def test_a_pod_that_is_being_deleted_still_runs(api: Api) -> None:
         DriverState.RUNNING,
         "the pod is being deleted",
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        (pod("Failed", reason="Evicted", message="low on disk"), "Evicted: low on disk"),
+        (
+            pod("Failed", container={"terminated": {"exitCode": 0}}, reason="Evicted", message="low on memory"),
+            "Evicted: low on memory",
+        ),
+        # Kubelet drops an eviction's reason if the container exits with 0.
+        (pod("Succeeded", container={"terminated": {"exitCode": 0}}, conditions=[DISRUPTION]), DISRUPTION["message"]),
+        (pod("Failed", container={"terminated": {"exitCode": 143}}, conditions=[DISRUPTION]), DISRUPTION["message"]),
+        (pod("Running", container={"running": {}}, conditions=[DISRUPTION]), DISRUPTION["message"]),
+        (pod("Running", container={"running": {}}), None),
+        (pod("Failed", container={"terminated": {"exitCode": 1}}, conditions=[UNSCHEDULABLE]), None),
+    ],
+)
+def test_the_cause_is_why_kubernetes_ends_a_pod(api: Api, body: dict[str, Any], cause: str | None) -> None:
+    api.answers["GET", PATH] = Answer(body=body)
+    assert driver(api).status().cause == cause
 
 
 @pytest.mark.parametrize("status", [404, 410])

@@ -217,6 +217,18 @@ def test_a_driver_that_ends_between_its_report_and_the_clusters_answer_ends_with
     assert world.heartbeat.error == "OffsetGap: lost"
 
 
+def test_a_pod_that_was_deleted_is_explained_by_the_cause_that_it_named_before(world: World, eventually: Any) -> None:
+    drained = "Eviction API: evicting"
+    world.cluster.state = DriverStatus(DriverState.RUNNING, "the pod is being deleted", cause=drained)
+    world.start()
+    eventually(lambda: (found := world.heartbeat) and "driver driver-1: the pod is being deleted" in found.notices)
+    world.write_report(ended=DriverExit(143, "it received SIGTERM"))
+    world.cluster.state = DriverStatus(DriverState.GONE, "the pod was deleted")
+    eventually(lambda: world.ended == [143])
+    assert world.heartbeat is not None
+    assert world.heartbeat.error == f"it received SIGTERM; the pod was deleted; {drained}"
+
+
 def test_the_next_agent_follows_the_driver_of_the_last_one(world: World, eventually: Any) -> None:
     world.start()
     eventually(lambda: (found := world.folder.order()) and found.submission)

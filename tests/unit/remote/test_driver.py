@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,8 @@ from frazil.errors import EnvironmentUnusable
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.remote.driver import DriverReporter, LogTail, check_version, find_own_submission
+from frazil.remote import driver as drivers
+from frazil.remote.driver import DriverReporter, LogTail, check_version, find_own_submission, run_driver
 from frazil.remote.driver_environment import (
     CATALOG_VARIABLE,
     build_driver_environment,
@@ -87,6 +91,61 @@ def test_it_ends_when_people_pause_the_stream_without_any_agent(driver: Driver) 
     driver.paused = True
     driver.reporter.step()
     assert driver.stops == 1
+
+
+class Catalog:
+    def load_table(self, name: str) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [("by itself", 0), ("by SIGTERM", 143), ("by SIGTERM before it writes", 143), ("by its order", 0)],
+)
+def test_an_end_that_frazil_did_not_request_is_reported_as_a_signal(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    ends: str,
+    code: int,
+) -> None:
+    declared = {
+        "name": "ticks",
+        "source": {"topics": ["ticks"], "format": "json", "bootstrap-servers": "localhost:1"},
+        "table": "test.ticks",
+        "schema": {"at": "timestamptz not null"},
+        "event-time": "at",
+    }
+    order = dataclasses.replace(ORDER, wanted=WantedDriver("f1", __version__), declared=declared)
+    folder = DriverFolder(LocalStore(), f"{tmp_path}/driver")
+    folder.put_order(order)
+    stopped = threading.Event()
+
+    def write(*_: object, **__: object) -> bool:
+        if ends == "by SIGTERM before it writes":
+            signal.raise_signal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+        if ends == "by its order":
+            folder.put_order(dataclasses.replace(order, stop="somebody paused it"))
+            assert stopped.wait(20)
+        elif ends == "by SIGTERM":
+            signal.raise_signal(signal.SIGTERM)
+        return stopped.is_set()
+
+    monkeypatch.setattr(drivers, "DriverReporter", partial(DriverReporter, interval_s=0.01))
+    monkeypatch.setattr(drivers, "end_with_parent", lambda _: None)
+    monkeypatch.setattr(drivers, "load_catalog", lambda _: Catalog())
+    monkeypatch.setattr(DriverFolder, "open", lambda *_: folder)
+    monkeypatch.setattr(drivers, "write", write)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ended = run_driver("ticks", catalog="c", table="t", driver=ORDER.id)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    report = folder.report(ORDER.id)
+    assert report is not None
+    assert report.exit is not None
+    assert (ended, report.exit.code, "SIGTERM from outside" in str(report.exit.error)) == (code, code, bool(code))
 
 
 def test_the_end_of_a_log_begins_with_a_line_and_counts_all() -> None:

@@ -222,16 +222,31 @@ def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_
     assert observation.status.state.has_ended or reports_end or unheard
 
 
-def test_a_driver_that_ended_in_order_is_explained_by_what_ended_it() -> None:
-    report = dataclasses.replace(REPORT, exit=DriverExit(0))
-    evicted = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally; Evicted: low on memory", 0)
-    gone = DriverStatus(DriverState.GONE, "the pod p was deleted")
-    steps = [decide(dataclasses.replace(RUNNING, report=report, status=status)) for status in (evicted, gone)]
-    assert [step.code for step in steps] == [0, 0]
-    assert [step.reason for step in steps] == [
-        "the driver ended normally; Evicted: low on memory",
-        "the driver ended normally; the pod p was deleted",
-    ]
+EVICTED, DELETED = "Evicted: low on memory", "the pod p was deleted"
+NORMALLY = DriverStatus(DriverState.SUCCEEDED, "the driver ended normally", 0)
+GONE = DriverStatus(DriverState.GONE, DELETED)
+
+
+@pytest.mark.parametrize(
+    ("seen", "ended", "reason"),
+    [
+        (NORMALLY, DriverExit(0), "the driver ended normally"),
+        (dataclasses.replace(NORMALLY, cause=EVICTED), None, f"the driver ended normally; {EVICTED}"),
+        (DriverStatus(DriverState.FAILED, EVICTED, 143, EVICTED), DriverExit(143, "SIGTERM"), f"SIGTERM; {EVICTED}"),
+        (DriverStatus(DriverState.FAILED, EVICTED, 137, EVICTED), None, f"the driver reported no error; {EVICTED}"),
+        (DriverStatus(DriverState.FAILED, "it exited with code 11", 11), DriverExit(11, "OffsetGap"), "OffsetGap"),
+        (GONE, DriverExit(0), f"the driver ended normally; {DELETED}"),
+        (dataclasses.replace(GONE, cause=EVICTED), DriverExit(0), f"the driver ended normally; {DELETED}; {EVICTED}"),
+        (dataclasses.replace(GONE, cause=EVICTED), None, f"the driver reported no error; {DELETED}; {EVICTED}"),
+    ],
+)
+def test_an_end_is_explained_by_the_driver_and_by_the_cause_that_the_cluster_names(
+    seen: DriverStatus, ended: DriverExit | None, reason: str
+) -> None:
+    report = dataclasses.replace(REPORT, exit=ended)
+    step = decide(dataclasses.replace(RUNNING, report=report, status=seen, report_age_s=60.0))
+    assert step.action is AgentAction.END
+    assert step.reason == reason
 
 
 def test_a_driver_that_never_started_ends_a_requested_stop_without_an_error() -> None:
