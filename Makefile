@@ -60,7 +60,7 @@ soak: setup ## Slow tests, property tests with many random examples, and mutants
 	$(MAKE) mutants
 
 matrix: setup ## Unit tests and a whole stream with other sets of versions (MATRIX=a for one); see tests/matrix.py
-	$(BIN)/python -m tests.matrix $(MATRIX)
+	FRAZIL_TEST_EXAMPLES=unit $(IN_MEMORY) $(BIN)/python -m tests.matrix $(MATRIX)
 
 mutants: setup ## A sample of changed decisions that no unit test notices (ROOM=commit, COUNT=40, SEED=2026)
 	@left=0; for room in $(or $(ROOM),commit merge audit stream signals); do \

@@ -23,8 +23,10 @@ from frazil.spark import jars
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 UV = Path(sys.executable).with_name("uv")
-UNIT = ("-m", "not soak and not processes", "tests/unit")
+UNIT = ("-n", "2", "--dist", "loadgroup", "-m", "not soak and not processes", "tests/unit")
 STREAM = (
+    "-n",
+    "0",
     "tests/e2e/test_walks.py::test_the_quick_start_can_be_followed_until_airflow_starts",
     "tests/e2e/test_maintenance_flow.py",
     "tests/e2e/test_partition_flow.py",
@@ -116,7 +118,9 @@ def make(environment: Environment, folder: Path) -> dict[str, str]:
         temporary = folder / "jars.lock.new"
         jars.write_lock_file(temporary, environment.roots())
         temporary.rename(lock_file)
-    subprocess.run([python, "-m", "frazil.ingest.precompile"], env=variables, cwd=CHECKOUT, check=True)
+    # Otherwise tests would do this work within their timeouts.
+    for module in (["frazil.spark.jars", "fetch"], ["frazil.ingest.precompile"]):
+        subprocess.run([python, "-m", *module], env=variables, cwd=CHECKOUT, stdout=subprocess.DEVNULL, check=True)
     return variables
 
 
@@ -145,7 +149,7 @@ def run(part: str, variables: dict[str, str], folder: Path) -> Result:
     began = time.monotonic()
     with (folder / f"{part}.log").open("w") as log:
         python = str(folder / "venv" / "bin" / "python")
-        command = [python, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider"]
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
         done = subprocess.run(
             [*command, *PARTS[part]], env=variables, cwd=CHECKOUT, stdout=log, stderr=log, check=False
         )

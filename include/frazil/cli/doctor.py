@@ -45,6 +45,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     checks = {
         "python": Check(host.check_python),
         "java": Check(host.check_java, timeout_s=65),
+        "pyspark": Check(host.check_pyspark),
         "jars": Check(host.check_jars),
         "folders": Check(host.check_folders),
         "tasks' python": Check(host.check_task_python, timeout_s=65),

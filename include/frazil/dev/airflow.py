@@ -26,6 +26,7 @@ import httpx
 from frazil import home as frazil_home
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
+from frazil.extras import require_module
 from frazil.home import make_folder
 from frazil.spark.jars import ensure_catalog_jars
 from frazil.table.catalogs import configured_catalogs
@@ -207,6 +208,7 @@ class EmbeddedAirflow(process.EmbeddedService):
         }
 
     def start(self) -> Self:
+        require_module("airflow")
         if not self.server("api-server"):
             process.require_free_port(self.port, what="Airflow", option="--airflow-port")
         self._make_secrets()

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from frazil import SUPPORTED_PYTHONS, __version__
 from frazil.doctor import CheckState, Finding
+from frazil.extras import require_module
 from frazil.home import cache_folder, home
 from frazil.host.page_servers import list_running_servers
 from frazil.spark import jars
-from frazil.spark.java import require_java
+from frazil.spark.java import require_java, require_pyspark
 from frazil.spec.units import format_rounded_bytes
 
 MIN_FREE_BYTES = 2 << 30
@@ -40,6 +41,12 @@ def check_java() -> Iterator[Finding]:
         yield Finding("java", CheckState.SKIPPED, "without PySpark, this machine runs no writer and no Spark job")
         return
     yield Finding("java", CheckState.OK, f"Java 17 at {require_java()}")
+
+
+def check_pyspark() -> Iterator[Finding]:
+    if find_spec("py4j") is None:
+        return
+    require_pyspark()
     found = version("pyspark")
     try:
         client = version("pyspark-client")
@@ -157,6 +164,7 @@ def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Fin
     if find_spec("airflow") is None:
         yield Finding("airflow", CheckState.SKIPPED, "Airflow is not installed in this Python")
         return
+    require_module("airflow")
     if not _is_set_up(environment):
         yield Finding("airflow", CheckState.SKIPPED, "this user has no Airflow: AIRFLOW_HOME has no airflow.cfg")
         return

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from frazil import extras
 from frazil.dev.airflow import EmbeddedAirflow, find_unhealthy
+from frazil.errors import MissingExtra, UnsupportedVersion
 
 HEARTBEAT = "2026-01-01T12:00:00+00:00"
 HEALTHY = {
@@ -40,6 +42,18 @@ def test_passwords_are_made_once_and_readable_by_their_owner_alone(airflow: Embe
     assert len({first, airflow.password_for("op"), airflow.password_for("viewer")}) == 3
     for name in ("passwords.json", "secrets.json"):
         assert (airflow.home / name).stat().st_mode & 0o077 == 0
+
+
+def test_an_airflow_that_is_missing_or_not_supported_is_reported_before_anything_is_written(
+    airflow: EmbeddedAirflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extras, "version", lambda _: "3.2.2")
+    with pytest.raises(UnsupportedVersion, match=r"Airflow 3\.2\.2 is installed"):
+        airflow.start()
+    monkeypatch.setattr(extras, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'frazil\[airflow\]'"):
+        airflow.start()
+    assert not airflow.home.exists()
 
 
 def test_every_address_of_its_environment_is_the_loopback(airflow: EmbeddedAirflow) -> None:

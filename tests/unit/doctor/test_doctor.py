@@ -7,7 +7,8 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil import installed
+from frazil import extras, installed
 from frazil.cli.main import frazil
 from frazil.doctor import Check, CheckState, Finding, connections, host, run_checks
 from frazil.doctor import host as airflow
@@ -164,6 +165,26 @@ def test_java_of_another_version_is_wrong_and_says_how_to_get_17(
     (found,) = run_checks({"java": Check(host.check_java)})
     assert found.state is CheckState.WRONG
     assert "is Java 21; frazil needs Java 17. Install a JDK 17" in found.message
+
+
+@pytest.mark.parametrize(
+    ("check", "found", "sentence"),
+    [
+        (host.check_pyspark, "3.5.8", "Spark 3.5.8 is installed, but frazil supports Spark 4.0 and 4.1."),
+        (
+            partial(host.check_airflow, Path(), {}),
+            "3.2.2",
+            "Airflow 3.2.2 is installed, but frazil supports Airflow 3.3.",
+        ),
+    ],
+)
+def test_a_version_that_frazil_does_not_support_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, check: Callable[[], Iterator[Finding]], found: str, sentence: str
+) -> None:
+    monkeypatch.setattr(extras, "version", lambda _: found)
+    (finding,) = run_checks({"it": Check(check)})
+    assert finding.state is CheckState.WRONG
+    assert finding.message.startswith(f"UnsupportedVersion: {sentence}")
 
 
 def test_jars_that_are_missing_are_fetched_later_and_only_warned_of(
