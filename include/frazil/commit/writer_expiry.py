@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -79,6 +79,8 @@ class WriterExpiry:
     _in_attempt: bool = False
     _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
     """Expired snapshots whose files still exist, each with the time (ms) of its expiry."""
+    _expired_by_others: list[tuple[int, Snapshot]] = field(default_factory=list)
+    """Snapshots that another program expired recently. It may still read their manifests, to find data files."""
     _former: list[str] = field(default_factory=list)
     _folded: dict[int, FoldedFiles] = field(default_factory=dict)
     """Files that this writer's folds replaced, by the fold's parent."""
@@ -127,9 +129,12 @@ class WriterExpiry:
         """After a commit, start the thread if files or snapshots are due for removal. Does not wait."""
         last, self._last = self._last, table
         proposed, self._proposed = self._proposed, ()
-        if proposed:
-            present = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-            self._expired += [(self.clock_ms(), s) for s in proposed if s.snapshot_id not in present]
+        if last is not None:
+            present, ours = ({s.snapshot_id for s in found} for found in (table.metadata.snapshots, proposed))
+            gone, now_ms = (s for s in last.metadata.snapshots if s.snapshot_id not in present), self.clock_ms()
+            for snapshot in gone:
+                expired = self._expired if snapshot.snapshot_id in ours else self._expired_by_others
+                expired.append((now_ms, snapshot))
         deletes = property_as_bool(table.properties, TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, False)
         if deletes and last is not None and last.metadata.table_uuid == table.metadata.table_uuid:
             self._former += _versions(last) - _versions(table)
@@ -185,7 +190,8 @@ class WriterExpiry:
         """Delete the files of snapshots that expired before `before_ms`. The orphan cleanup handles failures."""
         expired, former = self._expired_before(before_ms), self._former[:]
         del self._expired[: len(expired)], self._former[: len(former)]
-        later = [snapshot for _, snapshot in self._expired]
+        del self._expired_by_others[: sum(at_ms < before_ms for at_ms, _ in self._expired_by_others)]
+        later = [snapshot for _, snapshot in (*self._expired, *self._expired_by_others)]
         without_parent = [files for s in expired if (files := self._folded.pop(s.snapshot_id, None))]
         folded = (path for files in without_parent if files.are_unused(table.metadata) for path in files.paths)
         waste = sorted({*_unused_files(expired, later, table), *former, *folded})
@@ -197,14 +203,21 @@ def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table:
     """Return the files that only expired snapshots use. Snapshots in `later` still need their manifests."""
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
-    kept = [*later, *(s for s in table.metadata.snapshots if s.snapshot_id not in newer)]
+    manifests = _left_manifests(expired, table)
+    if manifests:
+        kept = (snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in newer)
+        manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
+        manifests -= _left_manifests(later, table)
+    return manifests | {snapshot.manifest_list for snapshot in expired}
+
+
+def _left_manifests(expired: Iterable[Snapshot], table: Table) -> set[str]:
+    """Return the manifests of expired snapshots. Omits snapshots whose files another program has deleted."""
     manifests = set[str]()
     for snapshot in expired:
-        with suppress(FileNotFoundError):  # another writer or maintenance expired it first, and deleted its files
+        with suppress(FileNotFoundError):
             manifests.update(manifest_paths(snapshot, table.io))
-    if manifests:
-        manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
-    return manifests | {snapshot.manifest_list for snapshot in expired}
+    return manifests
 
 
 def _versions(table: Table) -> set[str]:
