@@ -21,6 +21,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
+from frazil.stream.worker_daemon import PROCESS_NAME
 from frazil.supervise.supervised import Program, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 
@@ -83,15 +84,16 @@ def committed_since(stream: Any, since_s: float) -> bool:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """A live worker: the daemon that forks them has children, and one that just ended has no command line."""
+    """A worker, not the daemon that forks it."""
     try:
-        return "pyspark.daemon" in " ".join(process.cmdline()) and not process.children()
+        parent = process.parent()
+        return parent is not None and process.name() == parent.name() == PROCESS_NAME
     except psutil.Error:
         return False
 
 
 def victims(stream: Any) -> dict[str, psutil.Process]:
-    """The driver, and a Python worker under its JVM if one is alive."""
+    """The driver, and one of its Python workers if one is alive."""
     found = heartbeat(stream)
     assert found is not None
     driver = psutil.Process(found.pid)

@@ -1,14 +1,14 @@
 """Expires main's oldest snapshots with the writer's own commits.
 
 Maintenance runs too rarely for a commit each second. A thread plans by the rules of maintenance, and deletes files that
-the metadata no longer names.
+the metadata no longer names. It also deletes the files that this writer's folds replaced.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -19,7 +19,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
 from pyiceberg.utils.properties import property_as_bool
 
-from frazil.commit.expiry import Pins, expirable_by_writers, plan_expiry
+from frazil.commit.expiry import FoldedFiles, Pins, expirable_by_writers, plan_expiry
 from frazil.commit.history import ancestors, count_ancestors
 from frazil.commit.manifest_lists import manifest_paths
 from frazil.commit.marker import open_branch_name
@@ -79,7 +79,11 @@ class WriterExpiry:
     _in_attempt: bool = False
     _expired: list[tuple[int, Snapshot]] = field(default_factory=list)
     """Expired snapshots whose files still exist, each with the time (ms) of its expiry."""
+    _expired_by_others: list[tuple[int, Snapshot]] = field(default_factory=list)
+    """Snapshots that another program expired recently. It may still read their manifests, to find data files."""
     _former: list[str] = field(default_factory=list)
+    _folded: dict[int, FoldedFiles] = field(default_factory=dict)
+    """Files that this writer's folds replaced, by the fold's parent."""
     _running: threading.Thread | None = None
     _due: int = 0
     """Number of snapshots in main's history at which the next removal is planned."""
@@ -110,6 +114,10 @@ class WriterExpiry:
         self._in_attempt = bool(ids)
         return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
 
+    def add_fold(self, parent: int, files: FoldedFiles) -> None:
+        """Let the writer expire a fold's parent, and then delete the replaced files."""
+        self._folded[parent] = files
+
     def withdraw(self) -> bool:
         """If the refused attempt expired snapshots, pause until main has `at-most` more snapshots."""
         withdrawn, self._in_attempt = self._in_attempt, False
@@ -121,9 +129,12 @@ class WriterExpiry:
         """After a commit, start the thread if files or snapshots are due for removal. Does not wait."""
         last, self._last = self._last, table
         proposed, self._proposed = self._proposed, ()
-        if proposed:
-            present = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-            self._expired += [(self.clock_ms(), s) for s in proposed if s.snapshot_id not in present]
+        if last is not None:
+            present, ours = ({s.snapshot_id for s in found} for found in (table.metadata.snapshots, proposed))
+            gone, now_ms = (s for s in last.metadata.snapshots if s.snapshot_id not in present), self.clock_ms()
+            for snapshot in gone:
+                expired = self._expired if snapshot.snapshot_id in ours else self._expired_by_others
+                expired.append((now_ms, snapshot))
         deletes = property_as_bool(table.properties, TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, False)
         if deletes and last is not None and last.metadata.table_uuid == table.metadata.table_uuid:
             self._former += _versions(last) - _versions(table)
@@ -167,8 +178,11 @@ class WriterExpiry:
     def _plan(self, table: Table) -> None:
         pins, metadata = self.read_pins(), table.metadata
         plan = plan_expiry(metadata, self.settings, pins, table=".".join(table.name()), now_ms=self.clock_ms())
-        old = tuple(expirable_by_writers(plan, metadata))
-        found = old[-self.settings.at_most :]  # more would make one commit slow
+        known = {*(s.snapshot_id for s in metadata.snapshots), *(s.snapshot_id for _, s in self._expired)}
+        for parent in self._folded.keys() - known:  # maintenance expired it, and deleted the files
+            del self._folded[parent]
+        old = expirable_by_writers(plan, metadata, self._folded)
+        found = tuple(old[-self.settings.at_most :])  # more would make one commit slow
         if found:
             self._planned = _Removal(found, _refs(metadata))
         more = self._step if len(found) == len(old) else 0
@@ -179,7 +193,11 @@ class WriterExpiry:
         """Delete the files of snapshots that expired before `before_ms`. The orphan cleanup handles failures."""
         expired, former = self._expired_before(before_ms), self._former[:]
         del self._expired[: len(expired)], self._former[: len(former)]
-        waste = sorted({*_unused_files(expired, [s for _, s in self._expired], table), *former})
+        del self._expired_by_others[: sum(at_ms < before_ms for at_ms, _ in self._expired_by_others)]
+        later = [snapshot for _, snapshot in (*self._expired, *self._expired_by_others)]
+        without_parent = [files for s in expired if (files := self._folded.pop(s.snapshot_id, None))]
+        folded = (path for files in without_parent if files.are_unused(table.metadata) for path in files.paths)
+        waste = sorted({*_unused_files(expired, later, table), *former, *folded})
         if waste and may_delete_files(table.properties):
             open_store(waste[0], table.io.properties).delete(waste)
 
@@ -188,14 +206,21 @@ def _unused_files(expired: Sequence[Snapshot], later: Sequence[Snapshot], table:
     """Return the files that only expired snapshots use. Snapshots in `later` still need their manifests."""
     main = list(ancestors(table.metadata))
     newer = {snapshot.snapshot_id for snapshot in main[:-1]}  # all their older manifests are those of main's oldest
-    kept = [*later, *(s for s in table.metadata.snapshots if s.snapshot_id not in newer)]
+    manifests = _left_manifests(expired, table)
+    if manifests:
+        kept = (snapshot for snapshot in table.metadata.snapshots if snapshot.snapshot_id not in newer)
+        manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
+        manifests -= _left_manifests(later, table)
+    return manifests | {snapshot.manifest_list for snapshot in expired}
+
+
+def _left_manifests(expired: Iterable[Snapshot], table: Table) -> set[str]:
+    """Return the manifests of expired snapshots. Omits snapshots whose files another program has deleted."""
     manifests = set[str]()
     for snapshot in expired:
-        with suppress(FileNotFoundError):  # another writer or maintenance expired it first, and deleted its files
+        with suppress(FileNotFoundError):
             manifests.update(manifest_paths(snapshot, table.io))
-    if manifests:
-        manifests -= {path for snapshot in kept for path in manifest_paths(snapshot, table.io)}
-    return manifests | {snapshot.manifest_list for snapshot in expired}
+    return manifests
 
 
 def _versions(table: Table) -> set[str]:

@@ -12,10 +12,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
+from pyspark.java_gateway import launch_gateway
 
 from frazil import __version__
 from frazil.cluster.driver import HADOOP_FOLDER_VARIABLES, PACKAGE_FOLDER, PACKAGE_PYTHON
@@ -66,8 +67,10 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
     }
 
 
-def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM. Raises `EnvironmentUnusable` if Java or YARN's configuration is missing or unsuitable."""
+def start_context(spec: StreamSpec, importing_nothing: AbstractContextManager[None] | None = None) -> SparkContext:
+    """Start Spark, and the JVM within `importing_nothing`. Raises `EnvironmentUnusable` if Java or YARN's configuration
+    is missing or unsuitable.
+    """
     in_cluster, on_yarn = runs_in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDER_VARIABLES)):
         raise EnvironmentUnusable(
@@ -83,6 +86,9 @@ def start_context(spec: StreamSpec) -> SparkContext:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setAll(list(properties.items()))
     with jvm_start():
+        with importing_nothing or nullcontext():
+            gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
         context = SparkContext.getOrCreate(conf)
     jvm: Any = getattr(SparkContext._gateway, "proc", None)
     cost_meter.jvm_pid = None if jvm is None else jvm.pid

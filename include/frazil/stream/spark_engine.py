@@ -57,8 +57,16 @@ KILLED_EXIT_CODE = 137
 class SparkEngine:
     """Runs a stream's jobs in its own Spark context, or in a given session. Spark sees records only as bytes."""
 
-    def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
+    def __init__(
+        self,
+        spec: StreamSpec,
+        session: SparkSession | None = None,
+        *,
+        importing_nothing: AbstractContextManager[None] | None = None,
+    ) -> None:
+        """`importing_nothing` is entered while the JVM starts (see `forked_daemon`)."""
         self._spec, self._session_context = spec, session.sparkContext if session else None
+        self._importing_nothing = importing_nothing
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
@@ -190,7 +198,7 @@ class SparkEngine:
     def _start(self) -> SparkContext:
         if self._session_context:
             return self._session_context
-        context = self._unchecked = start_context(self._spec)
+        context = self._unchecked = start_context(self._spec, self._importing_nothing)
         if self._spec.resources.on_cluster:
             check_executors(context, self._spec)
         return context

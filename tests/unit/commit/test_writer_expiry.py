@@ -187,6 +187,20 @@ def test_files_of_metadata_stay_for_a_while_for_those_who_loaded_the_snapshot_be
     assert writer.is_whole()
 
 
+def test_manifests_of_a_snapshot_that_another_program_expires_stay_while_it_may_read_them(world: Any):
+    writer = Writer(world, delay_ms=30_000)
+    writer.commit(5)
+    snapshot = world.load().current_snapshot()
+    world.load().manage_snapshots().create_tag(snapshot.snapshot_id, "held").commit()
+    writer.commit(50)
+    world.load().manage_snapshots().remove_tag("held").commit()
+    world.load().maintenance.expire_snapshots().by_id(snapshot.snapshot_id).commit()
+    writer.commit(20)
+    theirs = {Path(path).name for path in manifest_lists.manifest_paths(snapshot, world.load().io)}
+    assert not theirs & world.used_manifests(), "the writer expired the other snapshots that had them"
+    assert theirs <= world.manifests()
+
+
 def test_another_engines_commit_in_between_lets_the_next_attempt_expire_nothing(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(10)
