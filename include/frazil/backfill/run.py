@@ -307,7 +307,9 @@ class Backfill:
     @property
     def _is_decided_by_dead_letters(self) -> bool:
         """Whether a replay must write exactly the records that are still dead letters."""
-        return self.request.dead_letters is not None and (self.spec.sinks.mode.merges or self.route is not None)
+        return self.request.dead_letters is not None and (
+            self.spec.sinks.mode.merges or self.spec.sinks.has_routed_tables
+        )
 
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
         """Run the audit. If it fails because the backfill was abandoned, raises BackfillAbandoned."""
