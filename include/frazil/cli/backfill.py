@@ -90,7 +90,8 @@ def backfill(  # noqa: PLR0913 - a command's options
 
     with open_backfill(spec, request, kafka_timeout_s=INTERACTIVE_TIMEOUT_S, read_only=True) as requested:
         result = estimate(requested, requested.plan(requested.last()))
-    echo_json(result) if as_json else echo("\n".join(estimate_messages(result, stream=stream)))
+    messages = estimate_messages(result, stream=stream, mode=spec.sinks.mode)
+    echo_json(result) if as_json else echo("\n".join(messages))
 
 
 def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
