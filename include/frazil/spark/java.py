@@ -80,7 +80,8 @@ def _speed_up_launcher() -> None:
     """Let the JVM that composes Spark's command line read one jar. Otherwise it opens nearly all jars of Spark."""
     from pyspark.find_spark_home import _find_spark_home  # most users of this module start no JVM
 
-    spark: str = os.environ.setdefault("SPARK_HOME", _find_spark_home())  # type: ignore[no-untyped-call]
+    spark: str = os.environ.get("SPARK_HOME") or _find_spark_home()  # type: ignore[no-untyped-call]
+    os.environ["SPARK_HOME"] = spark
     launcher = next(Path(spark).glob("jars/spark-launcher_*.jar"), None)
     if launcher and len(str(launcher).split()) == 1:  # a shell splits the options at spaces
         os.environ.setdefault("SPARK_LAUNCHER_OPTS", f"-Xbootclasspath/a:{launcher} {LEAN_OPTIONS}")
