@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
@@ -22,7 +23,7 @@ from frazil.cluster.driver import HADOOP_FOLDER_VARIABLES, PACKAGE_FOLDER, PACKA
 from frazil.cluster.kubernetes_pod import IN_CLUSTER_MASTER, POD_IP, POD_NAME
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import lean_java_options
-from frazil.spark.java import LEAN_OPTIONS, jvm_start, runs_in_jvm
+from frazil.spark.java import LEAN_OPTIONS, jvm_start, launch_jvm, runs_in_jvm
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_properties
 from frazil.spec.resources import ClusterManager, Resources
@@ -66,8 +67,11 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
     }
 
 
-def start_context(spec: StreamSpec) -> SparkContext:
-    """Start the JVM. Raises `EnvironmentUnusable` if Java or YARN's configuration is missing or unsuitable."""
+def start_context(spec: StreamSpec, *, output: Path | None = None) -> SparkContext:
+    """Start the JVM. If `output` is given, what the JVM prints is appended to this file.
+
+    Raises `EnvironmentUnusable` if Java or YARN's configuration is missing or unsuitable.
+    """
     in_cluster, on_yarn = runs_in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDER_VARIABLES)):
         raise EnvironmentUnusable(
@@ -83,6 +87,8 @@ def start_context(spec: StreamSpec) -> SparkContext:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setAll(list(properties.items()))
     with jvm_start():
+        if output is not None:
+            launch_jvm(properties, output)
         context = SparkContext.getOrCreate(conf)
     jvm: Any = getattr(SparkContext._gateway, "proc", None)
     cost_meter.jvm_pid = None if jvm is None else jvm.pid

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -57,8 +58,10 @@ KILLED_EXIT_CODE = 137
 class SparkEngine:
     """Runs a stream's jobs in its own Spark context, or in a given session. Spark sees records only as bytes."""
 
-    def __init__(self, spec: StreamSpec, session: SparkSession | None = None) -> None:
+    def __init__(self, spec: StreamSpec, session: SparkSession | None = None, *, output: Path | None = None) -> None:
+        """If `output` is given, what the JVM prints is appended to this file."""
         self._spec, self._session_context = spec, session.sparkContext if session else None
+        self._output = output
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
@@ -190,7 +193,7 @@ class SparkEngine:
     def _start(self) -> SparkContext:
         if self._session_context:
             return self._session_context
-        context = self._unchecked = start_context(self._spec)
+        context = self._unchecked = start_context(self._spec, output=self._output)
         if self._spec.resources.on_cluster:
             check_executors(context, self._spec)
         return context
