@@ -46,9 +46,6 @@ Secrets, such as `sasl.password`, must be references without a default.
 """
 
 
-_COLUMN_TYPE = Column.model_fields["type"]
-
-
 def render() -> str:
     """Return the page as Markdown."""
     parts = [_INTRODUCTION, *_section("A stream", StreamSpec, "", set())]
@@ -66,7 +63,7 @@ def _section(title: str, model: type[BaseModel], prefix: str, written: set[str])
     for name, field in model.model_fields.items():
         key = f"{prefix}{field.alias}"
         nested += _nested(field, key)
-        if (model is Column and field.alias == "name") or model.model_fields.get("type") is field is not _COLUMN_TYPE:
+        if (model is Column and field.alias == "name") or (field.alias == "type" and model in FORMATS.values()):
             continue  # the mapping's key is the column's name, and the heading has the format's type
         row = f"| `{key}` | {_value(field)} | {meanings.get(name, '')} |"
         if row in written:

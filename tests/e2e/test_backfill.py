@@ -29,6 +29,7 @@ from frazil.commit.journal import JournalStore
 from frazil.commit.marker import read_marker
 from frazil.commit.open_streams import open_stream
 from frazil.errors import WriterBusy
+from frazil.home import home
 from frazil.offsets.spans import count_offsets
 from frazil.stream import spark_engine
 from frazil.stream.engine import Engine
@@ -198,10 +199,17 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
         assert run(backfill, engine).records == 200, "rows of the minute that the table lacks, and no dead letters"
     check_exact(begun, [*range(1200), *range(BEFORE, BEFORE + 100)])
     assert is_clean(begun)
-    monkeypatch.setattr(spark_engine, "SparkEngine", lambda *_: InProcessEngine())
+    log_files: list[Path] = []
+
+    def start(*_: Any, output: Path) -> InProcessEngine:
+        log_files.append(output)
+        return InProcessEngine()
+
+    monkeypatch.setattr(spark_engine, "SparkEngine", start)
     landed = json.loads(frazil("backfill", begun.name, "--json").stdout)
     assert (landed["state"], landed["records"]) == ("published", 800)
     assert frazil("backfill", begun.name, "--json").stdout.strip() == "null"
+    assert {*log_files} == {home() / "backfill" / "events.log"}
     check_exact(begun, range(BEFORE + 100), rejected=BAD)
     assert is_clean(begun)
 

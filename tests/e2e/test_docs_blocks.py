@@ -141,7 +141,7 @@ def test_the_ways_to_ask_for_a_backfill_that_the_guide_shows(
     folder: Path, kafka: EmbeddedKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, file = topic(), folder / "streams" / "flights.yaml"
-    monkeypatch.setattr(spark_engine, "SparkEngine", lambda *_: InProcessEngine())
+    monkeypatch.setattr(spark_engine, "SparkEngine", lambda *_, **__: InProcessEngine())
     monkeypatch.setattr(output, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     send_flights(kafka, name, range(1_300))
     source = f"topics: [{name}], format: json, bootstrap-servers: '{kafka.bootstrap}', start: latest"

@@ -190,7 +190,10 @@ def test_partitions_whose_value_is_too_long_for_a_path_are_compacted_if_paths_ha
     made.stream.columns = lambda rows: {**columns(rows), "city": pa.array(["é" * 120, "x"] * (rows // 2))}
     made.land(4)
     (done,) = made.maintain(Action.COMPACTION)
-    assert "4 failed before their commit" in str(done)
+    assert (done.ending, "partitions not rewritten: 1 (folder names that are too long)" in str(done)) == (
+        Ending.DONE,
+        True,
+    )
     assert sorted(files_of(made.table).values()) == [1, 4]
     with made.table.transaction() as changed:
         layout = {"enabled": "true", "partitioned-paths": "false"}

@@ -177,7 +177,7 @@ def plan(streams: str) -> dict[str, Any] | None:
         backfill.check_run_not_abandoned()
         last = backfill.last()
         found = estimate(backfill, backfill.plan(last))
-        report(" ".join(estimate_messages(found, stream=backfill.request.stream)))
+        report(" ".join(estimate_messages(found, stream=backfill.request.stream, mode=backfill.spec.sinks.mode)))
         if last and last.is_open:
             log.info("Continuing backfill %s of this request, which has %d chunks", last.id, last.chunks)
         if params["dry-run"] or not (found.max_records or (last and last.is_open)):

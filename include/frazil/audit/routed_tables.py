@@ -226,9 +226,14 @@ def compare_table_counts(
     default: tuple[str, Tallies], routed: Sequence[RoutedRows], claimed: Claims, replays: PublishedReplays
 ) -> Iterator[Finding]:
     """Compare the rows of each table with the commit records, if each offset was committed once."""
+    waiting = Counter[Target]()
+    for one in routed:
+        waiting[one.renamed or one.target] += one.waiting
     for name, (rows, expected) in row_counts(default, routed, claimed, replays).items():
         if rows != expected:
-            sentence = f"the table has {format_count(rows, 'row')}, but commit records count {expected:,}"
+            has = format_count(rows - waiting[name], "row")
+            waits = f" and {format_count(waiting[name], 'row', 'waits|wait')} for it," if waiting[name] else ""
+            sentence = f"the table has {has},{waits} but commit records count {expected:,}"
             yield Finding(FindingKind.MISCOUNTED, abs(rows - expected), sentence, name)
 
 

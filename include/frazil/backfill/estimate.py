@@ -15,6 +15,7 @@ from frazil.commit.marker import BatchKey
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.ingest.contract import StagedFile, StageResult, StageTask
 from frazil.ingest.stage import stage
+from frazil.spec.sinks import Mode
 from frazil.spec.units import format_count
 from frazil.table.branches import summary_value
 
@@ -30,7 +31,9 @@ class Estimate:
     max_records: int
     """Maximum number of missing records: missing offsets in Kafka, or missing records in files."""
     records: int
-    """Estimated number of rows. Lower than `max_records` if event times are filtered, or Kafka has gaps."""
+    """Estimated number of rows, or of records to merge. Lower than `max_records` if event times are filtered, or Kafka
+    has gaps.
+    """
     rejected: int
     bytes: int
     files: int
@@ -73,7 +76,7 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     )
 
 
-def estimate_messages(dry_run: Estimate, *, stream: str) -> list[str]:
+def estimate_messages(dry_run: Estimate, *, stream: str, mode: Mode) -> list[str]:
     what = "offsets"
     if dry_run.source_files:
         what = f"records in {format_count(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"
@@ -86,11 +89,14 @@ def estimate_messages(dry_run: Estimate, *, stream: str) -> list[str]:
         f"Stream {stream}: {dry_run.max_records:,} of {dry_run.requested:,} {what} are missing, in "
         f"{format_count(dry_run.topic_partitions, 'topic-partition')}; {dry_run.held:,} are already in the table."
     )
+    rows = format_count(dry_run.records, mode.noun)
+    action = f"compare about {rows} with the table's rows, and add" if mode.merges else f"add about {rows} and"
     size = (
-        f"The backfill would add about {format_count(dry_run.records, 'row')} and "
-        f"{format_count(dry_run.rejected, 'dead letter')}: {dry_run.bytes:,} bytes in "
+        f"The backfill would {action} {format_count(dry_run.rejected, 'dead letter')}: {dry_run.bytes:,} bytes in "
         f"{format_count(dry_run.files, 'file')} or more, staged in {format_count(dry_run.chunks, 'chunk')}."
     )
+    if mode.merges:
+        size += " Only the merge shows how many rows change."
     touched = (
         f"A sample of {format_count(dry_run.sampled, 'record')} falls into "
         f"{format_count(dry_run.partitions, 'partition')} of the table, so at least that many partitions change."

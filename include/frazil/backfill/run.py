@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -64,7 +64,7 @@ from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, Write
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, Spans, to_bitmaps, union_offsets
+from frazil.offsets.spans import Offsets, OffsetSets, Spans, to_bitmaps, union_offsets
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, seen_offsets
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
@@ -79,7 +79,7 @@ from frazil.table.tables import check_rows_fit
 log = logging.getLogger(__name__)
 
 MAX_SPANS = 10_000
-"""Maximum number of offset spans in a backfill: each span is read separately."""
+"""Maximum number of offset spans in a backfill from Kafka, which reads each span separately."""
 MAX_ATTEMPTS = 3
 
 
@@ -149,22 +149,26 @@ class Backfill:
             *rows, dead_letters = tallies = self._tally_tables(table, marker, wanted, claimed)
             whole = backfill_audit.find_complete_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
             held += [whole, seen_offsets(dead_letters)]
-            exact = self.source.select_with_records(
-                missing_spans(wanted, union_offsets([*held, *map(seen_offsets, rows)]))
-            )
+            exact = self._find_missing(wanted, [*held, *map(seen_offsets, rows)])
             if sum(map(len, exact.values())) <= MAX_SPANS or not self._drops_reread_rows(table):
                 return self._build_plan(exact, wanted, identity)
-        left = self.source.select_with_records(missing_spans(wanted, union_offsets(held)))
-        return self._build_plan(left, wanted, identity)
+        return self._build_plan(self._find_missing(wanted, held), wanted, identity)
+
+    def _find_missing(self, wanted: Spans, held: Sequence[OffsetSets]) -> Spans:
+        """Return the wanted offsets that are not held. A replay's spans include offsets that no copied record has."""
+        present = union_offsets(held)
+        if self.request.dead_letters:
+            copied = self.source.records(wanted)
+            present = {tp: offsets & copied[tp] for tp, offsets in present.items() if tp in copied}
+        return self.source.select_with_records(missing_spans(wanted, present))
 
     def _build_plan(self, left: Spans, wanted: Spans, identity: SourceIdentity) -> BackfillPlan:
-        if sum(map(len, left.values())) > MAX_SPANS:
-            what = f"the records of stream {self.spec.name!r} that table {self.spec.table.identifier} is missing"
-            remedy = "request a smaller range, or delete the rows in the range first"
-            if self.request.dead_letters:
-                what = f"the selected dead letters of stream {self.spec.name!r}"
-                remedy = "replay them in parts, by `--reason`, and by `--from` and `--to` (when they were rejected)"
-            raise SpecError(f"{what} are in more than {MAX_SPANS:,} separate offset ranges: {remedy}")
+        if sum(map(len, left.values())) > MAX_SPANS and not self.source.files:
+            raise SpecError(
+                f"the records of stream {self.spec.name!r} that table {self.spec.table.identifier} is missing are in "
+                f"more than {MAX_SPANS:,} separate offset ranges: request a smaller range, or delete the rows in the "
+                "range first"
+            )
         return BackfillPlan(left, self.source.max_records(wanted), identity)
 
     def _drops_reread_rows(self, table: Table) -> bool:
@@ -303,7 +307,9 @@ class Backfill:
     @property
     def _is_decided_by_dead_letters(self) -> bool:
         """Whether a replay must write exactly the records that are still dead letters."""
-        return self.request.dead_letters is not None and (self.spec.sinks.mode.merges or self.route is not None)
+        return self.request.dead_letters is not None and (
+            self.spec.sinks.mode.merges or self.spec.sinks.has_routed_tables
+        )
 
     def _run_audit(self, committer: BackfillCommitter) -> _AuditResult:
         """Run the audit. If it fails because the backfill was abandoned, raises BackfillAbandoned."""

@@ -20,6 +20,7 @@ from frazil.commit.backfill_records import BackfillMarker, BackfillState, branch
 from frazil.commit.marker import nest_by_topic
 from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
 from frazil.fast_imports import allow_pandas
+from frazil.home import home, make_folder
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
 from frazil.offsets.spans import Offsets
 from frazil.spec.load import find_stream
@@ -90,7 +91,8 @@ def backfill(  # noqa: PLR0913 - a command's options
 
     with open_backfill(spec, request, kafka_timeout_s=INTERACTIVE_TIMEOUT_S, read_only=True) as requested:
         result = estimate(requested, requested.plan(requested.last()))
-    echo_json(result) if as_json else echo("\n".join(estimate_messages(result, stream=stream)))
+    messages = estimate_messages(result, stream=stream, mode=spec.sinks.mode)
+    echo_json(result) if as_json else echo("\n".join(messages))
 
 
 def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) -> None:
@@ -99,13 +101,16 @@ def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) 
     from frazil.stream.spark_engine import SparkEngine
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
+    log_file = home() / "backfill" / f"{spec.name}.log"
+    make_folder(log_file.parent)
+    log_file.write_bytes(b"")
     with progress("starting Spark") as step, open_backfill(spec, request) as requested:
         requested.check()
 
         def show(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{format_count(done.records, 'row')} staged")
 
-        with SparkEngine(small) as engine:
+        with SparkEngine(small, output=log_file) as engine:
             last = run(requested, engine, show)
     if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")

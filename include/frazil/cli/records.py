@@ -29,7 +29,8 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     """Show what the newest records of STREAM would become: rows, deletes, dead letters, or nothing.
 
     Reads the topics and writes nothing: no table, no marker, no consumer group. The table need not exist. The records
-    come from the end of each topic-partition. The command does not look for repeats, and does not choose routed tables.
+    come from the end of each topic-partition. The command does not look for repeats. Of a route, it checks each value
+    (`NoTable`), but not `limit`.
 
     \b
     Example:

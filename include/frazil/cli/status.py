@@ -157,7 +157,8 @@ def _overview_cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
     if one.flow is not None and one.flow.rejected_since_reset:
         rejected += " since reset"
     committed = max((ms for ms in (one.last_commit_at_ms, one.published_at_ms) if ms is not None), default=None)
-    plain = {"desired": one.desired or "unknown", "rejected": rejected, "rows": _rows_text(one)}
+    plain = {"desired": one.desired or "unknown", "rejected": rejected}
+    plain["rows"] = f"{_rows_text(one)} + routed" if one.routed else _rows_text(one)
     plain["last commit"] = "none" if committed is None else f"{format_elapsed(now_ms - committed)} ago"
     return {**_detail_fields(one, None, now_ms=now_ms), **plain}
 
@@ -204,6 +205,7 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
         "watermark": format_utc(one.watermark_ms),
         "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
         "rejected": _rejected_text(one, left),
+        **({"accepted": one.accepted} if one.accepted else {}),
         "rows": _rows_text(one) + (" in the default table (routed tables: `frazil health`)" if one.routed else ""),
         **({"route": f"`frazil route {one.name}` checks the routed tables"} if one.routed else {}),
         **({"last changes": f"{_counts_text(one.changes)} in the writer's newest batch"} if one.changes else {}),

@@ -182,6 +182,6 @@ def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Fin
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:
     """Return whether Airflow is configured. If it is not, importing it would create a configuration file."""
-    if any(name.startswith("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN") for name in environment):
+    if any(value and name.startswith("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN") for name, value in environment.items()):
         return True
     return (Path(environment.get("AIRFLOW_HOME") or "~/airflow").expanduser() / "airflow.cfg").is_file()

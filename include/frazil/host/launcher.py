@@ -99,7 +99,7 @@ def build_writer_environment(
     passed = {
         name: value
         for name, value in base.items()
-        if (name in NAMES or name in referenced or name.startswith(PREFIXES)) and name != INHERITED_LOCK
+        if value and (name in NAMES or name in referenced or name.startswith(PREFIXES)) and name != INHERITED_LOCK
     }
     exported = {f"AIRFLOW_CONN_{name.upper()}": value for name, value in connections.items()}
     # Unbuffered, because the log is read while the writer runs.

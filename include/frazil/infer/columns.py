@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import chain, count
 from statistics import median
 
-from frazil.infer.observed import MAX_DISTINCT, FieldStatistics
+from frazil.infer.observed import MAX_DISTINCT, MIN_VALUES_PER_MISFIT, FieldStatistics
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.types import List, Map, Struct, Type, is_field_name, parse_type
 
@@ -21,8 +21,6 @@ MIN_MAP_FIELDS = 20
 MAX_ODD_CHARACTERS = 40
 MAX_REMARKS = 3
 TIME_TYPES = ("timestamp", "timestamptz")
-MIN_VALUES_PER_MISFIT = 10
-"""A column gets a type if at least this many values have it for each value of another type. A list is one value."""
 SEVERAL_TYPES_REMARK = "values of several types, stored as JSON text"
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""

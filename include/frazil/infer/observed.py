@@ -76,6 +76,8 @@ def _read_records(properties: Mapping[str, str], ranges: list[OffsetRange]) -> I
 MAX_DISTINCT = 5_000
 MIN_STRINGS_PER_MISFIT = 500
 """Minimum number of strings for each string that does not fit a proposed type, such as uuid."""
+MIN_VALUES_PER_MISFIT = 10
+"""A column gets a type if at least this many values have it for each value of another type. A list is one value."""
 MAX_OBSERVED_DEPTH = 32
 
 _PATTERNS = {
@@ -93,6 +95,8 @@ _PATTERNS = {
 class FieldStatistics:
     kinds: Counter[str] = field(default_factory=Counter)
     """Number of values by JSON type: `int`, `text`, `object` and so on."""
+    fractions: int = 0
+    """Number of floats that are not whole."""
     lowest: int = 0
     highest: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
@@ -115,7 +119,7 @@ class FieldStatistics:
     def kind(self) -> str | None:
         """The most frequent JSON type of the values; None if all values are null."""
         found = Counter({kind: count for kind, count in self.kinds.items() if kind != "null"})
-        if found["float"]:
+        if self.fractions or found["int"] < MIN_VALUES_PER_MISFIT * found["float"]:  # else integers, such as 1e3
             found["float"] += found.pop("int", 0) + found.pop("non-finite", 0)
         return found.most_common(1)[0][0] if found else None
 
@@ -153,6 +157,7 @@ class FieldStatistics:
                 self.kinds["non-finite"] += 1
             case float():
                 self.kinds["float"] += 1
+                self.fractions += not value.is_integer()
             case str():
                 self._add_text(value)
             case dict():

@@ -16,7 +16,7 @@ import yaml
 from frazil.infer.captured import ENVELOPE_KEYS, CapturedTable, derive_captured_table, unwrap_event
 from frazil.infer.columns import ProposedColumn, propose_columns, rank_event_times, rename_dotted
 from frazil.infer.encoding import MIN_FORMAT_SHARE, Encoding, find_encoding
-from frazil.infer.observed import Sample, collect_statistics, parse_text
+from frazil.infer.observed import MIN_VALUES_PER_MISFIT, Sample, collect_statistics, parse_text
 from frazil.infer.registered import RegisteredSchemas, derive_avro_columns, derive_json_columns
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import RecordChunk
@@ -123,6 +123,8 @@ def _render_upsert(sample: Sample, encoding: Encoding, named: StreamNames, rows:
     yield f"key: [{', '.join(map(_format_name, rows.key))}]{guess}"
     if rows.order_by:
         yield f"order-by: {rows.order_by}"
+    if _is_plain(rows.key[0]):
+        yield f"# partition-by: [bucket(16, {rows.key[0]})]    # a batch then reads only the partitions of its keys"
     yield from _render_rest(columns)
 
 
@@ -161,7 +163,9 @@ def _propose_columns(
 def _accepts_sample(column: ProposedColumn, sample: Sample, encoding: Encoding) -> bool:
     (alone,) = rename_dotted([replace(column, remark="")])
     declared = _declare_sample(yaml.safe_load(_render_column(alone)), sample, encoding)
-    return not count_dead_letters(declared, sample).keys() & {"TypeMismatch", "OutOfRange", "MissingRequired"}
+    rejected = count_dead_letters(declared, sample)
+    misfits = sum(rejected[name] for name in ("TypeMismatch", "OutOfRange", "MissingRequired"))
+    return misfits * MIN_VALUES_PER_MISFIT < len(encoding.records)
 
 
 def _declare_sample(schema: Mapping[str, Any], sample: Sample, encoding: Encoding) -> dict[str, Any]:

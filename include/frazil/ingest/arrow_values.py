@@ -91,6 +91,18 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return with_children(array, parts, kind)
 
 
+def floor_nanoseconds(array: pa.Array) -> pa.Array:
+    """Round times in nanoseconds, also nested ones, down to microseconds. Arrow's cast would round toward 1970."""
+    if "timestamp[ns" not in str(array.type):
+        return array
+    if pa.types.is_timestamp(array.type):
+        return pc.floor_temporal(array, unit="microsecond")
+    if array.offset:
+        array = pa.concat_arrays([array, array.slice(0, 0)])
+    children = [floor_nanoseconds(child) for child in child_arrays(array)]
+    return with_children(array, children, array.type) if children else array
+
+
 def find_missing_required(array: pa.Array, field: pa.Field) -> dict[int, str]:
     """Return an error text, by index, for each value in which a required field is null. Ignores null structs."""
     found: dict[int, str] = {}

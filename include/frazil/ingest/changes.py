@@ -102,8 +102,10 @@ def reject_records_without_rows(decoded: DecodedChunk, records: int) -> DecodedC
     return reject_no_ops(decoded, np.flatnonzero(decoded.no_result_mask(records)))
 
 
-def reject_no_ops(decoded: DecodedChunk, indexes: NDArray[np.int64]) -> DecodedChunk:
-    text = "the record does not change a row, and the writer skips such records: discard this dead letter"
+def reject_no_ops(
+    decoded: DecodedChunk, indexes: NDArray[np.int64], reason: str = "the record does not change a row"
+) -> DecodedChunk:
+    text = f"{reason}, and the writer skips such records: discard this dead letter"
     return decoded.with_rejections(Rejection(index, "NoChange", text) for index in indexes.tolist())
 
 

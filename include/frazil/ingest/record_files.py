@@ -25,7 +25,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from frazil.errors import SpecError
-from frazil.ingest.arrow_values import cast_unchecked
+from frazil.ingest.arrow_values import cast_unchecked, floor_nanoseconds
 from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
 from frazil.ingest.coordinates import COORDINATE_COLUMNS
@@ -268,8 +268,7 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
         column = rows[field.name]
         if declared.required and column.null_count:
             raise SpecError(f"{path}: column {field.name} is required, but has nulls. Remove those records")
-        if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-            column = pc.floor_temporal(column, unit="microsecond")  # Arrow's cast would round times before 1970 up
+        column = pa.chunked_array([floor_nanoseconds(chunk) for chunk in column.chunks], column.type)
         if pa.types.is_timestamp(field.type):
             arrays.append(column.cast(field.type, safe=False))
         else:

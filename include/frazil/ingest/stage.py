@@ -308,7 +308,8 @@ class _Stage:
         if self._protect:
             shaped = dataclasses.replace(shaped, rejections=self._protect.mask_errors(shaped.rejections))
         if self._context.replays and len(shaped.dropped):
-            shaped = reject_no_ops(dataclasses.replace(shaped, dropped=np.arange(0)), shaped.dropped)
+            kept = dataclasses.replace(shaped, dropped=np.arange(0))
+            shaped = reject_no_ops(kept, shaped.dropped, "the transform's WHERE drops the record")
         held = self._held(chunk)
         if held.any():
             self.progress.count_rejected(chunk.range_index[held])

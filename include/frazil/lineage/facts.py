@@ -77,8 +77,9 @@ class LineageSettings:
     @classmethod
     def load(cls, environment: Mapping[str, str]) -> LineageSettings:
         disabled = environment.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true"
-        named = {"OPENLINEAGE_URL", "OPENLINEAGE_CONFIG"} & {name for name, value in environment.items() if value}
-        if disabled or not (named or any(name.startswith("OPENLINEAGE__TRANSPORT") for name in environment)):
+        present = {name for name, value in environment.items() if value}
+        named = {"OPENLINEAGE_URL", "OPENLINEAGE_CONFIG"} & present
+        if disabled or not (named or any(name.startswith("OPENLINEAGE__TRANSPORT") for name in present)):
             return cls()
         problems, every = [], parse_duration(DEFAULT_INTERVAL)
         try:

@@ -89,6 +89,12 @@ class SkipReason(StrEnum):
     OVERLAP = "files of older partition specs would be rewritten too"
     BUDGET = "beyond the budget"
     BUSY = "batches are being merged into them"
+    LONG_PATH = "folder names that are too long"
+
+
+FIX_FOR_LONG_PATHS = (
+    "set the table properties write.object-storage.enabled=true and write.object-storage.partitioned-paths=false"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +123,21 @@ class CompactionPlan:
         return sum(r.bytes for r in self.rewrites)
 
 
-def plan_compaction(
+def plan_compaction(  # noqa: PLR0913 - what a plan depends on
     health: TableHealth,
     settings: Compaction,
     *,
     complete_before_us: int | None,
     spec_id: int,
     busy: Set[PartitionKey] = frozenset(),
+    too_long: Set[PartitionKey] = frozenset(),
 ) -> CompactionPlan:
     """Choose the partitions that one run rewrites, from a deep measurement.
 
     Partitions that end by `complete_before_us` (since 1970) get no more rows. Only partitions of `spec_id` are chosen.
     Iceberg also rewrites overlapping small files of other specs, which count against the budget. Rewrites of `busy`
-    partitions come last, few and small: each may force a batch to merge again.
+    partitions come last, few and small: each may force a batch to merge again. Spark cannot create the folders of
+    `too_long` partitions.
     """
     target = health.target_file_bytes
     worth: list[tuple[bool, Rewrite]] = []
@@ -137,7 +145,10 @@ def plan_compaction(
     for partition in health.partitions or ():
         complete = is_complete(partition, complete_before_us)
         evaluated = _evaluate(partition, settings, target=target, complete=complete, spec_id=spec_id)
-        if isinstance(evaluated, Rewrite):
+        if isinstance(evaluated, Rewrite) and partition.key in too_long:
+            why = f"{evaluated.reason}; Spark cannot create its folder, because the name is too long"
+            left.append(SkippedPartition(partition, SkipReason.LONG_PATH, f"{why}: {FIX_FOR_LONG_PATHS}"))
+        elif isinstance(evaluated, Rewrite):
             is_busy = partition.key in busy and not evaluated.applies_deletes
             worth.append((complete, dataclasses.replace(evaluated, busy=is_busy)))
         elif evaluated:

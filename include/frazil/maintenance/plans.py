@@ -6,7 +6,7 @@ executes them.
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice, takewhile
@@ -28,7 +28,7 @@ from frazil.commit.marker import read_marker
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
 from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, MANIFEST_BYTES_PROPERTY, Action, ManifestPlan, plan_manifests
-from frazil.maintenance.health import PartitionKey
+from frazil.maintenance.health import PartitionFiles, PartitionKey
 from frazil.maintenance.measure import group_manifests, list_added_files, load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
 from frazil.partitions.completeness import complete_until_us
@@ -38,6 +38,7 @@ from frazil.spec.routed_stream import view_from_table
 from frazil.table.branches import head_of
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import DEFAULT_PROPERTIES
+from frazil.table.tables import data_location
 
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")
 """Properties that limit the number of `metadata.json` versions."""
@@ -104,6 +105,30 @@ def _partition_key(file: StagedFile, table: Table) -> PartitionKey:
     )
 
 
+MAX_FOLDER_NAME_BYTES = 255
+"""Limit of file systems."""
+MAX_KEY_BYTES = 1024
+"""Limit of S3."""
+FILE_NAME_BYTES = 100
+"""Bytes that a file's name takes, with room to spare."""
+
+
+def find_long_paths(table: Table, partitions: Iterable[PartitionFiles]) -> frozenset[PartitionKey]:
+    """Return the partitions whose folder Spark cannot create, because Spark names it after the partition's values."""
+    with_values = table.properties.get("write.object-storage.partitioned-paths", "true").lower() == "true"
+    if not with_values and table.properties.get("write.object-storage.enabled", "false").lower() == "true":
+        return frozenset()
+    scheme, _, location = data_location(table).rpartition("://")
+    key = location.partition("/")[2]  # without the bucket
+
+    def is_long(path: str) -> bool:
+        if scheme in {"", "file"}:
+            return max(map(len, path.split("/"))) > MAX_FOLDER_NAME_BYTES
+        return len(f"{key}/{path}".encode()) + FILE_NAME_BYTES > MAX_KEY_BYTES
+
+    return frozenset(one.key for one in partitions if is_long(one.path))
+
+
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan
 
 HOST_CLOCK_DELAY_US = 3_600_000_000
@@ -138,7 +163,10 @@ class MaintenancePlanner:
         settings, spec_id = self.maintained.settings.compaction, table.metadata.default_spec_id
         with translate_catalog_errors(self.catalog.name):
             busy = find_busy_partitions(table, self.maintained, now_ms=self.now_ms)
-        plan = plan_compaction(health, settings, complete_before_us=before_us, spec_id=spec_id, busy=busy)
+        long_paths = find_long_paths(table, health.partitions or ())
+        plan = plan_compaction(
+            health, settings, complete_before_us=before_us, spec_id=spec_id, busy=busy, too_long=long_paths
+        )
         return table, plan
 
     def manifests(self) -> tuple[Table, ManifestPlan]:

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from frazil.spark.java import jvm_start
+from frazil.spark.java import jvm_start, launch_jvm
 from frazil.table.catalogs import spark_properties
 
 
@@ -30,18 +28,10 @@ def start_session(
         builder = builder.config(key, value)
     with jvm_start():
         if output is not None:
-            _launch_jvm(properties, output)
+            launch_jvm(properties, output)
         session = builder.getOrCreate()
     # The command line of a JVM that the builder starts has all of the builder's properties.
     for key, value in catalog_properties:
         session.conf.set(key, value)
     session.sparkContext.setLogLevel("WARN")
     return session
-
-
-def _launch_jvm(properties: Mapping[str, str], output: Path) -> None:
-    """Start the next session's JVM. No configuration redirects some warnings and errors that it prints."""
-    conf = SparkConf().setAll([*properties.items()])
-    with output.open("ab") as file:
-        gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
-    SparkContext._ensure_initialized(gateway=gateway)

@@ -76,11 +76,23 @@ def jvm_start() -> Iterator[None]:
         raise
 
 
+def launch_jvm(properties: Mapping[str, str], output: Path) -> None:
+    """Start the JVM of the next context. No configuration redirects some warnings and errors that it prints."""
+    from pyspark import SparkConf, SparkContext  # most users of this module start no JVM
+    from pyspark.java_gateway import launch_gateway
+
+    conf = SparkConf().setAll([*properties.items()])
+    with output.open("ab") as file:
+        gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
 def _speed_up_launcher() -> None:
     """Let the JVM that composes Spark's command line read one jar. Otherwise it opens nearly all jars of Spark."""
     from pyspark.find_spark_home import _find_spark_home  # most users of this module start no JVM
 
-    spark: str = os.environ.setdefault("SPARK_HOME", _find_spark_home())  # type: ignore[no-untyped-call]
+    spark: str = os.environ.get("SPARK_HOME") or _find_spark_home()  # type: ignore[no-untyped-call]
+    os.environ["SPARK_HOME"] = spark
     launcher = next(Path(spark).glob("jars/spark-launcher_*.jar"), None)
     if launcher and len(str(launcher).split()) == 1:  # a shell splits the options at spaces
         os.environ.setdefault("SPARK_LAUNCHER_OPTS", f"-Xbootclasspath/a:{launcher} {LEAN_OPTIONS}")

@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--request", type=json.loads, required=True, help="the request, as JSON")
     arguments = parser.parse_args()
     log_to_stderr()
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable
     with exit_on_error():
         spec = find_stream(arguments.streams, arguments.name)
         with open_backfill(spec, parse_request({**arguments.request, "stream": arguments.name})) as backfill:

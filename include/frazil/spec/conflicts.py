@@ -29,6 +29,9 @@ def find_conflicts(streams: Mapping[Path, StreamSpec]) -> list[str]:
     ]
 
 
+NO_COLUMN = "no such column"
+
+
 def find_harmful_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[str]:
     """Return how the stream in `path` would harm other streams: write to their tables, or stop them.
 
@@ -44,7 +47,7 @@ def find_harmful_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[
                 f"{path}: schema.{name}: {mine}, but the stream in {other}, which also writes to "
                 f"{spec.table.identifier}, has: {theirs}; remove or add 'not null' in all streams of the table together"
                 for name, mine, theirs in _find_field_conflicts(_table_struct(spec), _table_struct(its), ())
-                if mine.endswith(" not null") != theirs.endswith(" not null")
+                if theirs == NO_COLUMN or theirs.endswith(" not null")
             )
     return found
 
@@ -217,7 +220,7 @@ def _find_field_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Itera
         place = (*path, field.name)
         if other is None:
             if field.required:
-                yield ".".join(place), f"{field.type} not null", "no such column"
+                yield ".".join(place), f"{field.type} not null", NO_COLUMN
         elif field.name != other.name:
             yield ".".join(place), f"written {field.name!r}", repr(other.name)
         elif field.required != other.required:

@@ -67,6 +67,7 @@ class Envelope(Model):
 
     short_form = "type"
     type: Literal["debezium"] = "debezium"
+    """The format of the change events."""
     metadata: Annotated[Mapping[str, str], YamlForm("mapping of columns")] = Field(default_factory=dict)
     """Columns for fields of the envelope (`source.lsn`, `source.ts_ms`, `transaction.id`, `ts_ms`, `op`) or, for
     `order-by`, for `position`, a string that increases along the source's log.

@@ -124,6 +124,8 @@ class StreamState:
     unreachable_since_ms: int | None = None
     """When the first of these `crashes` ended, if a service is unreachable; otherwise None."""
     last_error: str = ""
+    accepted: str | None = None
+    """The user and the reason of an acceptance of rejected records, while it covers records that are not read yet."""
     registry: bool = False
     """Whether the last writer ended because of a schema registry, without a later commit."""
     epoch: int | None = None
@@ -141,6 +143,7 @@ class StreamState:
     """The epoch of the last commit. After a reset, the marker's epoch is newer."""
     watermark_ms: int | None = None
     snapshot_id: int | None = None
+    """The table's current snapshot; the writer's last one if the table is unreadable."""
     table_exists: bool | None = None
     unread: str = ""
     """Why the table could not be read; also in `problems`."""

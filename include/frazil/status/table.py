@@ -23,15 +23,18 @@ from frazil.commit.history import (
     published_snapshots,
 )
 from frazil.commit.journal import JournalStore
-from frazil.commit.marker import Marker, read_marker
+from frazil.commit.marker import Marker, keep_same_topics, read_marker
 from frazil.commit.open_streams import explain_lost_table, open_read_only
 from frazil.errors import FrazilError, RolledBack, TableLost, error_text
 from frazil.host.local import LocalLauncher
 from frazil.installed import explain_outdated
+from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
+from frazil.spec.units import format_count
 from frazil.status.flow import compute_flow
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
+from frazil.stream.circuit_breaker import read_acceptance
 from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
 from frazil.supervise.decision import DesiredState
 from frazil.supervise.desired import DesiredStore, table_fingerprint
@@ -41,6 +44,7 @@ from frazil.table.catalogs import open_existing_catalog, translate_catalog_error
 from frazil.table.lost import explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_declaration_fits, load_stream_table
+from frazil.timetext import format_elapsed
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +133,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
         rolled_back=rolled_back,
         waiting_batches=0 if in_full or is_fresh else _count_waiting(table, spec.name),
         rows=count_live_rows(head) if head else 0,
+        snapshot_id=head.snapshot_id if head else None,
         commit_epoch=last_epoch(metadata, spec.name),
         reset_at_ms=last_reset_ms(metadata, spec.name),
         backfill=_describe_open_backfill(metadata, spec.name, now_ms=now_ms),
@@ -150,7 +155,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
             batch=marker.at.batch,
             last_commit_at_ms=committed_ms,
             watermark_ms=marker.watermark_ms,
-            snapshot_id=marker.snapshot_id,
+            accepted=_describe_acceptance(table, marker, now_ms=now_ms) if in_full else None,
         )
     return TableReading(known, marker, desired, table_fingerprint(table, spec.name), in_full)
 
@@ -169,6 +174,18 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], 
     if (more := len(found) - MAX_NAMED_TABLES) > 0:
         found[MAX_NAMED_TABLES:] = [f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
     return found, table_problems
+
+
+def _describe_acceptance(table: Table, marker: Marker, *, now_ms: int) -> str | None:
+    try:
+        found = read_acceptance(JournalStore.of_table(table, marker.stream), marker.stream)
+    except (FrazilError, OSError) as error:
+        return f"unknown: {error_text(error)}"
+    offsets = keep_same_topics(found.offsets, found.source, marker.source) if found else {}
+    if found is None or not (unread := count_unread(marker.offsets, dict.fromkeys(offsets, 0), offsets)):
+        return None
+    records = format_count(unread, "more offset", "is|are")
+    return f"{format_elapsed(now_ms - found.at_ms)} ago by {found.by} ({found.reason}); {records} covered"
 
 
 def _count_waiting(table: Table, stream: str) -> int | None:

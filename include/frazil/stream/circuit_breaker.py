@@ -84,17 +84,18 @@ def store_acceptance(tables: StreamTables, accepted: AcceptedRejects) -> None:
     source = {"cluster-id": accepted.source.cluster_id, "topic-ids": dict(accepted.source.topic_ids)}
     who = {"by": accepted.by, "reason": accepted.reason, "at-ms": accepted.at_ms}
     text = json.dumps({"offsets": nest_by_topic(accepted.offsets), **source, **who})
-    tables.store.put(_path(tables), text.encode())
+    tables.store.put(_path(tables.journals), text.encode())
 
 
 def accepted_offsets(tables: StreamTables, source: SourceIdentity) -> dict[TopicPartition, int]:
     """Return the offsets up to which an operator has accepted rejected records. Omits recreated topics."""
-    found = _read(tables)
+    found = read_acceptance(tables.journals, tables.stream)
     return keep_same_topics(found.offsets, found.source, source) if found else {}
 
 
-def _read(tables: StreamTables) -> AcceptedRejects | None:
-    data = tables.store.get(_path(tables))
+def read_acceptance(journals: JournalStore, stream: str) -> AcceptedRejects | None:
+    """Return the last acceptance of rejected records; None without one, or if it is malformed."""
+    data = journals.store.get(_path(journals))
     if data is None:
         return None
     try:
@@ -104,12 +105,12 @@ def _read(tables: StreamTables) -> AcceptedRejects | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning(
             "%s is malformed (%r), so no rejected record counts as accepted. Run `frazil resume %s --accept` again",
-            _path(tables),
+            _path(journals),
             error,
-            tables.stream,
+            stream,
         )
         return None
 
 
-def _path(tables: StreamTables) -> str:
-    return f"{tables.state}/accepted-rejects.json"
+def _path(journals: JournalStore) -> str:
+    return f"{journals.state}/accepted-rejects.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from pyiceberg.schema import Schema
 from frazil.commit.open_streams import open_kafka
 from frazil.ingest.changes import change_schema, delete_mask
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.contract import OffsetRange, StageContext, TargetTable
+from frazil.ingest.contract import Destinations, OffsetRange, StageContext, TargetTable
 from frazil.ingest.decode import bisect_failures
+from frazil.ingest.destinations import RowDivider
 from frazil.ingest.readers import create_kafka_reader
 from frazil.ingest.sensitive import Protector, to_safe_error
 from frazil.ingest.shaper import RecordDecoder, Shaper
@@ -47,12 +49,16 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
     protect = Protector(context) if context.sensitive else None
     decode = RecordDecoder(context, schema, open_decoder(context, schema))
     shape = Shaper(context, schema, ranges, decode=decode, protect=protect, keeps_json=True)
+    divide = None
+    if spec.route:  # the tables that the template would create are unknown here, so its limit is not checked
+        quote = (lambda _: "its value") if protect else repr
+        divide = RowDivider(Destinations.of(spec.route, spec.route.tables), ranges, quote=quote)
     found: list[PreviewedRecord] = []
     with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:
 
             def attempt(start: int, end: int, chunk: RecordChunk = chunk) -> list[PreviewedRecord]:
-                return [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect)]
+                return [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect, divide)]
 
             for start, _, tried in bisect_failures(len(chunk), attempt):
                 if isinstance(tried, Exception):
@@ -84,10 +90,16 @@ def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
 
 
 def _preview_chunk(
-    chunk: RecordChunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None
+    chunk: RecordChunk,
+    shape: Shaper,
+    ranges: list[OffsetRange],
+    protect: Protector | None,
+    divide: RowDivider | None,
 ) -> Iterator[PreviewedRecord]:
     shaped = shape(chunk)
-    rejections = protect.mask_errors(shaped.rejections) if protect else shaped.rejections
+    if protect:
+        shaped = dataclasses.replace(shaped, rejections=protect.mask_errors(shaped.rejections))
+    rejections = divide(chunk, shaped).decoded.rejections if divide else shaped.rejections
     errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
     dropped = set(shaped.dropped.tolist())
     rows = defaultdict[int, list[dict[str, Any]]](list)
@@ -99,8 +111,9 @@ def _preview_chunk(
     deleted = {*of_rows[deletes].tolist()} - {*of_rows[~deletes].tolist()}  # a new key is a delete and a row
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
-        outcome: PreviewOutcome = "dead letter" if index in errors else "no change"
-        if index in rows:
+        outcome: PreviewOutcome = "dropped" if index in dropped else "no change"
+        if index in errors:
+            rows[index], outcome = [], "dead letter"
+        elif index in rows:
             outcome = "delete" if index in deleted else "row"
-        outcome = "dropped" if index in dropped else outcome
         yield PreviewedRecord(of.topic, of.partition, offset, outcome, tuple(rows[index]), errors.get(index, ""))

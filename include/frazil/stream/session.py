@@ -13,17 +13,17 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
 
 from frazil import __version__
 from frazil.cluster.driver import HADOOP_FOLDER_VARIABLES, PACKAGE_FOLDER, PACKAGE_PYTHON
 from frazil.cluster.kubernetes_pod import IN_CLUSTER_MASTER, POD_IP, POD_NAME
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.class_archive import lean_java_options
-from frazil.spark.java import LEAN_OPTIONS, jvm_start, runs_in_jvm
+from frazil.spark.java import LEAN_OPTIONS, jvm_start, launch_jvm, runs_in_jvm
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_properties
 from frazil.spec.resources import ClusterManager, Resources
@@ -67,9 +67,12 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
     }
 
 
-def start_context(spec: StreamSpec, importing_nothing: AbstractContextManager[None] | None = None) -> SparkContext:
-    """Start Spark, and the JVM within `importing_nothing`. Raises `EnvironmentUnusable` if Java or YARN's configuration
-    is missing or unsuitable.
+def start_context(
+    spec: StreamSpec, *, output: Path | None = None, importing_nothing: AbstractContextManager[None] | None = None
+) -> SparkContext:
+    """Start Spark, and the JVM within `importing_nothing`. If `output` is given, what the JVM prints is appended to it.
+
+    Raises `EnvironmentUnusable` if Java or YARN's configuration is missing or unsuitable.
     """
     in_cluster, on_yarn = runs_in_jvm(), spec.resources.manager is ClusterManager.YARN
     if on_yarn and not in_cluster and not any(map(os.environ.get, HADOOP_FOLDER_VARIABLES)):
@@ -87,8 +90,7 @@ def start_context(spec: StreamSpec, importing_nothing: AbstractContextManager[No
     conf = SparkConf().setAll(list(properties.items()))
     with jvm_start():
         with importing_nothing or nullcontext():
-            gateway = launch_gateway(conf)  # type: ignore[no-untyped-call]
-        SparkContext._ensure_initialized(gateway=gateway)
+            launch_jvm(properties, output)
         context = SparkContext.getOrCreate(conf)
     jvm: Any = getattr(SparkContext._gateway, "proc", None)
     cost_meter.jvm_pid = None if jvm is None else jvm.pid

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
@@ -62,11 +63,14 @@ class SparkEngine:
         spec: StreamSpec,
         session: SparkSession | None = None,
         *,
+        output: Path | None = None,
         importing_nothing: AbstractContextManager[None] | None = None,
     ) -> None:
-        """`importing_nothing` is entered while the JVM starts (see `forked_daemon`)."""
+        """If `output` is given, what the JVM prints is appended to this file. `importing_nothing` is entered while the
+        JVM starts (see `forked_daemon`).
+        """
         self._spec, self._session_context = spec, session.sparkContext if session else None
-        self._importing_nothing = importing_nothing
+        self._output, self._importing_nothing = output, importing_nothing
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
@@ -198,7 +202,9 @@ class SparkEngine:
     def _start(self) -> SparkContext:
         if self._session_context:
             return self._session_context
-        context = self._unchecked = start_context(self._spec, self._importing_nothing)
+        context = self._unchecked = start_context(
+            self._spec, output=self._output, importing_nothing=self._importing_nothing
+        )
         if self._spec.resources.on_cluster:
             check_executors(context, self._spec)
         return context

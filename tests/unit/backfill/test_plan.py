@@ -22,6 +22,7 @@ from frazil.backfill.source import (
 )
 from frazil.errors import SpecError
 from frazil.offsets.spans import count_offsets, merge_spans, offsets_within, spans_overlap, spans_with_records
+from frazil.spec.sinks import APPEND, UPSERT
 
 PARTITIONS = [("t", p) for p in range(3)]
 positions = st.dictionaries(st.sampled_from(PARTITIONS), st.integers(0, 60))
@@ -140,9 +141,17 @@ def test_a_range_that_lies_in_the_future_is_refused_and_one_that_began_is_not():
 
 def test_a_range_without_records_is_distinguished_from_one_that_the_table_has():
     nothing = Estimate(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-    (said,) = estimate_messages(nothing, stream="ticks")
+    (said,) = estimate_messages(nothing, stream="ticks", mode=APPEND)
     assert said == "Stream ticks: nothing is missing; Kafka has no records in this range before the stream's position."
-    (said,) = estimate_messages(replace(nothing, source_files=2), stream="ticks")
+    (said,) = estimate_messages(replace(nothing, source_files=2), stream="ticks", mode=APPEND)
     assert "the files have no records in this range" in said
-    (said,) = estimate_messages(replace(nothing, requested=5, held=5), stream="ticks")
+    (said,) = estimate_messages(replace(nothing, requested=5, held=5), stream="ticks", mode=APPEND)
     assert said == "Stream ticks: none of the 5 requested offsets is missing."
+
+
+def test_a_dry_run_does_not_call_records_that_are_merged_rows():
+    some = Estimate(5, 0, 5, 5, 1, 900, 1, 1, 1, 5, 1, 0, 0)
+    assert "would add about 5 rows and 1 dead letter:" in estimate_messages(some, stream="ticks", mode=APPEND)[1]
+    (_, said, _) = estimate_messages(some, stream="ticks", mode=UPSERT)
+    assert "would compare about 5 changes with the table's rows, and add 1 dead letter:" in said
+    assert said.endswith("Only the merge shows how many rows change.")

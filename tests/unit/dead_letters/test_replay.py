@@ -18,7 +18,7 @@ from frazil.backfill import commit as committing
 from frazil.backfill.commit import BackfillCommitter, abandon, find_unfinished
 from frazil.cli.dlq import _result_message
 from frazil.commit import dead_letter_counts
-from frazil.commit.backfill_records import BackfillState, branch_name, read_backfill
+from frazil.commit.backfill_records import BackfillState, branch_name, committed_chunks, read_backfill
 from frazil.commit.committer import Committer
 from frazil.commit.history import WINDOWS_KEY
 from frazil.commit.journal import Journal
@@ -186,6 +186,26 @@ def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
     assert row["value"] == b"no event 1"
     assert row["rejected_at"] == WHEN
     assert row["error"].count("; before, NotAnObject: it was so then") == 1
+
+
+@pytest.mark.usefixtures("in_this_process", "frazil_home")
+def test_dead_letters_between_rows_are_replayed_as_one_offset_range(
+    tmp_path: Path, declared_stream: Callable[..., Any], event: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frazil.backfill.run.MAX_SPANS", 2)
+    stream = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1")
+    ensure_table(load_catalog(None), stream.spec)
+    opened = open_stream(stream.spec)
+    committer = Committer.take_over(opened.tables, source=SOURCE, initial=lambda: {("events", 0): 0})
+    write(stream, committer, SOURCE, range(1, END, 2), {n: event(n) for n in range(0, END, 2)})
+    (done,) = replay(opened, Selection())
+    assert (done.landed, done.failed) == (END // 2, 0)
+    backfill = read_backfill(stream.table().properties, "events")
+    assert backfill is not None
+    (chunk,) = committed_chunks(opened.tables.journals, backfill)
+    assert [(p.start, p.end, p.records) for p in chunk.progress] == [(0, END - 1, END // 2)]
+    assert stream.ids() == [*range(END)]
+    check_audit(stream)
 
 
 @pytest.mark.usefixtures("in_this_process")

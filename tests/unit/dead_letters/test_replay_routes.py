@@ -122,6 +122,16 @@ def test_each_dead_letter_goes_to_the_table_that_its_record_routes_to(made: Shop
     check_audit(made)
 
 
+def test_a_dry_run_predicts_a_dead_letter_that_also_has_a_row(made: Shop) -> None:
+    home, dead_letters = load_catalog(None).load_table(HOME), made.tables.dead_letters.refresh().scan().to_arrow()
+    row = home.scan().to_arrow()
+    at = row.schema.get_field_index("kafka_offset")
+    home.append(row.set_column(at, row.schema.field(at), dead_letters["kafka_offset"].slice(0, 1)))
+    predicted = preview(open_stream(made.spec), Selection())
+    (done,) = replay(open_stream(made.spec), Selection())
+    assert (predicted.landing, predicted.failing) == (done.landed, done.failed) == (4, 2)
+
+
 def test_a_replay_of_columns_that_the_writer_does_not_have_yet_changes_no_routed_table(made: Shop) -> None:
     before = load_catalog(None).load_table(RAW_A).metadata_location
     newer = shop(**{**declared(made), "schema": {"kind": "string", "at": "timestamptz", "note": "string"}})

@@ -49,3 +49,9 @@ def test_a_python_for_spark_that_was_chosen_is_kept(streams: Path) -> None:
         find_environment_names(find_stream(streams, "ticks")), base, connections={}, python="/py", home="/h"
     )
     assert found["PYSPARK_PYTHON"] == "/chosen"
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    base = {"PYSPARK_PYTHON": "", "OPENLINEAGE_PARENT_ID": ""}
+    found = build_writer_environment((), base, connections={}, python="/py", home="/h")
+    assert found == {"PYSPARK_PYTHON": "/py", "FRAZIL_HOME": "/h", "PYTHONUNBUFFERED": "1"}

@@ -295,6 +295,8 @@ EPOCH_MS = 1_767_259_800_123
         ("x", [True, "false", "TRUE"], "{type: boolean, cast: lenient}"),
         ("x", [True, 0, "1"], "{type: boolean, cast: lenient}"),
         ("x", [7] * 40 + ["8"], "{type: long, cast: lenient}"),
+        ("x", [7] * 40 + [1e3], "{type: long, cast: lenient}"),
+        ("x", [7] * 40 + [1.5], "double"),
         ("sent_at", [str(EPOCH_MS)], "{type: timestamptz, unit: ms, cast: lenient}"),
         ("sent_at", [EPOCH_MS, str(EPOCH_MS)], "{type: timestamptz, unit: ms, cast: lenient}"),
         ("sent_at", [EPOCH_MS, "2026-01-01T09:30:00.5Z"], "{type: timestamptz, unit: ms, cast: lenient}"),
@@ -319,6 +321,14 @@ def test_values_of_one_type_in_several_forms_are_cast(name: str, values: list[An
     text, spec = proposed(replace(of, records=tuple(replace(r, timestamp_ms=-1) for r in of.records)))
     assert f"  {name}: {line}" in [shown.partition("    #")[0] for shown in text.splitlines()]
     assert rejected(spec, of) == []
+
+
+def test_a_single_bad_time_does_not_make_a_column_of_times_json() -> None:
+    values = [EPOCH_MS, "2026-01-01T09:30:00.5Z"] * 10 + ["soon"]
+    text, spec = proposed(of := sample([json.dumps({"sent_at": value}).encode() for value in values]))
+    assert "  sent_at: {type: timestamptz, unit: ms, cast: lenient}" in text
+    assert "1 of these 21 would be dead letters: TypeMismatch 1." in text
+    assert len(rejected(spec, of)) == 1
 
 
 @pytest.mark.parametrize(

@@ -72,3 +72,12 @@ def test_nanoseconds_before_1970_are_rounded_down() -> None:
     schema = Schema(NestedField(1, "x", TimestamptzType()))
     found = cast_columns("a.parquet", pa.table({"x": pa.array([-1, -1000, 1999], pa.timestamp("ns", "UTC"))}), schema)
     assert found["x"].cast(pa.int64()).to_pylist() == [-1, -1, 1]
+
+
+def test_nested_nanoseconds_before_1970_are_rounded_down() -> None:
+    times, nanos = ListType(2, TimestamptzType(), element_required=False), pa.timestamp("ns", "UTC")
+    schema = Schema(NestedField(1, "x", StructType(NestedField(3, "many", times))))
+    arrays = pa.array([{"many": [-1, None, 1999]}, None, {"many": [-1000]}], pa.struct({"many": pa.list_(nanos)}))
+    found = cast_columns("a.parquet", pa.table({"x": pa.chunked_array([arrays, arrays[1:]])}), schema)
+    micros = found["x"].cast(pa.struct({"many": pa.list_(pa.int64())})).to_pylist()
+    assert micros == [{"many": [-1, None, 1]}, None, {"many": [-1]}, None, {"many": [-1]}]

@@ -21,7 +21,15 @@ from pyiceberg.types import LongType, NestedField
 from frazil.errors import MissingExtra, SpecError
 from frazil.ingest import readers
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.contract import OffsetRange, StageContext, StageResult, StageTask, TargetTable
+from frazil.ingest.contract import (
+    DEAD_LETTERS_SUFFIX,
+    OffsetRange,
+    RecordFile,
+    StageContext,
+    StageResult,
+    StageTask,
+    TargetTable,
+)
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.stage import stage
@@ -401,6 +409,25 @@ def test_a_stage_counts_what_is_dropped_for_each_range(tmp_path: Path, monkeypat
     (file,) = (f for f in result.files if f.target == "main")
     rows = pq.read_table(file.path).to_pylist()
     assert [(row["a"], row["kafka_offset"]) for row in rows] == [(n, n) for n in range(30) if n % 3 and n != 7]
+
+
+def test_a_replayed_record_that_where_drops_is_rejected_for_that_reason(tmp_path: Path) -> None:
+    dead_letters = {
+        "kafka_topic": ["t"],
+        "kafka_partition": pa.array([0], pa.int32()),
+        "kafka_offset": [0],
+        "kafka_timestamp": pa.array([0], pa.timestamp("us", "UTC")),
+        "key": pa.nulls(1, pa.binary()),
+        "value": [b'{"n": 0}'],
+        "headers": pa.nulls(1, pa.list_(pa.struct({"name": pa.string(), "value": pa.binary()}))),
+    }
+    pq.write_table(pa.table(dead_letters), path := tmp_path / f"in{DEAD_LETTERS_SUFFIX}")
+    of = OffsetRange("t", 0, 0, 1)
+    context = context_of(stream("SELECT n AS a FROM records WHERE n > 0"), str(tmp_path))
+    context = replace(context, files=(RecordFile(str(path), path.stat().st_size, 0, (of,)),))
+    result = stage(context, StageTask(0, (of,)), attempt=0)
+    said = "the transform's WHERE drops the record, and the writer skips such records: discard this dead letter"
+    assert [(one.error_class, one.error) for one in result.rejects.samples] == [("NoChange", said)]
 
 
 @pytest.mark.parametrize(

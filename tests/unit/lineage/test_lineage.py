@@ -191,7 +191,7 @@ def test_a_table_is_named_by_its_location_and_has_its_name_in_the_catalog(table:
     ("environment", "expected"),
     [
         ({}, LineageSettings()),
-        ({"OPENLINEAGE_URL": ""}, LineageSettings()),
+        ({"OPENLINEAGE_URL": "", "OPENLINEAGE__TRANSPORT__TYPE": ""}, LineageSettings()),
         ({"OPENLINEAGE_URL": "http://b:5000"}, LineageSettings(on=True)),
         ({"OPENLINEAGE_CONFIG": "x.yml", "OPENLINEAGE_DISABLED": "True"}, LineageSettings()),
         (

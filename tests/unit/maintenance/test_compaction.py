@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ from frazil.maintenance.compaction import (
     removed_files_per_byte,
 )
 from frazil.maintenance.health import Deletes, PartitionFiles, TableHealth
+from frazil.maintenance.plans import find_long_paths
 from frazil.spec.maintenance import Compaction
 
 TARGET = 1_000
@@ -68,6 +71,35 @@ def table(partitions: Sequence[PartitionFiles]) -> TableHealth:
 
 def plan(*partitions: PartitionFiles, settings: Compaction = SETTINGS, before: int | None = 100) -> CompactionPlan:
     return plan_compaction(table(partitions), settings, complete_before_us=before, spec_id=0)
+
+
+def test_a_partition_whose_folder_spark_cannot_create_is_left_with_the_remedy() -> None:
+    long, short = of("city=long"), of("city=short")
+    made = plan_compaction(table([long, short]), SETTINGS, complete_before_us=100, spec_id=0, too_long={long.key})
+    assert [rewrite.partition for rewrite in made.rewrites] == [short]
+    (left,) = made.left
+    assert (left.partition, left.why) == (long, SkipReason.LONG_PATH)
+    assert "write.object-storage.partitioned-paths=false" in left.reason
+
+
+@pytest.mark.parametrize(
+    ("location", "properties", "size", "is_long"),
+    [
+        ("/house/t", {}, 255, False),
+        ("file:///house/t", {}, 256, True),
+        ("s3://lake/t", {}, 900, False),
+        ("s3://lake/t", {}, 930, True),
+        ("/house/t", {"write.object-storage.enabled": "true"}, 256, True),
+        ("/house/t", {f"write.object-storage.{k}": v for k, v in (("enabled", "true"), ("partitioned-paths", "false"))},
+         900, False),
+    ],
+)  # fmt: skip
+def test_a_path_is_too_long_for_a_file_system_or_for_s3(
+    location: str, properties: dict[str, str], size: int, is_long: bool
+) -> None:
+    found = of("x" * size)
+    made = SimpleNamespace(location=lambda: location, properties=properties)
+    assert find_long_paths(cast("Any", made), [found]) == ({found.key} if is_long else set())
 
 
 @st.composite

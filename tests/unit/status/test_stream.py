@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from frazil import installed
 from frazil.cli.main import frazil
+from frazil.cli.status import _overview_cells
 from frazil.commit.dead_letter_counts import Reason
 from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
@@ -29,6 +31,7 @@ from frazil.status import table
 from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
 from frazil.status.stream import read_stream_state
+from frazil.stream.circuit_breaker import AcceptedRejects, store_acceptance
 from frazil.supervise.decide import decide
 from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
 from frazil.supervise.desired import open_desired_store
@@ -151,6 +154,29 @@ def test_the_lag_of_a_table_that_was_rolled_back_is_unknown_and_says_why(spec: S
     unknown = "the lag is unknown: the table was rolled back to a snapshot before the marker's"
     assert unknown in found.problems
     assert not any("KafkaUnavailable" in one for one in found.problems), "the marker says nothing about it"
+
+
+def test_accepted_rejects_are_shown_until_the_stream_has_read_their_records(spec: StreamSpec, tmp_path: Path) -> None:
+    made = MadeStream(spec, now(), partitions=1, columns=lambda n: {"ts": pa.array([0] * n, pa.timestamp("us", "UTC"))})
+    made.begin()
+    accepted = AcceptedRejects({("ticks", 0): 10}, made.source, "ana", "a test", now())
+    store_acceptance(made.tables, accepted)
+    assert "by ana (a test); 10 more offsets are covered" in in_status(tmp_path)["accepted"]
+    made.land({0: (0, 10)})
+    assert "accepted" not in in_status(tmp_path)
+
+
+def test_the_snapshot_is_the_tables_and_routed_rows_are_not_called_zero(spec: StreamSpec, tmp_path: Path) -> None:
+    made = MadeStream(spec, now(), partitions=1, columns=lambda n: {"ts": pa.array([0] * n, pa.timestamp("us", "UTC"))})
+    made.begin()
+    made.land({0: (0, 10)})
+    table = made.tables.main.refresh()
+    table.append(table.scan().to_arrow())
+    found = read_stream_state(spec, now_ms=now())
+    newest = made.tables.main.refresh().current_snapshot()
+    assert newest is not None
+    assert (found.snapshot_id, in_status(tmp_path)["rows"]) == (newest.snapshot_id, "20")
+    assert _overview_cells(replace(found, rows=0, routed=True), now_ms=now())["rows"] == "0 + routed"
 
 
 def test_what_a_reset_lets_a_stream_read_again_is_rejected_once(spec: StreamSpec, tmp_path: Path) -> None:

@@ -22,6 +22,21 @@ def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_tha
     assert found[1].error.startswith("TransformFailed: the transform failed: Syntax Error: ")
 
 
+@pytest.mark.parametrize(
+    "more", [{"tables": {"a": "shop.a"}, "otherwise": "dead-letters"}, {"template": "shop.{value}", "allow": ["a"]}]
+)
+def test_a_value_that_the_route_gives_no_table_is_a_dead_letter(
+    more: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = without_transform({"kind": "string"}, {}, route={"by": "field", "name": "kind", **more})
+    values = [b'{"kind": "a"}', b'{"kind": "b"}']
+    monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
+    monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 2)])
+    good, bad = preview.preview(spec, limit=2)
+    assert (good.outcome, bad.outcome, bad.rows) == ("row", "dead letter", ())
+    assert bad.error.startswith("NoTable: field kind: 'b' ")
+
+
 def test_a_record_that_changes_nothing_and_a_rejected_one_have_other_outcomes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

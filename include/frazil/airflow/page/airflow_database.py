@@ -192,8 +192,8 @@ COMPONENTS = {"SchedulerJob": "scheduler", "DagProcessorJob": "dag-processor", "
 
 
 def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: int) -> tuple[MissingComponent, ...]:
-    home = os.environ.get("AIRFLOW_HOME")
-    return find_missing(heartbeats, now_ms=at_ms, dev=home is not None and Path(home).absolute() == dev_airflow_home())
+    home = os.environ.get("AIRFLOW_HOME", "")
+    return find_missing(heartbeats, now_ms=at_ms, dev=bool(home) and Path(home).absolute() == dev_airflow_home())
 
 
 def last_heartbeats(session: Session) -> dict[str, ComponentHeartbeat]:
