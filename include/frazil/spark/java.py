@@ -76,8 +76,8 @@ def jvm_start() -> Iterator[None]:
         raise
 
 
-def launch_jvm(properties: Mapping[str, str], output: Path) -> None:
-    """Start the JVM of the next context. No configuration redirects some warnings and errors that it prints."""
+def launch_jvm(properties: Mapping[str, str], output: Path | None) -> None:
+    """Start the JVM of the next context. Appends its output to `output`, which no configuration does fully."""
     from pyspark import SparkConf, SparkContext  # most users of this module start no JVM
     from pyspark.java_gateway import launch_gateway
 
