@@ -8,8 +8,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -47,23 +45,6 @@ def checked(program: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-DRIVER = """
-import os, sys, threading
-from frazil.stream import worker_daemon
-starting = threading.Event()
-
-def start_spark(importing_nothing):
-    with importing_nothing:
-        starting.set()
-
-with worker_daemon.forked_daemon(local=True) as importing_nothing:
-    threading.Thread(target=start_spark, args=(importing_nothing,)).start()
-    starting.wait()
-print(os.environ[worker_daemon.ADDRESS], flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.mark.skipif(not psutil.LINUX, reason="threads and files are counted in /proc")
 def test_a_stage_is_imported_and_neither_a_thread_nor_a_connection_is_there_to_be_forked():
     found = json.loads(checked(LOOK).stdout)
@@ -78,62 +59,19 @@ def test_a_stage_is_imported_and_neither_a_thread_nor_a_connection_is_there_to_b
     }
 
 
-@contextmanager
-def spark_daemon(**environment: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The daemon's process as Spark starts it, and the port that it prints, until Spark closes its input."""
+def test_it_tells_spark_its_port_and_forks_a_worker_a_connection_until_spark_goes():
     command = [sys.executable, "-m", worker_daemon.MODULE, "pyspark.worker"]
-    env = {**os.environ, **environment}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as daemon:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         assert daemon.stdin is not None
         assert daemon.stdout is not None
         (port,) = struct.unpack("!i", daemon.stdout.read(4))
-        yield daemon, port
-        daemon.stdin.close()
-        daemon.wait(30)
-
-
-@pytest.mark.parametrize("environment", [{}, {worker_daemon.ADDRESS: "gone", "PYSPARK_DRIVER_PYTHON": sys.executable}])
-def test_it_tells_spark_its_port_and_forks_a_worker_a_connection_until_spark_goes(environment: dict[str, str]):
-    with spark_daemon(**environment) as (daemon, port):
         connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
         pids = [struct.unpack("!i", connection.recv(4))[0] for connection in connections]
         assert sorted(pids) == sorted(child.pid for child in psutil.Process(daemon.pid).children())
         for connection in connections:
             connection.close()
-
-
-@contextmanager
-def driver() -> Iterator[tuple[psutil.Process, psutil.Process, dict[str, str]]]:
-    """A driver, its fork, and the environment of the processes that Spark starts."""
-    with subprocess.Popen([sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().decode().strip()
-        found = psutil.Process(process.pid)
-        (fork,) = found.children()
-        try:
-            yield found, fork, {worker_daemon.ADDRESS: address, "PYSPARK_DRIVER_PYTHON": sys.executable}
-        finally:
-            process.kill()
-
-
-@pytest.mark.skipif(not psutil.LINUX, reason="drivers fork the daemon on Linux")
-def test_workers_are_forked_from_the_drivers_fork_until_spark_goes():
-    with driver() as (_, fork, environment):
-        with spark_daemon(**environment) as (daemon, port), socket.socket() as connection:
-            connection.connect(("127.0.0.1", port))
-            (pid,) = struct.unpack("!i", connection.recv(4))
-            worker = psutil.Process(pid)
-            assert worker.parent() == fork
-            assert worker.name() == worker_daemon.PROCESS_NAME
-            assert not psutil.Process(daemon.pid).children()
-        assert fork.status() == psutil.STATUS_ZOMBIE, "the daemon's process waits for its end"
-
-
-@pytest.mark.skipif(not psutil.LINUX, reason="drivers fork the daemon on Linux")
-def test_a_fork_that_spark_never_needs_ends_with_its_driver():
-    with driver() as (started, fork, _):
-        started.kill()
-        assert psutil.wait_procs([fork], timeout=30)[0] == [fork]
+        daemon.stdin.close()
+        daemon.wait(30)
 
 
 def test_where_a_stage_cannot_be_imported_the_daemon_says_so_and_goes_on():

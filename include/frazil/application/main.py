@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -17,7 +16,6 @@ from frazil.signals import read_pins
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.application import Application, find_application
 from frazil.spec.model import StreamSpec
-from frazil.stream.worker_daemon import STAGE_MODULE, forked_daemon
 
 if TYPE_CHECKING:
     from frazil.events import Sink
@@ -49,14 +47,11 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     application = find_application(folder, name)
     if application is None:
         raise SpecError(f"no stream in {folder} belongs to the application {name!r}")
-    with forked_daemon(local=not application.resources.on_cluster) as importing_nothing:
-        with fast_imports():
-            from frazil.stream.spark_engine import SparkEngine  # needs PySpark
+    with fast_imports():
+        from frazil.stream.spark_engine import SparkEngine  # needs PySpark
 
-        engine = SparkEngine(spark_spec(application), importing_nothing=importing_nothing)
-        engine.start()
-        with fast_imports():
-            import_module(STAGE_MODULE)
+    engine = SparkEngine(spark_spec(application))
+    engine.start()
     with fast_imports():
         from frazil.application.application import WriterApplication  # see the module
         from frazil.application.engine import SharedEngine

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from frazil.errors import EnvironmentUnusable, FrazilError
@@ -76,15 +76,14 @@ def jvm_start() -> Iterator[None]:
         raise
 
 
-def launch_jvm(properties: Mapping[str, str], output: Path | None) -> None:
+def launch_jvm(properties: Mapping[str, str], output: Path) -> None:
     """Start the JVM of the next context. Appends its output to `output`, which no configuration does fully."""
     from pyspark import SparkConf, SparkContext  # most users of this module start no JVM
     from pyspark.java_gateway import launch_gateway
 
     conf = SparkConf().setAll([*properties.items()])
-    with output.open("ab") if output else nullcontext() as file:
-        files = {"stdout": file, "stderr": file} if file else {}
-        gateway = launch_gateway(conf, files)  # type: ignore[no-untyped-call]
+    with output.open("ab") as file:
+        gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
     SparkContext._ensure_initialized(gateway=gateway)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from frazil.fast_imports import fast_imports
 from frazil.host.process_log import log_to_stderr
 from frazil.spark.java import find_java, require_pyspark, runs_in_jvm
 from frazil.spec.model import StreamSpec
-from frazil.stream.worker_daemon import STAGE_MODULE, forked_daemon
 
 if TYPE_CHECKING:
     from frazil.events import Sink
@@ -46,14 +44,11 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False, read_pi
     require_pyspark()
     if not runs_in_jvm():
         find_java(os.environ)
-    with forked_daemon(local=not spec.resources.on_cluster) as importing_nothing:
-        with fast_imports():
-            from frazil.stream.spark_engine import SparkEngine  # needs PySpark
+    with fast_imports():
+        from frazil.stream.spark_engine import SparkEngine  # needs PySpark
 
-        engine = SparkEngine(spec, importing_nothing=importing_nothing)
-        engine.start()
-        with fast_imports():
-            import_module(STAGE_MODULE)
+    engine = SparkEngine(spec)
+    engine.start()
     with fast_imports():
         from frazil.stream.hosting import Hosting  # see the module
         from frazil.stream.writer import Writer

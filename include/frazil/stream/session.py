@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +67,8 @@ def writer_properties(spec: StreamSpec) -> dict[str, str]:
     }
 
 
-def start_context(
-    spec: StreamSpec, *, output: Path | None = None, importing_nothing: AbstractContextManager[None] | None = None
-) -> SparkContext:
-    """Start Spark, and the JVM within `importing_nothing`. If `output` is given, what the JVM prints is appended to it.
+def start_context(spec: StreamSpec, *, output: Path | None = None) -> SparkContext:
+    """Start the JVM. If `output` is given, what the JVM prints is appended to this file.
 
     Raises `EnvironmentUnusable` if Java or YARN's configuration is missing or unsuitable.
     """
@@ -89,7 +87,7 @@ def start_context(
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     conf = SparkConf().setAll(list(properties.items()))
     with jvm_start():
-        with importing_nothing or nullcontext():
+        if output:
             launch_jvm(properties, output)
         context = SparkContext.getOrCreate(conf)
     jvm: Any = getattr(SparkContext._gateway, "proc", None)

@@ -58,19 +58,10 @@ KILLED_EXIT_CODE = 137
 class SparkEngine:
     """Runs a stream's jobs in its own Spark context, or in a given session. Spark sees records only as bytes."""
 
-    def __init__(
-        self,
-        spec: StreamSpec,
-        session: SparkSession | None = None,
-        *,
-        output: Path | None = None,
-        importing_nothing: AbstractContextManager[None] | None = None,
-    ) -> None:
-        """If `output` is given, what the JVM prints is appended to this file. `importing_nothing` is entered while the
-        JVM starts (see `forked_daemon`).
-        """
+    def __init__(self, spec: StreamSpec, session: SparkSession | None = None, *, output: Path | None = None) -> None:
+        """If `output` is given, what the JVM prints is appended to this file."""
         self._spec, self._session_context = spec, session.sparkContext if session else None
-        self._output, self._importing_nothing = output, importing_nothing
+        self._output = output
         self._pool = ThreadPoolExecutor(1, "spark")
         self._started: Future[SparkContext] | None = None
         self._unchecked: SparkContext | None = None
@@ -202,9 +193,7 @@ class SparkEngine:
     def _start(self) -> SparkContext:
         if self._session_context:
             return self._session_context
-        context = self._unchecked = start_context(
-            self._spec, output=self._output, importing_nothing=self._importing_nothing
-        )
+        context = self._unchecked = start_context(self._spec, output=self._output)
         if self._spec.resources.on_cluster:
             check_executors(context, self._spec)
         return context
