@@ -18,7 +18,6 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import msgspec
 from pyiceberg.table.metadata import TableMetadata
 from pyroaring import BitMap64
 
@@ -30,6 +29,7 @@ from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.host.processes import identify_process
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import OffsetSets, TopicPartition
+from frazil.typed import convert
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
@@ -144,7 +144,7 @@ class BackfillMarker:
     def from_json(cls, raw: Mapping[str, Any]) -> BackfillMarker:
         if raw["format"] != FORMAT_VERSION:
             raise ValueError(f"format {raw['format']}, but this version of frazil reads format {FORMAT_VERSION}")
-        return msgspec.convert(raw, cls, str_keys=True)
+        return convert(raw, cls)
 
 
 def _latest_runs(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.table import Table
@@ -29,6 +28,7 @@ from frazil.errors import format_error
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.table.tables import data_location
+from frazil.typed import decode
 
 log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def drop_discarded(journals: Iterable[Journal], note: MissingTableNote | None) -
 
 def _parse_note(data: bytes) -> MissingTableNote | None:
     try:
-        return msgspec.json.decode(data, type=MissingTableNote)
+        return decode(data, MissingTableNote)
     except ValueError:
         return None
 

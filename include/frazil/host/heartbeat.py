@@ -6,9 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 
-import msgspec
-
 from frazil.host.exchange import Exchange
+from frazil.typed import convert
 
 NAME = "status.json"
 
@@ -102,8 +101,4 @@ class Heartbeat:
     def read(cls, exchange: Exchange) -> Heartbeat | None:
         raw = exchange.read(NAME)
         # Skips additions of later versions, whose writers may run next to this reader during an upgrade.
-        return None if raw is None else msgspec.convert(raw, cls)
-
-
-# msgspec describes a class when it is first used, and crashes if two threads do this at once.
-msgspec.json.Decoder(Heartbeat)
+        return None if raw is None else convert(raw, cls)

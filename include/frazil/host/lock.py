@@ -13,13 +13,12 @@ import time
 import uuid
 from pathlib import Path
 
-import msgspec
-
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, WriterBusy
 from frazil.home import make_folder
 from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
+from frazil.typed import convert
 
 LOCK_FILE = "lock"
 INHERITED_LOCK = "FRAZIL_WRITER_LOCK_FD"
@@ -134,9 +133,5 @@ def read_launch(folder: Path) -> Launch | None:
         except ValueError:
             time.sleep(0.01)
         else:
-            return None if found is None else msgspec.convert(found, Launch)
+            return None if found is None else convert(found, Launch)
     return None
-
-
-# msgspec describes a class when it is first used, and crashes if two threads do this at once.
-msgspec.json.Decoder(Launch)

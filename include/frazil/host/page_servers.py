@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import msgspec
-
 from frazil import installed
 from frazil.home import home
 from frazil.host.exchange import read_json, replace_json
 from frazil.host.processes import identify_process, is_alive
 from frazil.host.records import ProcessMark
+from frazil.typed import convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +45,10 @@ def list_running_servers() -> list[PageServer]:
 def _read_records() -> Iterator[tuple[Path, PageServer | None]]:
     for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
         try:
-            yield file, msgspec.convert(read_json(file), PageServer)
+            yield file, convert(read_json(file), PageServer)
         except ValueError:
             yield file, None
 
 
 def _folder() -> Path:
     return home() / "page" / "servers"
-
-
-# msgspec describes a class when it is first used, and crashes if two threads do this at once.
-msgspec.json.Decoder(PageServer)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-import msgspec
-
 from frazil.host.exchange import read_json, replace_json
+from frazil.typed import convert
 
 EXITS_FILE = "exit.json"
 SUPERVISOR_FILE = "supervisor.json"
@@ -115,7 +114,7 @@ class SupervisionTimes:
 
 def read_supervision_times(folder: Path) -> SupervisionTimes:
     try:
-        return msgspec.convert(read_json(folder / WATCH_FILE) or {}, SupervisionTimes)
+        return convert(read_json(folder / WATCH_FILE) or {}, SupervisionTimes)
     except (OSError, ValueError):
         return SupervisionTimes()
 
@@ -125,7 +124,7 @@ def write_supervision_times(folder: Path, watch: SupervisionTimes) -> None:
 
 
 def read_exits(folder: Path) -> tuple[ExitRecord, ...]:
-    return msgspec.convert(read_json(folder / EXITS_FILE) or (), tuple[ExitRecord, ...])
+    return convert(read_json(folder / EXITS_FILE) or (), tuple[ExitRecord, ...])
 
 
 def append_exit(folder: Path, record: ExitRecord) -> None:
@@ -138,14 +137,8 @@ def append_exit(folder: Path, record: ExitRecord) -> None:
 
 
 def read_notes(folder: Path) -> SupervisorNotes:
-    return msgspec.convert(read_json(folder / SUPERVISOR_FILE) or {}, SupervisorNotes)
+    return convert(read_json(folder / SUPERVISOR_FILE) or {}, SupervisorNotes)
 
 
 def write_notes(folder: Path, notes: SupervisorNotes) -> None:
     replace_json(folder / SUPERVISOR_FILE, dataclasses.asdict(notes))
-
-
-# msgspec describes a class when it is first used, and crashes if two threads do this at once.
-msgspec.json.Decoder(SupervisionTimes)
-msgspec.json.Decoder(ExitRecord)
-msgspec.json.Decoder(SupervisorNotes)

@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import msgspec
-
 from frazil import clock
 from frazil.home import run_folder
 from frazil.host.exchange import read_json, replace_json
 from frazil.host.launcher import Observation
 from frazil.host.records import GivenUp, read_notes, write_notes
+from frazil.typed import decode
 
 _FILE = "claim.json"
 
@@ -33,7 +32,7 @@ def write_supervising_run(stream: str, run: SupervisingRun) -> None:
 
 def read_supervising_run(stream: str) -> SupervisingRun | None:
     try:
-        return msgspec.json.decode((run_folder(stream) / _FILE).read_bytes(), type=SupervisingRun)
+        return decode((run_folder(stream) / _FILE).read_bytes(), SupervisingRun)
     except FileNotFoundError:
         return None
 
@@ -87,7 +86,3 @@ def read_active_given_up(stream: str, observation: Observation) -> GivenUp | Non
     if given_up is None or observation.process.is_alive:
         return None
     return given_up if observation.launch is None or observation.launch.id == given_up.subject else None
-
-
-# msgspec describes a class when it is first used, and crashes if two threads do this at once.
-msgspec.json.Decoder(SupervisingRun)

@@ -17,6 +17,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.route import Route
+from frazil.typed import convert
 
 Target = str
 """A table that a batch writes to: "main", "dead-letters", or a routed table's identifier, which contains a dot."""
@@ -419,4 +420,4 @@ class StageResult:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StageResult:
         drift = {target: SchemaDrift.from_json(found) for target, found in value["drift"].items()}
-        return dataclasses.replace(msgspec.convert({**value, "drift": {}}, cls, str_keys=True), drift=drift)
+        return dataclasses.replace(convert({**value, "drift": {}}, cls), drift=drift)

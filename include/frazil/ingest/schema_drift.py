@@ -15,6 +15,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.spec.iceberg import iceberg_type
+from frazil.typed import convert
 
 Path = tuple[str, ...]
 """Names of the fields that lead to a value. `element` and `value` lead into lists and maps, as in Iceberg's schemas."""
@@ -116,9 +117,9 @@ class SchemaDrift:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SchemaDrift:
-        new = msgspec.convert(value["new"], list[tuple[Path, FoundType]])
-        wider = msgspec.convert(value["wider"], list[tuple[Path, str]])
-        return replace(msgspec.convert({**value, "new": {}, "wider": {}}, cls), new=dict(new), wider=dict(wider))
+        new = convert(value["new"], list[tuple[Path, FoundType]])
+        wider = convert(value["wider"], list[tuple[Path, str]])
+        return replace(convert({**value, "new": {}, "wider": {}}, cls), new=dict(new), wider=dict(wider))
 
 
 NO_DRIFT = SchemaDrift()

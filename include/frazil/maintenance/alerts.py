@@ -20,6 +20,7 @@ from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import format_rounded_bytes
 from frazil.status.freshness import freshness_ms, late_message
 from frazil.timetext import format_utc
+from frazil.typed import convert
 
 DEFAULT_RUNBOOK = "docs/runbook.md"
 CLEAR_RATIO = 0.8
@@ -244,7 +245,7 @@ class AlertStates:
         states = {}
         for rule, kept in (value or {}).items():
             with suppress(msgspec.ValidationError):
-                states[rule] = AlertState(*msgspec.convert(kept, tuple[int, bool, int | None, int, bool]))
+                states[rule] = AlertState(*convert(kept, tuple[int, bool, int | None, int, bool]))
         return cls(states)
 
 

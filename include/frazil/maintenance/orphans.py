@@ -28,7 +28,6 @@ from itertools import islice
 from typing import NamedTuple, Self
 from urllib.parse import unquote
 
-import msgspec
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.backfill_records import open_backfills
@@ -36,6 +35,7 @@ from frazil.commit.marker import BatchKey, read_markers
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
 from frazil.table.object_store import FileInfo
+from frazil.typed import convert
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class OrphanMemory:
         try:
             raw = json.loads(gzip.decompress(data))
             if (raw["format"], raw["table_uuid"]) == (MEMORY_FORMAT, table_uuid):
-                return msgspec.convert(raw, cls)
+                return convert(raw, cls)
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
             log.warning("the record of earlier cleanups cannot be read: this run counts as the first")
         return cls(table_uuid)

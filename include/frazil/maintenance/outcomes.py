@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
-import msgspec
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
@@ -24,6 +23,7 @@ from frazil.maintenance.tables import MaintainedTable
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
+from frazil.typed import convert
 
 
 class Ending(StrEnum):
@@ -108,7 +108,7 @@ def read_outcomes(table: Table) -> tuple[PastOutcome, ...]:
     try:
         raw = json.loads(data)
         is_own = (raw["format"], raw["table-uuid"]) == (FORMAT_VERSION, str(table.metadata.table_uuid))
-        return msgspec.convert(raw["outcomes"], tuple[PastOutcome, ...]) if is_own else ()
+        return convert(raw["outcomes"], tuple[PastOutcome, ...]) if is_own else ()
     except (ValueError, LookupError, TypeError) as error:
         log.warning("%s is not in maintenance's format, and is ignored: %r", _path(table), error)
         return ()

@@ -23,6 +23,7 @@ from frazil import installed
 from frazil.errors import error_text
 from frazil.host.exchange import read_json, replace_json
 from frazil.status.state import StreamState
+from frazil.typed import convert
 
 T = TypeVar("T")
 
@@ -263,7 +264,7 @@ def save_statuses(file: Path, known: Iterable[SavedStatus], *, now_ms: int) -> N
 def load_statuses(file: Path, *, now_ms: int) -> list[SavedStatus]:
     """Return the saved statuses of the last day; empty if another version wrote the file. Raises OSError."""
     try:
-        known = msgspec.convert(read_json(file) or [], list[SavedStatus])
+        known = convert(read_json(file) or [], list[SavedStatus])
     except (ValueError, msgspec.ValidationError):
         return []
     return [one for one in known if 0 <= now_ms - one.at_ms < MAX_SAVED_AGE_MS]

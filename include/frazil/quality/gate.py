@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import msgspec
-
 from frazil import errors
 from frazil.errors import FrazilError
+from frazil.typed import decode
 
 MAX_LOG_CHARACTERS = 2000
 
@@ -95,7 +94,7 @@ def run_gates(requests: Sequence[GateRequest], *, timeout_s: float) -> tuple[Gat
 def _parse_results(done: subprocess.CompletedProcess[str], where: str) -> tuple[GateResult, ...]:
     lines = done.stdout.splitlines()
     if done.returncode == 0:
-        return tuple(msgspec.json.decode(line, type=GateResult) for line in lines)
+        return tuple(decode(line, GateResult) for line in lines)
     try:
         error = json.loads(lines[-1])
         kind, message = error["error"], error["message"]

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
-import msgspec
 from pyiceberg.table import Table
 
 from frazil.commit.compare_and_swap import TableHandle
 from frazil.host.heartbeat import Heartbeat
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
+from frazil.typed import convert
 
 T = TypeVar("T")
 
@@ -119,7 +119,7 @@ class DriverFolder:
         raw = self.store.get(f"{self.folder}/{name}")
         value = json.loads(raw) if raw else None
         is_known = isinstance(value, dict) and value.get("format") == FORMAT_VERSION
-        return msgspec.convert(value, kind) if is_known else None
+        return convert(value, kind) if is_known else None
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         self.store.put(f"{self.folder}/{name}", json.dumps({"format": FORMAT_VERSION, **value}).encode())

@@ -22,6 +22,7 @@ from frazil.stream.attempt import check_not_abandoned
 from frazil.stream.progress import MIN_MERGE_WRITE_INTERVAL_S, ProgressFolder
 from frazil.stream.stage_rows import VersionRefusal, error_answer, parse_answer, rebuild
 from frazil.table.storage_mistakes import translate_staging_failure
+from frazil.typed import convert, decode
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class MergeTasks:
         return self.contexts[0].stream
 
     def _run_plan(self, plan: str) -> str:
-        found = msgspec.json.decode(plan, type=_Plan)
+        found = decode(plan, _Plan)
         context, report = self.contexts[found.context], self._progress_reporter(found.number)
         try:
             return msgspec.json.encode(run_merge_task(context, found.task, on_progress=report)).decode()
@@ -156,4 +157,4 @@ def _parse_context(value: Mapping[str, Any]) -> MergeContext:
 
 def read_results(answers: Iterable[str]) -> tuple[MergeResult, ...]:
     """Parse the answers of `MergeTasks` in task order. Raises a task's FrazilError."""
-    return tuple(msgspec.convert(parse_answer(answer), MergeResult, str_keys=True) for answer in answers)
+    return tuple(convert(parse_answer(answer), MergeResult) for answer in answers)
