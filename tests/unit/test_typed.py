@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 RACE = """
-import threading, time
+import sys, threading, time
 from dataclasses import dataclass
 from frazil import typed
 
@@ -32,7 +32,7 @@ class Outer:
 
 def use():
     found = typed.convert({"name": "a", "inner": {"number": 1}}, Outer)
-    print(found.name, found.inner.number, flush=True)
+    sys.stdout.write(f"{found.name} {found.inner.number}\\n")
 
 thread = threading.Thread(target=use)
 thread.start()
