@@ -52,7 +52,7 @@ def annotated_footer(metadata: pq.FileMetaData, columns: pa.Schema) -> bytes:
         if element + b"\0" not in footer:
             raise ValueError(f"PyArrow {pa.__version__} writes the column {field.name} in an unknown form")
         footer = footer.replace(element + b"\0", element + _ANNOTATION + b"\0", 1)
-    return footer + len(footer).to_bytes(4, "little") + b"PAR1"
+    return footer + len(footer).to_bytes(4, "little") + b"PAR1"  # type: ignore[no-any-return]
 
 
 _ANNOTATION = b"\x1c\x0c\x20\x13\x01\x00\x00"

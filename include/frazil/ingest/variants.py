@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 
 from frazil.ingest.formats.json import variant as loops
+from frazil.ingest.formats.json.scan import NO
 from frazil.ingest.formats.json.text import MAX_DEPTH, change_outside_strings
 from frazil.ingest.variant_files import GROUP, variant_columns
 
@@ -91,7 +92,7 @@ def _scratch(longest: int) -> loops.Scratch:
         line=np.zeros(longest + 32, np.uint8),
         names=np.zeros(longest + 32, np.uint8),
         ends=np.zeros(values, np.int64),
-        slots=np.full(1 << max(6, values.bit_length()), loops.NO, np.int64),
+        slots=np.full(1 << max(6, values.bit_length()), NO, np.int64),
         places=np.zeros(values, np.int64),
         opened=np.zeros(3 * MAX_DEPTH, np.int64),
         entries=np.zeros(2 * values, np.int64),

@@ -24,11 +24,11 @@ class VariantType(StringType):
 
 def _parse(cls: type[IcebergType], v: Any, handler: Any) -> IcebergType:
     """Replacement code of PyIceberg's parser, so the other names are globals of `pyiceberg.types`."""
-    return VariantType() if v == "variant" and cls is not VariantType else _parse_others(cls, v, handler)  # type: ignore[name-defined,no-any-return] # noqa: F821
+    return VariantType() if v == "variant" and cls is not VariantType else _parse_others(cls, v, handler)  # type: ignore[name-defined] # noqa: F821
 
 
 # Compiled Pydantic models refer to the function object, so only its code can be replaced.
-_parser: Any = IcebergType.handle_primitive_type.__func__  # type: ignore[attr-defined]
+_parser: Any = IcebergType.handle_primitive_type.__func__
 _names = vars(pyiceberg.types)
 _names |= {"VariantType": VariantType, "_parse_others": FunctionType(_parser.__code__, _names)}
 _parser.__code__ = _parse.__code__

@@ -211,7 +211,7 @@ def written(rows: pa.Table, schema: Schema = SCHEMA) -> tuple[bytes, Any]:
     stream = file._stream
     kept: list[bytes] = []
     close = stream.close
-    stream.close = lambda: (kept.append(stream.getvalue()), close())
+    stream.close = lambda: (kept.append(stream.getvalue()), close())  # type: ignore[func-returns-value]
     file.write(rows)
     staged = file.close()
     return kept[0], staged
@@ -225,7 +225,7 @@ def test_a_file_declares_the_column_as_a_variant(tmp_path: Any) -> None:
     schema = pq.read_metadata(tmp_path / "f.parquet").schema
     assert "optional group field_id=2 v (Variant(1))" in str(schema)
     assert pq.read_table(tmp_path / "f.parquet")["v"].to_pylist() == rows["v"].to_pylist()
-    found = duckdb.sql(f"SELECT n, typeof(v), v::JSON FROM '{tmp_path}/f.parquet' ORDER BY n").fetchall()
+    found = duckdb.sql(f"SELECT n, typeof(v), v::JSON FROM '{tmp_path}/f.parquet' ORDER BY n").fetchall()  # type: ignore[union-attr]
     assert found == [(0, "VARIANT", '{"a":[1,null,"x"]}'), (1, "VARIANT", None), (2, "VARIANT", "7")]
 
 

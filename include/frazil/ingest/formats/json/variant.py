@@ -146,8 +146,8 @@ def _compare(s: Scratch, key: int, start: int, length: int) -> int:
     begin, size = s.ends[key], s.ends[key + 1] - s.ends[key]
     for q in range(min(size, length)):
         if s.names[begin + q] != s.names[start + q]:
-            return np.int64(s.names[begin + q]) - np.int64(s.names[start + q])
-    return size - length
+            return np.int64(s.names[begin + q]) - np.int64(s.names[start + q])  # type: ignore[return-value]
+    return size - length  # type: ignore[no-any-return]
 
 
 @loop
@@ -199,13 +199,13 @@ def _write_number(b: Octets, p: int, to: Octets, at: int) -> tuple[int, int]:
             size = 0 if widest <= 9 else 1 if widest <= 18 else 2
             to[at] = (_DECIMAL4 + size) << 2
             to[at + 1] = scale
-            at = _write_integer(to, at + 2, np.int64(low), min(8, 4 << size))
-            return end, _write_integer(to, at, np.int64(high), 8) if size == 2 else at
+            at = _write_integer(to, at + 2, np.int64(low), min(8, 4 << size))  # type: ignore[arg-type]
+            return end, _write_integer(to, at, np.int64(high), 8) if size == 2 else at  # type: ignore[arg-type]
     end, real = parse_double(b, p)
     if end < 0:
         return UNCERTAIN if number_end(b, p) >= q else INVALID, at
     to[at] = _DOUBLE << 2
-    return end, _write_integer(to, at + 1, np.float64(real).view(np.int64), 8)
+    return end, _write_integer(to, at + 1, np.float64(real).view(np.int64), 8)  # type: ignore[arg-type]
 
 
 @loop
@@ -270,7 +270,7 @@ def _write_metadata(to: Octets, at: int, keys: int, s: Scratch) -> int:
         p = _write_integer(to, p, s.ends[k], width)
     for q in range(size):
         to[p + q] = s.names[q]
-    return p + size
+    return p + size  # type: ignore[no-any-return]
 
 
 @loop
