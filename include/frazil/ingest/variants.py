@@ -31,7 +31,7 @@ class VariantEncoder:
     """Encodes the variant columns of tables, in memory that is reused."""
 
     def __init__(self, schema: Schema, *, keeps_json: bool = False) -> None:
-        """With `keeps_json`, the rows keep the texts, but errors are found."""
+        """If `keeps_json` is set, the rows keep the texts, but errors are found."""
         self._names, self._keeps_json = variant_columns(schema), keeps_json
         self._scratch = _scratch(1024)
 

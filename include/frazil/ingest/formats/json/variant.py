@@ -25,7 +25,7 @@ from frazil.ingest.formats.json.scan import (
 from frazil.ingest.formats.json.text import MAX_DEPTH
 
 INVALID, DUPLICATE, UNCERTAIN = -1, -2, -3
-"""Errors: text that is not JSON, an object with a key twice, a number of which the nearest double is uncertain."""
+"""Errors: text that is not JSON, an object with a key twice, a number whose nearest double is uncertain."""
 _NULL, _TRUE, _FALSE, _INT8, _DOUBLE, _DECIMAL4, _LONG_TEXT = 0, 1, 2, 3, 7, 8, 16
 """Ids of primitive types. The types of 16, 32 and 64 bits follow INT8, those of 8 and 16 bytes DECIMAL4."""
 _MAX_SHORT_TEXT = 63
@@ -43,11 +43,11 @@ class Scratch(NamedTuple):
     slots: Numbers
     """A hash table of the keys: their numbers, or -1. Its size is a power of two."""
     places: Numbers
-    """Where each key is in `slots`."""
+    """The place of each key in `slots`."""
     opened: Numbers
-    """For each open object or array: its bracket, where its values begin, and its first entry."""
+    """Three numbers for each open object or array: its bracket, where its values begin, and its first entry."""
     entries: Numbers
-    """For each member of the open objects and arrays: its key's number, and where its value begins."""
+    """Two numbers for each member of the open objects and arrays: its key's, and where its value begins."""
 
 
 @loop
