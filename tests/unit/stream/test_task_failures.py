@@ -106,10 +106,10 @@ def test_a_writer_that_is_to_end_waits_no_longer_for_executors(monkeypatch: pyte
 @pytest.mark.parametrize("on_cluster", [True, False])
 def test_executors_are_checked_on_a_cluster_alone(monkeypatch: pytest.MonkeyPatch, *, on_cluster: bool):
     checked: list[object] = []
-    monkeypatch.setattr(spark_engine, "start_context", lambda _: "context")
+    monkeypatch.setattr(spark_engine, "start_context", lambda _, **__: "context")
     monkeypatch.setattr(spark_engine, "check_executors", lambda context, _: checked.append(context))
     spec = SimpleNamespace(resources=SimpleNamespace(on_cluster=on_cluster))
-    engine: Any = SimpleNamespace(_session_context=None, _spec=spec)
+    engine: Any = SimpleNamespace(_session_context=None, _spec=spec, _output=None)
     assert spark_engine.SparkEngine._start(engine) == "context"
     assert checked == ["context"] * on_cluster
 
