@@ -261,16 +261,17 @@ def consecutive_crashes(
     observed: DecisionInput, decision: Decision, *, now_ms: int, policy: SupervisionPolicy
 ) -> list[ExitRecord]:
     """Return the latest consecutive exits without a commit, newest first, while they indicate a problem. Without
-    any, the last exit counts if a restart may succeed, although its writer had committed. Empty if the running writer
-    has committed, if it has no lag and outlived the earlier writers, or if the failed service responds again. Also
-    empty after the crash window, and if the supervisor's decision has another cause.
+    any, the last exit counts if a restart may succeed, although its writer had committed, until the next take-over.
+    Empty if the running writer has committed, if it has no lag and outlived the earlier writers, or if the failed
+    service responds again. Also empty after the crash window, and if the supervisor's decision has another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
     if not exits or not counts or now_ms - exits[-1].ended_at_ms > policy.crash_window_ms:
         return []
     row = exits_without_commit(exits, window_ms=policy.crash_window_ms)
-    if not row and exits[-1].code in RESTARTABLE_EXIT_CODES and not _was_requested(exits[-1]):
+    took_over = observed.process.is_alive and heartbeat is not None and heartbeat.epoch is not None
+    if not (row or took_over or _was_requested(exits[-1])) and exits[-1].code in RESTARTABLE_EXIT_CODES:
         row = [exits[-1]]
     if not observed.process.is_alive or launch is None or heartbeat is None:
         return row

@@ -99,6 +99,15 @@ def test_the_state_of_a_writer(state: State, observed: DecisionInput, words: str
     assert any(word in found.sentence for word in words.split("|")), found.sentence
 
 
+def test_a_writer_that_took_over_after_an_outage_runs_before_its_first_commit() -> None:
+    outage = dataclasses.replace(exit_(21), committed=True)
+    heartbeat = dataclasses.replace(make_heartbeat(), last_commit_at_ms=outage.ended_at_ms - MINUTE)
+    for epoch, state in ((None, State.CATALOG_UNAVAILABLE), (2, State.RUNNING)):
+        seen = alive(dataclasses.replace(heartbeat, epoch=epoch), launch=launch(launched_at_ms=NOW - 5_000))
+        seen = dataclasses.replace(seen, writer=dataclasses.replace(seen.writer, exits=(outage,)))
+        assert shown(seen).state is state
+
+
 def test_a_writer_that_starts_again_and_again_is_crash_looping_until_it_commits() -> None:
     since = launch(launched_at_ms=NOW - 5_000)
     for committed_ms, state in (
