@@ -64,7 +64,6 @@ class FoldedFiles:
     paths: tuple[str, ...]
     first_number: int
     """Sequence number that no commit which added one of these files is below."""
-    fold_id: int
     fold_number: int
     """The fold's sequence number."""
 

@@ -144,13 +144,12 @@ class WriterExpiry:
         is_due = may_be_due and count_ancestors(table.metadata) >= self._due
         if (has_waste or is_due) and not (self._running and self._running.is_alive()):
             delete_before_ms = self._delete_before_ms
-            folds = tuple(self._folded) if is_due else None
-            self._running = self.start(lambda: self._run(table, delete_before_ms, folds))
+            self._running = self.start(lambda: self._run(table, delete_before_ms, is_due=is_due))
 
     def end(self) -> None:
         """Delete the files that are due, in limited time. The orphan cleanup deletes all others."""
         if has_ended(self._running) and (last := self._last) is not None:
-            has_ended(self.start(lambda: self._run(last, self._delete_before_ms)))
+            has_ended(self.start(lambda: self._run(last, self._delete_before_ms, is_due=False)))
 
     @property
     def _delete_before_ms(self) -> int:
@@ -159,12 +158,10 @@ class WriterExpiry:
     def _expired_before(self, at_ms: int) -> list[Snapshot]:
         return [snapshot for _, snapshot in takewhile(lambda one: one[0] < at_ms, self._expired)]
 
-    def _run(self, table: Table, delete_before_ms: int, folds: Iterable[int] | None = None) -> None:
-        """Delete the files that are due. With `folds`, the parents of the folds in `table`, also plan a removal."""
+    def _run(self, table: Table, delete_before_ms: int, *, is_due: bool) -> None:
         name = ".".join(table.name())
-        if folds is not None:
+        if is_due:
             try:
-                self._forget_stale(folds, table.metadata)
                 self._plan(table)
             except Exception as error:  # catalogs and storages raise anything, and commits must continue
                 log.warning("cannot expire snapshots of table %s: %r; maintenance expires them", name, error)
@@ -181,6 +178,9 @@ class WriterExpiry:
     def _plan(self, table: Table) -> None:
         pins, metadata = self.read_pins(), table.metadata
         plan = plan_expiry(metadata, self.settings, pins, table=".".join(table.name()), now_ms=self.clock_ms())
+        known = {*(s.snapshot_id for s in metadata.snapshots), *(s.snapshot_id for _, s in self._expired)}
+        for parent in self._folded.keys() - known:  # maintenance expired it, and deleted the files
+            del self._folded[parent]
         old = expirable_by_writers(plan, metadata, self._folded)
         found = tuple(old[-self.settings.at_most :])  # more would make one commit slow
         if found:
@@ -188,14 +188,6 @@ class WriterExpiry:
         more = self._step if len(found) == len(old) else 0
         self._due = count_ancestors(metadata) - len(found) + more
         log.debug("%s, %d by this writer", plan.sentence, len(found))
-
-    def _forget_stale(self, folds: Iterable[int], metadata: TableMetadata) -> None:
-        """Forget folds that were rolled back: main has their files. Also forget folds whose parent others expired."""
-        present, main = {s.snapshot_id for s in metadata.snapshots}, {s.snapshot_id for s in ancestors(metadata)}
-        expired = {s.snapshot_id for _, s in self._expired} - present
-        for parent in folds:
-            if parent not in expired and not {parent, self._folded[parent].fold_id} <= main:
-                del self._folded[parent]
 
     def _delete_files(self, table: Table, before_ms: int) -> None:
         """Delete the files of snapshots that expired before `before_ms`. The orphan cleanup handles failures."""

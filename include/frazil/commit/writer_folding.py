@@ -168,7 +168,7 @@ class WriterFolding:
         _forget(done.removed)
         if self.handle.expiry and snapshot.parent_snapshot_id and snapshot.sequence_number:
             paths = tuple(file.path for file in fold.files)
-            files = FoldedFiles(paths, done.first_number, snapshot.snapshot_id, snapshot.sequence_number)
+            files = FoldedFiles(paths, done.first_number, snapshot.sequence_number)
             self.handle.expiry.add_fold(snapshot.parent_snapshot_id, files)
         log.info("folded %d files of table %s into %d", len(fold.files), self.handle.identifier, len(fold.made))
         for file in fold.made:

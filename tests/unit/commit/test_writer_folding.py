@@ -20,7 +20,6 @@ from pyiceberg.types import DateType
 from frazil.commit import writer_expiry, writer_folding
 from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.expiry import Pins, plan_expiry
-from frazil.commit.history import ancestors
 from frazil.commit.manifest_writing import recently_written
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.staging_targets import target_table
@@ -158,34 +157,6 @@ def test_files_that_a_fold_replaced_stay_while_a_commit_on_another_branch_has_th
     writer.commit_and_expire(4 * FAN_IN**2)
     assert world.load().metadata.snapshot_by_id(theirs).parent_snapshot_id is None, "the branch has no older snapshot"
     assert len(world.rows(snapshot_id=theirs)) == 2 * (FAN_IN - 1)
-    assert writer.is_whole()
-
-
-def test_files_of_a_fold_that_an_operator_rolled_back_stay(world: Any):
-    writer = Writer(world)
-    writer.commit_and_expire(FAN_IN + 1)
-    (fold,) = folds(world)
-    world.load().manage_snapshots().set_current_snapshot(fold.parent_snapshot_id).commit()
-    world.load().maintenance.expire_snapshots().by_id(fold.snapshot_id).commit()
-    world.tables.main.forget()
-    writer.commit_and_expire(4 * FAN_IN**2)
-    assert readable_files(world) <= world.parquet_files()
-    assert writer.is_whole()
-
-
-def test_a_fold_that_lands_during_a_plan_is_expired_later(world: Any):
-    def fold_meanwhile() -> Pins:
-        expiry.read_pins = Pins
-        writer.commit(FAN_IN + 1)
-        return Pins()
-
-    writer = Writer(world)
-    writer.commit_and_expire(1)
-    expiry = world.tables.main.expiry
-    expiry.read_pins = fold_meanwhile
-    writer.commit_and_expire(10 * FAN_IN)
-    metadata = world.load().metadata
-    assert {s.snapshot_id for s in metadata.snapshots} == {s.snapshot_id for s in ancestors(metadata)}
     assert writer.is_whole()
 
 
