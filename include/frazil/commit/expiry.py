@@ -8,7 +8,7 @@ a branch's head.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -57,24 +57,6 @@ class ExpiryPlan:
     """Whether an operator must act before anything expires. `sentence` gives the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoldedFiles:
-    """The data files that a writer's fold replaced."""
-
-    paths: tuple[str, ...]
-    first_number: int
-    """Sequence number that no commit which added one of these files is below."""
-    fold_number: int
-    """The fold's sequence number."""
-
-    def are_unused(self, metadata: TableMetadata, *, without: Collection[int] = ()) -> bool:
-        """Return whether only snapshots in `without` may have one of these files. Main must descend from the fold."""
-        numbers = ((s.snapshot_id, s.sequence_number or self.first_number) for s in metadata.snapshots)
-        may_have = {snapshot_id for snapshot_id, number in numbers if number >= self.first_number}
-        later = {s.snapshot_id for s in ancestors(metadata) if (s.sequence_number or 0) >= self.fold_number}
-        return may_have <= later.union(without)
-
-
 def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table: str, now_ms: int) -> ExpiryPlan:
     try:
         markers = list(read_markers(metadata.properties).values())
@@ -115,24 +97,16 @@ def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Itera
             yield snapshot
 
 
-def expirable_by_writers(
-    plan: ExpiryPlan, metadata: TableMetadata, folded: Mapping[int, FoldedFiles]
-) -> list[Snapshot]:
-    """Return the planned snapshots that the writer may expire, the newest first.
+def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snapshot]:
+    """Return the planned snapshots that writers may expire.
 
     A snapshot before the removal of a file stays, because maintenance finds the removed file by this snapshot.
-    Snapshots of other programs that removed files stay, too. `folded` has the files that the writer itself deletes, by
-    the last snapshot with them.
+    Snapshots of other programs that removed files stay, too.
     """
     main, planned = list(ancestors(metadata)), set(plan.expire)
-    found: dict[int, Snapshot] = {}
-    for one, child in reversed([*zip(main[1:], main, strict=False)]):
-        if one.snapshot_id not in planned or not (_removes_no_file(one) or is_fold(one)):
-            continue
-        files = folded.get(one.snapshot_id)
-        if _removes_no_file(child) or (files and files.are_unused(metadata, without={*found, one.snapshot_id})):
-            found[one.snapshot_id] = one
-    return [*found.values()][::-1]
+    with_children = zip(main[1:], main, strict=False)
+    pairs = ((one, child) for one, child in with_children if one.snapshot_id in planned and _removes_no_file(child))
+    return [one for one, _ in pairs if _removes_no_file(one) or is_fold(one)]
 
 
 def _removes_no_file(snapshot: Snapshot) -> bool:

@@ -1,7 +1,7 @@
 """Expires main's oldest snapshots with the writer's own commits.
 
 Maintenance runs too rarely for a commit each second. A thread plans by the rules of maintenance, and deletes files that
-the metadata no longer names. It also deletes the files that this writer's folds replaced.
+the metadata no longer names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
 from pyiceberg.utils.properties import property_as_bool
 
-from frazil.commit.expiry import FoldedFiles, Pins, expirable_by_writers, plan_expiry
+from frazil.commit.expiry import Pins, expirable_by_writers, plan_expiry
 from frazil.commit.history import ancestors, count_ancestors
 from frazil.commit.manifest_lists import manifest_paths
 from frazil.commit.marker import open_branch_name
@@ -82,8 +82,6 @@ class WriterExpiry:
     _expired_by_others: list[tuple[int, Snapshot]] = field(default_factory=list)
     """Snapshots that another program expired recently. It may still read their manifests, to find data files."""
     _former: list[str] = field(default_factory=list)
-    _folded: dict[int, FoldedFiles] = field(default_factory=dict)
-    """Files that this writer's folds replaced, by the fold's parent."""
     _running: threading.Thread | None = None
     _due: int = 0
     """Number of snapshots in main's history at which the next removal is planned."""
@@ -113,10 +111,6 @@ class WriterExpiry:
         ids = [snapshot.snapshot_id for snapshot in self._proposed]
         self._in_attempt = bool(ids)
         return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
-
-    def add_fold(self, parent: int, files: FoldedFiles) -> None:
-        """Let the writer expire a fold's parent, and then delete the replaced files."""
-        self._folded[parent] = files
 
     def withdraw(self) -> bool:
         """If the refused attempt expired snapshots, pause until main has `at-most` more snapshots."""
@@ -178,11 +172,8 @@ class WriterExpiry:
     def _plan(self, table: Table) -> None:
         pins, metadata = self.read_pins(), table.metadata
         plan = plan_expiry(metadata, self.settings, pins, table=".".join(table.name()), now_ms=self.clock_ms())
-        known = {*(s.snapshot_id for s in metadata.snapshots), *(s.snapshot_id for _, s in self._expired)}
-        for parent in self._folded.keys() - known:  # maintenance expired it, and deleted the files
-            del self._folded[parent]
-        old = expirable_by_writers(plan, metadata, self._folded)
-        found = tuple(old[-self.settings.at_most :])  # more would make one commit slow
+        old = tuple(expirable_by_writers(plan, metadata))
+        found = old[-self.settings.at_most :]  # more would make one commit slow
         if found:
             self._planned = _Removal(found, _refs(metadata))
         more = self._step if len(found) == len(old) else 0
@@ -195,9 +186,7 @@ class WriterExpiry:
         del self._expired[: len(expired)], self._former[: len(former)]
         del self._expired_by_others[: sum(at_ms < before_ms for at_ms, _ in self._expired_by_others)]
         later = [snapshot for _, snapshot in (*self._expired, *self._expired_by_others)]
-        without_parent = [files for s in expired if (files := self._folded.pop(s.snapshot_id, None))]
-        folded = (path for files in without_parent if files.are_unused(table.metadata) for path in files.paths)
-        waste = sorted({*_unused_files(expired, later, table), *former, *folded})
+        waste = sorted({*_unused_files(expired, later, table), *former})
         if waste and may_delete_files(table.properties):
             open_store(waste[0], table.io.properties).delete(waste)
 

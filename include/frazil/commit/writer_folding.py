@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import Operation
 
 from frazil.commit.compare_and_swap import TableHandle
-from frazil.commit.expiry import FoldedFiles
 from frazil.commit.history import FOLD_OPERATION
 from frazil.commit.manifest_lists import live_manifests
 from frazil.commit.manifest_writing import (
@@ -154,7 +153,7 @@ class WriterFolding:
         except CommitFailedException as error:
             # A client that repeats a request, such as AWS's, reports a conflict with its own first request.
             if self.handle.refresh().metadata.snapshot_by_id(prepared.snapshot.snapshot_id) is not None:
-                self._add_made(fold, found, prepared.snapshot)
+                self._add_made(fold, found)
                 return
             log.info("%d files of table %s were not folded: %s", len(fold.files), name, error)
             self._delete(fold.made, table, writer)
@@ -162,14 +161,10 @@ class WriterFolding:
         except Exception as error:  # it may have landed, so that nothing is deleted
             log.warning("the outcome of folding %d files of table %s is unknown: %r", len(fold.files), name, error)
         else:
-            self._add_made(fold, found, prepared.snapshot)
+            self._add_made(fold, found)
 
-    def _add_made(self, fold: _Fold, done: Replacement, snapshot: Snapshot) -> None:
+    def _add_made(self, fold: _Fold, done: Replacement) -> None:
         _forget(done.removed)
-        if self.handle.expiry and snapshot.parent_snapshot_id and snapshot.sequence_number:
-            paths = tuple(file.path for file in fold.files)
-            files = FoldedFiles(paths, done.first_number, snapshot.sequence_number)
-            self.handle.expiry.add_fold(snapshot.parent_snapshot_id, files)
         log.info("folded %d files of table %s into %d", len(fold.files), self.handle.identifier, len(fold.made))
         for file in fold.made:
             self._add(file, level=fold.tier[0] + 1)
@@ -205,8 +200,6 @@ class Replacement:
     """The paths of the manifests that the snapshot rewrites."""
     added: Collection[str]
     """The paths of the new manifests."""
-    first_number: int
-    """The lowest sequence number of the rewritten manifests' files."""
 
 
 def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequence[StagedFile]) -> Replacement | None:
@@ -238,5 +231,4 @@ def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequenc
     leaving = [to_data_file(file, spec=layout.spec, schema=layout.schema) for file in files]
     base = BaseManifests(stays, leaving, head.summary, rewritten)
     writer = SnapshotWriter(made, base=base, snapshot_id=snapshot_id, operation=Operation.REPLACE)
-    first_number = min(manifest.min_sequence_number or 0 for group in groups.values() for manifest in group)
-    return Replacement(writer, replaced, [manifest.manifest_path for manifest in rewritten], first_number)
+    return Replacement(writer, replaced, [manifest.manifest_path for manifest in rewritten])

@@ -330,7 +330,7 @@ def test_writers_expire_only_what_is_planned_and_lose_track_of_no_data_file(kind
     properties = {key: text for n in streams for key, text in marker(f"s{n}", n).items()}
     found = metadata(line(total, said=said), refs={f"t{n}": n for n in tags}, properties=properties)
     made = plan(found, unread_after=unread_after)
-    expired = {s.sequence_number for s in expirable_by_writers(made, found, {})}
+    expired = {s.sequence_number for s in expirable_by_writers(made, found)}
     assert expired <= set(gone(made))
     left = [number for number in range(1, total + 1) if number not in expired]
     assert set().union(*live) == set().union(*(live[number] for number in left))
