@@ -110,8 +110,13 @@ def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) 
         def show(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{format_count(done.records, 'row')} staged")
 
-        with SparkEngine(small, output=log_file) as engine:
-            last = run(requested, engine, show)
+        try:
+            with SparkEngine(small, output=log_file) as engine:
+                last = run(requested, engine, show)
+        except Exception:
+            if log_file.stat().st_size:
+                echo(f"What Spark printed is in {log_file}", err=True)
+            raise
     if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")
     else:

@@ -269,10 +269,19 @@ def _load(bits: int) -> Any:
 @intrinsic  # type: ignore[untyped-decorator]
 def memcpy(_: Any, to: types.Integer, source: types.Integer, count: types.Integer) -> Any:
     """Copy `count` bytes from one address to another. The two areas must not overlap."""
+    return _copy(cgutils.raw_memcpy)
 
+
+@intrinsic  # type: ignore[untyped-decorator]
+def memmove(_: Any, to: types.Integer, source: types.Integer, count: types.Integer) -> Any:
+    """Copy `count` bytes from one address to another. The two areas may overlap."""
+    return _copy(cgutils.raw_memmove)
+
+
+def _copy(build: Any) -> Any:
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         pointers = [builder.inttoptr(argument, _byte) for argument in arguments[:2]]
-        cgutils.raw_memcpy(builder, *pointers, arguments[2], 1)
+        build(builder, *pointers, arguments[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), generate

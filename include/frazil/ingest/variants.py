@@ -24,7 +24,7 @@ _ERRORS = {
     loops.DUPLICATE: ("TypeMismatch", "has an object with the same field twice, which a variant cannot store"),
     loops.UNCERTAIN: ("OutOfRange", "has a number that is too large for a double"),
 }
-_LARGE_NUMBER = re.compile(rb"-?[0-9][0-9.]*(?:[eE][+-]?[0-9]+)?")
+_NUMBER = re.compile(rb"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 class VariantEncoder:
@@ -33,7 +33,7 @@ class VariantEncoder:
     def __init__(self, schema: Schema, *, keeps_json: bool = False) -> None:
         """If `keeps_json` is set, the rows keep the texts, but errors are found."""
         self._names, self._keeps_json = variant_columns(schema), keeps_json
-        self._scratch = _scratch(1024)
+        self._scratch = create_scratch(1024)
 
     def __call__(self, rows: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
         """Return the rows with encoded columns, and class and text of the error by row. Such rows must be rejected."""
@@ -67,7 +67,7 @@ class VariantEncoder:
         offsets = np.frombuffer(buffers[1], np.int64)[texts.offset : texts.offset + count + 1]
         longest, total = int(np.diff(offsets).max(initial=0)), int(offsets[-1] - offsets[0])
         if longest + 32 > len(self._scratch.line):
-            self._scratch = _scratch(2 * longest)
+            self._scratch = create_scratch(2 * longest)
         errors = np.zeros(count, np.int64)
         # Bytes that a text of n bytes needs at most: nested arrays of over 16 MiB need five times n.
         memory = [np.empty(factor * total + 16 * count, np.uint8) for factor in (2, 5)]
@@ -86,7 +86,7 @@ class VariantEncoder:
         return pa.StructArray.from_arrays(parts, fields=[*GROUP], mask=pa.array(null)), errors
 
 
-def _scratch(longest: int) -> loops.Scratch:
+def create_scratch(longest: int) -> loops.Scratch:
     values = longest // 2 + 2
     return loops.Scratch(
         line=np.zeros(longest + 32, np.uint8),
@@ -95,7 +95,7 @@ def _scratch(longest: int) -> loops.Scratch:
         slots=np.full(1 << max(6, values.bit_length()), NO, np.int64),
         places=np.zeros(values, np.int64),
         opened=np.zeros(3 * MAX_DEPTH, np.int64),
-        entries=np.zeros(2 * values, np.int64),
+        entries=np.zeros(2 * (values + MAX_DEPTH), np.int64),
     )
 
 
@@ -119,4 +119,4 @@ def _with_doubles(text: str) -> str:
         is_exact = not exponent and max(len(digits), scale) <= loops.MAX_DIGITS
         return found[0] if is_exact or isinf(value) else repr(value).encode()
 
-    return change_outside_strings(text.encode(), b"", b"", lambda part: _LARGE_NUMBER.sub(shorten, part)).decode()
+    return change_outside_strings(text.encode(), b"", b"", lambda part: _NUMBER.sub(shorten, part)).decode()

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 TOMBSTONES = "tombstones"
 ENVELOPE_FIELDS = ("source", "transaction", "op", "ts_ms", "ts_us", "ts_ns")
 """The first names that a path in `Envelope.metadata` can have."""
-UNKEYABLE_TYPES = ("float", "double")
-"""Types that a key column cannot have: NaN equals nothing, and floats that look equal may differ."""
+UNKEYABLE_TYPES = ("float", "double", "variant")
+"""Types that a key column cannot have: NaN equals nothing, and floats that look equal may differ.
+The bytes of a variant depend on the order of its fields.
+"""
 ORDERABLE_TYPES = ("int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string")
 UNSORTED = ("source.gtid", "source.file", "source.sequence", "source.scn", "source.commit_scn", "transaction.id")
 """Envelope fields whose strings are not in order: `…:10` sorts before `…:9`. GTIDs of two servers have no order."""

@@ -284,6 +284,11 @@ def test_a_variant_has_the_text_of_a_string_as_json(form: str) -> None:
         ({"x": {"type": "variant", "as": "json"}}, {}, "schema.x.as: 'json' is not needed for a variant"),
         ({"x": "variant"}, {"form": "csv"}, "schema.x: 'variant' needs fields with types, but source.format is csv"),
         ({"x": "variant"}, {"mode": "upsert", "key": "id"}, "schema.x: 'variant' cannot be used with mode: upsert"),
+        (
+            {"x": "variant not null"},
+            {"dedupe": {"key": "x", "within": "1h"}},
+            "dedupe.key.0: 'x' is a column of type variant, which cannot identify rows",
+        ),
         ({"x": "variant"}, {"partition-by": ["x"]}, "x is variant, but identity takes any type but struct"),
         ({"x": "variant"}, {"sort-by": ["x"]}, "x is variant, but identity takes any type but struct"),
         ({"x": "variant"}, {"sensitive": {"fields": {"x": "mask"}}}, "needs a string, but the column is variant"),

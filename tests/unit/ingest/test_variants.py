@@ -24,14 +24,18 @@ from pyspark.sql.types import VariantVal
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, TargetTable
 from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.formats.json.text import MAX_DEPTH
+from frazil.ingest.formats.json.variant import Scratch, encode_variant
 from frazil.ingest.parquet import Encodings, FileLayout, ParquetFile
 from frazil.ingest.shaper import Shaper
-from frazil.ingest.variants import MAX_TEXT_BYTES, VariantEncoder
+from frazil.ingest.variants import MAX_TEXT_BYTES, VariantEncoder, create_scratch
 from frazil.pyiceberg_fixes.variant import VariantType
 from frazil.spec.iceberg import table_schema
 from frazil.spec.load import validate_stream
 from tests.unit.ingest.test_transform import context_of
 
+UNCERTAIN_NUMBER = "9007199254740993.000000000000000000000000000000001e0"
+"""A number whose nearest double the compiled code cannot determine."""
 SCHEMA = Schema(NestedField(1, "n", LongType(), required=False), NestedField(2, "v", VariantType(), required=False))
 
 
@@ -69,7 +73,7 @@ def round_trip(text: str) -> Any:
         ("1e2", 100.0),
         ("0.12345678901234567890123456789012345678901e0", 0.12345678901234568),
         ("9007199254740993e0", 9007199254740992.0),
-        ("[9007199254740993.000000000000000000000000000000001e0, 0.10]", [9007199254740994.0, Decimal("0.10")]),
+        (f"[{UNCERTAIN_NUMBER}, 0.10]", [9007199254740994.0, Decimal("0.10")]),
         ("-Infinity", -inf),
         ('""', ""),
         ('"' + "x" * 63 + '"', "x" * 63),
@@ -132,6 +136,9 @@ def test_a_value_of_a_megabyte_has_many_keys() -> None:
                 "{1:2}",
                 "[1}",
                 '"a',
+                f"[{UNCERTAIN_NUMBER}, 1.2.3]",
+                f"[{UNCERTAIN_NUMBER}, 1.e5]",
+                f"[{UNCERTAIN_NUMBER}, 012e5]",
             )
         ),
         *(
@@ -147,6 +154,21 @@ def test_what_no_variant_stores_is_an_error_of_its_row(text: str, error_class: s
     assert error in wrong[1][1]
     found = rows["v"].to_pylist()
     assert [read(found[0]), read(found[2]), found[3]] == [[1], {"a": 2}, None]
+
+
+@pytest.mark.parametrize("item", ["1,", '"":[],', "[],", '{"":1},'])
+@pytest.mark.parametrize("depth", [1, 250, MAX_DEPTH])
+def test_no_text_writes_beyond_the_scratch_memory(depth: int, item: str) -> None:
+    """Compiled code does not check indexes. Each array of the scratch memory lies in a longer one."""
+    longest = 3_000
+    for bracket in ("[", '{"":'):
+        text = (bracket * depth + item * longest)[:longest].encode()
+        longer = Scratch(*(np.concatenate([part, np.full_like(part, 77)]) for part in create_scratch(longest)))
+        scratch = Scratch(*(part[: len(part) // 2] for part in longer))
+        scratch.line[: len(text) + 1] = np.frombuffer(text + b"\n", np.uint8)
+        encode_variant(len(text), np.zeros(5 * longest, np.uint8), 0, scratch)
+        for part in longer:
+            assert (part[len(part) // 2 :] == 77).all()
 
 
 NUMBERS = st.integers(-(10**38) + 1, 10**38 - 1) | st.floats(allow_nan=False, allow_infinity=False)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from frazil.ingest.compiled import memcpy
+from frazil.ingest.compiled import memcpy, memmove
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.scalars import parse_decimal, parse_double, parse_integer
 from frazil.ingest.formats.json.scan import (
@@ -244,8 +244,8 @@ def _close(to: Octets, start: int, at: int, is_object: bool, first: int, used: i
     large = count > 255
     width, id_width = _width(size), _width(keys) if is_object else 0
     header = 1 + (4 if large else 1) + count * id_width + (count + 1) * width
-    for q in range(at - 1, start - 1, -1):
-        to[q + header] = to[q]
+    address = np.int64(to.ctypes.data) + start
+    memmove(address + header, address, size)
     if is_object:
         to[start] = (64 if large else 0) | (id_width - 1) << 4 | (width - 1) << 2 | 2
     else:
