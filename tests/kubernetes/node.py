@@ -82,10 +82,10 @@ class Node:
         self._script("restart")
 
     def set_memory_reserve(self, available: str) -> None:
-        """Make kubelet evict pods while less memory than `available`, such as `50%`, is available."""
+        """Make kubelet evict pods while less memory than `available` is available, such as `50%`, once it restarts."""
         file = self.folder / "kubelet.yaml"
         found = yaml.safe_load(file.read_text())
-        found["evictionHard"]["memory.available"] = available
+        found["evictionSoft"]["memory.available"] = available  # the hard threshold would shrink the node, too
         file.write_text(yaml.safe_dump(found))
 
     def down(self) -> None:

@@ -78,6 +78,9 @@ clusterDNS: [$NET.2]
 clusterDomain: cluster.local
 resolvConf: $STATE/resolv.conf
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}
+evictionSoft: {memory.available: 200Mi}
+evictionSoftGracePeriod: {memory.available: 1s}
+evictionMaxPodGracePeriod: 30
 imageGCHighThresholdPercent: 100
 YAML
   echo "nameserver 127.0.0.1" > "$STATE/resolv.conf"
@@ -108,7 +111,7 @@ first() {          # the node's first process, in its namespaces
   done
   cd "$STATE"; pki=$STATE/pki; conf=$STATE/admin.conf
   start() { "$@" >> "$STATE/log/$1.log" 2>&1 & }
-  keep() { while :; do "$@" >> "$STATE/log/$1.log" 2>&1; sleep 1; done & }    # a kubelet restarts, as by systemd
+  keep() { while :; do "$@" >> "$STATE/log/$1.log" 2>&1 || true; sleep 1; done & }    # a kubelet restarts, as by systemd
   start etcd --data-dir "$STATE/etcd" --unsafe-no-fsync --log-level warn
   start kube-apiserver --etcd-servers=http://127.0.0.1:2379 --advertise-address="$NET.2" \
     --service-cluster-ip-range="$SERVICES.0/24" --authorization-mode=Node,RBAC \

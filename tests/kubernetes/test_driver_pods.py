@@ -160,13 +160,17 @@ def test_a_driver_without_enough_memory_says_so(supervised: Supervised, eventual
 @contextmanager
 def too_little_memory(supervised: Supervised) -> Iterator[None]:
     """Make kubelet think that the node has too little memory. It then evicts one pod after another."""
-    node = supervised.node
-    for reserve in ("100%", "100Mi"):
-        node.set_memory_reserve(reserve)
-        (kubelet,) = supervised.processes(f"kubelet --kubeconfig={node.folder}")
+
+    def restart_kubelet(reserve: str) -> None:
+        supervised.node.set_memory_reserve(reserve)
+        (kubelet,) = supervised.processes(f"kubelet --kubeconfig={supervised.node.folder}")
         kubelet.kill()
-        if reserve == "100%":
-            yield
+
+    restart_kubelet("99%")  # kubelet ignores 100%
+    try:
+        yield
+    finally:
+        restart_kubelet("200Mi")
 
 
 @contextmanager
