@@ -110,9 +110,9 @@ class Supervised:
         heartbeat: Heartbeat | None = self.launcher.observe().heartbeat
         return " ".join(heartbeat.notices) if heartbeat else ""
 
-    def status(self) -> str:
-        """Return the output of `frazil status`, in one line."""
-        command = [str(Path(sys.executable).parent / "frazil"), "status", self.stream.name]
+    def frazil(self, verb: str) -> str:
+        """Return the output of a `frazil` command for the stream, in one line."""
+        command = [str(Path(sys.executable).parent / "frazil"), verb, self.stream.name]
         streams = ("--streams", str(self.stream.streams))
         done = subprocess.run([*command, *streams], capture_output=True, text=True, timeout=60, check=False)
         return " ".join(done.stdout.split())

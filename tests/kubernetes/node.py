@@ -77,6 +77,17 @@ class Node:
         """Make the image of a docker archive available to pods."""
         self._script("load", str(archive))
 
+    def restart(self) -> None:
+        """End all processes of the node at once, and start it again."""
+        self._script("restart")
+
+    def set_memory_reserve(self, available: str) -> None:
+        """Make kubelet evict pods while less memory than `available` is available, such as `50%`, once it restarts."""
+        file = self.folder / "kubelet.yaml"
+        found = yaml.safe_load(file.read_text())
+        found["evictionSoft"]["memory.available"] = available  # the hard threshold would shrink the node, too
+        file.write_text(yaml.safe_dump(found))
+
     def down(self) -> None:
         self._script("down")
 

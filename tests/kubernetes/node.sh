@@ -4,6 +4,7 @@
 #
 #   node.sh up            start the node; ends when it is Ready and DNS answers
 #   node.sh load X.tar    import an image (a docker archive)
+#   node.sh restart       end all processes of the node, and start it again with its state
 #   node.sh down          end the node, and remove its state
 #
 # FRAZIL_KUBERNETES: folder with etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubelet, kube-proxy,
@@ -77,6 +78,9 @@ clusterDNS: [$NET.2]
 clusterDomain: cluster.local
 resolvConf: $STATE/resolv.conf
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}
+evictionSoft: {memory.available: 200Mi}
+evictionSoftGracePeriod: {memory.available: 1s}
+evictionMaxPodGracePeriod: 30
 imageGCHighThresholdPercent: 100
 YAML
   echo "nameserver 127.0.0.1" > "$STATE/resolv.conf"
@@ -106,7 +110,8 @@ first() {          # the node's first process, in its namespaces
     echo 1 > "/proc/sys/${key//.//}" || echo "cannot set $key"
   done
   cd "$STATE"; pki=$STATE/pki; conf=$STATE/admin.conf
-  start() { "$@" > "$STATE/log/$1.log" 2>&1 & }
+  start() { "$@" >> "$STATE/log/$1.log" 2>&1 & }
+  keep() { while :; do "$@" >> "$STATE/log/$1.log" 2>&1 || true; sleep 1; done & }    # a kubelet restarts, as by systemd
   start etcd --data-dir "$STATE/etcd" --unsafe-no-fsync --log-level warn
   start kube-apiserver --etcd-servers=http://127.0.0.1:2379 --advertise-address="$NET.2" \
     --service-cluster-ip-range="$SERVICES.0/24" --authorization-mode=Node,RBAC \
@@ -120,7 +125,7 @@ first() {          # the node's first process, in its namespaces
   start kube-controller-manager --kubeconfig="$conf" --leader-elect=false --root-ca-file="$pki/ca.crt" \
     --service-account-private-key-file="$pki/sa.key"
   start kube-scheduler --kubeconfig="$conf" --leader-elect=false
-  start kubelet --kubeconfig="$conf" --config="$STATE/kubelet.yaml" --root-dir="$STATE/kubelet" \
+  keep kubelet --kubeconfig="$conf" --config="$STATE/kubelet.yaml" --root-dir="$STATE/kubelet" \
     --cert-dir="$STATE/kubelet/pki" --hostname-override="$NAME" --node-ip="$NET.2"
   start kube-proxy --kubeconfig="$conf" --proxy-mode=iptables --hostname-override="$NAME" \
     --conntrack-max-per-core=0 --conntrack-tcp-timeout-established=0 --conntrack-tcp-timeout-close-wait=0
@@ -128,8 +133,7 @@ first() {          # the node's first process, in its namespaces
   trap 'exit 0' TERM; while :; do wait; sleep 1; done
 }
 
-up() {
-  : "${FRAZIL_KUBERNETES:?}"; certificates; configuration
+begin() {
   setsid unshare --net --mount --pid --fork --kill-child --mount-proc \
     env FRAZIL_KUBERNETES="$BIN" STATE="$STATE" "$self" first > "$STATE/log/first.log" 2>&1 < /dev/null &
   local outer=$!
@@ -147,7 +151,7 @@ up() {
   done
 }
 
-down() {
+finish() {
   local pid; pid=$(cat "$STATE/pid" 2>/dev/null || true)
   # After a restart of this machine, another process may have this number.
   if [ -n "$pid" ] && grep -qs "$self" "/proc/$pid/cmdline"; then kill -KILL "$pid" || true; fi
@@ -156,14 +160,14 @@ down() {
     ls -d /sys/fs/cgroup/*/"$NAME" >/dev/null 2>&1 || break
     find /sys/fs/cgroup/*/"$NAME" -depth -type d -exec rmdir {} + 2>/dev/null || sleep 0.5
   done
-  rm -rf "$STATE"
 }
 
 case ${1:-} in
-  up) up ;;
+  up) : "${FRAZIL_KUBERNETES:?}"; certificates; configuration; begin ;;
   first) first ;;
   load) nsenter --target "$(cat "$STATE/pid")" --mount --net --pid \
     ctr --address /run/containerd/containerd.sock --namespace k8s.io images import "$2" ;;
-  down) down ;;
-  *) sed -n '2,12p' "$self"; exit 2 ;;
+  restart) finish; begin ;;
+  down) finish; rm -rf "$STATE" ;;
+  *) sed -n '2,13p' "$self"; exit 2 ;;
 esac

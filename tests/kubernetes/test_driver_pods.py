@@ -6,7 +6,7 @@ import json
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 BAD = [b"not json", b"[]", None]
 Events = Callable[[Iterable[int]], Iterator[bytes]]
+Disruption = Callable[[Supervised], AbstractContextManager[None]]
 
 
 def writes(supervised: Supervised, eventually: Any, count: int) -> None:
@@ -143,7 +144,7 @@ def test_the_status_says_why_a_pod_does_not_start(supervised: Supervised, eventu
     eventually(lambda: "exceeded quota: none" in supervised.notices(), within_s=60)
     supervised.node.kubectl("delete", "resourcequota", "none", "--namespace", NAMESPACE)
     eventually(lambda: "the image cannot be pulled" in supervised.notices(), within_s=120)
-    assert "the image cannot be pulled" in supervised.status()
+    assert "the image cannot be pulled" in supervised.frazil("status")
     # A pod that has not started is deleted by a stop.
     stop(supervised, eventually)
     assert supervised.node.pods("driver") == []
@@ -156,21 +157,69 @@ def test_a_driver_without_enough_memory_says_so(supervised: Supervised, eventual
     assert (code, "exceeded its memory limit: raise resources.driver-memory" in str(error)) == (137, True), error
 
 
-def test_a_driver_that_the_node_evicts_ends_and_the_next_one_continues(
-    supervised: Supervised, events: Events, eventually: Any
+@contextmanager
+def too_little_memory(supervised: Supervised) -> Iterator[None]:
+    """Make kubelet think that the node has too little memory. It then evicts one pod after another."""
+
+    def restart_kubelet(reserve: str) -> None:
+        supervised.node.set_memory_reserve(reserve)
+        (kubelet,) = supervised.processes(f"kubelet --kubeconfig={supervised.node.folder}")
+        kubelet.kill()
+
+    restart_kubelet("99%")  # kubelet ignores 100%
+    try:
+        yield
+    finally:
+        restart_kubelet("200Mi")
+
+
+@contextmanager
+def full_volume(supervised: Supervised) -> Iterator[None]:
+    program = ("dd", "if=/dev/zero", "of=/scratch/x", "bs=1M", "count=8")
+    supervised.node.kubectl("exec", supervised.order().submission, "--namespace", NAMESPACE, "--", *program)
+    yield
+
+
+@contextmanager
+def drained(supervised: Supervised) -> Iterator[None]:
+    """Evict the driver's pod through the API, as `kubectl drain` does."""
+    name = supervised.order().submission
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
+    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
+    supervised.node.kubectl("create", "--raw", path, "--filename", "-", stdin=json.dumps(eviction))
+    yield
+
+
+@contextmanager
+def restarted(supervised: Supervised) -> Iterator[None]:
+    supervised.node.restart()
+    yield
+
+
+@pytest.mark.parametrize(
+    ("disrupt", "cause"),
+    [
+        (too_little_memory, "The node was low on resource: memory"),
+        (full_volume, 'Usage of EmptyDir volume "scratch" exceeds the limit "1Mi"'),
+        (drained, "was deleted"),
+        (restarted, "the container exited with code"),
+    ],
+    ids=["memory", "volume", "drain", "node restart"],
+)
+def test_a_driver_that_its_node_ends_is_reported_with_the_cause_and_the_next_one_continues(
+    supervised: Supervised, events: Events, eventually: Any, disrupt: Disruption, cause: str
 ) -> None:
     volume = "spark.kubernetes.driver.volumes.emptyDir.scratch"
     supervised.declare(**{f"{volume}.mount.path": "/scratch", f"{volume}.options.sizeLimit": "1Mi"})
     supervised.stream.produce(events(range(1000)), partitions=4)
     supervised.launch()
     writes(supervised, eventually, 1000)
-    program = ("dd", "if=/dev/zero", "of=/scratch/x", "bs=1M", "count=8")
-    supervised.node.kubectl("exec", supervised.order().submission, "--namespace", NAMESPACE, "--", *program)
-    code, error = ended(supervised, eventually)
-    assert code in {137, 143}  # whether it ended after its batch within the second that the node gave it
-    assert "Evicted" in str(error)
-    supervised.launch()
+    with disrupt(supervised):
+        code, error = ended(supervised, eventually)
+    assert (bool(code), cause in str(error)) == (True, True), error
+    assert cause in supervised.frazil("status")
     supervised.stream.produce(events(range(1000, 2000)), partitions=4)
+    supervised.launch()
     writes(supervised, eventually, 2000)
     stop(supervised, eventually)
     check_exact(supervised.stream, range(2000))
