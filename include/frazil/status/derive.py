@@ -251,6 +251,8 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
     since_ms = known.unreachable_since_ms
     lasted = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
     calm = "nothing is lost, and the writer continues by itself once it"
+    if known.writer.only_users_start:
+        calm = f"nothing is lost. If this lasts, the writer ends: `frazil run {known.name}` starts it again, once it"
     match known.state:
         case State.KAFKA_UNREACHABLE:
             return known.state, f"Kafka at {spec.source.bootstrap_servers} has not answered{lasted}; {calm} does"
@@ -269,7 +271,10 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
     if known.writer_failed:
-        return State.STOPPED, first or f"its last writer ended with {describe_exit(writer)}"
+        ended = first or f"its last writer ended with {describe_exit(writer)}"
+        if writer.only_users_start and (writer.exit_code or 0) > 128:  # another error names its own remedy
+            ended += f"; `frazil run {known.name}` starts the next one"
+        return State.STOPPED, ended
     return None
 
 

@@ -200,6 +200,16 @@ def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: 
         assert bool(line.needs) == (line.level <= Level.TROUBLE)
 
 
+def test_a_stream_that_only_users_start_names_the_command_that_starts_it():
+    silent = Stall(StallKind.KAFKA, NOW_MS - 28_000, None, "Kafka has not answered since 12:00")
+    values = {"state": State.KAFKA_UNREACHABLE, "unreachable_since_ms": silent.since_ms, "stall": silent}
+    killed = replace(ENDED, exit_code=137)
+    for supervised in (False, True):
+        of_user = {"foreground": True, "supervised": supervised}
+        for found in (status(writer=replace(RUNS, **of_user), **values), status(writer=replace(killed, **of_user))):
+            assert ("`frazil run ticks` starts" in found.sentence) is not supervised, found.sentence
+
+
 def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_a_writer_is_never_well():
     writers = [WriterProcess("never launched"), WriterProcess("ended"), ENDED_WELL, LONG_ENDED, ENDED]
     writers += [replace(one, epoch=None) for one in (ENDED_WELL, LONG_ENDED)]
