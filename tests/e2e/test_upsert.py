@@ -94,14 +94,14 @@ def test_the_table_has_the_newest_version_of_each_key(
     assert "last changes" in frazil("status", "events").stdout
     assert frazil("audit", "events", "--last", "1h").returncode == 3, "only --source compares rows"
     audited = frazil("audit", "events", "--source")
-    assert (audited.returncode, "each key matches its newest record in Kafka" in audited.stdout) == (0, True)
+    assert (audited.returncode, "each key matches its newest change in Kafka" in audited.stdout) == (0, True)
     reset = frazil("reset", "events", "--to", "earliest", "--yes")
     assert "their changes are merged again" in reset.stdout
     stream.catch_up()
     source.check()
     again = frazil("audit", "events", "--source")
     assert "committed more than once, for example after a reset: their changes and dead letters" in again.stdout
-    assert f"{2 * source.sent} changes, and each key matches its newest record in Kafka" in again.stdout
+    assert f"{2 * source.sent} changes, and each key matches its newest change in Kafka" in again.stdout
 
 
 def test_the_audit_finds_what_others_changed(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:
@@ -114,9 +114,12 @@ def test_the_audit_finds_what_others_changed(stream: Any, source: Source, frazil
     stream.table().overwrite(row.set_column(note, row.schema.field(note), [["odd"]]), f"id == {changed}")
     found = frazil("audit", "events", "--source")
     assert found.returncode == 1
-    not_there = "is not in the table, although Kafka's newest record of the key is not a delete"
+    not_there = "is not in the table, although the key's newest change in Kafka is not a delete"
     assert f"1 key (id {gone}): each {not_there}" in found.stdout
-    assert f"1 key (id {changed}): each has other values in the table than in Kafka's newest record" in found.stdout
+    assert (
+        f"1 key (id {changed}): each has other values in the table than in the key's newest change in Kafka"
+        in found.stdout
+    )
     assert not [*run_folder("events").glob("audit-*")]
     assert frazil("reset", "events", "--to", "earliest", "--yes").returncode == 0
     moved_back = frazil("audit", "events", "--source")

@@ -319,7 +319,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
         else ""
     )
     late = LATE_AFTER_DELETE if spec.order_by else again
-    absent, of_key = FindingKind.MISSING, "Kafka's newest record of the key"
+    absent, of_key = FindingKind.MISSING, "the key's newest change in Kafka"
     of_absent = f"is not in the table, although {of_key} is not a delete{again}{restored}"
     if may_delete:
         absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"

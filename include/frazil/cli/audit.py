@@ -161,7 +161,7 @@ def _summarize(result: Audit) -> str:
         more = f"; and {format_count(len(others), 'more note')}" if others else ""
         return f"{subject}: no fault found, but not everything was compared: {where}{reason.sentence}{more}."
     if result.partitions:
-        detail = ", and each key matches its newest record in Kafka" if result.by_key else ", each offset once"
+        detail = ", and each key matches its newest change in Kafka" if result.by_key else ", each offset once"
         # Offsets that were committed twice were compared, so READ_AGAIN does not count.
         if any(f.kind is not FindingKind.READ_AGAIN for f in result.findings):
             detail = "; see the notes"

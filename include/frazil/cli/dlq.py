@@ -59,6 +59,9 @@ def _selection_options(command: Callable[..., None]) -> Any:
     return stream_options(reduce(lambda decorated, option: option(decorated), reversed(options), command))
 
 
+_ALL_HINT = " With --all, discarded ones are included."
+
+
 @click.group()
 def dlq() -> None:
     """Show the dead letters of a stream, decode them again, or discard them."""
@@ -80,7 +83,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
     if as_json:
         echo_json(found)
     elif not found:
-        echo(f"Stream {stream} has no such dead letters.")
+        echo(f"Stream {stream} has no such dead letters." + _ALL_HINT * (not discarded))
     else:
         rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
         columns = ("day", "reason", "dead letters", "replayed in vain", "discarded")
@@ -123,7 +126,7 @@ def show(  # noqa: PLR0913 - a command's options
             for text in values:
                 echo(f"    header {_shorten(name)}: {'null' if text is None else _shorten(text)}")
     if not found:
-        echo(f"Stream {stream} has no such dead letters.")
+        echo(f"Stream {stream} has no such dead letters." + _ALL_HINT * (not discarded))
 
 
 @dlq.command("discard")

@@ -46,12 +46,12 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
     inserted, deleted = _report_keys(MergeCounts(inserted=1, deleted=3), keys, spec, "orders")
     again = "To merge Kafka's records again, run `frazil reset s --to earliest`, then start the stream"
     assert inserted.sentence == (
-        f"1 key (ref a): each is not in the table, although Kafka's newest record of the key is not a delete. {again}"
+        f"1 key (ref a): each is not in the table, although the key's newest change in Kafka is not a delete. {again}"
     )
     assert deleted.kind is FindingKind.UNCLAIMED
     assert deleted.keys == keys.deleted
     assert deleted.sentence.startswith(
-        "3 keys (ref b; ref c; …): each is in the table, although Kafka's newest record of the key is a delete"
+        "3 keys (ref b; ref c; …): each is in the table, although the key's newest change in Kafka is a delete"
     )
     assert ("an older change in a later batch than the delete" in deleted.sentence) == bool(order_by)
 

@@ -61,7 +61,7 @@ def test_an_upsert_that_was_read_again_is_compared_as_a_whole(capsys: pytest.Cap
     _print_audit(Audit("orders", partitions=(landed,), findings=(note,), batches=2, by_key=True), with_source=True)
     said = capsys.readouterr().out
     assert "note  orders-0: 4 offsets were committed more than once" in said
-    assert "is clean: 9 changes, and each key matches its newest record in Kafka." in said
+    assert "is clean: 9 changes, and each key matches its newest change in Kafka." in said
 
 
 @pytest.mark.parametrize(("kind", "clean", "exit_code"), [

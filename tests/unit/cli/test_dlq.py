@@ -88,7 +88,9 @@ def test_dead_letters_are_counted_shown_and_discarded_once(streams: Path) -> Non
     shown = json.loads(call(streams, "show", "made", "--all", "--json", "--reason", "NotJson"))
     assert all(": a test" in dead_letter["discarded"] for dead_letter in shown)
     assert {dead_letter["rejected-at-ms"] for dead_letter in shown} == {1_388_397_600_000}
-    assert call(streams, "show", "made", "--from", "2014-01-01T00:00:00Z") == "Stream made has no such dead letters.\n"
+    assert call(streams, "show", "made", "--from", "2014-01-01T00:00:00Z") == (
+        "Stream made has no such dead letters. With --all, discarded ones are included.\n"
+    )
 
 
 def test_the_first_dead_letters_are_shown_by_topic_partition_and_offset_whatever_came_first(streams: Path) -> None:
