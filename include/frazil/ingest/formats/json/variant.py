@@ -123,7 +123,8 @@ def _add_entry(b: Octets, p: int, end: int, bracket: int, at: int, used: int, ke
     else:
         for q in range(length):
             s.names[start + q] = b[p + 1 + q]
-    value = np.uint64(length)
+    # The hash begins with an address, which no producer knows, so none can choose keys that collide.
+    value = np.uint64(length) ^ np.uint64(s.names.ctypes.data)
     for q in range(start, start + length):
         value = (value ^ np.uint64(s.names[q])) * np.uint64(0x100000001B3)
     mask = len(s.slots) - 1
