@@ -214,7 +214,7 @@ def test_a_writer_waits_for_no_terminal(start: Start, tmp_path: Path, is_stopped
     if not is_stopped:
         assert (ended().exit_code, process.poll()) == (0, None), "the exit is known, and the terminal has not all lines"
     process.send_signal(signal.SIGCONT)
-    shown, _ = process.communicate(timeout=30)
+    shown, _ = process.communicate(timeout=120)
     lines = shown.splitlines()
     assert lines[0].startswith("line 0: ")
     assert any("not shown, because the terminal was blocked" in line for line in lines)
