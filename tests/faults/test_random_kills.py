@@ -21,7 +21,7 @@ from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
-from frazil.stream.worker_daemon import PROCESS_NAME
+from frazil.stream.worker_daemon import MODULE
 from frazil.supervise.supervised import Program, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 
@@ -84,10 +84,9 @@ def committed_since(stream: Any, since_s: float) -> bool:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """A worker, not the daemon that forks it."""
+    """A live worker. The daemon that forks workers has children; a worker that just ended has no command line."""
     try:
-        parent = process.parent()
-        return parent is not None and process.name() == parent.name() == PROCESS_NAME
+        return MODULE in process.cmdline() and not process.children()
     except psutil.Error:
         return False
 
