@@ -214,6 +214,22 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
     assert is_clean(begun)
 
 
+@pytest.mark.parametrize("landed", [0, BEFORE])
+def test_the_size_of_few_records_includes_what_each_file_adds(
+    stream: Any, events: Any, frazil: Any, monkeypatch: pytest.MonkeyPatch, landed: int
+) -> None:
+    monkeypatch.setattr(InProcessEngine, "parallelism", 1)  # as the command
+    stream.produce(events(range(3)))
+    path = stream.streams / "events.yaml"
+    path.write_text(path.read_text().replace("format: json", f"format: json, start: '{datetime.now(UTC).isoformat()}'"))
+    stream.produce(events(range(3, 3 + landed)))
+    stream.catch_up()
+    expected = json.loads(frazil("backfill", stream.name, "--dry-run", "--json").stdout)["bytes"]
+    with asking(stream) as backfill, InProcessEngine() as engine:
+        done = run(backfill, engine)
+    assert done.bytes / 1.5 < expected < 1.5 * done.bytes
+
+
 @pytest.mark.soak  # two starts of spark-submit
 def test_the_application_that_is_killed_in_a_chunk_goes_on_with_the_next(begun: Any, eventually: Any) -> None:
     request = json.dumps({"chunk-records": 100})

@@ -55,18 +55,20 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     files = [f for r in results for f in r.files if f.target != "dead-letters"]
     max_records = backfill.source.max_records(plan.spans)
     records = round(max_records * landed / read) if read else 0
-    size = round(records * _bytes_per_record(backfill, files))
+    per_record = _bytes_per_record(backfill, files)
+    per_file = max(0.0, min((f.bytes - f.records * per_record for f in files), default=0.0))
     table_partitions = len({(f.target, f.partition) for f in files})
     count = len(backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records))
     target = target_file_bytes(backfill.opened.tables.main.current())
+    file_count = max(math.ceil(records * per_record / target), count + table_partitions - 1) if records else 0
     return Estimate(
         requested=plan.requested,
         held=plan.requested - max_records,
         max_records=max_records,
         records=records,
         rejected=round(max_records * rejected / read) if read else 0,
-        bytes=size,
-        files=max(math.ceil(size / target), count + table_partitions - 1) if records else 0,
+        bytes=round(records * per_record + file_count * per_file),
+        files=file_count,
         chunks=count,
         partitions=table_partitions,
         sampled=landed + rejected,
@@ -126,9 +128,9 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:
-    """Return the table's average bytes per record; for an empty table, the sample's."""
+    """Return the table's average bytes per record; for an empty table, the sample's without the files' metadata."""
     head = backfill.opened.tables.main.current().current_snapshot()
     rows, size = (int(summary_value(head, f"total-{name}") or 0) for name in ("records", "files-size"))
     if rows and size:
         return size / rows
-    return sum(f.bytes for f in sample) / max(1, sum(f.records for f in sample))
+    return sum(sum(f.column_sizes.values()) for f in sample) / max(1, sum(f.records for f in sample))

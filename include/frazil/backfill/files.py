@@ -21,7 +21,7 @@ from pyroaring import BitMap64
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.source import (
     MAX_SAMPLE_OFFSETS,
-    SAMPLE_POINTS,
+    MAX_SAMPLE_POINTS,
     offset_ranges,
     select_first_records,
     split_by_records,
@@ -150,7 +150,7 @@ class FileSource:
 
     def sample(self, spans: Spans) -> list[StageTask]:
         """Return a single task for the whole sample, so that each file is read only once."""
-        points = self.chunks(spans, limit=math.ceil(self.max_records(spans) / SAMPLE_POINTS))
+        points = self.chunks(spans, limit=math.ceil(self.max_records(spans) / MAX_SAMPLE_POINTS))
         samples = (select_first_records(point, self.index.records, limit=MAX_SAMPLE_OFFSETS) for point in points)
         return [StageTask(0, tuple(r for sample in samples for r in offset_ranges(sample)))]
 

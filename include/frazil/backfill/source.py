@@ -78,9 +78,13 @@ def select_first_records(spans: Spans, records: OffsetSets, *, limit: int) -> Sp
     return {tp: _slice_spans(spans[tp], of, 0, min(limit, len(of))) for tp, of in within.items()}
 
 
-def _take_share(of: tuple[Span, ...], index: int, count: int) -> tuple[Span, ...]:
-    """Return the part with this index, after the spans are laid end to end and divided into `count` equal parts."""
+def _take_share(of: tuple[Span, ...], index: int, count: int, *, limit: int | None = None) -> tuple[Span, ...]:
+    """Return the part with this index, after the spans are laid end to end and divided into `count` equal parts.
+
+    Returns at most the first `limit` offsets of the part.
+    """
     low, high = _share_bounds(sum(end - start for start, end in of), index, count)
+    high = high if limit is None else min(high, low + limit)
     part, at = [], 0
     for start, end in of:
         a, b = max(low - at, 0), min(high - at, end - start)
@@ -101,8 +105,8 @@ def _slice_spans(spans: tuple[Span, ...], records: BitMap64, low: int, high: int
     return tuple((max(a, first), min(b, end)) for a, b in spans if a < end and first < b)
 
 
-SAMPLE_POINTS = 8
-"""Number of sample points, spread evenly over the missing offsets of each topic-partition."""
+MAX_SAMPLE_POINTS = 8
+"""Maximum number of sample points, spread evenly over the missing offsets of each topic-partition."""
 MAX_SAMPLE_OFFSETS = 250
 """Maximum number of offsets that are read at one sample point of a topic-partition."""
 
@@ -155,7 +159,12 @@ class KafkaSource:
 
     def sample(self, spans: Spans) -> list[StageTask]:
         """Return tasks that read a few records at several points of the spans."""
-        points = ({tp: (_sample_span(of, index),) for tp, of in spans.items()} for index in range(SAMPLE_POINTS))
+        longest = max((count_offsets({tp: of}) for tp, of in spans.items()), default=0)
+        count = min(math.ceil(longest / MAX_SAMPLE_OFFSETS), MAX_SAMPLE_POINTS)
+        points = (
+            {tp: _take_share(of, index, count, limit=MAX_SAMPLE_OFFSETS) for tp, of in spans.items()}
+            for index in range(count)
+        )
         return [StageTask(index, offset_ranges(point)) for index, point in enumerate(points)]
 
     def context(self, context: StageContext) -> StageContext:
@@ -165,14 +174,3 @@ class KafkaSource:
 
 def offset_ranges(spans: Spans) -> tuple[OffsetRange, ...]:
     return tuple(OffsetRange(*tp, *span) for tp, of in spans.items() for span in of if span[0] < span[1])
-
-
-def _sample_span(spans: tuple[Span, ...], index: int) -> Span:
-    """Return a short span at the sample point with this index. The spans of sample points never overlap."""
-    length = sum(end - start for start, end in spans)
-    at, until = length * index // SAMPLE_POINTS, length * (index + 1) // SAMPLE_POINTS
-    for start, end in spans:
-        if at < end - start:
-            return start + at, min(start + at + min(MAX_SAMPLE_OFFSETS, until - at), end)
-        at, until = at - (end - start), until - (end - start)
-    return 0, 0
