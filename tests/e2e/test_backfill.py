@@ -186,6 +186,12 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
 
     with asking(begun) as other, pytest.raises(WriterBusy, match="--abandon"):
         run(other, engine)
+    log_file = home() / "backfill" / "events.log"
+    log_file.parent.mkdir()
+    log_file.write_text("output of the backfill that runs")
+    refused = frazil("backfill", begun.name)
+    assert (refused.returncode, "--abandon" in refused.stderr) == (WriterBusy.exit_code, True)
+    assert log_file.read_text() == "output of the backfill that runs"
     with asking(begun, to_offsets=half) as backfill:
         assert backfill.publish().id == left.id
     with asking(begun) as other:
@@ -209,7 +215,7 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
     landed = json.loads(frazil("backfill", begun.name, "--json").stdout)
     assert (landed["state"], landed["records"]) == ("published", 800)
     assert frazil("backfill", begun.name, "--json").stdout.strip() == "null"
-    assert {*log_files} == {home() / "backfill" / "events.log"}
+    assert {*log_files} == {log_file}
     check_exact(begun, range(BEFORE + 100), rejected=BAD)
     assert is_clean(begun)
 

@@ -44,6 +44,7 @@ from frazil.backfill.rules import (
     check_declared_mode,
     check_not_abandoned,
     check_run_not_abandoned,
+    next_epoch,
     read_further_message,
     require_marker,
 )
@@ -250,9 +251,11 @@ class Backfill:
     def check(self) -> None:
         """Check that the stream can be backfilled, before Spark starts.
 
-        Raises AdoptionRequired, SpecError, and SchemaIncompatible if rows of a new backfill would not fit the tables.
+        Raises AdoptionRequired, SpecError, WriterBusy if another backfill is open, and SchemaIncompatible if rows of a
+        new backfill would not fit the tables.
         """
         table, _ = self._load_table_and_marker()
+        next_epoch(_load_backfill(self.opened), self.request)
         if not ((last := self.last()) and last.is_open):
             check_rows_fit(table, self.opened.tables.dead_letters.refresh(), self.spec)
 

@@ -102,10 +102,10 @@ def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) 
 
     small = spec.model_copy(update={"resources": spec.resources.model_copy(update={"cores": 1, "executor_cores": 1})})
     log_file = home() / "backfill" / f"{spec.name}.log"
-    make_folder(log_file.parent)
-    log_file.write_bytes(b"")
     with progress("starting Spark") as step, open_backfill(spec, request) as requested:
         requested.check()
+        make_folder(log_file.parent)
+        log_file.write_bytes(b"")
 
         def show(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{format_count(done.records, 'row')} staged")
