@@ -47,7 +47,8 @@ def test_a_quota_that_lets_no_record_through_is_named_until_it_is_raised(
     stream: Any, kafka: EmbeddedKafka, event: Callable[[int], bytes], eventually: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """A broker does not send a batch of records that is larger than ten seconds of the quota."""
-    monkeypatch.setattr(module, "MIN_STALL_MS", 3_000)
+    for name in ("MIN_STALL_MS", "START_TIMEOUT_MS"):
+        monkeypatch.setattr(module, name, 3_000)
     client = stream.topic
     yaml = stream.streams / f"{stream.name}.yaml"
     yaml.write_text(yaml.read_text().replace("format: json", f"format: json, properties: {{client.id: {client}}}"))

@@ -253,8 +253,6 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
             case events.OutageReported(sentence=sentence) | events.TablesBehind(sentence=sentence):
                 if line := waits.report(sentence):
                     pipe.say(line)
-            case events.StallBegan(stall=stall):
-                pipe.say(f"waiting: {stall.reason}")
             case events.EpochBegan():
                 _report_pause(spec, pipe)
             case events.BatchCommitted() as batch:

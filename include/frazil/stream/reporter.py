@@ -237,7 +237,8 @@ class Reporter:
             self._counted_at = time.monotonic()
             counted = progress.count_records(epoch=state.epoch, batch=state.batch)
             before, self._counts = self._counts, counted
-            if counted.read > state.batch_records or counted.written > before.written:
+            changed = counted.written > before.written or counted.compiling is not before.compiling
+            if changed or counted.read > state.batch_records:
                 self._update(batch_records=counted.read)
 
     def _beyond_interval_ms(self, batch_ms: int) -> int:

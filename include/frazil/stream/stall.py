@@ -1,7 +1,7 @@
 """Finds stalls of a healthy writer, and the topic-partition that causes them. Pure.
 
 A stalled writer is not restarted. A stall is reported after three commit intervals, but at least 20 s, without
-progress. If several rules of `find_stall` match, the first one reports the stall.
+progress. A writer's first batch has more time. If several rules of `find_stall` match, the first one reports the stall.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ MIN_STALL_MS = 20_000
 """Minimum time (ms) of a stall. Starting a Python worker takes up to 10 s on a busy host."""
 MAX_SAMPLE_GAP_MS = 30_000
 """Longest gap (ms) between samples. After a longer gap, as when the machine slept, the history begins again."""
-FIRST_ANSWER_TIMEOUT_MS = 60_000
-"""Timeout (ms) of a planner before Kafka's first answer."""
+START_TIMEOUT_MS = 60_000
+"""Minimum timeout (ms) of a planner before Kafka's first answer, and of the first batch, which starts Spark's Python
+workers.
+"""
+COMPILE_TIMEOUT_MS = 300_000
+"""Minimum timeout (ms) of a batch while it compiles loops over records."""
 MIN_NAMED_DELAY_S = 1.0
 """Minimum delay (s) by a Kafka quota that a stall's reason mentions."""
 
@@ -61,7 +65,7 @@ class WriterSample:
     at_ms: int
     phase: Phase
     advanced_at_ms: int
-    """When the phase, the batch, or the batch's record count last changed."""
+    """When the phase, the batch, its record count, or whether it compiles last changed."""
     offsets: Offsets
     unread: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Unread records of topic-partitions with a leader, according to the planner's last report."""
@@ -117,6 +121,7 @@ class SampleHistory:
     open_since: Mapping[TopicPartition, tuple[int, int]] = field(default_factory=dict)
     """The readable end of each partition with open transactions, and when (ms) the stream reached it."""
     leaderless_since_ms: Mapping[TopicPartition, int] = field(default_factory=dict)
+    first_batch: BatchKey | None = None
 
 
 def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: StallLimits) -> SampleHistory:
@@ -144,6 +149,7 @@ def add_sample(before: SampleHistory | None, sample: WriterSample, *, limits: St
         waits={tp: _update_unread_records(before.waits.get(tp), tp, sample) for tp in sample.unread},
         open_since={tp: _open_since(before.open_since.get(tp), tp, sample) for tp in sample.in_transactions},
         leaderless_since_ms={tp: before.leaderless_since_ms.get(tp, sample.at_ms) for tp in sample.leaderless},
+        first_batch=before.first_batch or sample.batch,
     )
 
 
@@ -201,7 +207,7 @@ def _find_silent_planner(
     answered = sample.planned_at_ms is not None
     since_ms = max(sample.planned_at_ms or 0, sample.advanced_at_ms, history.began_at_ms)
     if sample.at_ms - since_ms < (
-        limits.stall_timeout_ms if answered else max(limits.stall_timeout_ms, FIRST_ANSWER_TIMEOUT_MS)
+        limits.stall_timeout_ms if answered else max(limits.stall_timeout_ms, START_TIMEOUT_MS)
     ):
         return None
     largest = min(sample.unread, key=lambda tp: (-sample.unread[tp], tp), default=None)
@@ -225,7 +231,10 @@ def _find_offset_stall(
 ) -> Stall | None:
     """Find unread records without progress. Only the progress of the first batch with these records counts."""
     tp = min(sample.unread, key=lambda tp: (history.waits[tp].progress_at_ms, -sample.unread[tp], tp), default=None)
-    if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < limits.stall_timeout_ms:
+    starting = sample.batch is not None and sample.batch == history.first_batch
+    own_timeout_ms = COMPILE_TIMEOUT_MS if sample.compiling else START_TIMEOUT_MS if starting else 0
+    timeout_ms = max(limits.stall_timeout_ms, own_timeout_ms)
+    if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < timeout_ms:
         return None
     at = "its beginning" if wait.offset is None else f"offset {wait.offset}"
     why, do = _explain_offset_stall(wait, sample, stream=stream)

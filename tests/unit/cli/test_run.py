@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -15,15 +16,20 @@ import psutil
 import pytest
 
 from frazil.cli import run
+from frazil.cli.foreground import WriterPipe
 from frazil.errors import WriterBusy
+from frazil.events import EventDispatcher, Sink, StallBegan
 from frazil.home import run_folder
 from frazil.host.endings import ENDED_WITHOUT_RECORD
+from frazil.host.heartbeat import Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
 from frazil.host.processes import AGENT_KILLED, is_agent
+from frazil.spec.model import StreamSpec
 from frazil.status.derive import describe_writer_process
 from frazil.status.state import WriterProcess
+from frazil.stream.recording import log_event
 from frazil.supervise.desired import DesiredStore
 from tests.made_routes import shop
 from tests.polling import eventually
@@ -273,3 +279,23 @@ def test_a_run_goes_on_where_nobody_can_say_whether_its_stream_is_paused(monkeyp
     voice: Any = SimpleNamespace(say=said.append)
     run._report_pause(shop(), voice)
     assert said == []
+
+
+def test_a_stall_is_shown_once(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    stall = Stall(StallKind.OFFSETS, 0, "shop-0", "shop-0 holds the offsets back")
+
+    def write(spec: StreamSpec, sink: Sink, **_: Any) -> bool:
+        events = EventDispatcher(spec.name, log_event, sink, clock_ms=lambda: 0)
+        events.emit(StallBegan(stall))
+        return False
+
+    monkeypatch.setattr("frazil.stream.main.write", write)
+    read_end, write_end = os.pipe()
+    logger, pipe = logging.getLogger("frazil"), WriterPipe(write_end)
+    try:
+        run._write_stream(shop(), pipe, until_caught_up=True)
+    finally:
+        logger.removeHandler(pipe)
+        os.close(write_end)
+    with os.fdopen(read_end) as lines:
+        assert lines.read().count(stall.reason) == 1

@@ -31,7 +31,7 @@ from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder, RecordCounts, writer_task_name
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
-from frazil.stream.stall import StallLimits, StallWatch
+from frazil.stream.stall import COMPILE_TIMEOUT_MS, StallLimits, StallWatch
 from tests.polling import eventually
 
 INTERVAL_S = 20
@@ -220,9 +220,10 @@ def test_a_stall_says_that_a_task_compiles_until_it_no_longer_does(bench: Bench,
     bench.ends = {TP0: 10**6, TP1: 20}
     bench.after(1)
     bench.reporter.set_phase(Phase.STAGING, key=BatchKey(4, 1))
-    for compiling in (True, False):
+    for compiling, seconds in ((True, COMPILE_TIMEOUT_MS // 1000), (False, STILL_S)):
         progress.write("0", RecordCounts(compiling=compiling), epoch=4, batch=1)
-        stall = bench.after(STILL_S).stall
+        assert bench.after(1).stall is None
+        stall = bench.after(seconds).stall
         assert stall is not None
         assert ("are being compiled" in stall.reason) is compiling
         assert ("brokers and executors" in stall.reason) is not compiling

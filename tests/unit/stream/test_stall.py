@@ -15,9 +15,10 @@ from frazil.commit.marker import BatchKey
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.stream.stall import (
-    FIRST_ANSWER_TIMEOUT_MS,
+    COMPILE_TIMEOUT_MS,
     MAX_SAMPLE_GAP_MS,
     MIN_STALL_MS,
+    START_TIMEOUT_MS,
     SampleHistory,
     StallLimits,
     WriterSample,
@@ -93,11 +94,25 @@ def test_a_quiet_topic_with_an_unknown_watermark_is_none():
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING])
 def test_a_batch_that_a_busy_host_is_slow_with_is_none_however_short_the_interval(phase: Phase):
     writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
-    writer.passes(2 * SECOND)
-    writer.works(phase, BatchKey(1, 1))
-    assert writer.passes(MIN_STALL_MS - PERIOD) == []
-    writer.commits(tp0=105)
-    assert writer.passes(MIN_STALL_MS) == []
+    for batch, timeout_ms in ((0, START_TIMEOUT_MS), (1, MIN_STALL_MS)):  # the first batch starts Python workers
+        writer.passes(2 * SECOND)
+        writer.works(phase, BatchKey(1, batch))
+        assert writer.passes(timeout_ms - PERIOD) == []
+        writer.commits(tp0=105 + batch, watermark_us=TIME_US + batch + 1)
+        assert writer.passes(MIN_STALL_MS) == []
+        writer.set(unread={TP0: 5})
+    writer.works(phase, BatchKey(1, 2))
+    assert writer.passes(MIN_STALL_MS + PERIOD)
+
+
+def test_a_batch_that_compiles_has_minutes_and_then_the_time_of_any_other():
+    writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
+    writer.works(Phase.STAGING, BatchKey(1, 0))
+    writer.set(compiling=True)
+    assert writer.passes(COMPILE_TIMEOUT_MS - PERIOD) == []
+    writer.set(compiling=False, advanced_at_ms=writer.now.at_ms)
+    assert writer.passes(START_TIMEOUT_MS - PERIOD) == []
+    assert writer.passes(PERIOD)
 
 
 def test_a_planner_that_a_busy_host_is_slow_to_ask_is_none_and_a_silent_one_is_reported_after_20_s():
@@ -244,7 +259,7 @@ def test_a_batch_whose_code_is_being_compiled_is_reported_as_such() -> None:
     writer = Writer(unread={TP0: 9})
     writer.works(Phase.STAGING, BatchKey(1, 0))
     writer.set(compiling=True)
-    writer.passes(2 * STILL)
+    writer.passes(COMPILE_TIMEOUT_MS)
     assert writer.stall is not None
     assert "the loops over records are being compiled" in writer.stall.reason
     assert "executors" not in writer.stall.reason
@@ -339,11 +354,11 @@ def test_a_planner_that_never_answered_is_given_the_time_of_a_first_answer():
     sample = WriterSample(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
     history = add_sample(None, sample, limits=quick)
     stalls = {}
-    for after in range(SECOND, FIRST_ANSWER_TIMEOUT_MS + SECOND, SECOND):
+    for after in range(SECOND, START_TIMEOUT_MS + SECOND, SECOND):
         sample = dataclasses.replace(sample, at_ms=START + after)
         history = add_sample(history, sample, limits=quick)
         stalls[after] = find_stall(history, sample, limits=quick, stream="s")
-    assert [after for after, stall in stalls.items() if stall] == [FIRST_ANSWER_TIMEOUT_MS]
+    assert [after for after, stall in stalls.items() if stall] == [START_TIMEOUT_MS]
 
 
 # The watermark
