@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections import Counter
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ MAX_SHOWN_CHARACTERS = 200
 @stream_options
 @click.option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Number of records.")
 def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> None:
-    """Show what the newest records of STREAM would become: rows, deletes, dead letters, or nothing.
+    """Show what the newest records of STREAM would become: rows, changes, deletes, dead letters, or nothing.
 
     Reads the topics and writes nothing: no table, no marker, no consumer group. The table need not exist. The records
-    come from the end of each topic-partition. The command does not look for repeats. Of a route, it checks each value
-    (`NoTable`), but not `limit`.
+    come from the end of each topic-partition. The command does not look for repeats, and does not compare changes with
+    rows. Of a route, it shows the table of each row and checks each value (`NoTable`), but not `limit`.
 
     \b
     Example:
@@ -47,14 +48,20 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
         return
     for one in found:
         rows = (json.dumps(_to_json_value(row, limit=MAX_SHOWN_CHARACTERS), ensure_ascii=False) for row in one.rows)
-        what = _shorten(one.error or " ".join(rows), 10 * MAX_SHOWN_CHARACTERS)
+        shown = (f"{table}: {row}" if table else row for table, row in zip_longest(one.tables, rows))
+        what = _shorten(one.error or " ".join(shown), 10 * MAX_SHOWN_CHARACTERS)
         echo(f"{one.topic}-{one.partition}@{one.offset}  {one.outcome:<11}  {what}".rstrip())
     outcomes = Counter(one.outcome for one in found)
-    words = [format_count(outcomes["row"], "record", "lands|land"), f"{outcomes['dropped']:,} dropped"]
-    words += [format_count(outcomes["dead letter"], "dead letter")]
+    merges = "change" in outcomes or "delete" in outcomes
+    landing = (
+        format_count(outcomes["change"], "change") if merges else format_count(outcomes["row"], "record", "lands|land")
+    )
+    words = [landing, f"{outcomes['dropped']:,} dropped", format_count(outcomes["dead letter"], "dead letter")]
     words += [format_count(outcomes["delete"], "delete")] * bool(outcomes["delete"])
     words += [f"{outcomes['no change']:,} without a change"] * bool(outcomes["no change"])
     echo(f"{format_count(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
+    if merges:
+        echo("A merge skips changes and deletes that are older than the table's rows, which a preview does not read.")
 
 
 @click.command()

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from pyiceberg.schema import Schema
 
 from frazil.commit.open_streams import open_kafka
-from frazil.ingest.changes import change_schema, delete_mask
+from frazil.ingest.changes import CHANGE, change_schema, delete_mask
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import Destinations, OffsetRange, StageContext, TargetTable
 from frazil.ingest.decode import bisect_failures
-from frazil.ingest.destinations import RowDivider
+from frazil.ingest.destinations import MAIN, RowDivider
 from frazil.ingest.readers import create_kafka_reader
 from frazil.ingest.sensitive import Protector, to_safe_error
 from frazil.ingest.shaper import RecordDecoder, Shaper
@@ -25,9 +25,11 @@ from frazil.ingest.target_decoders import open_decoder
 from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
+from frazil.spec.route import Route, find_refusal
 from frazil.stream.stage_context import build_declared_context, change_rules
 
-PreviewOutcome = Literal["row", "delete", "dropped", "dead letter", "no change"]
+PreviewOutcome = Literal["row", "change", "delete", "dropped", "dead letter", "no change"]
+"""A `change` inserts or updates a row of an upsert stream, unless it is older than the row. The row is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,24 @@ class PreviewedRecord:
     offset: int
     outcome: PreviewOutcome
     rows: tuple[dict[str, Any], ...] = ()
+    tables: tuple[str, ...] = ()
+    """The table of each row, if the stream has a route."""
     error: str = ""
+
+
+class _RouteTables(dict[str, str]):
+    """The table of each route value, including tables that a template would create."""
+
+    def __init__(self, route: Route) -> None:
+        super().__init__(route.tables)
+        self._route = route
+
+    def __contains__(self, value: object) -> bool:
+        template = self._route.template is not None
+        return super().__contains__(value) or (template and find_refusal(str(value), self._route.allow) is None)
+
+    def __missing__(self, value: str) -> str:
+        return self._route.derive_table_name(value)
 
 
 def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
@@ -50,9 +69,10 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
     decode = RecordDecoder(context, schema, open_decoder(context, schema))
     shape = Shaper(context, schema, ranges, decode=decode, protect=protect, keeps_json=True)
     divide = None
-    if spec.route:  # the tables that the template would create are unknown here, so its limit is not checked
+    if spec.route:  # the tables that the template has created are unknown here, so its limit is not checked
         quote = (lambda _: "its value") if protect else repr
-        divide = RowDivider(Destinations.of(spec.route, spec.route.tables), ranges, quote=quote)
+        to = dataclasses.replace(Destinations.of(spec.route, {}), targets=_RouteTables(spec.route))
+        divide = RowDivider(to, ranges, quote=quote)
     found: list[PreviewedRecord] = []
     with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         for chunk in reader:
@@ -68,6 +88,8 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
                     found.append(PreviewedRecord(*where, "dead letter", error=error))
                 else:
                     found += tried
+    own = {MAIN: spec.table.identifier}
+    found = [dataclasses.replace(one, tables=tuple(own.get(name, name) for name in one.tables)) for one in found]
     return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]
 
 
@@ -99,21 +121,25 @@ def _preview_chunk(
     shaped = shape(chunk)
     if protect:
         shaped = dataclasses.replace(shaped, rejections=protect.mask_errors(shaped.rejections))
-    rejections = divide(chunk, shaped).decoded.rejections if divide else shaped.rejections
-    errors = {r.index: f"{r.error_class}: {r.error}" for r in rejections}
-    dropped = set(shaped.dropped.tolist())
-    rows = defaultdict[int, list[dict[str, Any]]](list)
-    own = [name for name in shaped.rows.column_names if not name.startswith(("kafka_", "_frazil"))]
-    found: list[dict[str, Any]] = shaped.rows.select(own).to_pylist()
-    for index, row in zip(shaped.record_indexes.tolist(), found, strict=True):
+    dropped, decoded, tables = set(shaped.dropped.tolist()), shaped, list[str]()
+    if divide:
+        divided = divide(chunk, shaped)
+        decoded, tables = divided.decoded, [divided.targets[code] for code in divided.codes.tolist()]
+    errors = {r.index: f"{r.error_class}: {r.error}" for r in decoded.rejections}
+    rows, tables_of = defaultdict[int, list[dict[str, Any]]](list), defaultdict[int, list[str]](list)
+    own = [name for name in decoded.rows.column_names if not name.startswith(("kafka_", "_frazil"))]
+    of_rows, deletes = decoded.record_indexes, delete_mask(decoded.rows)
+    for number, (index, row) in enumerate(zip(of_rows.tolist(), decoded.rows.select(own).to_pylist(), strict=True)):
         rows[index].append(row)
-    of_rows, deletes = shaped.record_indexes, delete_mask(shaped.rows)
+        tables_of[index] += tables[number : number + 1]
     deleted = {*of_rows[deletes].tolist()} - {*of_rows[~deletes].tolist()}  # a new key is a delete and a row
+    landed: PreviewOutcome = "change" if CHANGE in decoded.rows.column_names else "row"
     for index in range(len(chunk)):
         of, offset = ranges[chunk.range_index[index]], int(chunk.offsets[index])
         outcome: PreviewOutcome = "dropped" if index in dropped else "no change"
         if index in errors:
-            rows[index], outcome = [], "dead letter"
+            rows[index], tables_of[index], outcome = [], [], "dead letter"
         elif index in rows:
-            outcome = "delete" if index in deleted else "row"
-        yield PreviewedRecord(of.topic, of.partition, offset, outcome, tuple(rows[index]), errors.get(index, ""))
+            outcome = "delete" if index in deleted else landed
+        where = (of.topic, of.partition, offset)
+        yield PreviewedRecord(*where, outcome, tuple(rows[index]), tuple(tables_of[index]), errors.get(index, ""))

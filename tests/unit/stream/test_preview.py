@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner
+
+from frazil.cli import records
+from frazil.cli.main import frazil
 from frazil.ingest.contract import OffsetRange
 from frazil.stream import preview
 from tests.unit.ingest.test_key_columns import stream as without_transform
@@ -34,6 +39,7 @@ def test_a_value_that_the_route_gives_no_table_is_a_dead_letter(
     monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 2)])
     good, bad = preview.preview(spec, limit=2)
     assert (good.outcome, bad.outcome, bad.rows) == ("row", "dead letter", ())
+    assert (good.tables, bad.tables) == (("shop.a",), ())
     assert bad.error.startswith("NoTable: field kind: 'b' ")
 
 
@@ -49,9 +55,38 @@ def test_a_record_that_changes_nothing_and_a_rejected_one_have_other_outcomes(
     monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 5)])
     found = preview.preview(spec, limit=5)
     assert [(one.outcome, bool(one.error)) for one in found] == [
-        ("row", False),
+        ("change", False),
         ("no change", False),
         ("dead letter", True),
         ("delete", False),
-        ("row", False),
+        ("change", False),
     ]
+
+
+def test_the_table_of_each_row_is_shown_and_a_stale_change_is_not_said_to_land(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = {"format": {"type": "json", "envelope": "debezium"}}
+    route = {"by": "field", "name": "of", "tables": {"a": "shop.a"}, "template": "shop.{value}"}
+    columns = {"id": "long not null", "of": "string not null"}
+    spec = without_transform(columns, source, mode="upsert", key=["id", "of"], route=route)
+    moved = b'{"op": "u", "before": {"id": 1, "of": "a"}, "after": {"id": 1, "of": "b"}}'
+    values = [moved, b'{"op": "d", "before": {"id": 2, "of": "c"}}']
+    monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
+    monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 2)])
+    monkeypatch.setattr(records, "find_stream", lambda *_: spec)
+    shown = CliRunner().invoke(frazil, ["preview", "s", "--streams", str(tmp_path)])
+    change, delete, counts, note = shown.stdout.splitlines()
+    assert change == 't-0@0  change       shop.b: {"id": 1, "of": "b"} shop.a: {"id": 1, "of": "a"}'
+    assert delete == 't-0@1  delete       shop.c: {"id": 2, "of": "c"}'
+    assert counts == "2 records: 1 change, 0 dropped, 0 dead letters, 1 delete. Nothing was written."
+    assert note.startswith("A merge skips changes and deletes that are older")
+
+
+def test_a_row_without_a_value_of_the_route_is_shown_in_the_stream_s_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    route = {"by": "field", "name": "kind", "tables": {"a": "shop.a"}, "otherwise": "table"}
+    spec = without_transform({"kind": "string"}, {}, route=route)
+    monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader([b"{}"], 10))
+    monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 1)])
+    (one,) = preview.preview(spec, limit=1)
+    assert one.tables == (spec.table.identifier,)
