@@ -59,9 +59,6 @@ def _selection_options(command: Callable[..., None]) -> Any:
     return stream_options(reduce(lambda decorated, option: option(decorated), reversed(options), command))
 
 
-_ALL_HINT = " With --all, discarded ones are included."
-
-
 @click.group()
 def dlq() -> None:
     """Show the dead letters of a stream, decode them again, or discard them."""
@@ -83,7 +80,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
     if as_json:
         echo_json(found)
     elif not found:
-        echo(f"Stream {stream} has no such dead letters." + _ALL_HINT * (not discarded))
+        _echo_none_found(stream, discarded=discarded)
     else:
         rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
         columns = ("day", "reason", "dead letters", "replayed in vain", "discarded")
@@ -126,7 +123,7 @@ def show(  # noqa: PLR0913 - a command's options
             for text in values:
                 echo(f"    header {_shorten(name)}: {'null' if text is None else _shorten(text)}")
     if not found:
-        echo(f"Stream {stream} has no such dead letters." + _ALL_HINT * (not discarded))
+        _echo_none_found(stream, discarded=discarded)
 
 
 @dlq.command("discard")
@@ -288,6 +285,11 @@ def _result_message(spec: StreamSpec, done: ReplayResult) -> str:
         others += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
     landed = format_count(done.landed, "dead letter", what)
     return f"Stream {spec.name}: {landed} now;{others} {done.failed:,} failed again."
+
+
+def _echo_none_found(stream: str, *, discarded: bool) -> None:
+    hint = "" if discarded else " With --all, discarded ones are included."
+    echo(f"Stream {stream} has no such dead letters.{hint}")
 
 
 def _shorten(text: str) -> str:

@@ -126,7 +126,7 @@ def test_an_end_that_frazil_did_not_request_is_reported_as_a_signal(
             signal.raise_signal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, lambda *_: stopped.set())
         if ends == "by its order":
-            folder.put_order(dataclasses.replace(order, stop="somebody paused it"))
+            folder.put_order(dataclasses.replace(order, stop="ada paused the stream"))
             assert stopped.wait(20)
         elif ends == "by SIGTERM":
             signal.raise_signal(signal.SIGTERM)
