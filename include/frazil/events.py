@@ -205,6 +205,13 @@ class TablesBehind:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingRowsCommitted:
+    """A routed table received rows of earlier batches, which had waited for it."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class CommitRecordsFolded:
     """Old commit records were folded into one object."""
 
@@ -227,6 +234,7 @@ StreamEvent = (
     | TableEvolved
     | OutageReported
     | TablesBehind
+    | WaitingRowsCommitted
     | CommitRecordsFolded
 )
 

@@ -234,6 +234,8 @@ class RunTotals:
         self._stream = spec.name
         self._tables = f"the tables of the route of {spec.name}" if sinks.has_routed_tables else self._table
         self.records = self.rejected = self.filtered = 0
+        self.waited = 0
+        """Rows of earlier batches that reached their tables in this run."""
 
     def add(self, batch: BatchCommitted) -> str:
         self.records += batch.records
@@ -255,7 +257,9 @@ class RunTotals:
     def end(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
         """Return a successful run's last line. `waiting`: rows for routed tables; `lag`: records left in Kafka."""
         how = "stopped" if stopped else "caught up"
-        more = f"; {format_count(lag, 'record', 'waits|wait')} in Kafka" if lag else ""
+        reached = "that had waited reached its table|that had waited reached their tables"
+        more = f"; {format_count(self.waited, 'row', reached)}" if self.waited else ""
+        more += f"; {format_count(lag, 'record', 'waits|wait')} in Kafka" if lag else ""
         if waiting:
             rows = format_count(waiting, "row", "waits for its table|wait for their tables")
             return f"{self._end_text(how, 'for')}{more}; {rows}: `frazil route {self._stream}` shows why"
@@ -287,8 +291,9 @@ class RunTotals:
         waits = {**({"waiting": waiting} if waiting else {}), **({"lag": lag} if lag is not None else {})}
         ended = "stopped" if stopped else "caught-up"
         repeated = {} if self._dropped is None else {"repeated": self._dropped}
-        filtered = {"dropped": self.filtered} if self.filtered else {}
-        return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **filtered, **waits}
+        others = {"dropped": self.filtered, "waited": self.waited}
+        counts = {name: count for name, count in others.items() if count}
+        return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **counts, **waits}
 
     def _records_text(self, records: int) -> str:
         if self._drops_repeats:

@@ -253,6 +253,8 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
             case events.OutageReported(sentence=sentence) | events.TablesBehind(sentence=sentence):
                 if line := waits.report(sentence):
                     pipe.say(line)
+            case events.WaitingRowsCommitted(rows=rows):
+                totals.waited += rows
             case events.EpochBegan():
                 _report_pause(spec, pipe)
             case events.BatchCommitted() as batch:
@@ -323,11 +325,16 @@ def _write_application(application: Application, folder: Path, pipe: WriterPipe,
     totals = {spec.name: RunTotals(spec) for spec in application.streams}
 
     def say_batch(event: Event) -> None:
-        from frazil.events import BatchCommitted  # as in `_write_stream`
+        from frazil.events import BatchCommitted, WaitingRowsCommitted  # as in `_write_stream`
 
-        if isinstance(event.what, BatchCommitted) and event.stream in totals:
-            pipe.say(f"{event.stream}: {totals[event.stream].add(event.what)}")
-            pipe.report({"stream": event.stream, **batch_document(event.what)})
+        if (total := totals.get(event.stream)) is None:
+            return
+        match event.what:
+            case WaitingRowsCommitted(rows=rows):
+                total.waited += rows
+            case BatchCommitted() as batch:
+                pipe.say(f"{event.stream}: {total.add(batch)}")
+                pipe.report({"stream": event.stream, **batch_document(batch)})
 
     codes = write_application(application.name, folder, say_batch, until_caught_up=until_caught_up)
     specs = () if until_caught_up else application.streams

@@ -120,6 +120,8 @@ class Followers:
     """The writer's epoch. Files of earlier epochs were staged by other writers."""
     atomic: bool | frozenset[Target] = False
     """Routed tables that are committed in one step with the default table; True for all, False for none."""
+    on_late_rows: Callable[[int], None] = field(default=lambda _: None)
+    """Receives the number of rows that a table has just received after they had waited for it. Called by any thread."""
 
     @classmethod
     def load(
@@ -220,6 +222,7 @@ class Followers:
                 sweep_merged(self.tables, journals, target)
             if waited:
                 log.warning("table %s received %s that had been waiting for it", target, format_count(waited, "row"))
+                self.on_late_rows(waited)
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.debug("the commit to table %s failed", target, exc_info=True)
             missing: Sequence[Journal] = self.waiting[target]

@@ -16,7 +16,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep_routed
 from frazil.commit.waiting_files import sweep_waiting_files
 from frazil.errors import RouteBehind
-from frazil.events import StreamEvent, TablesBehind
+from frazil.events import StreamEvent, TablesBehind, WaitingRowsCommitted
 from frazil.ingest.contract import StageContext, Target
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
@@ -54,6 +54,7 @@ class StreamRoute:
     ) -> StreamRoute:
         """Commit rows left for the routed tables, sweep unneeded files, and open the tables. Raises RouteBehind."""
         found = cls(spec, tables, followers or Followers(tables, NO_BATCH), emit)
+        found.followers.on_late_rows = lambda rows: emit(WaitingRowsCommitted(rows))
         if followers is None or (not spec.sinks.has_routed_tables and marker.routed is None):
             return found
         ended = found._commit_overdue_rows()

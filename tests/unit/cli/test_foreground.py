@@ -91,6 +91,10 @@ def test_rows_that_wait_for_tables_of_the_route_are_distinguished():
         "`frazil route rides` shows why"
     )
     assert totals.document(stopped=True, waiting=3)["waiting"] == 3
+    totals.waited = 67
+    landed_late = "67 rows that had waited reached their tables"
+    assert totals.end(stopped=False) == f"caught up: 5 rows in the tables of the route of rides; {landed_late}"
+    assert totals.document(stopped=False)["waited"] == 67
 
 
 def test_what_the_writer_waits_for_is_said_each_half_minute_from_when_it_has_lasted_that_long():

@@ -333,7 +333,10 @@ def test_rows_that_waited_for_a_start_are_reported_and_those_that_are_there_are_
 ) -> None:
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.decide({ORDERS: [2, 3]}, 4)
-    routed.begin().commit()
+    found, late = routed.begin(), list[int]()
+    found.on_late_rows = late.append
+    found.commit()
+    assert late == [2]
     said = [record.getMessage() for record in caplog.records if "received" in record.getMessage()]
     assert said == [f"table {ORDERS} received 2 rows that had been waiting for it"]
 

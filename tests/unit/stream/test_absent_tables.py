@@ -26,7 +26,7 @@ from frazil.commit.settle import settle
 from frazil.commit.sweep import bare_path
 from frazil.commit.waiting_files import load_missing_table_note, load_missing_table_notes
 from frazil.errors import AccessDenied, RouteBehind
-from frazil.events import StreamEvent, TablesBehind
+from frazil.events import StreamEvent, TablesBehind, WaitingRowsCommitted
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import UndecidedFiles
 from frazil.status.table import describe_missing_tables
@@ -580,6 +580,7 @@ def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> No
         made.route.follow()
     reported = [what.names for what in made.said if isinstance(what, TablesBehind)]
     assert reported == [frozenset(), {A}, {A}, frozenset()]
+    assert [what.rows for what in made.said if isinstance(what, WaitingRowsCommitted)] == [1]
 
 
 def test_a_new_epoch_withdraws_what_an_earlier_one_reported_of_a_table_that_has_all_rows_now(made: Shop) -> None:
