@@ -134,7 +134,8 @@ class BackfillRoute:
     def _check_tables_exist(self) -> None:
         if self.routed.absent:
             target, reason = min(self.routed.absent.items())
-            raise RouteBehind(_refusal_message(self.tables.stream, f"table {target} does not exist: {reason}"))
+            why = reason if target in reason else f"table {target} does not exist: {reason}"
+            raise RouteBehind(_refusal_message(self.tables.stream, why))
 
     def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
         """Return the chunk's context with the route's tables. Their files are staged in the waiting folder."""
@@ -196,10 +197,8 @@ def wait_for_routed_tables(tables: StreamTables) -> Marker:
 
 
 def _refusal_message(stream: str, why: str) -> str:
-    return (
-        f"no backfill or replay of stream {stream!r} can start: {why}. Fix the table first: "
-        f"`frazil route {stream}` shows what is missing"
-    )
+    remedy = "" if f"`frazil route {stream} " in why else f". Fix the table first: `frazil route {stream}` shows how"
+    return f"no backfill or replay of stream {stream!r} can start: {why}{remedy}"
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:

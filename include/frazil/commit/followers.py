@@ -92,6 +92,11 @@ class LaggingTable:
         of = format_count(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
         return f"{self.target} is missing {format_count(self.rows, 'row')} of {of}: {self.reason}"
 
+    def remedy(self, stream: str, fix: str) -> str:
+        """Return the end of a message about this table; "" if the reason already contains the command."""
+        command = f"`frazil route {stream} --give-up {self.target}`"
+        return "" if command in self.reason else f". {fix}, or continue without these rows: {command}"
+
 
 @dataclass(frozen=True, slots=True)
 class _Failure:

@@ -139,10 +139,11 @@ class StreamRoute:
         sentence = f"{describe_lagging_tables(behind)}. {more}{remedy_pointer(self.spec.name, behind)}"
         self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
         if self._is_overdue:
+            remedy = behind[0].remedy(self.spec.name, "Fix the table and start the writer again")
+            remedy = remedy or ". Then start the writer again"
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {describe_lagging_tables(behind)}. This has lasted for longer than "
-                f"route.lag ({format_duration(self._lag)}). The rows are kept. Fix the table and start the writer "
-                f"again, or continue without these rows: `frazil route {self.spec.name} --give-up {behind[0].target}`"
+                f"route.lag ({format_duration(self._lag)}). The rows are kept{remedy}"
             )
 
 

@@ -321,11 +321,8 @@ class RoutedTables(RouteValues):
     def _check_no_waiting_rows(self, identifier: str) -> None:
         """Raise RouteBehind if rows wait for a table without a marker: its first marker would discard the rows."""
         if behind := self.behind.get(identifier):
-            remedy = "Restore the former table" if behind.gone else "Fix the table"
-            raise RouteBehind(
-                f"stream {self.spec.name!r}: {behind}. {remedy}, or continue without these rows: "
-                f"`frazil route {self.spec.name} --give-up {identifier}`"
-            )
+            remedy = behind.remedy(self.spec.name, "Restore the former table" if behind.gone else "Fix the table")
+            raise RouteBehind(f"stream {self.spec.name!r}: {behind}{remedy}")
 
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
