@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims, load_all_claims, load_claims, merge_ranges
@@ -328,23 +328,35 @@ def _count_partition(e: Evidence) -> PartitionAudit:
 
 def report_foreign_changes(table: Table, *, where: str, window: Period | None, signals: bool) -> tuple[Finding, ...]:
     """Report other programs' commits that deleted or overwrote rows. They do not reopen windows."""
+    newest_first = list(ancestors(table.metadata))
     foreign = [
-        snapshot
-        for snapshot in ancestors(table.metadata)
+        (following, snapshot)
+        for following, snapshot in zip([None, *newest_first], newest_first, strict=False)
         if (window is None or snapshot.timestamp_ms in window)
-        and snapshot.summary
-        and snapshot.summary.operation in {Operation.OVERWRITE, Operation.DELETE}
-        and not any(key.startswith("frazil.") for key in snapshot.summary.additional_properties)
+        and _is_foreign(snapshot, Operation.OVERWRITE, Operation.DELETE)
     ]
     if not foreign:
         return ()
-    last = foreign[0]
+    following, last = foreign[0]
+    change = _describe_change(last.summary)
+    if following and _is_foreign(following, Operation.APPEND):  # PyIceberg overwrites with a delete and an append
+        added = parse_number(following.summary.get("added-records") if following.summary else None)
+        change += f", and the snapshot after it, {following.snapshot_id}, added {format_count(added, 'row')}"
     sentence = (
         f"{format_count(len(foreign), 'commit')} of other programs deleted or overwrote rows; the last, snapshot "
-        f"{last.snapshot_id} of {format_utc(last.timestamp_ms)}, {_describe_change(last.summary)}"
+        f"{last.snapshot_id} of {format_utc(last.timestamp_ms)}, {change}"
         f"{'. Windows already signalled stay signalled' if signals else ''}"
     )
     return (Finding(FindingKind.CHANGED, len(foreign), sentence, where),)
+
+
+def _is_foreign(snapshot: Snapshot, *operations: Operation) -> bool:
+    summary = snapshot.summary
+    return (
+        summary is not None
+        and summary.operation in operations
+        and not any(key.startswith("frazil.") for key in summary.additional_properties)
+    )
 
 
 def _describe_change(summary: Summary | None) -> str:

@@ -71,6 +71,20 @@ def test_rows_that_another_program_removed_are_counted_apart_from_rewritten_ones
     assert f", {expected}" in found.sentence
 
 
+def test_the_rows_that_an_overwrite_of_another_program_put_back_are_counted(made: MadeStream) -> None:
+    made.land({0: (0, 100)})
+    table = made.tables.main.refresh()
+    table.overwrite(table.scan("kafka_offset = 7").to_arrow(), "kafka_offset >= 7 and kafka_offset < 10")
+    (found,) = [f for f in audit_stream(made.tables).findings if f.kind is FindingKind.CHANGED]
+    last = table.current_snapshot()
+    assert last is not None
+    put_back = f"and the snapshot after it, {last.snapshot_id}, added 1 row"
+    assert f", removed 3 rows (100 rewritten as 97), {put_back}" in found.sentence
+    made.land({0: (100, 101)})
+    (found,) = [f for f in audit_stream(made.tables).findings if f.kind is FindingKind.CHANGED]
+    assert put_back in found.sentence
+
+
 def test_updates_and_merge_on_read_deletes_of_another_program_are_described() -> None:
     for counts, expected in [
         ({"deleted-records": "200", "added-records": "200"}, "replaced 200 rows with 200"),
