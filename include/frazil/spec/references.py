@@ -57,6 +57,15 @@ def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -
     return resolved
 
 
+def shown_servers(spec: StreamSpec, environment: Mapping[str, str]) -> str:
+    """Return the brokers for a message: as declared, if they cannot be resolved or may contain credentials."""
+    try:
+        resolved = resolve(spec.source.bootstrap_servers, environment)
+    except SpecError:
+        return spec.source.bootstrap_servers
+    return spec.source.bootstrap_servers if find_servers_problem(resolved) else resolved
+
+
 def executor_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
     """Return properties in which only the brokers are resolved.
 

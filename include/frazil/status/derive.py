@@ -1,9 +1,10 @@
 """Derives the state of a stream. `derive_from_decision` uses only the supervisor's decision. `refine_state` adds the
-table and Kafka, and never contradicts the decision. Pure.
+table and Kafka, and never contradicts the decision.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, GivenUp, LaunchKind
 from frazil.spec.model import StreamSpec
+from frazil.spec.references import shown_servers
 from frazil.spec.units import format_count
 from frazil.status.freshness import freshness_limit_ms, freshness_ms, late_message
 from frazil.status.state import Level, State, StreamState, WriterProcess
@@ -255,7 +257,8 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
         calm = f"nothing is lost. If this lasts, the writer ends: `frazil run {known.name}` starts it again, once it"
     match known.state:
         case State.KAFKA_UNREACHABLE:
-            return known.state, f"Kafka at {spec.source.bootstrap_servers} has not answered{lasted}; {calm} does"
+            servers = shown_servers(spec, os.environ)
+            return known.state, f"Kafka at {servers} has not answered{lasted}; {calm} does"
         case State.CATALOG_UNAVAILABLE:
             name = spec.table.catalog or "default"
             return known.state, f"the catalog {name!r} has not taken a commit{lasted}; {calm} does: {cause}"

@@ -161,6 +161,19 @@ def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
     assert (found.state, found.rule) == ("Kafka unreachable", "stall")
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"), [("k:9092", "k:9092"), ("", "${env:FRAZIL_KAFKA}"), ("a:b@k:9092", "${env:FRAZIL_KAFKA}")]
+)
+def test_brokers_of_a_variable_are_named_by_its_value_unless_it_may_have_credentials(
+    monkeypatch: pytest.MonkeyPatch, value: str, shown: str
+) -> None:
+    monkeypatch.setenv("FRAZIL_KAFKA", value)
+    source = {**DECLARED["source"], "bootstrap-servers": "${env:FRAZIL_KAFKA}"}
+    spec = validate_stream({**DECLARED, "source": source}, Path("ticks.yaml"))
+    known = replace(status(), state=State.KAFKA_UNREACHABLE, unreachable_since_ms=NOW_MS)
+    assert f"Kafka at {shown} has not answered" in refine_state(known, spec, now_ms=NOW_MS).sentence
+
+
 def test_a_table_that_cannot_be_read_is_named_before_the_stall_that_follows_from_it():
     behind = replace(STALL, kind=StallKind.OFFSETS)
     unread = "the catalog 'lake' does not answer"
