@@ -347,7 +347,7 @@ def count_dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[s
 def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:
     """Decode the sampled values as a stream with this declaration would. Raises RegistryUnavailable."""
     source = {"bootstrap-servers": "localhost:9092", **declared["source"]}
-    spec = validate_stream({**declared, "source": source}, Path(f"{declared['name']}.yaml"))
+    spec = validate_stream({**declared, "source": source}, Path("frazil infer"))  # no file has the proposal yet
     schema = iceberg.table_schema(spec)
     wanted = change_schema(schema, spec.key) if spec.sinks.mode.replaces_rows else schema
     filled = value_schema(record_schema(wanted, spec.coordinates), spec.key_header_columns)

@@ -79,8 +79,13 @@ def _load_mapping(path: Path) -> Mapping[str, Any]:
         ) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # PyYAML's constructors raise these
         raise SpecError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from None
-    if loaded is None and path.name.startswith("_"):  # what all streams of the folder share may be nothing
-        return {}
+    if loaded is None:
+        if path.name.startswith("_"):  # what all streams of the folder share may be nothing
+            return {}
+        raise SpecError(
+            f"{path}: declares nothing. Write a stream into it, or delete it. A failed `frazil infer … > FILE` leaves "
+            "an empty file"
+        )
     if not isinstance(loaded, dict):
         raise SpecError(f"{path}: is not a mapping; write keys with their values, such as source: …")
     return loaded

@@ -131,6 +131,14 @@ def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(streams
     assert "broken.yaml" in done.stderr
 
 
+def test_an_empty_file_is_reported_in_one_sentence_with_what_to_do(streams: Path):
+    (streams / "orders.yaml").touch()
+    for command in (["status"], ["validate"], ["preview", "orders"]):
+        done = CliRunner().invoke(frazil, [*command, "--streams", str(streams)])
+        said = f"{done.stderr}{done.exception or ''}"
+        assert said.count("orders.yaml: declares nothing. Write a stream into it, or delete it.") == 1, command
+
+
 def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams: Path):
     before = status(streams)["streams"]
     (streams / "ticks.yaml").write_text("name: ticks\nlatenes: 5m\n")

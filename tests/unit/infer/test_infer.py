@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from demo.flights import messages, read_flights
+from frazil.cli.main import frazil
 from frazil.errors import SpecError
 from frazil.infer.encoding import find_encoding
 from frazil.infer.observed import Sample, SampledRecord
@@ -59,6 +61,18 @@ def rejected(spec: StreamSpec, of: Sample) -> list[str]:
 
 def types(spec: StreamSpec) -> dict[str, str]:
     return {c.name: f"{c.type}{' not null' if c.required else ''}" for c in spec.columns}
+
+
+def test_a_wrong_option_is_named_without_a_file_that_does_not_exist(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("frazil.infer.observed.read_sample", lambda *_, **__: sample([b'{"id": 1}']))
+    options = ["--streams", str(tmp_path), "--bootstrap-servers", "k:9092", "--table", "bad"]
+    refused = CliRunner().invoke(frazil, ["infer", "orders", *options])
+    assert (refused.stdout, str(refused.exception)) == (
+        "",
+        "frazil infer: table.identifier: 'bad' is not a table identifier; write namespace.table, such as demo.flights",
+    )
 
 
 def test_the_flights_are_proposed_as_the_demo_declares_them() -> None:
