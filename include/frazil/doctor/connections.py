@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -31,12 +31,19 @@ from frazil.spec.references import declared_kafka_properties, resolve_kafka_prop
 from frazil.spec.units import format_count
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fault:
-    """A failed connection, or a missing permission. `fix` is empty if `problem` already says it."""
+    """A failed connection, or a missing permission. `fix` is empty if `cause` already says it."""
 
-    problem: str
+    paths: list[Path]
+    where: str
+    """The service and, for another namespace than that of the stream's table, the namespace."""
+    cause: str
     fix: str = ""
+
+    @property
+    def problem(self) -> str:
+        return f"{', '.join(map(str, self.paths))}: {self.where}: {self.cause}"
 
 
 @dataclass(slots=True)
@@ -47,9 +54,9 @@ class Connections:
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """Declared layouts that existing tables do not have."""
-    _checked: dict[tuple[str | None, str, str | None, bool], list[Fault]] = field(default_factory=dict)
-    """Faults by catalog, namespace, location, and whether commits are atomic."""
-    _silent: dict[frozenset[tuple[str, str]], str] = field(default_factory=dict)
+    _checked: dict[tuple[str | None, str, str | None, bool], list[tuple[str, str]]] = field(default_factory=dict)
+    """Causes and fixes by catalog, namespace, location, and whether commits are atomic."""
+    _silent: dict[frozenset[tuple[str, str]], KafkaUnavailable] = field(default_factory=dict)
 
     @classmethod
     def check(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
@@ -66,23 +73,42 @@ class Connections:
             try:
                 self.good.append(f"{spec.name}: {check(spec)}")
             except FrazilError as error:
-                self.faults.append(Fault(f"{path}: {service}: {error_text(error)}", suggest_fix(service, error)))
-        has_kafka = not any(fault.problem.startswith(f"{path}: {Service.SOURCE}: ") for fault in self.faults)
-        before, namespaces = len(self.faults), _copy_per_namespace(spec)
+                self._add_error(path, spec, service, error)
+        has_kafka, before, namespaces = not self.fails(path, Service.SOURCE), self._count, _copy_per_namespace(spec)
         for number, copy in enumerate(namespaces):
             # A separate location may have other permissions.
             key = (copy.table.catalog, _namespace(copy), copy.table.location, bool(copy.commit.atomic))
             if key not in self._checked:
                 self._checked[key] = _check_catalog(copy)
-            where = f"{path}: table: " + (f"namespace {_namespace(copy)}: " if number else "")
-            self.faults += [replace(fault, problem=where + fault.problem) for fault in self._checked[key]]
-        if len(self.faults) == before:
+            where = Service.TABLE + (f": namespace {_namespace(copy)}" if number else "")
+            for cause, fix in self._checked[key]:
+                self._add_fault(path, spec, where, cause, fix)
+        if self._count == before:
             self._check_existing_tables(path, spec)
             self._check_position(path, spec, in_kafka=has_kafka)
-        if len(self.faults) == before:
+        if self._count == before:
             others = ", ".join(map(_namespace, namespaces[1:]))
             more = f", and tables in {others}" if others else ""
             self.good.append(f"{spec.name}: the catalog and its storage can hold {spec.table.identifier}{more}")
+
+    @property
+    def _count(self) -> int:
+        return sum(len(fault.paths) for fault in self.faults)
+
+    def fails(self, path: Path, service: Service) -> bool:
+        return any(path in fault.paths and fault.where.partition(":")[0] == service for fault in self.faults)
+
+    def _add_error(self, path: Path, spec: StreamSpec, service: Service, error: FrazilError) -> None:
+        self._add_fault(path, spec, service, error_text(error), suggest_fix(service, error))
+
+    def _add_fault(self, path: Path, spec: StreamSpec, where: str, cause: str, fix: str) -> None:
+        """Add a fault, or add the stream to an earlier fault with the same cause."""
+        cause = cause.replace(f"stream {spec.name}: ", "")  # the path names the stream
+        same = next((fault for fault in self.faults if (fault.where, fault.cause) == (where, cause)), None)
+        if same is None:
+            self.faults.append(Fault([path], where, cause, fix))
+        else:
+            same.paths.append(path)
 
     def _check_existing_tables(self, path: Path, spec: StreamSpec) -> None:
         from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
@@ -90,7 +116,7 @@ class Connections:
         try:
             self.warnings += [f"{path}: table: {warning}" for warning in check_existing_tables(spec)]
         except FrazilError as error:
-            self.faults.append(Fault(f"{path}: table: {error_text(error)}", suggest_fix(Service.TABLE, error)))
+            self._add_error(path, spec, Service.TABLE, error)
 
     def _check_position(self, path: Path, spec: StreamSpec, *, in_kafka: bool) -> None:
         """Check whether a writer can continue at the marker, in the table and, if it can be read, in Kafka."""
@@ -111,23 +137,19 @@ class Connections:
             if in_kafka:
                 count_lag(spec, marker, timeout_s=INTERACTIVE_TIMEOUT_S)
         except FrazilError as error:
-            self.faults.append(Fault(f"{path}: {service}: {error_text(error)}", suggest_fix(service, error)))
+            self._add_error(path, spec, service, error)
 
     def _check_kafka(self, spec: StreamSpec) -> str:
         from frazil.kafka.admin import is_timeout  # librdkafka, only where it is asked
 
         brokers = frozenset(declared_kafka_properties(spec).items())
-        if brokers in self._silent:
-            servers = resolve_kafka_properties(spec, os.environ)["bootstrap.servers"]
-            raise KafkaUnavailable(
-                f"the brokers {servers} did not respond to the check of stream {self._silent[brokers]}, which declares "
-                "the same brokers, so they were not contacted again. Check source.bootstrap-servers and the brokers"
-            )
+        if (silent := self._silent.get(brokers)) is not None:
+            raise silent
         try:
             return _check_kafka(spec)
         except KafkaUnavailable as error:
             if is_timeout(error.__cause__):
-                self._silent[brokers] = spec.name
+                self._silent[brokers] = error
             raise
 
 
@@ -202,7 +224,8 @@ def _check_registry(spec: StreamSpec) -> str:
     return "its schema registry answers"
 
 
-def _check_catalog(spec: StreamSpec) -> list[Fault]:
+def _check_catalog(spec: StreamSpec) -> list[tuple[str, str]]:
+    """Return the cause and the fix of each problem."""
     from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
     from frazil.table.atomic_catalogs import find_commit_tables
     from frazil.table.catalogs import load_catalog
@@ -215,9 +238,9 @@ def _check_catalog(spec: StreamSpec) -> list[Fault]:
                     find_commit_tables(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
-        return [Fault(error_text(error), suggest_fix(Service.TABLE, error))]
+        return [(error_text(error), suggest_fix(Service.TABLE, error))]
     fix = "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
-    return [Fault(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
+    return [(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
 
 
 _ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"

@@ -6,6 +6,7 @@ refuse signed requests with a wrong time.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -64,11 +65,13 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)
     from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
+    wrong = defaultdict[str, list[str]](list)
     for path, spec in streams.items():
-        no_kafka = any(fault.problem.startswith(f"{path}: {Service.SOURCE}: ") for fault in checked.faults)
-        state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=not no_kafka)
-        if state.missing is not None or state.needs_operator:
-            yield Finding("connections", CheckState.WRONG, f"{path}: {state.state}: {state.sentence}")
+        state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=not checked.fails(path, Service.SOURCE))
+        is_known = state.table_exists is None and checked.fails(path, Service.TABLE)
+        if (state.missing is not None or state.needs_operator) and not is_known:
+            wrong[f"{state.state}: {state.sentence}"].append(str(path))
+    yield from (Finding("connections", CheckState.WRONG, f"{', '.join(of)}: {what}") for what, of in wrong.items())
 
 
 def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:

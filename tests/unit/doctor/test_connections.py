@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -28,6 +29,7 @@ from frazil.kafka.admin import KafkaAdmin
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
+from frazil.spec.references import resolve_kafka_properties
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.made_registry import made_registry
@@ -84,7 +86,7 @@ def test_an_existing_table_that_the_writer_would_refuse_is_an_error_and_is_not_c
     file.write_text(declared.replace("at: timestamptz not null", "at: timestamptz not null, n: string"))
     result = validate(str(file))
     assert result.exit_code == 10
-    assert "rides.yaml: table: SchemaIncompatible: stream rides: the declared schema does not fit" in result.stderr
+    assert "rides.yaml: table: SchemaIncompatible: the declared schema does not fit" in result.stderr
     assert "can hold" not in result.stdout
     (fault,) = Connections.check({file: load_stream(file)}).faults
     assert fault.fix == "change the declaration, or write to a new table"
@@ -182,15 +184,14 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
     files[2].write_text(files[2].read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
     result = validate(*map(str, files))
     assert (result.exit_code, requested) == (10, ["bikes", "trips"])
-    assert "bikes.yaml: source: KafkaUnavailable: describing topics bikes at 127.0.0.1:1 got no" in result.stderr
-    assert (
-        "rides.yaml: source: KafkaUnavailable: the brokers 127.0.0.1:1 did not respond to the check of "
-        "stream bikes, which declares the same brokers, so they were not contacted again. "
-        "Check source.bootstrap-servers and the brokers"
-    ) in result.stderr
+    cause = "source: KafkaUnavailable: describing topics"
+    assert [line.partition(" at ")[0] for line in result.stderr.splitlines()] == [
+        f"{files[0]}, {files[1]}: {cause} bikes",
+        f"{files[2]}: {cause} trips",
+    ]
 
 
-def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
+def test_a_cause_is_reported_once_with_its_streams_and_their_catalog_is_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_kafka(_: object) -> str:
@@ -201,12 +202,29 @@ def test_every_stream_says_what_is_wrong_and_their_catalog_is_asked_once(
     problems = connections._check_catalog
     monkeypatch.setattr(connections, "_check_catalog", lambda spec: requested.append(spec.name) or problems(spec))
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
-    result = validate(*(str(declare(tmp_path, name)) for name in ("rides", "trips")))
+    files = [declare(tmp_path, name) for name in ("rides", "trips")]
+    result = validate(*map(str, files))
     assert result.exit_code == 10
-    assert len(result.stderr.splitlines()) == 4
-    assert "rides.yaml: source: KafkaUnavailable: no broker answers" in result.stderr
-    assert "trips.yaml: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127" in result.stderr
+    both = f"{files[0]}, {files[1]}"
+    causes = [
+        f"{both}: source: KafkaUnavailable: no broker answers",
+        f"{both}: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127.0.0.1:1: ",
+    ]
+    assert [line[: len(cause)] for line, cause in zip(result.stderr.splitlines(), causes, strict=True)] == causes
     assert requested == ["rides"]
+    found = [one.message for one in connections_of(*files)]
+    assert [line[: len(cause)] for line, cause in zip(found, causes, strict=True)] == causes
+
+
+def test_a_missing_variable_is_reported_once_with_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    monkeypatch.setattr(connections, "_check_kafka", lambda spec: f"{resolve_kafka_properties(spec, os.environ)}")
+    files = [declare(tmp_path, name) for name in ("rides", "trips")]
+    for file in files:
+        file.write_text(file.read_text().replace("127.0.0.1:1", "${env:NOWHERE_SET}"))
+    (one,) = connections_of(*files)
+    missing = "the environment variable NOWHERE_SET is not set in this process, or is empty"
+    assert one.message.startswith(f"{files[0]}, {files[1]}: source: SpecError: source: bootstrap.servers: {missing}")
 
 
 def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
@@ -230,8 +248,9 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
     assert no_catalog.fix == "start catalog and storage, make them reachable from this host, or correct .pyiceberg.yaml"
 
 
-def connections_of(file: Path) -> list[Finding]:
-    return [one for one in streams.check_connections({file: load_stream(file)}) if one.state is not CheckState.OK]
+def connections_of(*files: Path) -> list[Finding]:
+    declared = {file: load_stream(file) for file in files}
+    return [one for one in streams.check_connections(declared) if one.state is not CheckState.OK]
 
 
 @pytest.mark.parametrize(
