@@ -22,6 +22,7 @@ from frazil.kafka.logs import LogWatch, check_no_gap, check_not_truncated
 from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.units import format_count
 from frazil.stream.plan import (
+    BatchDecision,
     BatchPolicy,
     PlannerReport,
     Position,
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
 """Default time between two polls of Kafka."""
+MIN_POLL_INTERVAL_S = 0.1
+"""Minimum time between a poll and the poll before a batch."""
 DESCRIBE_INTERVAL_S = 10.0
 """Time between two fetches of the topics' partitions."""
 MAX_ABSENT_POLLS = 3
@@ -154,10 +157,18 @@ class BatchPlanner:
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
     def _is_poll_due(self, now: float) -> bool:
-        return now - self.polled_at >= self.settings.poll_s
+        """Return whether `poll_s` has passed, or a batch is due. Its poll adds the records that have just arrived.
+
+        Otherwise these records would wait from the last poll on, and their batch would start too early.
+        """
+        if (age_s := now - self.polled_at) >= self.settings.poll_s:
+            return True
+        if age_s < MIN_POLL_INTERVAL_S or self.silent_since is not None:
+            return False
+        return 0 < self._count_unread() < self.settings.policy.max_records and self._decide(now).now
 
     def _poll_if_due(self, now: float) -> bool:
-        """Poll Kafka if `poll_s` has passed. Returns False if Kafka did not respond."""
+        """Poll Kafka if a poll is due. Returns False if Kafka did not respond."""
         if self._is_poll_due(now):
             self.polled_at = now
             try:
@@ -301,15 +312,8 @@ class BatchPlanner:
 
     def _choose_position(self, now: float) -> Position:
         """If a batch is due, move the planner's position to the batch's end. Return the position."""
-        policy = self.settings.policy
-        offsets, ends = self.position.offsets, self.ends
-        unread = sum(max(ends.get(tp, start) - start, 0) for tp, start in offsets.items())
-        rates = read_rates(self._exchange)
-        rates = replace(rates, overhead_s=rates.overhead_s + self.queue_s)
-        known = [seen for seen in self.first_seen.values() if seen is not None]
-        oldest_age_s = now - min(known) if known and len(known) == len(self.first_seen) else None
-        due = decide_batch(unread=unread, oldest_age_s=oldest_age_s, rates=rates, policy=policy)
-        idle = self._idle_partitions(now)
+        policy, offsets, ends = self.settings.policy, self.position.offsets, self.ends
+        due, idle = self._decide(now), self._idle_partitions(now)
         if due.now:
             end = limit_ends(offsets, ends, max_records=policy.max_records)
             if self.whole_transactions:
@@ -330,6 +334,18 @@ class BatchPlanner:
             log.info("all partitions are idle: an empty commit advances the watermark")
             self.position = replace(self.position, idle=idle)
         return self.position
+
+    def _count_unread(self) -> int:
+        ends = self.ends
+        return sum(max(ends.get(tp, start) - start, 0) for tp, start in self.position.offsets.items())
+
+    def _decide(self, now: float) -> BatchDecision:
+        rates = read_rates(self._exchange)
+        rates = replace(rates, overhead_s=rates.overhead_s + self.queue_s)
+        known = [seen for seen in self.first_seen.values() if seen is not None]
+        oldest_age_s = now - min(known) if known and len(known) == len(self.first_seen) else None
+        policy = self.settings.policy
+        return decide_batch(unread=self._count_unread(), oldest_age_s=oldest_age_s, rates=rates, policy=policy)
 
     def _idle_partitions(self, now: float) -> frozenset[TopicPartition]:
         """Return the partitions that had no unread records for the idle timeout.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,38 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
+
+
+def test_a_batch_takes_what_has_arrived_when_it_is_due_so_that_the_next_is_not_early(tmp_path: Path):
+    world, starts = World(tmp_path, interval_s=2.0), list[float]()
+    write_rates(open_exchange(tmp_path), Rates(overhead_s=0.4))
+    world.planner.next_position()
+    for _ in range(200):
+        world.now += 0.1
+        world.kafka.end[TP0] += 1
+        before = world.planner.position
+        if (found := world.planner.next_position()) != before:
+            starts.append(world.now)
+            assert found.offsets[TP0] == world.kafka.end[TP0]
+    gaps = [later - earlier for earlier, later in pairwise(starts)]
+    assert (min(gaps), max(gaps)) == (pytest.approx(1.6), pytest.approx(1.6))
+
+
+def test_without_a_due_batch_kafka_is_polled_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    world, polls = World(tmp_path, interval_s=20.0), list[float]()
+    log_ends = world.kafka.log_ends
+    monkeypatch.setattr(world.kafka, "log_ends", lambda tps: polls.append(world.now) or log_ends(tps))
+    for step in range(160):
+        world.kafka.end[TP0] += step >= 80
+        world.now += 0.1
+        world.planner.next_position()
+    assert len(polls) <= 17
+    world.kafka.down = True
+    world.now += 100.0
+    for _ in range(80):
+        world.now += 0.1
+        world.planner.next_position()
+    assert len(polls) <= 25, "brokers that do not answer are not polled more often"
 
 
 def test_what_waits_at_the_start_is_planned_at_once(world: World):
