@@ -175,7 +175,8 @@ def test_a_day_of_hours_is_complete_with_its_last_hour(flow: Flow) -> None:
     assert list(answer["windows"]) == [f"2013-12-30T{hour:02}" for hour in range(24)]
     assert said.lines[0] == (
         "demo.made 2013-12-30: 2013-12-30T22 waits: events from 2013-12-30T23:30:00Z or later must arrive; the "
-        "newest event of stream made in partition made-0 is from 2013-12-30T23:00:00Z"
+        "newest event of stream made in partition made-0 is from 2013-12-30T23:00:00Z; events dated in the "
+        "future do not count"
     )
 
 

@@ -48,7 +48,10 @@ class Feed:
         if self.waiting_us is not None and self.waiting_us < window.end_us <= self.watermark_us - self.lateness_us:
             return f"rows of {self.stream} since {_format_seconds(self.waiting_us)} wait on a branch"
         until, newest = format_time(window.end_us + self.lateness_us), _format_seconds(self.watermark_us)
-        return f"events from {until} or later must arrive; the newest event of {where} is from {newest}"
+        return (
+            f"events from {until} or later must arrive; the newest event of {where} is from {newest}; events dated in "
+            "the future do not count"
+        )
 
 
 @dataclass(frozen=True, slots=True)

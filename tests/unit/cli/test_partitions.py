@@ -142,7 +142,7 @@ def test_it_says_what_is_complete_and_what_the_next_window_waits_for(made: MadeS
     assert (len(said["signals"]), said["signals"][3]["rows"], said["held"]) == (24, 1, [])
     assert said["waits-for"] == (
         "2013-12-31T00 is not complete: events from 2013-12-31T01:00:00Z or later must arrive; the newest event "
-        "of stream made in partition made-0 is from 2013-12-31T00:00:00Z"
+        "of stream made in partition made-0 is from 2013-12-31T00:00:00Z; events dated in the future do not count"
     )
     assert said["streams"] == [
         {"stream": "made", "watermark": "2013-12-31T00:00:00Z", "lateness": "0s", "held-back-by": "made-0"}
