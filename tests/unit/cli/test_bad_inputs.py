@@ -92,7 +92,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
             b"name: rides\nsource: http://x\ntable: 5\nschema: no\nevent-time: {}\n",
             "source: 'http://x' is not a mapping",
         ),
-        (b"", "is not a mapping"),
+        (b"", "declares nothing"),
     ],
     ids=["binary", "nul", "huge", "deep", "wrong", "empty"],
 )

@@ -551,7 +551,7 @@ def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
         ("name: [x\n", "line 2, column 1"),
         ("name: x\nname: y\n", "line 2, column 1: the key 'name' appears twice"),
         ("- a\n", "is not a mapping"),
-        ("", "is not a mapping"),
+        ("", "declares nothing"),
         ("a: \t- b: [", "line 1"),
         ("a: &x [*y]\n", "line 1, column 8"),
         ("a:\n\tb: c\n", "line 2, column 1: .*indent with spaces"),
