@@ -62,10 +62,10 @@ def test_a_missing_topic_and_a_catalog_out_of_reach_are_an_error_each(
     files = [declare(tmp_path, topic="nowhere", bootstrap=kafka.bootstrap, name=name) for name in ("rides", "trips")]
     result = validate(*map(str, files))
     assert result.exit_code == 10
-    lines = result.stderr.splitlines()
-    assert len(lines) == 4
-    assert "rides.yaml: source: TopicMissing: " in result.stderr
-    assert "trips.yaml: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127" in result.stderr
+    no_topic, no_catalog = result.stderr.splitlines()
+    both = f"{files[0]}, {files[1]}"
+    assert no_topic.startswith(f"{both}: source: TopicMissing: ")
+    assert no_catalog.startswith(f"{both}: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://12")
 
 
 def test_a_topic_that_was_made_again_is_an_error_of_validate_and_doctor(

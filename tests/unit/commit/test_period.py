@@ -348,9 +348,10 @@ def test_what_others_overwrite_is_a_note_in_the_hour_of_their_commit(made: MadeS
     hour = Period(at_ms, at_ms + HOUR_MS)
     (note,) = (found for found in audit_stream(made.tables).findings if found.kind is FindingKind.CHANGED)
     assert (note.count, note.kind.is_wrong) == (1, False)
-    assert note.sentence.endswith("removed 1,200 rows. Windows already signalled stay signalled")
+    change = f"removed 1,200 rows, and the snapshot after it, {last[1].snapshot_id}, added 1,200 rows"
+    assert note.sentence.endswith(f"{change}. Windows already signalled stay signalled")
     (without,) = (f for f in audit_stream(made.tables, signals=False).findings if f.kind is FindingKind.CHANGED)
-    assert without.sentence.endswith("removed 1,200 rows")
+    assert without.sentence.endswith(change)
     assert note in audit_stream(made.tables, window=hour).findings
     assert {hour: audit_stream(made.tables, window=hour).findings for hour in before} == before
 
