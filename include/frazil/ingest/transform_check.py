@@ -80,10 +80,11 @@ def _check_sql(sql: str, unnests: bool, records_json: str, declared: tuple[tuple
         empty = schema_to_pyarrow(fields).empty_table().append_column(ROW, pa.array([], pa.int64()))
         connection.register("records", empty)
         types = _bind_types(connection, found, problems, checker.refused)
-    problems += _compare_columns([column.name for column in found.columns], types, dict(declared))
+    wanted = dict(declared)
+    problems += _compare_columns([column.name for column in found.columns], types, wanted)
     if problems:
         raise SpecError("\n".join(f"transform: {problem}" for problem in problems))
-    return CheckedTransform(found, types)
+    return CheckedTransform(found, {name: wanted[name] for name in types})
 
 
 def _bind_types(connection: Any, found: Transform, problems: list[str], refused: Collection[str]) -> dict[str, str]:
