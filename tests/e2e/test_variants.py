@@ -101,8 +101,8 @@ class Life:
         for identifier in self.identifiers:
             self.spark.sql(f"REFRESH TABLE default.{identifier}")
             for ref in load_catalog(None).load_table(identifier).metadata.refs:  # the open branch has open windows
-                rows = f"default.{identifier} VERSION AS OF '{ref}'"
-                found += self.spark.sql(f"SELECT id, raw, other FROM {rows}").collect()
+                query = f"SELECT id, raw, other FROM default.{identifier} VERSION AS OF '{ref}'"
+                found += self.spark.sql(query).collect()
         rows = [(row.id, tuple(part and part.toPython() for part in (row.raw, row.other))) for row in found]
         assert len(rows) == len(self.expected)
         assert dict(rows) == self.expected
