@@ -8,7 +8,7 @@ of an equally long chunk without bad records. Measures:
 - records of ten columns and 170 bytes, without bad records and with each kind of bad record;
 - ticks of 127 bytes, without broken records and with a share of them, broken in five ways;
 - records of 1 KB with 40 columns, two of them nested: with all columns declared, and with half of the bytes in a column
-  of `rest`;
+  of `rest`, as text and as a variant;
 - ticks with `cast: lenient` for all columns: unchanged, with their three numbers as text, and with one record of 100
   whose text the loop cannot cast.
 """
@@ -16,6 +16,7 @@ of an equally long chunk without bad records. Measures:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import random
 import re
@@ -27,9 +28,10 @@ from pyiceberg.schema import Schema
 
 from bench.peer.records import FRAZIL, KINDS, Records
 from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import Decoder
+from frazil.ingest.decode import DecodedChunk, Decoder
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.key_header_columns import units_of_fields
+from frazil.ingest.variants import VariantEncoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
 
@@ -119,14 +121,14 @@ def broken(value: bytes, number: int) -> bytes:
     )[number % 5]
 
 
-def decoder_of(records: Records, columns: int | None = None, **more: str) -> Decoder:
+def decoder_of(records: Records, columns: int | None = None, rest: str = "string", **more: str) -> Decoder:
     """Declare the first columns, and `rest` for all others; without `columns`, declare all. `more` has other keys."""
     named = {column.name: column.type_in(FRAZIL) for column in records.columns[:columns]}
     stream = {
         "name": "s",
         "source": {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"},
-        "table": "a.b",
-        "schema": named if columns is None else {**named, "others": "string"},
+        "table": {"identifier": "a.b", "properties": {"format-version": 3}},
+        "schema": named if columns is None else {**named, "others": rest},
         **({} if columns is None else {"rest": "others"}),
         "event-time": "ts",
         "coordinates": False,
@@ -135,7 +137,13 @@ def decoder_of(records: Records, columns: int | None = None, **more: str) -> Dec
     }
     spec = validate_stream(stream, Path("s.yaml"))
     schema = iceberg.table_schema(spec)
-    return create_decoder("json", schema, units_of_fields(schema, spec.units))
+    decode, encode = create_decoder("json", schema, units_of_fields(schema, spec.units)), VariantEncoder(schema)
+
+    def decode_variants(chunk: RecordChunk) -> DecodedChunk:
+        decoded = decode(chunk)
+        return dataclasses.replace(decoded, rows=encode(decoded.rows)[0])
+
+    return decode_variants if rest == "variant" else decode
 
 
 def bytes_in_half(records: Records, value: bytes) -> int:
@@ -171,8 +179,11 @@ def main() -> None:
         print(f"{name}: {cost([*values], decoder_of(records)):.2f}")
     wide = [KINDS["wide"].value(i) for i in range(arguments.records // 8)]
     full, half = cost([*wide], decoder_of(KINDS["wide"])), bytes_in_half(KINDS["wide"], wide[0])
-    spent = cost([*wide], decoder_of(KINDS["wide"], half))
-    print(f"wide, {half} of {len(KINDS['wide'].columns)} columns and rest: {spent:.2f}, {spent / full:.2f}×")
+    for rest in ("string", "variant"):
+        spent = cost([*wide], decoder_of(KINDS["wide"], half, rest))
+        print(
+            f"wide, {half} of {len(KINDS['wide'].columns)} columns and rest as {rest}: {spent:.2f}, {spent / full:.2f}×"
+        )
     ticks = [KINDS["ticks"].value(i) for i in range(arguments.records)]
     strict, lenient = decoder_of(KINDS["ticks"]), decoder_of(KINDS["ticks"], cast="lenient")
     texts = [re.sub(rb'("(?:price|size|trade_id)":)([0-9.]+)', rb'\1"\2"', value) for value in ticks]

@@ -226,7 +226,7 @@ def _spare_the_jvm() -> None:
     from frazil.stream import spark_engine  # imported before the fork
     from tests.in_process_engine import InProcessEngine  # only children need it
 
-    spark_engine.SparkEngine = lambda *_: InProcessEngine()  # type: ignore[assignment,misc]
+    spark_engine.SparkEngine = lambda *_, **__: InProcessEngine()  # type: ignore[assignment,misc]
 
 
 def _shift_clock(by_ms: int) -> None:

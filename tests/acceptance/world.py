@@ -63,6 +63,8 @@ class Shape:
     """
     transformed: bool = False
     """Whether a transform drops some records and computes columns."""
+    has_rest: bool = False
+    """Whether a variant has all fields without a column. PyIceberg cannot read it."""
 
     def __str__(self) -> str:
         return self.name
@@ -72,6 +74,7 @@ ROUTED = {number: f"_{'odd' if number % 2 else 'even'}" for number in range(60) 
 """The ids that a route sends to another table, with the suffix of its name."""
 NOTES = ("x", "", None, "naïve ☃", 'a "quoted"\nline', "\u0000")
 
+COLUMNS = ("id", "at", "note", "fare", "tags", "place")
 FIELDS = (
     '{id: {type: long, required: true}, at: {type: timestamptz, required: true}, note: string, fare: "decimal(9, 2)", '
     'tags: "list<string>", place: "struct<city: string, zip: int>"}'
@@ -123,6 +126,10 @@ SHAPES = (
         "upserted with deletion vectors", 2,
         "mode: upsert\nmerge: merge-on-read\nkey: [id]\npartition-by: [day(at)]\ncommit: {interval: 1s}\n", FORMAT_3,
         keeps="newest",
+    ),
+    Shape(
+        "of semi-structured values", 2,
+        "rest: other\npartition-by: [day(at)]\ncommit: {interval: 1s}\n", FORMAT_3, has_rest=True,
     ),
 )  # fmt: skip
 
@@ -228,6 +235,7 @@ class World:
             "  place: 'struct<city: string, zip: int>'\n"
             f"{self.extra_columns}"
             f"{'  room: string' + chr(10) if self.shape.routed == 'room' else ''}"
+            f"{'  other: variant' + chr(10) if self.shape.has_rest else ''}"
             "event-time: at\n"
             "lateness: 0s\n"
             f"complete-from: {BEGIN.isoformat()}\n"
@@ -251,6 +259,12 @@ class World:
     def read(self, value: bytes | None) -> Fields | None:
         """Return the row of a valid value; None if the value is a dead letter or the transform drops it."""
         row = read_value(value)
+        if row is not None and self.shape.has_rest:
+            record = json.loads(value or b"")
+            place = {name: field for name, field in (record.get("place") or {}).items() if name not in {"city", "zip"}}
+            left = {name: field for name, field in record.items() if name not in COLUMNS}
+            left |= {"place": place} if place else {}
+            return (*row, json.dumps(left, sort_keys=True) if left else None)
         if row is None or not self.shape.transformed:
             return row
         number, at, note, fare, *others = row
@@ -398,9 +412,10 @@ class World:
         files = [re.sub("^file:(//)?", "", f) for t in self.tables() for head in self.heads(t) for f in _files(t, head)]
         if not files:
             return Counter()
+        rest = ", other::json" if self.shape.has_rest else ""
         rows = duckdb.sql(
             'select kafka_partition, kafka_offset, id, epoch_us("at"), note, fare, tags, place.city, place.zip,'
-            f" place is null from read_parquet({files!r}, hive_partitioning = false)"
+            f" place is null{rest} from read_parquet({files!r}, hive_partitioning = false)"
             f" where kafka_topic = '{self.topic}'"
         ).fetchall()
         return Counter(
@@ -413,9 +428,10 @@ class World:
                     fare,
                     None if tags is None else tuple(tags),
                     None if absent else (city, code),
+                    *(text and json.dumps(json.loads(text), sort_keys=True) for text in other),
                 ),
             )
-            for p, o, n, at, note, fare, tags, city, code, absent in rows
+            for p, o, n, at, note, fare, tags, city, code, absent, *other in rows
         )
 
     def rejected(self) -> Counter[tuple[Coordinates, bytes | None]]:
@@ -488,7 +504,9 @@ class World:
     def _check_pyiceberg(self, good: Counter[Landed]) -> None:
         for table in self.tables():
             suffix = table.name()[-1].removeprefix(self.identifier.split(".")[1])
-            rows = [row for head in self.heads(table) for row in table.scan(snapshot_id=head).to_arrow().to_pylist()]
+            columns = ("kafka_topic", "kafka_partition", "kafka_offset", "id") if self.shape.has_rest else ("*",)
+            scans = [table.scan(snapshot_id=head, selected_fields=columns) for head in self.heads(table)]
+            rows = [row for scan in scans for row in scan.to_arrow().to_pylist()]
             mine = [r for r in rows if r["kafka_topic"] == self.topic]
             assert Counter((r["kafka_partition"], r["kafka_offset"], r["id"]) for r in mine) == Counter(
                 (*at, row[0]) for at, row in good.elements() if self.suffix(row) == suffix

@@ -32,6 +32,7 @@ from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RecordReader
 from frazil.ingest.sealing import Unsealer, header_part, place_of
+from frazil.pyiceberg_fixes.variant import VariantType
 
 PARQUET_SUFFIXES = frozenset({".parquet"})
 JSON_LINES_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})
@@ -247,9 +248,10 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
                     )
             # INT96 is always a UTC timestamp, although Arrow reads it as one without a zone.
             elif not can_cast(pa.timestamp("us", "UTC") if name in int96 else kind, field.type):
+                instead = "JSON text" if isinstance(declared.field_type, VariantType) else "that type"
                 raise SpecError(
                     f"{path}: column {name} has type {kind}, which cannot become the table's {declared.field_type}. "
-                    "Write the file again with that type"
+                    f"Write the file again with {instead}"
                 )
     return set(found)
 

@@ -32,6 +32,7 @@ from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 from frazil.ingest.sensitive import Protector
+from frazil.ingest.variant_files import variant_columns
 from frazil.ingest.variants import VariantEncoder
 from frazil.spec.iceberg import find_limits
 
@@ -60,7 +61,7 @@ class Shaper:
         lines = unnests or has_lines(context.record_format)
         self._coordinates = CoordinateColumns(schema, ranges, wanted=context.coordinates, lines=lines)
         self._schema = schema
-        self._encode_variants = VariantEncoder(schema, keeps_json=keeps_json)
+        self._encode_variants = VariantEncoder(schema, keeps_json=keeps_json) if variant_columns(schema) else None
         self._lowest = list(find_lowest_truncatable(schema, PartitionSpec.model_validate_json(context.main.spec_json)))
         self._event_time = context.event_time_column
         self._within = context.event_times_us
@@ -86,9 +87,11 @@ class Shaper:
             shaped = DecodedChunk(rows.filter(wanted), shaped.record_indexes[wanted.to_numpy(False)], [], decoded.drift)
         wrong = self._coordinates.find_out_of_range(chunk, shaped.record_indexes)
         wrong |= self._find_untruncatable(shaped.rows) | self._find_out_of_range(chunk, shaped)
-        rows, unencoded = self._encode_variants(shaped.rows)
-        errors = unencoded | {row: (OUT_OF_RANGE, text) for row, text in wrong.items()}
-        found = dataclasses.replace(shaped, rows=rows).reject_rows(errors)
+        errors = {row: (OUT_OF_RANGE, text) for row, text in wrong.items()}
+        if self._encode_variants:
+            rows, unencoded = self._encode_variants(shaped.rows)
+            shaped, errors = dataclasses.replace(shaped, rows=rows), unencoded | errors
+        found = shaped.reject_rows(errors)
         return drop_incomplete_records(found) if self._several else found
 
     def first_row_mask(self, record_indexes: NDArray[np.int64]) -> NDArray[np.bool_] | None:

@@ -26,6 +26,7 @@ from frazil.ingest.transform_sql import (
     type_text,
     unnest_query,
 )
+from frazil.ingest.variant_files import variant_columns
 from frazil.spec.iceberg import records_schema, table_schema
 from frazil.spec.model import StreamSpec
 
@@ -54,12 +55,17 @@ def check_transform(spec: StreamSpec) -> CheckedTransform:
     """
     assert spec.transform is not None
     names = {column.name for column in spec.columns}
-    arrow = schema_to_pyarrow(table_schema(spec))
+    schema = table_schema(spec)
+    variants = variant_columns(schema)
     return _check_sql(
         spec.transform,
         spec.may_unnest,
         records_schema(spec).model_dump_json(),
-        tuple((field.name, type_text(field.type)) for field in arrow if field.name in names),
+        tuple(
+            (field.name, "variant" if field.name in variants else type_text(field.type))
+            for field in schema_to_pyarrow(schema)
+            if field.name in names
+        ),
     )
 
 
@@ -74,10 +80,11 @@ def _check_sql(sql: str, unnests: bool, records_json: str, declared: tuple[tuple
         empty = schema_to_pyarrow(fields).empty_table().append_column(ROW, pa.array([], pa.int64()))
         connection.register("records", empty)
         types = _bind_types(connection, found, problems, checker.refused)
-    problems += _compare_columns([column.name for column in found.columns], types, dict(declared))
+    wanted = dict(declared)
+    problems += _compare_columns([column.name for column in found.columns], types, wanted)
     if problems:
         raise SpecError("\n".join(f"transform: {problem}" for problem in problems))
-    return CheckedTransform(found, types)
+    return CheckedTransform(found, {name: wanted[name] for name in types})
 
 
 def _bind_types(connection: Any, found: Transform, problems: list[str], refused: Collection[str]) -> dict[str, str]:
@@ -120,11 +127,10 @@ def _compare_columns(made: Sequence[str], types: Mapping[str, str], wanted: Mapp
             yield f"a SELECT cannot compute the column {name} of type uuid; declare string, and CAST the value"
         elif name not in made:
             yield f"the SELECT does not compute the column {name} of schema"
-        elif name in types and types[name] != kind:
-            yield (
-                f"the column {name} is {types[name]} in the SELECT, but {kind} in schema; write CAST(… AS …), or "
-                "change schema"
-            )
+        elif name in types and types[name] != ("string" if kind == "variant" else kind):
+            how = "to_json(…)" if kind == "variant" else "CAST(… AS …)"
+            what = f"is {types[name]} in the SELECT, but {kind} in schema; write {how}, or change schema"
+            yield f"the column {name} {what}"
     for name in made:
         if name not in wanted:
             kind = f" ({types[name]})" if name in types else ""

@@ -28,11 +28,13 @@ from pyroaring import BitMap64
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
-from frazil.ingest.arrow_values import empty_table
+from frazil.ingest.arrow_values import empty_table, fill_hidden_nulls
 from frazil.ingest.contract import StagedFile, TargetTable
 from frazil.ingest.table_writer import TableWriter, file_namer
+from frazil.ingest.variant_files import group_schema, variant_columns
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
+from frazil.pyiceberg_fixes.variant import VariantType
 
 PUFFIN_SUFFIX = ".puffin"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
@@ -138,7 +140,8 @@ class TableFileReader:
 
 def nullable_arrow_schema(schema: Schema) -> pa.Schema:
     """Return the Arrow schema for reading, with nullable fields."""
-    return pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
+    nullable = pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
+    return group_schema(nullable, variant_columns(schema))
 
 
 @dataclass(slots=True)
@@ -172,11 +175,12 @@ class DataFileReader:
                 _to_requested_schema(requested, there, batch, downcast_ns_timestamp_to_us=True)
                 for batch in rows.to_batches()
             ]
-            found = pa.Table.from_batches(batches).cast(expected) if batches else empty_table(expected)
+            found = pa.Table.from_batches(batches) if batches else empty_table(expected)
             for place, value in values.items():
                 of = expected.field(place)
-                found = found.set_column(place, of, pa.repeat(value, found.num_rows).cast(of.type))
-            yield starts[group], found
+                rows = pa.nulls(len(found), of.type) if value is None else pa.repeat(value, len(found)).cast(of.type)
+                found = found.set_column(place, of, rows)
+            yield starts[group], fill_hidden_nulls(found).cast(expected)
 
     def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
         parts = [empty_table(nullable_arrow_schema(schema))]
@@ -198,8 +202,10 @@ class DataFileReader:
 
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
-    def _missing_columns(self, schema: Schema, physical: Schema) -> tuple[Schema, dict[int, pa.Scalar]]:
-        """Return the schema to read, and the values, by index, of columns that only the file's partition has."""
+    def _missing_columns(self, schema: Schema, physical: Schema) -> tuple[Schema, dict[int, pa.Scalar | None]]:
+        """Return the schema to read, and the values, by index, of columns that the file does not have: those of its
+        partition, and null for variants.
+        """
         fields, values = list(schema.fields), {}
         for place, wanted in enumerate(schema.fields):
             if wanted.field_id in physical.field_ids:
@@ -209,6 +215,8 @@ class DataFileReader:
                 fields[place] = wanted.model_copy(update={"required": False})
                 value = from_bytes(wanted.field_type, base64.b64decode(text))
                 values[place] = pa.scalar(value, schema_to_pyarrow(wanted.field_type))
+            elif isinstance(wanted.field_type, VariantType) and not wanted.required:
+                values[place] = None
             elif wanted.required:
                 raise SchemaIncompatible(
                     f"{self.path} does not have the column {wanted.name}, which the table requires. Another program "

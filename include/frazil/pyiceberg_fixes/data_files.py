@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyiceberg.io.pyarrow
-from pyiceberg.io.pyarrow import ArrowProjectionVisitor, _ConvertToIceberg, visit_pyarrow
-from pyiceberg.types import IcebergType, ListType, MapType
+from pyiceberg.io.pyarrow import ArrowProjectionVisitor, _ConvertToIceberg, _ConvertToIcebergWithoutIDs, visit_pyarrow
+from pyiceberg.types import ListType, MapType, NestedField
 
 from frazil.pyiceberg_fixes.variant import VariantType
 
@@ -60,26 +60,30 @@ def _upper_bound(text: str, length: int | None) -> str | None:
     return None
 
 
-def _is_variant(kind: pa.DataType) -> bool:
+def _is_variant(kind: pa.StructType) -> bool:
     """Return whether a struct in a file is a variant, whose parts have no field ids, unlike the fields of a struct."""
-    if not pa.types.is_struct(kind) or {"metadata", "value"} - {field.name for field in kind}:
+    names = {field.name for field in kind}
+    if "metadata" not in names or names - {"metadata", "value", "typed_value"} or len(names) < 2:
         return False
     return not any(b"PARQUET:field_id" in (field.metadata or {}) for field in kind)
 
 
-_visit_struct, _to_primitive = visit_pyarrow.dispatch(pa.StructType), _ConvertToIceberg.primitive
+_visit_struct, _cast_if_needed = visit_pyarrow.dispatch(pa.StructType), ArrowProjectionVisitor._cast_if_needed
 
 
 def _visit(kind: pa.StructType, visitor: Any) -> Any:
-    return visitor.primitive(kind) if _is_variant(kind) else _visit_struct(kind, visitor)
+    # In a file without any field ids, nothing distinguishes a variant from a struct.
+    if isinstance(visitor, _ConvertToIcebergWithoutIDs) or not _is_variant(kind):
+        return _visit_struct(kind, visitor)
+    return VariantType() if isinstance(visitor, _ConvertToIceberg) else visitor.primitive(kind)
 
 
-def _convert(self: _ConvertToIceberg, kind: pa.DataType) -> IcebergType:
-    return VariantType() if _is_variant(kind) else _to_primitive(self, kind)
+def _cast_others(self: ArrowProjectionVisitor, field: NestedField, values: pa.Array) -> pa.Array:
+    return values if isinstance(field.field_type, VariantType) else _cast_if_needed(self, field, values)
 
 
 visit_pyarrow.register(pa.StructType, _visit)
-_ConvertToIceberg.primitive = _convert  # type: ignore[method-assign, assignment]
+ArrowProjectionVisitor._cast_if_needed = _cast_others  # type: ignore[method-assign]
 ArrowProjectionVisitor.list = _list  # type: ignore[method-assign, assignment]
 ArrowProjectionVisitor.map = _map  # type: ignore[method-assign, assignment]
 pyiceberg.io.pyarrow.truncate_upper_bound_text_string = _upper_bound  # type: ignore[attr-defined, assignment]

@@ -28,6 +28,7 @@ from frazil.errors import FrazilError, SpecError
 from frazil.quality.gate import GateRequest, GateResult
 from frazil.quality.suite import Suite, check_columns, read_suite
 from frazil.spec.iceberg import filter_between
+from frazil.spec.types import VARIANT
 from frazil.table.catalogs import catalog_config, open_existing_catalog, translate_catalog_errors
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ class GatedWindow:
 
     @property
     def columns(self) -> frozenset[str]:
-        return frozenset(field.name for field in self.schema.fields)
+        """The columns that expectations can read."""
+        return frozenset(field.name for field in self.schema.fields if str(field.field_type) != VARIANT)
 
     def to_pandas(self, columns: tuple[str, ...]) -> pd.DataFrame:
         rows = self.scan.select(*columns or (self.request.event_time,)).to_arrow()

@@ -63,8 +63,8 @@ def read_suite(path: Path) -> Suite:
 def check_columns(suite: Suite, columns: frozenset[str], table: str) -> None:
     if missing := [name for name in suite.columns if name not in columns]:
         raise SpecError(
-            f"{suite.path}: the table {table} has no column {', '.join(missing)}; its columns are "
-            f"{', '.join(sorted(columns))}"
+            f"{suite.path}: the table {table} has no column {', '.join(missing)} that an expectation can read; such "
+            f"columns are {', '.join(sorted(columns))}"
         )
 
 

@@ -47,7 +47,7 @@ _VERSION_PROPERTIES = ("write.parquet.format-version", PAGE_VERSION_PROPERTY)
 
 FORMAT_3_READERS = (
     "only a new table gets version 3, which fewer engines read, and it cannot go back to version 2. Spark with Iceberg "
-    "1.12, PyIceberg 0.12 and DuckDB 1.4 read it, Amazon Athena does not, and Trino was not tried"
+    "1.12 reads it; PyIceberg 0.12 and DuckDB 1.4 read it without variants; Amazon Athena does not; Trino was not tried"
 )
 _SECRET = re.compile(r"password|secret|passphrase|private[._-]key|key\.pem$|jaas|token$|access-key-id$", re.IGNORECASE)
 

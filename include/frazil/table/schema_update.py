@@ -12,6 +12,7 @@ from pyiceberg.table import Table
 from pyiceberg.types import IcebergType, NestedField
 
 from frazil.errors import CommitUnavailable, SchemaIncompatible, SpecError
+from frazil.pyiceberg_fixes.variant import VariantType
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.iceberg import format_declaration, iceberg_type, parse_former_columns
 from frazil.spec.model import StreamSpec
@@ -65,6 +66,9 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
     for added in (difference for difference in found if isinstance(difference, Addition)):
         if not names.isdisjoint(added.full_names()):
             conflicts.append(Conflict(added.path, f"{PARTITION_NAME_PROBLEM}; give the column another name"))
+        if isinstance(added.type, VariantType) and table.metadata.format_version < 3:
+            what = f"is a variant, but the table has format version {table.metadata.format_version}, not 3"
+            conflicts.append(Conflict(added.path, f"{what}; declare {{type: string, as: json}}, or upgrade the table"))
     if conflicts:
         lines = "; ".join(f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts)
         name = table_identifier(table)

@@ -88,6 +88,40 @@ def test_a_default_that_is_no_value_of_its_column_is_an_error(declare: Declare, 
     ]
 
 
+@pytest.mark.parametrize(
+    ("default", "error"),
+    [
+        ("none", "'none' is not JSON; write JSON, such as '{}' or '\"none\"'"),
+        ('{"a": 1, "a": 2}', "has an object with the same field twice, which a variant cannot store"),
+        ("1e400", "has a number that is too large for a double"),
+        ('{"a": 1}', ""),
+    ],
+)
+def test_a_default_that_no_variant_can_store_is_an_error(
+    declare: Declare, tmp_path: Path, default: str, error: str
+) -> None:
+    schema = {"departed": "timestamptz not null", "a": {"type": "variant", "default": default}}
+    declare(schema=schema, table={"identifier": "d.a", "properties": {"format-version": 3}})
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    errors = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]
+    assert [line.partition("flights.yaml: ")[2] for line in errors] == ([f"schema.a.default: {error}"] if error else [])
+
+
+def test_the_columns_of_a_transform_are_shown_with_their_types(declare: Declare, tmp_path: Path) -> None:
+    declare(
+        schema={"departed": "timestamptz not null", "a": "variant", "b": "decimal(9, 2)"},
+        source={"topics": ["t"], "bootstrap-servers": "h:1", "schema": {"departed": "timestamptz", "n": "long"}},
+        table={"identifier": "d.a", "properties": {"format-version": 3}},
+        transform="SELECT to_json(n) AS a, CAST(n AS DECIMAL(9, 2)) AS b, departed FROM records",
+    )
+    types = {"a": "variant", "b": "decimal(9, 2)", "departed": "timestamptz"}
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    shown = ", ".join(f"{name}: {kind}" for name, kind in types.items())
+    assert result.stdout.endswith(f", transform produces {shown}\n")
+    answer = json.loads(CliRunner().invoke(frazil, ["validate", "--json", "--streams", str(tmp_path)]).stdout)
+    assert answer["streams"][0]["transform"] == types
+
+
 def test_named_files_are_checked_against_each_other(declare: Declare) -> None:
     files = [declare("a.yaml"), declare("b.yaml")]
     result = CliRunner().invoke(frazil, ["validate", *map(str, files)])

@@ -184,7 +184,7 @@ def test_the_default_of_a_json_column_is_json_text() -> None:
 
 @pytest.mark.parametrize("default", ["abc", "{", "1, 2", ""])
 def test_a_default_of_a_json_column_that_is_not_json_is_refused(default: str) -> None:
-    with pytest.raises(SpecError, match="is not JSON; with as: json, write JSON, such as"):
+    with pytest.raises(SpecError, match="is not JSON; write JSON, such as"):
         loaded("1", {"type": "string", "as": "json", "default": default})
 
 

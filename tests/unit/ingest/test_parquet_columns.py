@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.schema import Schema
-from pyiceberg.types import ListType, LongType, NestedField, StructType, TimestamptzType
+from pyiceberg.types import (
+    ListType,
+    LongType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
 
+from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
-from frazil.ingest.record_files import can_cast, cast_columns
+from frazil.ingest.record_files import can_cast, cast_columns, check_columns
+from frazil.pyiceberg_fixes.variant import VariantType
 
 UTC_US = pa.timestamp("us", "UTC")
 TEXT = pa.large_string()
@@ -53,6 +67,19 @@ def test_a_type_fits_one_that_holds_all_its_values(found: pa.DataType, wanted: p
 )
 def test_a_type_that_may_lose_a_value_does_not_fit(found: pa.DataType, wanted: pa.DataType):
     assert not can_cast(found, wanted)
+
+
+@pytest.mark.parametrize(("kind", "instead"), [(VariantType(), "JSON text"), (StringType(), "that type")])
+def test_a_file_with_an_unsuitable_column_is_refused_with_what_to_write(
+    tmp_path: Path, kind: PrimitiveType, instead: str
+) -> None:
+    path = f"{tmp_path}/one.parquet"
+    pq.write_table(pa.table({"v": [{"metadata": b"\x01\x00\x00", "value": b"\x00"}]}), path)
+    file = ds.ParquetFileFormat().make_fragment(path, pa.fs.LocalFileSystem())
+    with pytest.raises(
+        SpecError, match=f"column v has type struct.* cannot become .* Write the file again with {instead}"
+    ):
+        check_columns(path, file, Schema(NestedField(1, "v", kind)))
 
 
 def test_a_null_has_no_null_in_its_required_fields() -> None:

@@ -215,6 +215,10 @@ def test_columns_and_types_that_differ_from_the_schema_are_refused_with_both() -
     assert "in the SELECT, but list<int> in schema" in refusal(
         "SELECT tags AS a FROM records", schema={"a": "list<int>"}
     )
+    variant = {"schema": {"a": "variant"}, "table": {"identifier": "a.b", "properties": {"format-version": 3}}}
+    said = refusal("SELECT part AS a FROM records", **variant)
+    assert said.endswith("in the SELECT, but variant in schema; write to_json(…), or change schema")
+    check_transform(stream("SELECT to_json(part) AS a FROM records", **variant))
     assert "Binder Error" in refusal("SELECT n + txt AS a FROM records")
 
 

@@ -171,6 +171,17 @@ def test_no_text_writes_beyond_the_scratch_memory(depth: int, item: str) -> None
             assert (part[len(part) // 2 :] == 77).all()
 
 
+def test_keys_that_differ_in_their_last_byte_do_not_collide() -> None:
+    """Keys that collide would have adjacent slots."""
+    keys = [f"a long key {last}" for last in "0@P`p"]
+    text = json.dumps(dict.fromkeys(keys)).encode()
+    scratch = create_scratch(1024)
+    scratch.line[: len(text) + 1] = np.frombuffer(text + b"\n", np.uint8)
+    encode_variant(len(text), np.zeros(1024, np.uint8), 0, scratch)
+    places = np.sort(scratch.places[: len(keys)])
+    assert (np.diff(places) > 1).all()
+
+
 NUMBERS = st.integers(-(10**38) + 1, 10**38 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
     st.none() | st.booleans() | NUMBERS | st.text(),

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from frazil.merge.contract import TableFile
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.io import load_file_io
+from pyiceberg.schema import Schema
+from pyiceberg.table.name_mapping import create_mapping_from_schema
+from pyiceberg.types import BinaryType, IcebergType, LongType, NestedField, StructType
+
+from frazil.merge.contract import MergeRules, TableFile
+from frazil.merge.table_files import TableFileReader, rewrite_files
 from frazil.merge.task import files_to_rewrite
+from frazil.pyiceberg_fixes.variant import VariantType
+from tests.unit.merge.made_table import MadeTable
 
 MIB = 2**20
 
@@ -36,3 +47,40 @@ def test_small_files_join_what_is_written_once_there_are_four() -> None:
     assert files_to_rewrite("auto", {}, small, new_rows=10) == {"0", "1", "2", "3"}
     assert files_to_rewrite("auto", {}, small[:3], new_rows=10) == set()
     assert files_to_rewrite("auto", {}, [*small[:3], made(100 * MIB, name="large")], new_rows=10) == set()
+
+
+PARTS = {"metadata": b"\x01\x00\x00", "value": b"\x0c\x07"}
+"""The variant 7."""
+PART_IDS = [(3, "metadata"), (4, "value")]
+
+
+def table_of(folder: Path, *kinds: IcebergType) -> MadeTable:
+    fields = (NestedField(n + 1, "nv"[n], kind, required=False) for n, kind in enumerate(kinds))
+    return MadeTable(folder, Schema(*fields), MergeRules(("n",)))
+
+
+@pytest.mark.parametrize(
+    "kind", [VariantType(), StructType(*(NestedField(n, name, BinaryType(), required=True) for n, name in PART_IDS))]
+)
+def test_required_parts_are_copied_and_are_null_in_rows_of_files_without_them(
+    tmp_path: Path, kind: IcebergType
+) -> None:
+    older, table = table_of(tmp_path / "older", LongType()), table_of(tmp_path, LongType(), kind)
+    older.land([{"n": 1}])
+    rows = [{"n": 2, "v": PARTS}, {"n": 3, "v": None}]
+    table.land(rows)
+    (made,) = rewrite_files(table.target, [file.path for file in (*older.files, *table.files)])
+    assert pq.read_table(made.path).to_pylist() == [{"n": 1, "v": None}, *rows]
+    assert made.records == 3
+
+
+def test_a_struct_with_the_fields_of_a_variant_is_copied_from_a_file_without_field_ids(tmp_path: Path) -> None:
+    parts = StructType(*(NestedField(n, name, BinaryType(), required=False) for n, name in PART_IDS))
+    table = table_of(tmp_path, LongType(), parts)
+    rows = [{"n": 2, "v": PARTS}, {"n": 3, "v": None}]
+    table.land(rows)
+    (file,) = table.files
+    pq.write_table(pa.Table.from_pylist(rows), file.path)
+    mapping = {"schema.name-mapping.default": create_mapping_from_schema(table.schema).model_dump_json()}
+    found = TableFileReader(load_file_io({}), mapping).read_rows(file.path, table.schema)
+    assert found.to_pylist() == rows

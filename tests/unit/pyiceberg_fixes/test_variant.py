@@ -46,9 +46,12 @@ def test_only_format_version_3_has_the_type(version: int) -> None:
         check(2)
 
 
-@pytest.mark.parametrize("shredded", [False, True])
-def test_the_group_of_a_file_is_a_variant(tmp_path: Path, shredded: bool) -> None:
-    group = pa.struct([*GROUP, pa.field("typed_value", pa.int64())]) if shredded else GROUP
+TYPED = pa.field("typed_value", pa.int64())
+
+
+@pytest.mark.parametrize("parts", [[*GROUP], [*GROUP, TYPED], [GROUP.field("metadata"), TYPED]])
+def test_the_group_of_a_file_is_a_variant(tmp_path: Path, parts: list[pa.Field]) -> None:
+    group = pa.struct(parts)
     field_id = {"PARQUET:field_id": "2"}
     fields = [pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "1"}), pa.field("v", group, metadata=field_id)]
     pq.write_table(pa.schema(fields).empty_table(), tmp_path / "f.parquet")

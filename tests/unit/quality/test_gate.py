@@ -9,9 +9,15 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import NestedField
 
-from frazil.quality.evaluate import open_window
+from frazil.errors import SpecError
+from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.quality.evaluate import GatedWindow, open_window
 from frazil.quality.gate import GateRequest, GateResult, find_suite
+from frazil.quality.suite import check_columns, read_suite
 from frazil.table.catalogs import load_catalog
 from tests.gate_requests import HOUR_US, Ask, expectation
 
@@ -32,6 +38,14 @@ def test_requests_and_results_are_the_same_after_a_way_through_json(ask: Ask):
     assert GateRequest.from_json(request.to_json()) == request
     result = GateResult(passed=False, rows=3, failures=("one",), docs="/d", engine="arrow", seconds=1.5)
     assert msgspec.json.decode(result.to_json(), type=GateResult) == result
+
+
+def test_an_expectation_cannot_read_a_variant(ask: Ask) -> None:
+    table = load_catalog(None).create_table("demo.varying", pa.schema([pa.field("at", pa.timestamp("us", "UTC"))]))
+    schema = Schema(*table.schema().fields, NestedField(2, "carrier", VariantType(), required=False))
+    window = GatedWindow(ask(KNOWN), schema, table.scan())
+    with pytest.raises(SpecError, match=r"no column carrier that an expectation can read; such columns are at$"):
+        check_columns(read_suite(window.request.suite), window.columns, "demo.varying")
 
 
 def test_a_suite_is_found_by_its_tables_name(tmp_path: Path):

@@ -270,6 +270,16 @@ def test_an_existing_table_is_never_upgraded(
     assert "declares the format version [3], but table demo.flights has [2], which is not changed" in caplog.text
 
 
+def test_a_variant_is_not_added_to_a_table_of_version_2_which_no_engine_could_read_then(
+    catalog: Catalog, stream: Stream
+) -> None:
+    before = ensure_table(catalog, stream()).metadata_location
+    table = {"identifier": "demo.flights", "properties": {"format-version": 3}}
+    with pytest.raises(SchemaIncompatible, match=r"column v is a variant, but .* has format version 2.*as: json"):
+        ensure_table(catalog, stream(schema=COLUMNS | {"v": "variant"}, table=table))
+    assert catalog.load_table("demo.flights").metadata_location == before
+
+
 def test_a_table_that_another_program_upgraded_is_written_on(
     catalog: Catalog, stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:

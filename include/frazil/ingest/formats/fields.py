@@ -408,6 +408,7 @@ def as_lines(texts: pa.Array) -> BinaryColumn:
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
     """Return a column's declared default, or else the table's, as an array of one. Raises SpecError if invalid."""
     from frazil.ingest.formats.json.decoder import JsonDecoder
+    from frazil.ingest.variants import VariantEncoder
 
     reading = ColumnSource.of(unit)
     default, units = reading.default, {field.field_id: reading.unit} if reading.unit else {}
@@ -424,13 +425,15 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
         raise SpecError(f"schema.{field.name}.default: the JSON is nested too deeply") from None
     except ValueError:
         raise SpecError(
-            f"schema.{field.name}.default: {default!r} is not JSON; with as: json, write JSON, such as '{{}}' or "
+            f"schema.{field.name}.default: {default!r} is not JSON; write JSON, such as '{{}}' or "
             f"'{json.dumps(default)}'"
         ) from None
     decode = JsonDecoder(Schema(field), units)
     decoded = decode(RecordChunk.of_values([f"{{{json.dumps(field.name)}: {text}}}".encode()]))
     for rejection in decoded.rejections:
         raise SpecError(f"schema.{field.name}.default: {rejection.error}")
+    for _, error in VariantEncoder(Schema(field))(decoded.rows)[1].values():
+        raise SpecError(f"schema.{field.name}.default: {error.removeprefix(f'{field.name}: ')}")
     return decoded.rows.column(0)
 
 

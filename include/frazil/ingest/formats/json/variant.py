@@ -128,7 +128,7 @@ def _add_entry(b: Octets, p: int, end: int, bracket: int, at: int, used: int, ke
     for q in range(start, start + length):
         value = (value ^ np.uint64(s.names[q])) * np.uint64(0x100000001B3)
     mask = len(s.slots) - 1
-    slot = np.int64(value >> np.uint64(20)) & mask
+    slot = np.int64(value >> np.uint64(40)) & mask  # lower bits are almost equal if only the last bytes differ
     while s.slots[slot] >= 0 and _compare(s, s.slots[slot], start, length) != 0:
         slot = (slot + 1) & mask
     if s.slots[slot] < 0:
