@@ -164,7 +164,7 @@ def test_the_reason_for_giving_up_is_the_recorded_one_only_for_the_same_end(subj
 @pytest.mark.parametrize(("error", "cause"), [("refused\nby b:9092", "refused by b:9092"), (None, "KafkaUnavailable")])
 def test_a_writer_that_runs_again_reports_the_last_failure_before(error: str | None, cause: str) -> None:
     last = exit_(22, ago=MINUTE, launch_id="L8", error=error)
-    writer = dataclasses.replace(alive(well()).writer, exits=(exit_(22, ago=2 * MINUTE, launch_id="L7"), last))
+    writer = dataclasses.replace(alive(well()).writer, exits=(exit_(21, ago=2 * MINUTE, launch_id="L7"), last))
     observed = dataclasses.replace(alive(well()), writer=writer)
     (notice,) = _recovery_notices(observed, StreamState("s"), now_ms=NOW)
     assert notice == f"failed 2 times before {format_utc(last.ended_at_ms)}, and runs again: {cause}"
