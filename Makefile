@@ -63,7 +63,7 @@ matrix: setup ## Unit tests and a whole stream with other sets of versions (MATR
 	FRAZIL_TEST_EXAMPLES=unit $(IN_MEMORY) $(BIN)/python -m tests.matrix $(MATRIX)
 
 mutants: setup ## A sample of changed decisions that no unit test notices (ROOM=commit, COUNT=40, SEED=2026)
-	@left=0; for room in $(or $(ROOM),commit merge audit stream signals); do \
+	@left=0; for room in $(or $(ROOM),commit merge audit stream signals status); do \
 	  $(BIN)/python -m tests.mutant_hunt $$room --count $(or $(COUNT),40) --seed $(or $(SEED),2026) || left=1; done; exit $$left
 
 setup: check-java venv ## All that demo and tests need: .venv, the JVM jars, compiled loops

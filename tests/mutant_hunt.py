@@ -24,14 +24,16 @@ import pytest
 
 from tests.mutants import PACKAGE, Mutant, Place, place_of, sample
 
+VIEWS = ("overview", "rates", "stream_view", "table_view")
 ROOMS = {
     "commit": ("commit", "dead_letters", "backfill", "signals"),
     "merge": ("merge", "commit"),
-    "audit": ("audit", "commit", "dead_letters"),
+    "audit": ("audit", "commit/test_period.py", "dead_letters/test_replay.py"),
     "stream": ("stream", "commit", "status"),
     "signals": ("signals", "partitions", "cli"),
+    "status": ("status", "cli/test_status.py", *(f"operations/test_{view}.py" for view in VIEWS)),
 }
-"""The folders of `tests/unit` that call most of a room's functions, by room."""
+"""The folders and files of `tests/unit` that call most of a room's functions, by room."""
 EXPLAINED = Path(__file__).with_name("mutants_explained.json")
 """Mutants that no test can or must notice, by `Mutant.name`, each with the reason in one sentence."""
 TIMEOUT_S, TIMEOUT_FACTOR = 20.0, 4

@@ -143,7 +143,10 @@ def test_whatever_can_be_pressed_is_reached_by_the_keyboard_and_shows_it(open_pa
     settled(page, VIEWS[at])
     name = "e => e.dataset.key || e.textContent"
     wanted = set(
-        page.evaluate(f"[...document.querySelectorAll('a[href], button, input, [tabindex=\"0\"]')].map({name})")
+        page.evaluate(
+            f"[...document.querySelectorAll('a[href], button, input, [tabindex=\"0\"]')]"
+            f".filter(e => e.tabIndex >= 0).map({name})"
+        )
     )
     reached, unseen = set(), set()
     for _ in range(len(wanted) + 5):
@@ -281,6 +284,28 @@ def test_a_chosen_window_lists_the_dag_runs_that_it_started(open_page: Open, ser
     expect(shown).to_have_count(2)
     view(page, "#/stream/orders", "orders")
     expect(page.locator(".days tbody tr").first).to_contain_text("so far")
+
+
+def test_the_calendar_is_used_by_keyboard(open_page: Open):
+    page = open_page(f"{PAGE}#/table/shop.orders")
+    settled(page, "shop.orders")
+    page.locator(".calendar .cell").last.focus()
+    page.keyboard.press("ArrowLeft")
+    cell = page.locator(".calendar .cell:focus")
+    days = [str(page.locator(".calendar .cell").nth(-2).get_attribute("aria-label"))]
+    assert [cell.get_attribute("aria-label")] == days
+    page.keyboard.press("ArrowUp")
+    above = str(cell.get_attribute("aria-label"))
+    assert above < days[0]
+    expect(page.locator("output")).to_have_text(above)
+    page.keyboard.press("Enter")
+    expect(page.locator(".calendar .cell.chosen:focus")).to_have_attribute("aria-label", above)
+    hour = above.partition(":")[0].replace(" ", "T")
+    assert page.url.endswith(f"?window={hour}")
+    page.keyboard.press("Home")
+    expect(page.locator(".calendar .cell").first).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".calendar .cell").first).to_be_focused()
 
 
 def test_who_is_not_signed_in_is_sent_to_sign_in_and_gets_nothing_else(browser: Browser, server: ApiServer):

@@ -124,9 +124,8 @@ class WriterExpiry:
         last, self._last = self._last, table
         proposed, self._proposed = self._proposed, ()
         if last is not None:
-            present, ours = ({s.snapshot_id for s in found} for found in (table.metadata.snapshots, proposed))
-            gone, now_ms = (s for s in last.metadata.snapshots if s.snapshot_id not in present), self.clock_ms()
-            for snapshot in gone:
+            ours, now_ms = {s.snapshot_id for s in proposed}, self.clock_ms()
+            for snapshot in _removed_snapshots(last.metadata, table.metadata):
                 expired = self._expired if snapshot.snapshot_id in ours else self._expired_by_others
                 expired.append((now_ms, snapshot))
         deletes = property_as_bool(table.properties, TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, False)
@@ -210,6 +209,15 @@ def _left_manifests(expired: Iterable[Snapshot], table: Table) -> set[str]:
         with suppress(FileNotFoundError):
             manifests.update(manifest_paths(snapshot, table.io))
     return manifests
+
+
+def _removed_snapshots(before: TableMetadata, after: TableMetadata) -> list[Snapshot]:
+    """Return the snapshots that only `before` has. Compares all of them only if some may have been removed."""
+    added = after.next_sequence_number() - before.next_sequence_number()  # at least one for each new snapshot
+    if len(after.snapshots) - len(before.snapshots) == added:
+        return []
+    present = {snapshot.snapshot_id for snapshot in after.snapshots}
+    return [snapshot for snapshot in before.snapshots if snapshot.snapshot_id not in present]
 
 
 def _versions(table: Table) -> set[str]:

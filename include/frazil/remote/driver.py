@@ -40,8 +40,11 @@ PAUSE_CHECK_INTERVAL_S = 30.0
 MAX_LOG_BYTES = 64 * 1024
 CRASHED_CODE = 1
 TERMINATED_CODE = 128 + signal.SIGTERM
-"""After a SIGTERM that frazil did not send. After 0, Kubernetes would drop the reason of an eviction."""
-FOREIGN_SIGNAL = "the driver ended after its batch, because it received SIGTERM from outside of frazil"
+"""After a SIGTERM from the cluster. After 0, Kubernetes would drop the reason of an eviction."""
+FOREIGN_SIGNAL = (
+    "the driver received SIGTERM, but frazil did not request its end. Clusters send SIGTERM to delete or evict a "
+    "driver, or to drain its node: see the cluster's events"
+)
 _STANDALONE_ID = re.compile(r"driver-\d{14}-\d+")
 """Matches a driver's id on a standalone cluster, whose workers run each driver in a folder of this name."""
 
@@ -81,8 +84,7 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
             log.exception("the writer crashed")
             reporter.ended = DriverExit(CRASHED_CODE, f"{type(error).__name__}: {error}")
             raise
-        is_foreign = was_signalled and not reporter.is_stopping
-        reporter.ended = DriverExit(TERMINATED_CODE, FOREIGN_SIGNAL) if is_foreign else DriverExit(0)
+        reporter.ended = reporter.exit_after_sigterm() if was_signalled else DriverExit(0)
     return reporter.ended.code
 
 
@@ -146,6 +148,18 @@ class DriverReporter:
             log.info("%s: the writer ends after its current batch", reason)
             self.is_stopping = True
             self._stop()
+
+    def exit_after_sigterm(self) -> DriverExit:
+        """Return how the driver ended. An agent changes the order before it kills the driver."""
+        order = None
+        with suppress(Exception):  # the storage may be down
+            order = self._folder.order()
+        if self.is_stopping or (order is not None and order.id != self._order.id):
+            return DriverExit(0)
+        if order is not None and order.kill:
+            reason = f"the driver received SIGTERM because frazil's agent killed it: {order.stop}"
+            return DriverExit(TERMINATED_CODE, reason)
+        return DriverExit(TERMINATED_CODE, FOREIGN_SIGNAL)
 
     def _run(self) -> None:
         while not self._over.wait(self._interval_s):

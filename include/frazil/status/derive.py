@@ -157,7 +157,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
         )
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
     if end is not None:
-        name = error_name(end.code) or None if end.code else None
+        name = error_name(end.code) or None
         return replace(known, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
     if heartbeat is None:
         return known

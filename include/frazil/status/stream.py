@@ -170,7 +170,7 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
         return ()
     if exits[-1].code not in RESTARTABLE_EXIT_CODES or not (row := exits_without_commit(exits, window_ms=window_ms)):
         return ()
-    cause = " ".join((row[0].error or error_name(row[0].code or 0)).split())
+    cause = " ".join((row[0].error or error_name(row[0].code)).split())
     failed = f"failed {format_count(len(row), 'time')} before {format_utc(row[0].ended_at_ms)}, and runs again"
     return (f"{failed}: {shorten_error(cause)}",)
 

@@ -162,7 +162,7 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
     if (retry := _retry_external_cause(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
         return retry
     if exit_.code in NO_RESTART_EXIT_CODES:
-        name = error_name(exit_.code or 0)
+        name = error_name(exit_.code)
         reason = (
             f"the writer ended {format_elapsed(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}); "
             f"a restart would fail in the same way: {exit_.error or 'no error message'}"
@@ -205,7 +205,7 @@ def _retry_external_cause(
         return None
     if _has_ended_unsupervised(observed, exit_, policy=policy):
         reason = (
-            f"the writer ended with {_code_text(exit_)} ({error_name(exit_.code or 0)}) "
+            f"the writer ended with {_code_text(exit_)} ({error_name(exit_.code)}) "
             f"{format_elapsed(now_ms - exit_.ended_at_ms)} ago, and supervision returned to this host "
             f"{format_elapsed(now_ms - observed.returned_at_ms)} ago, so the cause may be gone"
         )

@@ -93,8 +93,9 @@ class DecisionInput:
         return stop if stop and self.launch and stop.launch_id == self.launch.id else None
 
 
-def error_name(code: int) -> str:
-    names = [cls.__name__ for cls in find_subclasses() if vars(cls).get("exit_code") == code and code > 1]
+def error_name(code: int | None) -> str:
+    """Return the name of the error that has this exit code; empty for the codes that any program may have."""
+    names = [cls.__name__ for cls in find_subclasses() if vars(cls).get("exit_code") == code and (code or 0) > 1]
     return names[0] if names else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.table import DataScan
 from pyiceberg.table.snapshots import Operation, Summary
@@ -17,6 +18,7 @@ from frazil.audit.claims import (
     _batches_without_accepted_losses,
     _records_before_history,
 )
+from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.findings import FindingKind
 from frazil.audit.stream_audit import _describe_change, audit_stream
 from frazil.commit.history import Period
@@ -111,6 +113,20 @@ def test_a_table_with_equality_deletes_is_refused_with_the_remedy(
     monkeypatch.setattr(DataScan, "plan_files", refuse)
     with pytest.raises(SchemaIncompatible, match=r"not yet support equality deletes[.] Compact the table"):
         audit_stream(made.tables)
+
+
+def test_rows_of_a_stream_that_drops_repeats_are_counted_against_the_repeats_of_its_commits() -> None:
+    schema = {"id": "long not null", "at": "timestamptz not null"}
+    spec = StreamSpec.model_validate({**DECLARED, "schema": schema, "dedupe": {"key": "id", "within": "1h"}})
+    made = MadeStream(spec, 1_800_000_000_000, partitions=1)
+    made.columns = lambda rows: {"id": pa.array(range(rows)), "at": pa.array([made.now_ms * 1000] * rows)}
+    made.land({0: (0, 10)})
+    made.tables.main.refresh().delete("kafka_offset = 3")
+    (found,) = audit_declared_stream(made.spec, window=None, with_source=False).wrong
+    assert (found.kind, found.where, found.count) == (FindingKind.MISCOUNTED, "s", 1)
+    assert found.sentence.startswith(
+        "10 records were committed, and 0 of them dropped as repeats. The table has 9 rows"
+    )
 
 
 def test_records_that_frazil_forget_deleted_are_not_missed(made: MadeStream) -> None:

@@ -398,6 +398,17 @@ def test_records_are_staged_for_the_tables_of_each_value(
     assert {target: sorted(tallies["shop", 0].seen) for target, tallies in found.items()} == {"main": [0, 1]}
 
 
+def test_each_table_that_kafkas_records_are_not_compared_with_is_one_finding(made: MadeRoute) -> None:
+    made.run({"main": 1, "shop.orders": 2})
+    made.batch({"shop.raw_b": 3})
+    load_catalog(None).drop_table("shop.orders")
+    found = ComparedTables.load(made.spec, made.tables, made.tables.main.refresh(), made.home())
+    assert found.tables.keys() == {"main", "shop.raw_a"}
+    assert [(f.kind, f.where, f.count) for f in found.findings] == [
+        (FindingKind.NOT_COMPARED, name, 1) for name in ("shop.orders", "shop.raw_b")
+    ]
+
+
 def test_a_record_that_is_a_dead_letter_is_staged_again_as_the_same(
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

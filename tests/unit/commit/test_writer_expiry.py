@@ -187,6 +187,30 @@ def test_files_of_metadata_stay_for_a_while_for_those_who_loaded_the_snapshot_be
     assert writer.is_whole()
 
 
+def test_a_restored_catalog_that_names_an_expired_snapshot_loses_no_row_if_the_newest_metadata_is_registered(
+    world: Any,
+):
+    def restore(metadata: str) -> None:
+        world.catalog.inner.drop_table(world.table)
+        world.catalog.inner.register_table(world.table, metadata)
+
+    writer = Writer(world)
+    writer.commit(5)
+    backup = world.load().metadata_location
+    writer.commit(40)
+    newest = world.load().metadata_location
+    restore(backup)
+    with pytest.raises(FileNotFoundError):
+        world.rows()
+
+    restore(newest)
+    world.tables = world.view()
+    again = Writer(world)
+    again.records = writer.records
+    again.commit(20)
+    assert again.is_whole()
+
+
 def test_manifests_of_a_snapshot_that_another_program_expires_stay_while_it_may_read_them(world: Any):
     writer = Writer(world, delay_ms=30_000)
     writer.commit(5)

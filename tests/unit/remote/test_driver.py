@@ -20,7 +20,14 @@ from frazil.home import run_folder
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.remote import driver as drivers
-from frazil.remote.driver import DriverReporter, LogTail, check_version, find_own_submission, run_driver
+from frazil.remote.driver import (
+    FOREIGN_SIGNAL,
+    DriverReporter,
+    LogTail,
+    check_version,
+    find_own_submission,
+    run_driver,
+)
 from frazil.remote.driver_environment import (
     CATALOG_VARIABLE,
     build_driver_environment,
@@ -98,16 +105,21 @@ class Catalog:
         pass
 
 
+@pytest.mark.usefixtures("frazil_home")
 @pytest.mark.parametrize(
-    ("ends", "code"),
-    [("by itself", 0), ("by SIGTERM", 143), ("by SIGTERM before it writes", 143), ("by its order", 0)],
+    ("ends", "code", "reason"),
+    [
+        ("by itself", 0, None),
+        ("by SIGTERM", 143, FOREIGN_SIGNAL),
+        ("by SIGTERM before it writes", 143, FOREIGN_SIGNAL),
+        ("by SIGTERM with an unreadable order", 143, FOREIGN_SIGNAL),
+        ("by its order", 0, None),
+        ("by its agent's kill", 143, "the driver received SIGTERM because frazil's agent killed it: it hung"),
+        ("by the agent of a newer driver", 0, None),
+    ],
 )
-def test_an_end_that_frazil_did_not_request_is_reported_as_a_signal(
-    tmp_path: Path,
-    frazil_home: Path,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
-    ends: str,
-    code: int,
+def test_a_driver_that_ends_by_sigterm_reports_who_requested_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, code: int, reason: str | None
 ) -> None:
     declared = {
         "name": "ticks",
@@ -128,11 +140,19 @@ def test_an_end_that_frazil_did_not_request_is_reported_as_a_signal(
         if ends == "by its order":
             folder.put_order(dataclasses.replace(order, stop="ada paused the stream"))
             assert stopped.wait(20)
-        elif ends == "by SIGTERM":
+            return True
+        if ends == "by its agent's kill":
+            folder.put_order(dataclasses.replace(order, kill=True, stop="it hung"))
+        elif ends == "by the agent of a newer driver":
+            folder.put_order(dataclasses.replace(order, id="b" * 32))
+        if ends.startswith("by SIGTERM") or "agent" in ends:
             signal.raise_signal(signal.SIGTERM)
+        if ends.endswith("unreadable order"):
+            (tmp_path / "driver" / "order.json").write_text("no JSON")
         return stopped.is_set()
 
-    monkeypatch.setattr(drivers, "DriverReporter", partial(DriverReporter, interval_s=0.01))
+    polls = 0.01 if ends == "by its order" else 3600  # the other ends come before the next poll
+    monkeypatch.setattr(drivers, "DriverReporter", partial(DriverReporter, interval_s=polls))
     monkeypatch.setattr(drivers, "end_with_parent", lambda _: None)
     monkeypatch.setattr(drivers, "load_catalog", lambda _: Catalog())
     monkeypatch.setattr(DriverFolder, "open", lambda *_: folder)
@@ -145,7 +165,7 @@ def test_an_end_that_frazil_did_not_request_is_reported_as_a_signal(
     report = folder.report(ORDER.id)
     assert report is not None
     assert report.exit is not None
-    assert (ended, report.exit.code, "SIGTERM from outside" in str(report.exit.error)) == (code, code, bool(code))
+    assert (ended, report.exit.code, report.exit.error) == (code, code, reason)
 
 
 def test_the_end_of_a_log_begins_with_a_line_and_counts_all() -> None:

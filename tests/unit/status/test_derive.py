@@ -10,8 +10,16 @@ from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import ProcessState
 from frazil.status.derive import derive_from_decision
 from frazil.status.state import State, StreamState
+from frazil.status.stream import _recovery_notices
 from frazil.supervise.decide import decide
-from frazil.supervise.decision import DecisionInput, RemovedDeclaration, UnreadableState, ValidDeclaration
+from frazil.supervise.decision import (
+    DecisionInput,
+    RemovedDeclaration,
+    SupervisorNotes,
+    UnreadableState,
+    ValidDeclaration,
+)
+from frazil.timetext import format_utc
 from tests.unit.supervise.test_decide import (
     GIVEN_UP,
     MINUTE,
@@ -142,6 +150,24 @@ def test_a_writer_that_cannot_be_launched_is_held_with_the_reason() -> None:
 def test_the_old_lag_of_a_writer_whose_planner_is_silent_is_not_reported() -> None:
     seen = alive(dataclasses.replace(well(), phase=Phase.WAITING, backpressure_ms=1_000, lag=None))
     assert "record" not in shown(seen).sentence.partition(";")[0]
+
+
+@pytest.mark.parametrize(("subject", "reason"), [("L9", "it broke"), ("L8", "exit code 11 (OffsetGap)")])
+def test_the_reason_for_giving_up_is_the_recorded_one_only_for_the_same_end(subject: str, reason: str) -> None:
+    assert GIVEN_UP.given_up is not None
+    notes = SupervisorNotes(given_up=dataclasses.replace(GIVEN_UP.given_up, subject=subject))
+    found = shown(ended(exit_(11), notes=notes))
+    assert reason in str(found.given_up)
+    assert (found.writer.exit_code, found.writer.exit_name) == (11, "OffsetGap")
+
+
+@pytest.mark.parametrize(("error", "cause"), [("refused\nby b:9092", "refused by b:9092"), (None, "KafkaUnavailable")])
+def test_a_writer_that_runs_again_reports_the_last_failure_before(error: str | None, cause: str) -> None:
+    last = exit_(22, ago=MINUTE, launch_id="L8", error=error)
+    writer = dataclasses.replace(alive(well()).writer, exits=(exit_(21, ago=2 * MINUTE, launch_id="L7"), last))
+    observed = dataclasses.replace(alive(well()), writer=writer)
+    (notice,) = _recovery_notices(observed, StreamState("s"), now_ms=NOW)
+    assert notice == f"failed 2 times before {format_utc(last.ended_at_ms)}, and runs again: {cause}"
 
 
 def test_a_desired_state_that_cannot_be_read_hides_no_running_writer() -> None:

@@ -63,10 +63,11 @@ def test_the_hour_and_the_day_hold_exactly_what_was_committed_within_them(made: 
         ((1, 59), None, 1, None),  # a stream that began an hour ago
         ((1, 59), 7, 8, 59),
         ((1, 59), None, 8, 59),
+        ((1, 59), None, 2, 59),
         ((1, 24 * 60), 7, 8, None),
         ((), None, 0, None),
     ],
-    ids=["young", "expired", "expired by PyIceberg", "a whole day", "empty"],
+    ids=["young", "expired", "expired by PyIceberg", "the first expired by PyIceberg", "a whole day", "empty"],
 )
 def test_where_snapshots_of_the_day_expired_it_is_known_since_when_is_counted(
     monkeypatch: pytest.MonkeyPatch,

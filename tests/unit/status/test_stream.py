@@ -6,11 +6,14 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import yaml
 from click.testing import CliRunner
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
 from frazil import installed
 from frazil.cli.main import frazil
@@ -154,6 +157,29 @@ def test_the_lag_of_a_table_that_was_rolled_back_is_unknown_and_says_why(spec: S
     unknown = "the lag is unknown: the table was rolled back to a snapshot before the marker's"
     assert unknown in found.problems
     assert not any("KafkaUnavailable" in one for one in found.problems), "the marker says nothing about it"
+
+
+@pytest.mark.parametrize(("after_ms", "runs"), [(0, True), (86_400_000, None)])
+def test_a_fresh_commit_shows_a_writer_on_another_host(spec: StreamSpec, after_ms: int, runs: bool | None) -> None:
+    made = MadeStream(spec, now(), partitions=1, columns=lambda n: {"ts": pa.array([0] * n, pa.timestamp("us", "UTC"))})
+    made.land({0: (0, 10)})
+    assert read_stream_state(spec, now_ms=now() + after_ms, in_full=False).alive is runs
+
+
+def test_the_counts_of_a_merge_are_those_of_the_streams_last_one() -> None:
+    def snapshot(stream: str, **counts: int) -> Snapshot:
+        summary = {"frazil.stream": stream, **{f"frazil.{name}": str(count) for name, count in counts.items()}}
+        return Snapshot(snapshot_id=1, timestamp_ms=1, manifest_list="l", summary=Summary(Operation.APPEND, **summary))
+
+    made = [
+        snapshot("ticks", updated=1),
+        snapshot("ticks", updated=2),
+        snapshot("ticks"),
+        snapshot("others", updated=3),
+    ]
+    metadata: Any = SimpleNamespace(snapshots=made)
+    assert table._last_merge_counts(metadata, "ticks") == {"updated": 2}
+    assert table._last_merge_counts(metadata, "none") == {}
 
 
 def test_accepted_rejects_are_shown_until_the_stream_has_read_their_records(spec: StreamSpec, tmp_path: Path) -> None:

@@ -115,10 +115,10 @@ export function windows(view, page) {
       bare && h("span", {}, h("i", { class: `cell ${bare} bare`, "aria-hidden": "true" }), "pale: no rows"),
       marks.map((mark) => h("span", {}, h("i", { class: `cell open ${mark}`, "aria-hidden": "true" }), MARKS[mark])),
     ),
-    h("div", { class: "calendar-frame", tabindex: 0, role: "group", "aria-label": "Windows", "data-key": "calendar" },
+    h("div", { class: "calendar-frame", role: "group", "aria-label": "Windows. Arrow keys move, Enter chooses", onkeydown: moveFocus },
       h("table", { class: `calendar ${calendar.grain}` },
         h("thead", {}, h("tr", {}, h("td", {}), columns.map((name) => h("th", { scope: "col" }, name)))),
-        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && calendarCell(cell, said, addressOf(view, cell), cell === chosen, page)))))),
+        h("tbody", {}, [...rows].map(([row, cells]) => h("tr", {}, h("th", { scope: "row" }, row), spread(cells, place, columns.length).map((cell, i) => h("td", { "data-column": columns[i] }, cell && calendarCell(cell, said, addressOf(view, cell), { isChosen: cell === chosen, isReached: cell === (chosen || calendar.cells.at(-1)) }, page)))))),
       ),
     ),
     said,
@@ -158,8 +158,8 @@ function wordsOf(cell) {
   return `${times(cell.key)}: ${facts.join(", ")}${cell.note ? `; ${cell.note}` : ""}`;
 }
 
-/** A cell of the calendar. A click puts the window into the page's URL. */
-function calendarCell(cell, said, address, chosen, page) {
+/** A cell of the calendar. A click puts the window into the page's URL. The Tab key reaches one cell. */
+function calendarCell(cell, said, address, { isChosen, isReached }, page) {
   const text = wordsOf(cell);
   const show = () => replace(said, document.createTextNode(text));
   const choose = () => {
@@ -167,7 +167,22 @@ function calendarCell(cell, said, address, chosen, page) {
     dispatchEvent(new Event("addresschange"));
     page.draw();
   };
-  return h("i", { class: `cell ${cell.state}${cell.rows === 0 ? " bare" : ""}${chosen ? " chosen" : ""} ${marksOf(cell).join(" ")}`, title: text, role: "img", "aria-label": text, onpointerenter: show, onclick: choose }, SIGNS[cell.state] || "");
+  return h("button", { type: "button", class: `cell ${cell.state}${cell.rows === 0 ? " bare" : ""}${isChosen ? " chosen" : ""} ${marksOf(cell).join(" ")}`, title: text, "aria-label": text, "aria-pressed": String(isChosen), "data-key": `window-${cell.key}`, tabindex: isReached ? 0 : -1, onpointerenter: show, onfocus: show, onclick: choose }, SIGNS[cell.state] || "");
+}
+
+/** Move the focus to the next cell in the direction of an arrow key. */
+function moveFocus(event) {
+  const cells = [...event.currentTarget.querySelectorAll("button.cell")];
+  const at = cells.indexOf(event.target);
+  const place = event.target.closest("td");
+  const inColumn = cells.filter((cell) => cell.closest("td").cellIndex === place?.cellIndex);
+  const row = inColumn.indexOf(event.target);
+  const next = { ArrowLeft: cells[at - 1], ArrowRight: cells[at + 1], ArrowUp: inColumn[row - 1], ArrowDown: inColumn[row + 1], Home: cells[0], End: cells.at(-1) }[event.key];
+  if (at < 0 || !next) return;
+  event.preventDefault();
+  event.target.tabIndex = -1;
+  next.tabIndex = 0;
+  next.focus();
 }
 
 function weekOf(key) {
