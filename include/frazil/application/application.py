@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from frazil import clock
-from frazil.application.daemon_threads import DaemonThreads
 from frazil.application.engine import SharedEngine
 from frazil.application.launcher import HostedLauncher
 from frazil.errors import FrazilError, SpecError, WorkerDied
@@ -35,6 +34,7 @@ from frazil.stream.writer import Writer
 from frazil.supervise.decision import RemovedDeclaration, UnreadableState, ValidDeclaration, WriterAction
 from frazil.supervise.supervised import FetchConnections, Program, SupervisedStream
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
+from frazil.table.parallel import DaemonThreads
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, Self
 
-from frazil.application.daemon_threads import DaemonThreads
 from frazil.stream.engine import Engine, TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
+from frazil.table.parallel import DaemonThreads
 
 CHECK_INTERVAL_S = 1.0
 

@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.formats.json import variant as loops
 from frazil.ingest.formats.json.scan import NO
 from frazil.ingest.formats.json.text import MAX_DEPTH, change_outside_strings
-from frazil.ingest.variant_files import GROUP, variant_columns
+from frazil.ingest.parquet import VARIANT_GROUP, variant_columns
 
 MAX_TEXT_BYTES = 4 * 2**20
 """Maximum bytes of texts that are encoded together, unless one text is longer."""
@@ -48,8 +48,8 @@ class VariantEncoder:
                 parts.append(group)
                 first += len(texts)
             if not self._keeps_json:
-                field = rows.schema.field(index).with_type(GROUP)
-                rows = rows.set_column(index, field, pa.chunked_array(parts, GROUP))
+                field = rows.schema.field(index).with_type(VARIANT_GROUP)
+                rows = rows.set_column(index, field, pa.chunked_array(parts, VARIANT_GROUP))
         return rows, wrong
 
     def _encode(self, texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
@@ -83,7 +83,7 @@ class VariantEncoder:
             )
             for octets, end in zip(memory, ends, strict=True)
         ]
-        return pa.StructArray.from_arrays(parts, fields=[*GROUP], mask=pa.array(null)), errors
+        return pa.StructArray.from_arrays(parts, fields=[*VARIANT_GROUP], mask=pa.array(null)), errors
 
 
 def create_scratch(longest: int) -> loops.Scratch:

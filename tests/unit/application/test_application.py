@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from frazil.application import application as module
 from frazil.application import engine
 from frazil.application.application import WriterApplication
-from frazil.application.daemon_threads import DaemonThreads
 from frazil.application.engine import SharedEngine
 from frazil.cli.main import frazil
 from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, TopicMissing, WorkerDied, WriterBusy
@@ -34,6 +33,7 @@ from frazil.supervise.decision import UnreadableState
 from frazil.supervise.desired import open_desired_store
 from frazil.supervise.supervised import Program, SupervisedApplication, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
+from frazil.table.parallel import DaemonThreads
 from tests.polling import eventually
 from tests.strict_streams import load_streams
 
@@ -392,7 +392,7 @@ def test_a_catalog_that_does_not_answer_holds_up_the_reads_its_own_streams_alone
 
 HANGING = """
 import threading
-from frazil.application.daemon_threads import DaemonThreads
+from frazil.table.parallel import DaemonThreads
 threads, hangs = DaemonThreads(2, "hangs"), threading.Event()
 began = threading.Event()
 threads.submit(lambda: (began.set(), hangs.wait()))

@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, IcebergType, LongType, NestedField, StringType, StructType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401
-from frazil.ingest.variant_files import GROUP
+from frazil.ingest.parquet import VARIANT_GROUP
 from frazil.pyiceberg_fixes.variant import VariantType
 
 SCHEMA = Schema(
@@ -48,7 +48,7 @@ def test_only_format_version_3_has_the_type(version: int) -> None:
 
 @pytest.mark.parametrize("shredded", [False, True])
 def test_the_group_of_a_file_is_a_variant(tmp_path: Path, shredded: bool) -> None:
-    group = pa.struct([*GROUP, pa.field("typed_value", pa.int64())]) if shredded else GROUP
+    group = pa.struct([*VARIANT_GROUP, pa.field("typed_value", pa.int64())]) if shredded else VARIANT_GROUP
     field_id = {"PARQUET:field_id": "2"}
     fields = [pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "1"}), pa.field("v", group, metadata=field_id)]
     pq.write_table(pa.schema(fields).empty_table(), tmp_path / "f.parquet")
