@@ -16,8 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from frazil import clock
-from frazil.application.engine import SharedEngine
-from frazil.application.launcher import HostedLauncher
+from frazil.application.launcher import HostedLauncher, SharedEngine
 from frazil.errors import FrazilError, SpecError, WorkerDied
 from frazil.events import BatchCommitted, Event, Sink
 from frazil.home import run_folder

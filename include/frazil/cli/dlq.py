@@ -16,13 +16,14 @@ from frazil.backfill.request import check_coordinates
 from frazil.cli.options import TimeParam, check_reason, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.open_streams import OpenStream, open_read_only
-from frazil.dead_letters.discard import DiscardMark, discard
 from frazil.dead_letters.selection import (
     ERROR_CLASS_PATTERN,
+    DiscardMark,
     LeftOutReason,
     Selection,
     count_by_day,
     count_left_out,
+    discard,
     left_out_messages,
     read_samples,
 )

@@ -37,7 +37,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of s
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""

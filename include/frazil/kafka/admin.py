@@ -17,9 +17,8 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing
 from frazil.kafka.client import AdminClient, describe_source, to_access_denied, translate_client_errors
 from frazil.kafka.fetch import find_diverged
-from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.spec.source import TopicPattern
 
 TIMEOUT_S = 10.0

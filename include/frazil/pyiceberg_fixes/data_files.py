@@ -15,7 +15,7 @@ import pyiceberg.io.pyarrow
 from pyiceberg.io.pyarrow import ArrowProjectionVisitor, _ConvertToIceberg, visit_pyarrow
 from pyiceberg.types import IcebergType, ListType, MapType
 
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 
 
 def _list(

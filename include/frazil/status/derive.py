@@ -18,8 +18,16 @@ from frazil.spec.units import format_count
 from frazil.status.freshness import freshness_limit_ms, freshness_ms, late_message
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from frazil.supervise.decide import consecutive_crashes
-from frazil.supervise.decision import Cause, Decision, DecisionInput, SupervisionPolicy, WriterAction, error_name
-from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag
+from frazil.supervise.decision import (
+    Cause,
+    Decision,
+    DecisionInput,
+    SupervisionPolicy,
+    WriterAction,
+    error_name,
+    get_fresh_heartbeat,
+    get_known_lag,
+)
 from frazil.timetext import format_elapsed
 
 MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms

@@ -28,7 +28,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_properties
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
-from frazil.stream.cost_meter import cost_meter
+from frazil.stream.engine import cost_meter
 
 log = logging.getLogger(__name__)
 

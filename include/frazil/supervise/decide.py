@@ -55,9 +55,11 @@ from frazil.supervise.decision import (
     UnreadableState,
     ValidDeclaration,
     WriterAction,
+    decide_hung,
+    decide_stopping,
+    describe_progress,
     error_name,
 )
-from frazil.supervise.liveness import decide_hung, decide_stopping, describe_progress
 from frazil.timetext import format_elapsed
 
 FIXED_BY_TABLE_CHANGE = frozenset(

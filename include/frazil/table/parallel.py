@@ -70,9 +70,6 @@ def _result(name: str, future: Future[Any], timeout_s: float) -> Any:
     return error if isinstance(error, Exception) else future.result()
 
 
-T = TypeVar("T")
-
-
 class DaemonThreads:
     """Runs calls in at most `count` daemon threads, in the order in which they were submitted."""
 
@@ -83,9 +80,9 @@ class DaemonThreads:
         self._lock = threading.Lock()
         self._closed = False
 
-    def submit(self, call: Callable[[], T]) -> Future[T]:
+    def submit(self, call: Callable[[], A]) -> Future[A]:
         """Queue a call, and return its future, which is cancelled if the pool is closed."""
-        answer: Future[T] = Future()
+        answer: Future[A] = Future()
         with self._lock:
             if self._closed:
                 answer.cancel()

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.application import application as module
-from frazil.application import engine
+from frazil.application import launcher
 from frazil.application.application import WriterApplication
-from frazil.application.engine import SharedEngine
+from frazil.application.launcher import SharedEngine
 from frazil.cli.main import frazil
 from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, TopicMissing, WorkerDied, WriterBusy
 from frazil.home import run_folder
@@ -129,7 +129,7 @@ def shared(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "Writer", FakeWriter)
     monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.05)
-    monkeypatch.setattr(engine, "CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(launcher, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(FakeWriter, "orders", {}, raising=False)
     monkeypatch.setattr(FakeWriter, "starts", {}, raising=False)
     monkeypatch.setattr(FakeWriter, "hangs", set(), raising=False)

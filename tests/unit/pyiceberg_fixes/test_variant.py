@@ -14,7 +14,7 @@ from pyiceberg.types import BinaryType, IcebergType, LongType, NestedField, Stri
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401
 from frazil.ingest.parquet import VARIANT_GROUP
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 
 SCHEMA = Schema(
     NestedField(1, "n", LongType(), required=False),

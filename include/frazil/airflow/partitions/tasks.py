@@ -35,8 +35,7 @@ from frazil.airflow.untrusted_values import (
 from frazil.errors import SpecError
 from frazil.partitions.completeness import MAX_WINDOWS, format_time
 from frazil.partitions.windows import Window
-from frazil.quality.gate import GateRequest, find_suite, run_gates
-from frazil.quality.suite import read_suite
+from frazil.quality.gate import GateRequest, find_suite, read_suite, run_gates
 from frazil.signals.completion import Assessment, GateOutcome, RunGates, assess_group, assess_table, signal_windows
 from frazil.signals.signal_table import Signal, SignalState, TableSignals
 from frazil.spec.model import StreamSpec
