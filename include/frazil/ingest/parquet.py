@@ -334,7 +334,7 @@ def variant_columns(schema: Schema) -> tuple[str, ...]:
 
 
 def variant_groups_schema(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schema:
-    """Return the schema with these columns as groups. Their parts have no field ids, as Iceberg requires."""
+    """Return the schema with these columns as groups. Iceberg gives their parts no field ids."""
     return pa.schema([field.with_type(VARIANT_GROUP) if field.name in names else field for field in schema])
 
 

@@ -53,16 +53,16 @@ class VariantEncoder:
         return rows, wrong
 
     def _encode(self, texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
-        group, errors = self._run(texts)
+        group, errors = self._encode_in_loop(texts)
         if loops.UNCERTAIN not in errors:
             return group, errors
         certain = [
             _with_doubles(text.as_py()) if error == loops.UNCERTAIN else text.as_py()
             for text, error in zip(texts, errors.tolist(), strict=True)
         ]
-        return self._run(pa.array(certain, pa.large_string()))
+        return self._encode_in_loop(pa.array(certain, pa.large_string()))
 
-    def _run(self, texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
+    def _encode_in_loop(self, texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
         count, buffers = len(texts), texts.buffers()
         offsets = np.frombuffer(buffers[1], np.int64)[texts.offset : texts.offset + count + 1]
         longest, total = int(np.diff(offsets).max(initial=0)), int(offsets[-1] - offsets[0])

@@ -175,7 +175,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
 
 
 def _last_error(writer: Observation) -> str:
-    """The heartbeat may have the error before the exit record does."""
+    """Return the writer's last error. The heartbeat may have it before the exit record does."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)

@@ -58,7 +58,7 @@ class TableReading:
     desired: DesiredState | None = None
     fingerprint: str | None = None
     in_full: bool = True
-    """Whether Kafka and routed tables are to be read too."""
+    """Whether to read Kafka and routed tables, too."""
 
 
 def read_stream_table(

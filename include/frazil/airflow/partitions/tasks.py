@@ -277,7 +277,7 @@ def find_unsent_signals(signals: TableSignals, asset: Asset, context: Context) -
 
 
 def record_sending(sending: Mapping[str, Signal], sent: SentSignals, asset: Asset, context: Context) -> None:
-    """The signals count as sent only if the task succeeds."""
+    """Record the signals that this task sends. They count as sent only if the task succeeds."""
     record: dict[str, Any] = {
         "run_id": context["ti"].run_id,
         "task_id": context["ti"].task_id,
