@@ -38,9 +38,14 @@ def is_alive(process: ProcessMark | None) -> bool:
         return False
     try:
         found = psutil.Process(process.pid)
-        return abs(found.create_time() - process.started_at_s) < START_TOLERANCE_S and not has_ended(found)
+        return started_at(found, process.started_at_s) and not has_ended(found)
     except psutil.NoSuchProcess:
         return False
+
+
+def started_at(process: psutil.Process, started_at_s: float) -> bool:
+    """Return whether a process started at this time. Raises psutil.NoSuchProcess."""
+    return abs(process.create_time() - started_at_s) < START_TOLERANCE_S
 
 
 def has_ended(process: psutil.Process) -> bool:

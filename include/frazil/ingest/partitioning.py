@@ -1,5 +1,5 @@
-"""Splits rows by a table's partition values, and sorts them by the table's sort order. Chooses each row's shuffle writer
-by table partition and Kafka coordinates, so repeated tasks choose equally.
+"""Splits rows by a table's partition values, and sorts them by the table's sort order. Chooses each row's shuffle
+writer by table partition and Kafka coordinates, so repeated tasks choose equally.
 """
 
 from __future__ import annotations
