@@ -29,7 +29,7 @@ from frazil.commit.marker import BatchKey
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.writer_expiry import WriterExpiry
 from frazil.ingest.contract import RangeProgress, StagedFile
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.load import find_stream
 from frazil.spec.maintenance import Expiry
 from frazil.table.catalogs import load_catalog

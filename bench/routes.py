@@ -34,7 +34,7 @@ from frazil.ingest import readers
 from frazil.ingest import stage as staging
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageResult, StageTask
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import create_missing_table

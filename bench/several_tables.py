@@ -26,8 +26,7 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.ingest.contract import StagedFile
 from frazil.spec.iceberg import table_schema
 from frazil.spec.load import find_stream
-from frazil.table.atomic_catalogs import find_commit_tables
-from frazil.table.atomic_commit import CommitTables
+from frazil.table.atomic_catalogs import CommitTables, find_commit_tables
 from frazil.table.catalogs import load_catalog
 
 TABLES = 5

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from frazil.dev import process
 from frazil.spark import jars
-from frazil.spark.ivy import MavenCoordinates, download_jars
+from frazil.spark.jars import MavenCoordinates, download_jars
 from frazil.spark.java import require_java
 
 POSTGRES = "io.debezium:debezium-connector-postgres:3.6.3.Final:tar.gz:plugin"

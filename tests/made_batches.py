@@ -27,7 +27,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder, sweep_batch
 from frazil.ingest.contract import RangeProgress, StagedFile, Target
 from frazil.ingest.table_writer import TableWriter, file_namer
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.partitions.completeness import Alignment
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog

@@ -158,7 +158,7 @@ def run(part: str, variables: dict[str, str], folder: Path) -> Result:
 
 
 def table(results: Sequence[tuple[Environment, Result]]) -> str:
-    """Return the results as a table for docs/reference/versions.md."""
+    """Return the results as a table for bench/README.md."""
     lines = ["| Python | Spark | Iceberg's runtime | Airflow | Kafka | part | seconds | result |", "|---" * 8 + "|"]
     for row, result in results:
         versions = (row.python, row.spark, row.iceberg, row.airflow, row.kafka)

@@ -1,8 +1,8 @@
 """`pytest -p tests.run_again`: runs each failed test once more, alone, at the end of the run, to identify flaky tests.
 
-A test that passes alone is reported as flaky, with its first output. The run still fails. For a worker process that
-died, its exit code, its last Python stacks and the free memory are printed: the stacks go to a file, because what a
-process wrote to the captured standard error is lost with it.
+A test that passes alone is reported as flaky, with its first output. The run still fails. If a worker process died,
+its exit code, its last Python stacks and the free memory are printed. The stacks go to a file, because pytest loses
+what it captured in a process that dies.
 """
 
 from __future__ import annotations

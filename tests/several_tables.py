@@ -27,8 +27,7 @@ from sqlalchemy.orm import Session
 from frazil import clock
 from frazil.commit.compare_and_swap import Change, Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
 from frazil.commit.snapshot import SnapshotWriter
-from frazil.table.atomic_catalogs import find_commit_tables
-from frazil.table.atomic_commit import CommitTables, TableChange
+from frazil.table.atomic_catalogs import CommitTables, TableChange, find_commit_tables
 from frazil.table.faster_commits import reuse_metadata
 from frazil.table.metadata_times import keep_times_in_order
 

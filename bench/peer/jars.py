@@ -9,7 +9,7 @@ import tarfile
 from pathlib import Path
 
 from frazil.spark import jars as own
-from frazil.spark.ivy import MavenCoordinates, download_jars
+from frazil.spark.jars import MavenCoordinates, download_jars
 
 FLINK = "2.1.1"
 AVRO_OF_FLINK = "2.1.0"

@@ -1,13 +1,17 @@
-"""Reports a missing or unsupported optional package in one sentence that names the extra, without a traceback."""
+"""Reports problems of the installation in one sentence, without a traceback: a missing or unsupported optional package,
+or a configuration file that PyIceberg cannot read.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
-from frazil.errors import MissingExtra, UnsupportedVersion
+from frazil.errors import MissingExtra, SpecError, UnsupportedVersion
 
 EXTRAS = {
     "adlfs": "adls",
@@ -82,3 +86,18 @@ def _missing_extra_error(module: str, extra: str | None = None) -> MissingExtra:
         f"the Python package {module} is not installed. Install frazil[{extra}]: pip install 'frazil[{extra}]'.",
         name=module,
     )
+
+
+def check_configuration() -> None:
+    """Raise SpecError, with the path, if PyIceberg cannot read its configuration file."""
+    named = os.environ.get("PYICEBERG_HOME")
+    folders = (*([Path(named)] if named else []), Path("~").expanduser(), Path.cwd())
+    file = next((folder / ".pyiceberg.yaml" for folder in folders if (folder / ".pyiceberg.yaml").is_file()), None)
+    if file is None:
+        return
+    from pyiceberg.utils.config import Config  # not needed without the file
+
+    try:
+        Config()
+    except Exception as error:  # anything that its YAML parser raises
+        raise SpecError(f"{file} is not YAML that PyIceberg can read: {' '.join(str(error).split())}") from None

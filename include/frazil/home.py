@@ -3,7 +3,7 @@
 <home>/streams/<name>/   the run folder of a stream, or of an application that streams share: lock, status.json,
                          exit.json, writer.log
 <home>/page/             the last contents of the operations page: see `frazil.operations.answers`; and the
-                         processes that serve the page: see `frazil.host.page_servers`
+                         processes that serve the page: see `frazil.host.processes`
 <home>/maintain/         logs of `frazil maintain`, by table
 <home>/declared/         the last valid declarations: see `frazil.spec.last_valid`
 <home>/catalog.db        the embedded catalog     <home>/warehouse/   its tables

@@ -22,8 +22,7 @@ from frazil.airflow.health.tasks import measure_all
 from frazil.airflow.partitions import dag
 from frazil.airflow.partitions.dag import partition_dags
 from frazil.airflow.partitions.sensor import CompletionTrigger
-from frazil.airflow.partitions.sent_events import signals_to_send
-from frazil.airflow.partitions.tasks import find_gate
+from frazil.airflow.partitions.tasks import find_gate, signals_to_send
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import GateOutcome, assess_group, assess_table, resend_signals, signal_windows

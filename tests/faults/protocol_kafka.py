@@ -8,9 +8,8 @@ from typing import Literal
 
 from frazil.errors import KafkaUnavailable
 from frazil.kafka.admin import Topics
-from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.partitions.windows import Grain
 
 from .protocol_faults import Faults, InjectedError

@@ -32,10 +32,10 @@ from frazil.commit.sweep import bare_path, batch_folder
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.table_writer import TableWriter, file_namer
-from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeResult, MergeTask
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.model import StreamSpec
-from frazil.table.atomic_commit import TableChange
+from frazil.table.atomic_catalogs import TableChange
 from frazil.table.sql_catalog import commit_by_sql
 from frazil.table.storage import LocalStore
 from frazil.table.tables import ensure_dead_letters, ensure_table, state_location

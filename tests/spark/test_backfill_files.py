@@ -28,7 +28,7 @@ from frazil.commit.marker import BatchKey
 from frazil.commit.open_streams import open_stream
 from frazil.errors import SpecError, WriterBusy
 from frazil.ingest.contract import RangeProgress
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.in_process_engine import InProcessEngine

@@ -25,7 +25,7 @@ from frazil.ingest.variants import VariantEncoder
 from frazil.maintenance.due import Action
 from frazil.maintenance.outcomes import Ending
 from frazil.maintenance.run import maintain
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 from frazil.table.catalogs import load_catalog
 from tests.unit.commit.conftest import FaultyCatalog, World, new_world
 from tests.unit.commit.upserts import BY_REGION, UpsertWorld, maintained, upsert_world

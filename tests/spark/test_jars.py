@@ -12,7 +12,7 @@ import pytest
 from frazil.dev.process import choose_free_port
 from frazil.errors import EnvironmentUnusable
 from frazil.spark import jars
-from frazil.spark.ivy import MavenCoordinates
+from frazil.spark.jars import MavenCoordinates
 
 CONTENT = {"org.one:first:1.0": b"the first jar", "org.two:second:2.0": b"the second jar"}
 

@@ -27,8 +27,7 @@ from pyiceberg.types import (
 )
 
 from frazil.quality.evaluate import open_window
-from frazil.quality.gate import GateRequest, GateResult
-from frazil.quality.suite import SUPPORTED_EXPECTATIONS
+from frazil.quality.gate import SUPPORTED_EXPECTATIONS, GateRequest, GateResult
 from frazil.table.catalogs import load_catalog
 
 pytestmark = pytest.mark.usefixtures("shared_home")

@@ -24,8 +24,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from frazil.dev import process
 from frazil.dev.object_store import WAREHOUSE, EmbeddedObjectStore
 from frazil.errors import EnvironmentUnusable
-from frazil.spark.ivy import MavenCoordinates, download_jars
-from frazil.spark.jars import cache_folder
+from frazil.spark.jars import MavenCoordinates, cache_folder, download_jars
 from frazil.spark.java import require_java
 
 ICEBERG, JETTY = "1.11.0", "12.1.5"

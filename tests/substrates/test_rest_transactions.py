@@ -23,8 +23,7 @@ from pyiceberg.types import LongType, NestedField
 from frazil.dev.object_store import WAREHOUSE, EmbeddedObjectStore
 from frazil.dev.process import choose_free_port
 from frazil.errors import SpecError
-from frazil.table.atomic_catalogs import find_commit_tables
-from frazil.table.atomic_commit import TableChange
+from frazil.table.atomic_catalogs import TableChange, find_commit_tables
 from frazil.table.catalogs import CatalogConfig, _open
 from frazil.table.rest_catalog import commit_by_rest
 from tests.polling import eventually

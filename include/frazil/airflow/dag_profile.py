@@ -1,5 +1,5 @@
 """Builds what frazil's DAGs share: names, tags, owners, default arguments, notifiers, and `@task`. Airflow attaches a
-plugin's links (`frazil.airflow.task_links`) by operator class, so frazil's tasks have their own classes.
+plugin's links (`frazil.airflow.plugin`) by operator class, so frazil's tasks have their own classes.
 
 Environment variables of the DAG processor configure all of these DAGs:
 

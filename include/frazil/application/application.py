@@ -16,9 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from frazil import clock
-from frazil.application.daemon_threads import DaemonThreads
-from frazil.application.engine import SharedEngine
-from frazil.application.launcher import HostedLauncher
+from frazil.application.launcher import HostedLauncher, SharedEngine
 from frazil.errors import FrazilError, SpecError, WorkerDied
 from frazil.events import BatchCommitted, Event, Sink
 from frazil.home import run_folder
@@ -35,6 +33,7 @@ from frazil.stream.writer import Writer
 from frazil.supervise.decision import RemovedDeclaration, UnreadableState, ValidDeclaration, WriterAction
 from frazil.supervise.supervised import FetchConnections, Program, SupervisedStream
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
+from frazil.table.parallel import DaemonThreads
 
 log = logging.getLogger(__name__)
 

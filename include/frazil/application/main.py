@@ -54,7 +54,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
     engine.start()
     with fast_imports():
         from frazil.application.application import WriterApplication  # see the module
-        from frazil.application.engine import SharedEngine
+        from frazil.application.launcher import SharedEngine
         from frazil.stream.hosting import MAX_POLLING_S, FoldingThread, Heartbeats, Hosting, KafkaClients, Slots
         from frazil.table.catalogs import share_connections
         from frazil.telemetry.telemetry import Telemetry

@@ -43,7 +43,9 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     *,
     shared: bool = False,
 ) -> ChangedKeys:
-    """Return the first keys of `topics` that a merge-on-read merge changed. Other writers write to a `shared` table."""
+    """Return the first keys of `topics` that a merge-on-read merge changed. Other streams also write to a
+    `shared` table.
+    """
     # Each written row is an insert or an update, and each row removed from a file is an update or a delete.
     keys, names = schema.select(*key), list(key)
     with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))

@@ -15,9 +15,8 @@ from frazil.commit.marker import Marker
 from frazil.commit.open_streams import open_kafka
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.fetch import read_offsets
-from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd, find_truncations
-from frazil.offsets.spans import Offsets, OffsetSets, Span, TopicPartition, count_unread
+from frazil.offsets.spans import Offsets, OffsetSets, SourceIdentity, Span, TopicPartition, count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.spec.units import format_count

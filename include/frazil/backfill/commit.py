@@ -15,7 +15,6 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from frazil.backfill.audit import staged_spans
 from frazil.backfill.request import BackfillRequest
 from frazil.backfill.routes import backfill_summary, commit_to_routed_tables, staged_files, writer_for_older_files
 from frazil.backfill.rules import (
@@ -30,6 +29,7 @@ from frazil.backfill.rules import (
     next_epoch,
     read_further_message,
     replaced_message,
+    staged_spans,
 )
 from frazil.commit.backfill_records import (
     BackfillMarker,

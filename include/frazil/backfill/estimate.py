@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from frazil.backfill.audit import staged_spans
 from frazil.backfill.routes import PredictedRoute
+from frazil.backfill.rules import staged_spans
 from frazil.backfill.run import Backfill, BackfillPlan
 from frazil.commit.marker import BatchKey
 from frazil.commit.staging_targets import target_file_bytes

@@ -31,8 +31,7 @@ from frazil.errors import SpecError, StaleBatch
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.record_files import JSON_LINES_SUFFIXES, PARQUET_SUFFIXES, is_record_file, read_coordinates
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import OffsetSets, Spans, TopicPartition, offsets_within, spans_with_records
+from frazil.offsets.spans import OffsetSets, SourceIdentity, Spans, TopicPartition, offsets_within, spans_with_records
 from frazil.offsets.tally import OffsetTally
 from frazil.spec.iceberg import records_schema
 from frazil.spec.model import StreamSpec

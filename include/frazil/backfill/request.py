@@ -54,10 +54,10 @@ class BackfillRequest(Model):
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
-        for which in ("from", "to"):
-            if getattr(self, f"{which}_time") and getattr(self, f"{which}_offsets") is not None:
-                where = "begins" if which == "from" else "ends"
-                raise ValueError(f"{which}-time and {which}-offsets both set where the backfill {where}: give only one")
+        for bound in ("from", "to"):
+            if getattr(self, f"{bound}_time") and getattr(self, f"{bound}_offsets") is not None:
+                where = "begins" if bound == "from" else "ends"
+                raise ValueError(f"{bound}-time and {bound}-offsets both set where the backfill {where}: give only one")
         if self.files and any((self.from_time, self.to_time, self.from_offsets, self.to_offsets)):
             raise ValueError(
                 "files cannot be combined with Kafka's times or offsets: give only one; event times may be added"
@@ -92,9 +92,9 @@ class BackfillRequest(Model):
         begin, end = self.from_event_time, self.to_event_time
         return (microseconds(begin) if begin else -(2**63), microseconds(end) if end else 2**63 - 1)
 
-    def offset_bounds(self, which: Literal["from", "to"]) -> dict[TopicPartition, int]:
+    def offset_bounds(self, bound: Literal["from", "to"]) -> dict[TopicPartition, int]:
         """Return the lower or upper offset bounds by topic-partition; empty without such bounds."""
-        given = (self.from_offsets if which == "from" else self.to_offsets) or {}
+        given = (self.from_offsets if bound == "from" else self.to_offsets) or {}
         return {(topic, partition): offset for topic, of in given.items() for partition, offset in of.items()}
 
 

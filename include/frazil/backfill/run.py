@@ -21,8 +21,6 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil import clock
 from frazil.audit.claims import Claims, load_all_claims
 from frazil.audit.routed_tables import PublishedReplays, read_routed_rows
-from frazil.backfill import audit as backfill_audit
-from frazil.backfill.audit import StagedRecords, staged_spans
 from frazil.backfill.commit import BackfillCommitter, abandon, finish_ended_backfill
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import (
@@ -41,12 +39,19 @@ from frazil.backfill.routes import (
     tally_routed,
 )
 from frazil.backfill.rules import (
+    StagedRecords,
     check_declared_mode,
     check_not_abandoned,
     check_run_not_abandoned,
+    count_already_stored,
+    find_complete_ranges,
+    find_problems,
+    find_rows_in_other_tables,
     next_epoch,
     read_further_message,
     require_marker,
+    staged_spans,
+    topic_generations,
 )
 from frazil.backfill.source import KafkaSource, missing_spans
 from frazil.commit.backfill_records import (
@@ -64,8 +69,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, OffsetSets, Spans, to_bitmaps, union_offsets
+from frazil.offsets.spans import Offsets, OffsetSets, SourceIdentity, Spans, to_bitmaps, union_offsets
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, seen_offsets
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
@@ -136,7 +140,7 @@ class Backfill:
         claimed = load_all_claims(self.opened.tables.journals, marker, table.metadata)
         if not self.request.dead_letters:
             for topic in _topics(wanted):
-                if len(backfill_audit.topic_generations(wanted, claimed.ranges, topic)) > 1:
+                if len(topic_generations(wanted, claimed.ranges, topic)) > 1:
                     raise SpecError(
                         f"the topic {topic!r} was recreated, and offsets of the old and the new topic overlap in the "
                         "requested range, so frazil cannot determine which topic the table's rows came from. Request "
@@ -148,7 +152,7 @@ class Backfill:
             held.append(offsets_without_dead_letters(wanted, self._tally_dead_letters(wanted, marker.source)))
         if not self._is_decided_by_dead_letters:
             *rows, dead_letters = tallies = self._tally_tables(table, marker, wanted, claimed)
-            whole = backfill_audit.find_complete_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
+            whole = find_complete_ranges(wanted, claimed.ranges, tallies) if self.source.is_whole else {}
             held += [whole, seen_offsets(dead_letters)]
             exact = self._find_missing(wanted, [*held, *map(seen_offsets, rows)])
             if sum(map(len, exact.values())) <= MAX_SPANS or not self._drops_reread_rows(table):
@@ -358,17 +362,17 @@ class Backfill:
             table_tallies=table_tallies,
             source=self.source.records(spans) if is_whole else None,
         )
-        if landed := backfill_audit.count_already_stored(staged):
+        if landed := count_already_stored(staged):
             raise StaleBatch(
                 f"{format_count(landed, 'record')} of backfill {committer.backfill.id} were added to the table while "
                 "the backfill was staged"
             )
-        problems = backfill_audit.find_problems(staged)
+        problems = find_problems(staged)
         if self.spec.sinks.mode.replaces_rows and not self.request.dead_letters:
             name = self.opened.tables.main.identifier
             tables: dict[Target, Tallies] = {name: tally_rows(table, dataclasses.replace(branch, branch=MAIN))}
             tables.update(self._tally_routed(table, marker, spans))
-            problems += backfill_audit.find_rows_in_other_tables({name: default, **routed}, tables)
+            problems += find_rows_in_other_tables({name: default, **routed}, tables)
         if problems:
             raise FrazilError(
                 f"backfill {committer.backfill.id} is not published: {'; '.join(problems)}. Abandon it with "

@@ -18,10 +18,10 @@ from frazil.errors import SpecError
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.fetch import read_offsets
-from frazil.kafka.identity import SourceIdentity
 from frazil.offsets.spans import (
     Offsets,
     OffsetSets,
+    SourceIdentity,
     Span,
     Spans,
     TopicPartition,

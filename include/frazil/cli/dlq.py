@@ -16,13 +16,14 @@ from frazil.backfill.request import check_coordinates
 from frazil.cli.options import TimeParam, check_reason, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.open_streams import OpenStream, open_read_only
-from frazil.dead_letters.discard import DiscardMark, discard
 from frazil.dead_letters.selection import (
     ERROR_CLASS_PATTERN,
+    DiscardMark,
     LeftOutReason,
     Selection,
     count_by_day,
     count_left_out,
+    discard,
     left_out_messages,
     read_samples,
 )
@@ -194,10 +195,14 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
 
     if dry_run:
         count = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - left.total()
-        would = preview(opened, selection, run=run)
-        sentence = " ".join(_preview_messages(would, count, stream=stream))
+        previewed = preview(opened, selection, run=run)
+        sentence = " ".join(_preview_messages(previewed, count, stream=stream))
         sentence = sentence if count else _nothing_message(stream, "to replay", selection, left_out=bool(left))
-        shown = {"would-land": would.landing, "would-fail": would.failing, "errors": _errors(would)}
+        shown = {
+            "would-land": previewed.landing,
+            "would-fail": previewed.failing,
+            "errors": _describe_errors(previewed),
+        }
         _print_result(as_json, sentence, landed=0, failed=0, meant=count, **shown, **_left_out_document(left))
         return
     interrupted = find_unfinished(opened.tables)
@@ -245,25 +250,25 @@ def _nothing_message(
     return f"Stream {stream}: nothing {purpose}, because {why}."
 
 
-def _preview_messages(would: Preview, count: int, *, stream: str) -> Iterator[str]:
+def _preview_messages(previewed: Preview, count: int, *, stream: str) -> Iterator[str]:
     yield f"{format_count(count, 'dead letter')} of stream {stream} would be decoded again."
-    sampled = would.landing + would.failing
+    sampled = previewed.landing + previewed.failing
     if not sampled:
         yield "Their records have already landed."
         return
     sample = "" if sampled == count else f"Of a sample of {sampled:,}, "
-    yield f"{sample}{would.landing:,} would land, and {would.failing:,} would fail again."
-    yield from _errors(would)
-    if would.failing:
+    yield f"{sample}{previewed.landing:,} would land, and {previewed.failing:,} would fail again."
+    yield from _describe_errors(previewed)
+    if previewed.failing:
         yield "Correct the declaration first, or discard unwanted records with `frazil dlq discard`."
 
 
-def _errors(would: Preview) -> list[str]:
-    first = {one.error_class: one for one in reversed(would.rejects.samples)}
+def _describe_errors(previewed: Preview) -> list[str]:
+    first = {one.error_class: one for one in reversed(previewed.rejects.samples)}
     return [
         f"{name} ({number:,}): {first[name].topic}[{first[name].partition}]@{first[name].offset}: "
         f"{first[name].error.rstrip('.')}."
-        for name, number in would.rejects.counts.items()
+        for name, number in previewed.rejects.counts.items()
         if name in first
     ]
 

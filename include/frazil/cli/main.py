@@ -21,9 +21,8 @@ from frazil import __version__, fast_imports
 from frazil.cli.options import JSON
 from frazil.cli.output import echo, echo_json
 from frazil.errors import EnvironmentUnusable, FrazilError
-from frazil.extras import report_missing_extras
+from frazil.extras import check_configuration, report_missing_extras
 from frazil.home import home
-from frazil.table.configuration import check_configuration
 
 COMMANDS = {
     "init": "frazil.cli.init:init",

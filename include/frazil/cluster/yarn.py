@@ -178,7 +178,7 @@ def to_driver_status(found: Mapping[str, Any]) -> DriverStatus:
 
 
 def _failed_status(message: str, first: str) -> DriverStatus:
-    """The last exit code in the diagnostics is that of the last attempt."""
+    """Return the status of a failed application, with the last exit code in its diagnostics."""
     if codes := _PYTHON_EXIT_CODE.findall(message):
         return DriverStatus(DriverState.FAILED, f"the driver's Python exited with code {codes[-1]}", int(codes[-1]))
     if _ENDED_BEFORE_SPARK in message:

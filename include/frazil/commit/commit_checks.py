@@ -30,8 +30,7 @@ from frazil.commit.marker import (
 )
 from frazil.errors import AdoptionRequired, Fenced, RolledBack, TopicRecreated
 from frazil.ingest.contract import StagedFile
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, TopicPartition
+from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition
 from frazil.spec.units import format_count
 from frazil.table.branches import MAIN, head_of, summary_value
 

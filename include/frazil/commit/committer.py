@@ -43,8 +43,7 @@ from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, TopicPartition, covered_offsets
+from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition, covered_offsets
 from frazil.partitions.completeness import watermark_us
 from frazil.table.branches import head_of, summary_value
 from frazil.table.landed_offsets import RowSelection, tally_rows

@@ -17,8 +17,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from frazil.commit.journal import Journal, JournalStore
 from frazil.commit.snapshot import MAX_SUMMARY_CHARACTERS
 from frazil.errors import RolledBack
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import count_added_rows
 from frazil.partitions.windows import Grain

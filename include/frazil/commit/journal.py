@@ -21,8 +21,7 @@ from frazil.commit.dead_letter_counts import Reasons, reasons_from_json, reasons
 from frazil.commit.folded_records import MAX_SEGMENT_RECORDS, FoldedRecords, split_records
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, LastTransaction, Marker, flatten_topics, nest_by_topic
 from frazil.ingest.contract import RangeProgress, StagedFile, Target, is_routed
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, TopicPartition
+from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location

@@ -14,8 +14,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
 from frazil.errors import AdoptionRequired, MarkerUnreadable
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, Span, TopicPartition
+from frazil.offsets.spans import Offsets, SourceIdentity, Span, TopicPartition
 
 T = TypeVar("T")
 

@@ -39,8 +39,7 @@ from frazil.commit.sweep import bare_path, batch_folders, referenced_paths
 from frazil.commit.waiting_files import MissingTableNote, load_missing_table_note, write_missing_table_note
 from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
 from frazil.ingest.contract import Target
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, TopicPartition
+from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition
 from frazil.table.branches import head_of, summary_value
 from frazil.table.lost import check_own_folder, find_other_table
 from frazil.table.tables import may_delete_files

@@ -58,7 +58,7 @@ class _TimeField(NamedTuple):
 
 
 class _TimeFields:
-    """The event-time field of each partition spec, if any. Spans are start and length in microseconds."""
+    """The hour or day field of each partition spec, if any. The methods return start and length in microseconds."""
 
     def __init__(self, metadata: TableMetadata, column: str) -> None:
         source_id = metadata.schema().find_field(column).field_id

@@ -22,8 +22,7 @@ from frazil.commit.marker import (
 )
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import RolledBack
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, Span, Spans, TopicPartition, merge_spans
+from frazil.offsets.spans import Offsets, SourceIdentity, Span, Spans, TopicPartition, merge_spans
 
 NO_OFFSETS: Offsets = MappingProxyType({})
 

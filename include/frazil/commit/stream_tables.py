@@ -14,8 +14,7 @@ from frazil.commit.marker import BatchKey, Marker, OwnTable, landed_ends, read_m
 from frazil.commit.merging import MergeConfig
 from frazil.ingest.contract import Target, is_routed
 from frazil.partitions.completeness import Alignment
-from frazil.table.atomic_catalogs import find_commit_tables
-from frazil.table.atomic_commit import CommitTables
+from frazil.table.atomic_catalogs import CommitTables, find_commit_tables
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
 

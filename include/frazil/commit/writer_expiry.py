@@ -113,7 +113,7 @@ class WriterExpiry:
         return (RemoveSnapshotsUpdate(snapshot_ids=ids),) if ids else ()
 
     def withdraw(self) -> bool:
-        """If the refused attempt expired snapshots, pause until main has `at-most` more snapshots."""
+        """Withdraw a refused attempt. If it expired snapshots, pause until main has `at-most` more of them."""
         withdrawn, self._in_attempt = self._in_attempt, False
         if withdrawn and self._last is not None:
             self._due = count_ancestors(self._last.metadata) + self.settings.at_most

@@ -24,8 +24,9 @@ import psutil
 
 from frazil.errors import EnvironmentUnusable
 from frazil.home import make_folder
+from frazil.host import processes
 from frazil.host.exchange import replace_json
-from frazil.host.processes import has_ended
+from frazil.host.records import ProcessMark
 
 PASSED_VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "JAVA_HOME", "LD_LIBRARY_PATH"}
@@ -38,8 +39,6 @@ PORTS = range(20_000, 32_000)
 """Range of ports to choose from. It is below the range of outgoing connections."""
 
 _POLL_INTERVAL_S = 0.1
-_MAX_START_DIFFERENCE_S = 0.5
-"""Maximum difference between two readings of a process's start time, because of rounding."""
 _BLOCKED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _chosen_ports: set[int] = set()
 """Ports that this process has already chosen. Their servers may not be listening yet."""
@@ -216,11 +215,7 @@ def is_alive(server: Server) -> bool:
     """Whether the recorded process runs. Zombies and other processes with its pid do not count."""
     with suppress(ChildProcessError):
         os.waitpid(server.pid, os.WNOHANG)
-    try:
-        process = psutil.Process(server.pid)
-        return not has_ended(process) and _has_same_start(process, server)
-    except psutil.NoSuchProcess:
-        return False
+    return processes.is_alive(ProcessMark(server.pid, server.started_at_s))
 
 
 def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -> None:
@@ -299,21 +294,17 @@ def _port_owner(port: int) -> str:
     return ""
 
 
-def _has_same_start(process: psutil.Process, server: Server) -> bool:
-    return abs(process.create_time() - server.started_at_s) < _MAX_START_DIFFERENCE_S
-
-
 def _find_session_pids(server: Server) -> list[int]:
     """Return the live pids of the server's session, which may outlive its leader."""
     with suppress(psutil.NoSuchProcess):
-        if not _has_same_start(psutil.Process(server.pid), server):
+        if not processes.started_at(psutil.Process(server.pid), server.started_at_s):
             return []
     return [
         process.pid
         for process in psutil.process_iter(["create_time"])
-        if process.info["create_time"] >= server.started_at_s - _MAX_START_DIFFERENCE_S
+        if process.info["create_time"] >= server.started_at_s - processes.START_TOLERANCE_S
         and _session_id(process.pid) == server.pid
-        and not has_ended(process)
+        and not processes.has_ended(process)
     ]
 
 

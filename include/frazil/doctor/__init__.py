@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import FrazilError, error_text
+from frazil.table.parallel import DaemonThreads
 
 
 class CheckState(StrEnum):

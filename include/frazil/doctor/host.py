@@ -19,7 +19,7 @@ from frazil import SUPPORTED_PYTHONS, __version__
 from frazil.doctor import CheckState, Finding
 from frazil.extras import require_module
 from frazil.home import cache_folder, home
-from frazil.host.page_servers import list_running_servers
+from frazil.host.processes import list_running_servers
 from frazil.spark import jars
 from frazil.spark.java import require_java, require_pyspark
 from frazil.spec.units import format_rounded_bytes

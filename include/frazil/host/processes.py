@@ -1,21 +1,27 @@
 """Finds, signals and ends processes that are identified by pid and start time. A reused pid is never signalled.
 Records agents, and asks them to kill their drivers. An agent is the local process of a writer whose Spark driver runs
-in a cluster.
+in a cluster. Records which processes of this host serve the page, and with which version of frazil.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
+from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from frazil import installed
+from frazil.home import home
 from frazil.host.exchange import read_json, replace_json
 from frazil.host.records import ProcessMark
+from frazil.typed import convert
 
 START_TOLERANCE_S = 2.0
 """Maximum difference between two readings of `create_time`, which shifts when the clock is corrected."""
@@ -32,9 +38,14 @@ def is_alive(process: ProcessMark | None) -> bool:
         return False
     try:
         found = psutil.Process(process.pid)
-        return abs(found.create_time() - process.started_at_s) < START_TOLERANCE_S and not has_ended(found)
+        return started_at(found, process.started_at_s) and not has_ended(found)
     except psutil.NoSuchProcess:
         return False
+
+
+def started_at(process: psutil.Process, started_at_s: float) -> bool:
+    """Return whether a process started at this time. Raises psutil.NoSuchProcess."""
+    return abs(process.create_time() - started_at_s) < START_TOLERANCE_S
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -127,3 +138,41 @@ def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool
         with suppress(ProcessLookupError):
             os.kill(writer.pid, KILL_SIGNAL)
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class PageServer:
+    """A process that serves the page, and a hash of the package's files when it imported them."""
+
+    process: ProcessMark
+    folder: str
+    files: str
+
+    @property
+    def is_outdated(self) -> bool:
+        return installed.hash_files(Path(self.folder)) != self.files
+
+
+def register_page_server() -> None:
+    """Record that this process serves the page, and remove records of ended processes. Raises OSError."""
+    own = PageServer(identify_process(os.getpid()), str(installed.FOLDER), installed.hash_files(installed.FOLDER))
+    for file, server in _read_records():
+        if server is None or not is_alive(server.process):
+            file.unlink(missing_ok=True)
+    replace_json(_folder() / f"{socket.gethostname()}-{own.process.pid}.json", asdict(own))
+
+
+def list_running_servers() -> list[PageServer]:
+    return [server for _, server in _read_records() if server is not None and is_alive(server.process)]
+
+
+def _read_records() -> Iterator[tuple[Path, PageServer | None]]:
+    for file in sorted(_folder().glob(f"{socket.gethostname()}-*.json")):
+        try:
+            yield file, convert(read_json(file), PageServer)
+        except ValueError:
+            yield file, None
+
+
+def _folder() -> Path:
+    return home() / "page" / "servers"

@@ -75,8 +75,8 @@ def propose_columns(
     """Propose a column for each field, in order of appearance. A field that cannot be a column has no type.
 
     `relaxed` has statistics of the same fields after `parse_text`; without it, no column is cast.
-    With `dots`, names may have dots: `rename_dotted` replaces them. Without `has_json`, fields are texts: a column of
-    several types stores them as they are.
+    With `dots`, names may have dots: `rename_dotted` replaces them. Without `has_json`, values are texts: a field with
+    several types becomes a column of texts.
     """
     sampled = whole.kinds["object"]
     middle_s = median(timestamps_ms) / 1000 if timestamps_ms else None

@@ -13,9 +13,16 @@ from typing import Any
 
 import yaml
 
-from frazil.infer.captured import ENVELOPE_KEYS, CapturedTable, derive_captured_table, unwrap_event
 from frazil.infer.columns import ProposedColumn, propose_columns, rank_event_times, rename_dotted
-from frazil.infer.encoding import MIN_FORMAT_SHARE, Encoding, find_encoding
+from frazil.infer.encoding import (
+    ENVELOPE_KEYS,
+    MIN_FORMAT_SHARE,
+    CapturedTable,
+    Encoding,
+    derive_captured_table,
+    find_encoding,
+    unwrap_event,
+)
 from frazil.infer.observed import MIN_VALUES_PER_MISFIT, Sample, collect_statistics, parse_text
 from frazil.infer.registered import RegisteredSchemas, derive_avro_columns, derive_json_columns
 from frazil.ingest.changes import change_schema

@@ -108,7 +108,7 @@ def parse_schema(schema_json: str) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """How a batch's rows are distributed over as many shuffle writers as tasks; see `frazil.ingest.shuffle`."""
+    """How a batch's rows are distributed over as many shuffle writers as tasks; see `frazil.ingest.partitioning`."""
 
     writers: int
     shares: Mapping[PartitionKey, tuple[tuple[int, float], ...]] = field(default_factory=dict)

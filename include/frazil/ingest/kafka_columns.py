@@ -22,9 +22,8 @@ from frazil.ingest import kafka_loop as loop
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.range_reader import MAX_BYTES_PROPERTY, MAX_CHUNK_BYTES, RecordReader, consumer_properties
-from frazil.kafka.client import to_access_denied, translate_client_errors
+from frazil.kafka.client import split_properties, to_access_denied, translate_client_errors
 from frazil.kafka.librdkafka import ErrorCallback, Message, ThrottleCallback, librdkafka
-from frazil.kafka.tokens import split_properties
 from frazil.offsets.spans import TopicPartition
 
 log = logging.getLogger(__name__)

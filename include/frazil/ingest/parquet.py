@@ -6,6 +6,7 @@ not all readers support.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io as memory
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from pyiceberg.conversions import to_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import (
+    MetricModeTypes,
+    MetricsMode,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
@@ -34,7 +37,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of s
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
-from frazil.ingest.variant_files import annotated_footer, group_schema, map_statistics, variant_columns
+from frazil.pyiceberg_fixes import VariantType
 
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""
@@ -189,7 +192,7 @@ def _parse(
     version = properties.get(ENCODINGS_PROPERTY, "v1")
     if version not in ("v1", "v2"):
         raise SpecError(f"table property {ENCODINGS_PROPERTY}: {version!r} is not v1 or v2")
-    statistics, column_ids = map_statistics(
+    statistics, column_ids = map_variant_statistics(
         schema, compute_statistics_plan(schema, properties), parquet_path_to_id_mapping(schema)
     )
     return FileLayout(
@@ -197,7 +200,7 @@ def _parse(
         schema=schema,
         spec=spec,
         order=SortOrder.model_validate_json(texts[2]),
-        arrow_schema=group_schema(schema_to_pyarrow(schema, include_field_ids=True), variant_columns(schema)),
+        arrow_schema=variant_groups_schema(schema_to_pyarrow(schema, include_field_ids=True), variant_columns(schema)),
         row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", 128 * 2**20),
         row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", 1_048_576),
         allows_v2=(version == "v2"),
@@ -318,3 +321,56 @@ _COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
 
 def _encode_bounds(bounds: Mapping[int, bytes]) -> dict[int, str]:
     return {field_id: base64.b64encode(bound).decode() for field_id, bound in bounds.items()}
+
+
+VARIANT_GROUP = pa.struct([pa.field(name, pa.large_binary(), nullable=False) for name in ("metadata", "value")])
+"""A variant in a Parquet file. PyArrow 26 writes it as a struct, but cannot annotate it. So a second footer with the
+annotation follows the first: readers use the last footer.
+"""
+
+
+def variant_columns(schema: Schema) -> tuple[str, ...]:
+    return tuple(field.name for field in schema.fields if isinstance(field.field_type, VariantType))
+
+
+def variant_groups_schema(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schema:
+    """Return the schema with these columns as groups. Iceberg gives their parts no field ids."""
+    return pa.schema([field.with_type(VARIANT_GROUP) if field.name in names else field for field in schema])
+
+
+def map_variant_statistics(schema: Schema, statistics: Mapping[int, Any], ids: Mapping[str, int]) -> tuple[Any, Any]:
+    """Return PyIceberg's plans with the columns of variants. They have sizes, but no other statistics."""
+    statistics, ids = {**statistics}, {**ids}
+    for name in variant_columns(schema):
+        field_id = ids.pop(name)
+        ids |= {f"{name}.{part.name}": field_id for part in VARIANT_GROUP}
+        statistics[field_id] = dataclasses.replace(statistics[field_id], mode=MetricsMode(MetricModeTypes.NONE))
+    return statistics, ids
+
+
+def annotated_footer(metadata: pq.FileMetaData, columns: pa.Schema) -> bytes:
+    """Return the footer of a Parquet file (with its length, and `PAR1`), in which these columns are variants."""
+    sink = pa.BufferOutputStream()
+    metadata.write_metadata_file(sink)
+    footer = sink.getvalue().to_pybytes()[4:-8]
+    for field in columns:
+        name, field_id = field.name.encode(), int(field.metadata[b"PARQUET:field_id"])
+        # Repetition, name, number of children and field id in Thrift's compact form. The field id is unique.
+        element = b"\x35" + (b"\x02" if field.nullable else b"\x00") + b"\x18" + _varint(len(name)) + name
+        element += b"\x15\x04\x45" + _varint(2 * field_id)
+        if element + b"\0" not in footer:
+            raise ValueError(f"PyArrow {pa.__version__} writes the column {field.name} in an unknown form")
+        footer = footer.replace(element + b"\0", element + _ANNOTATION + b"\0", 1)
+    return footer + len(footer).to_bytes(4, "little") + b"PAR1"  # type: ignore[no-any-return]
+
+
+_ANNOTATION = b"\x1c\x0c\x20\x13\x01\x00\x00"
+"""Thrift's compact form of a schema element's logical type: VARIANT, version 1."""
+
+
+def _varint(value: int) -> bytes:
+    octets = bytearray()
+    while value > 127:
+        octets.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*octets, value])

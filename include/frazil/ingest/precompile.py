@@ -11,7 +11,7 @@ from frazil.ingest.chunk import BinaryColumn, RecordChunk
 from frazil.ingest.formats import PlainFormat, create_decoder
 from frazil.ingest.kafka_loop import compile_loop
 from frazil.ingest.variants import VariantEncoder
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 
 COMPILED_FORMATS: tuple[PlainFormat, ...] = (
     "json",

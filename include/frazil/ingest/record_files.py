@@ -32,7 +32,7 @@ from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RecordReader
 from frazil.ingest.sealing import Unsealer, header_part, place_of
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 
 PARQUET_SUFFIXES = frozenset({".parquet"})
 JSON_LINES_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Context, Decimal
 from functools import partial
@@ -18,21 +19,28 @@ from pyiceberg.transforms import TruncateTransform
 from pyiceberg.types import DecimalType, NestedField
 
 from frazil.errors import SpecError
-from frazil.ingest.aliases import create_aliased_decoder
 from frazil.ingest.calendar_limits import OUT_OF_RANGE, OutOfRangeValue, find_out_of_range
-from frazil.ingest.changes import ChangeReader
+from frazil.ingest.changes import OMITTED_COLUMNS, ChangeReader, add_change_columns
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext
 from frazil.ingest.coordinates import CoordinateColumns, record_schema
-from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, drop_incomplete_records, number_rows_in_records
+from frazil.ingest.decode import (
+    DecodedChunk,
+    Decoder,
+    FormatDecoder,
+    Rejection,
+    drop_incomplete_records,
+    find_nulls,
+    number_rows_in_records,
+)
 from frazil.ingest.formats import Quoter, create_decoder, create_quoter, has_lines, has_several_rows, without_unwrap
-from frazil.ingest.formats.fields import Unit, record_path, unit_of, with_path
+from frazil.ingest.formats.fields import Unit, default_of, fill_nulls, record_path, unit_of, with_path, without_settings
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields
+from frazil.ingest.parquet import variant_columns
 from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 from frazil.ingest.sensitive import Protector
-from frazil.ingest.variant_files import variant_columns
 from frazil.ingest.variants import VariantEncoder
 from frazil.spec.iceberg import find_limits
 
@@ -236,3 +244,74 @@ class TombstoneDecoder:
         if isinstance(own, pa.ExtensionArray):  # a UUID, which Arrow's functions do not accept
             return pa.ExtensionArray.from_storage(own.type, pc.coalesce(own.storage, within.storage))
         return pc.coalesce(own, within)
+
+
+FIRST_ALIAS_ID = 200_000_000
+"""First field id of alias columns: above the ids of table columns, and below the ids of envelope fields."""
+
+MakeDecoder = Callable[[Schema, Mapping[int, Unit]], FormatDecoder]
+"""Creates a decoder for a schema. The mapping gives each column's encoding in records, by field id."""
+
+
+def create_aliased_decoder(
+    make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, int]
+) -> Decoder:
+    """Create a decoder that also fills columns from alias fields. `aliases` maps a field's name to its column's id."""
+    wanted = {name: schema.find_field(field_id) for name, field_id in aliases.items()}
+    return AliasedDecoder(make, schema, units, wanted) if wanted else make(schema, units)
+
+
+class AliasedDecoder:
+    """Decodes alias fields as extra columns. Then fills nulls in aliased columns with the alias columns' values."""
+
+    def __init__(
+        self, make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], aliases: Mapping[str, NestedField]
+    ) -> None:
+        filled = {column.field_id for column in aliases.values()}
+        extra = [
+            column.model_copy(update={"field_id": FIRST_ALIAS_ID + n, "name": name, "required": False})
+            for n, (name, column) in enumerate(aliases.items())
+        ]
+        own = [f.model_copy(update={"required": f.required and f.field_id not in filled}) for f in schema.fields]
+        self._defaults = {column.name: default_of(column, units.get(column.field_id)) for column in aliases.values()}
+        of_own = {i: without_settings(unit, "default") if i in filled else unit for i, unit in units.items()}
+        self._filled_columns = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
+        of_extra = {i: of_own[c.field_id] for i, c in self._filled_columns.items() if c.field_id in units}
+        self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**of_own, **of_extra})
+        self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
+        self._columns = {name: column.name for name, column in aliases.items()}
+        self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
+        self._required = [column.name for column in schema.fields if column.required and column.field_id in filled]
+        self._decode.rename(self._columns, self._required)
+
+    def __call__(self, chunk: RecordChunk) -> DecodedChunk:
+        decoded = self._decode(chunk)
+        merged = [decoded.rows.column(field.name) for field in self._arrow_schema]
+        for i, field in enumerate(self._arrow_schema):
+            for name in self._others.get(field.name, ()):
+                merged[i] = fill_nulls(merged[i], decoded.rows.column(name))
+        cast: Counter[str] = Counter()
+        for name, count in decoded.drift.cast.items():
+            cast[self._columns.get(name, name)] += count
+        drift = dataclasses.replace(decoded.drift, cast=dict(cast))
+        decoded = dataclasses.replace(decoded, rows=self._update_omitted(decoded.rows, merged), drift=drift)
+        defaults = map(self._defaults.get, self._arrow_schema.names)
+        rows = pa.Table.from_arrays([*map(fill_nulls, merged, defaults)], schema=self._arrow_schema)
+        whole = dataclasses.replace(decoded, rows=add_change_columns(rows, decoded.rows))
+        return whole.reject_rows(find_nulls(rows, self._required))
+
+    def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
+        """Replace alias columns' ids in `_frazil_kept` by aliased columns' ids. Omits ids of columns with a value."""
+        at = decoded.schema.get_field_index(OMITTED_COLUMNS)
+        if at < 0 or decoded.column(at).null_count == decoded.num_rows:
+            return decoded
+        lists = decoded.column(at).to_pylist()
+        null = {
+            column.name: merged[self._arrow_schema.get_field_index(column.name)].is_null().to_pylist()
+            for column in self._filled_columns.values()
+        }
+        for row, ids in enumerate(lists):
+            if ids and not self._filled_columns.keys().isdisjoint(ids):
+                unset = {c.field_id for i, c in self._filled_columns.items() if i in ids and null[c.name][row]}
+                lists[row] = sorted(unset.union(ids) - self._filled_columns.keys())
+        return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))

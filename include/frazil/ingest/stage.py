@@ -25,13 +25,13 @@ from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters, Rej
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures, is_environment_error, join_results
 from frazil.ingest.destinations import UNKNOWN_TARGET, DividedRows, RowDivider
 from frazil.ingest.isolate import CRASHED, IsolatedDecoder
+from frazil.ingest.partitioning import Parcel, Shuffler, unpack_parcel
 from frazil.ingest.progress import OnProgress, ProgressCounter, ProgressReporter, compilation
 from frazil.ingest.readers import open_reader
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.routed_writers import RoutedWriters, fit_rows
 from frazil.ingest.sensitive import Protector, to_safe_error
 from frazil.ingest.shaper import Shaper
-from frazil.ingest.shuffle import Parcel, Shuffler, unpack_parcel
 from frazil.ingest.table_writer import file_namer, open_writer
 from frazil.ingest.target_decoders import FIRST_PASS, TargetDecoder, context_for_target, find_equal_targets
 

@@ -11,7 +11,6 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 
-from frazil.ingest.aliases import create_aliased_decoder
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Target, is_routed
 from frazil.ingest.coordinates import record_schema
@@ -21,7 +20,7 @@ from frazil.ingest.formats.fields import Unit, may_have_aliases
 from frazil.ingest.key_header_columns import units_of_fields, value_schema
 from frazil.ingest.routed_writers import other_names
 from frazil.ingest.sensitive import withheld_paths
-from frazil.ingest.shaper import RecordDecoder
+from frazil.ingest.shaper import RecordDecoder, create_aliased_decoder
 from frazil.spec.formats import envelope_of, parse_format
 from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
 

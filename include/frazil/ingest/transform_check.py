@@ -14,6 +14,7 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.contract import Transform, TransformedColumn
+from frazil.ingest.parquet import variant_columns
 from frazil.ingest.transform_expressions import ExpressionChecker, Node, SqlTree, find_nodes
 from frazil.ingest.transform_sql import (
     ROW,
@@ -26,7 +27,6 @@ from frazil.ingest.transform_sql import (
     type_text,
     unnest_query,
 )
-from frazil.ingest.variant_files import variant_columns
 from frazil.spec.iceberg import records_schema, table_schema
 from frazil.spec.model import StreamSpec
 

@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.formats.json import variant as loops
 from frazil.ingest.formats.json.scan import NO
 from frazil.ingest.formats.json.text import MAX_DEPTH, change_outside_strings
-from frazil.ingest.variant_files import GROUP, variant_columns
+from frazil.ingest.parquet import VARIANT_GROUP, variant_columns
 
 MAX_TEXT_BYTES = 4 * 2**20
 """Maximum bytes of texts that are encoded together, unless one text is longer."""
@@ -48,21 +48,21 @@ class VariantEncoder:
                 parts.append(group)
                 first += len(texts)
             if not self._keeps_json:
-                field = rows.schema.field(index).with_type(GROUP)
-                rows = rows.set_column(index, field, pa.chunked_array(parts, GROUP))
+                field = rows.schema.field(index).with_type(VARIANT_GROUP)
+                rows = rows.set_column(index, field, pa.chunked_array(parts, VARIANT_GROUP))
         return rows, wrong
 
     def _encode(self, texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
-        group, errors = self._run(texts)
+        group, errors = self._encode_in_loop(texts)
         if loops.UNCERTAIN not in errors:
             return group, errors
         certain = [
             _with_doubles(text.as_py()) if error == loops.UNCERTAIN else text.as_py()
             for text, error in zip(texts, errors.tolist(), strict=True)
         ]
-        return self._run(pa.array(certain, pa.large_string()))
+        return self._encode_in_loop(pa.array(certain, pa.large_string()))
 
-    def _run(self, texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
+    def _encode_in_loop(self, texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
         count, buffers = len(texts), texts.buffers()
         offsets = np.frombuffer(buffers[1], np.int64)[texts.offset : texts.offset + count + 1]
         longest, total = int(np.diff(offsets).max(initial=0)), int(offsets[-1] - offsets[0])
@@ -83,7 +83,7 @@ class VariantEncoder:
             )
             for octets, end in zip(memory, ends, strict=True)
         ]
-        return pa.StructArray.from_arrays(parts, fields=[*GROUP], mask=pa.array(null)), errors
+        return pa.StructArray.from_arrays(parts, fields=[*VARIANT_GROUP], mask=pa.array(null)), errors
 
 
 def create_scratch(longest: int) -> loops.Scratch:

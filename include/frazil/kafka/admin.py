@@ -17,9 +17,8 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing
 from frazil.kafka.client import AdminClient, describe_source, to_access_denied, translate_client_errors
 from frazil.kafka.fetch import find_diverged
-from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.spec.source import TopicPattern
 
 TIMEOUT_S = 10.0
@@ -197,8 +196,8 @@ class KafkaAdmin:
             return self.earliest(partitions)
         return self.ends(partitions) if start == "latest" else self.at(start, partitions)
 
-    def _list_committed(self, partitions: Iterable[TopicPartition], which: OffsetSpec) -> dict[TopicPartition, int]:
-        (answers,) = self._list_offsets(partitions, (which, IsolationLevel.READ_COMMITTED))
+    def _list_committed(self, partitions: Iterable[TopicPartition], offset: OffsetSpec) -> dict[TopicPartition, int]:
+        (answers,) = self._list_offsets(partitions, (offset, IsolationLevel.READ_COMMITTED))
         return {tp: answer.offset for tp, answer in answers.items()}
 
     def _list_offsets(
@@ -210,7 +209,7 @@ class KafkaAdmin:
         moving: Exception | None = None
         while True:
             try:
-                futures = [self._request_offsets(tps, which, isolation) for which, isolation in questions]
+                futures = [self._request_offsets(tps, offset, isolation) for offset, isolation in questions]
                 return [self._offsets(each) for each in futures]
             except (KafkaException, TimeoutError) as error:
                 is_moving = isinstance(error, KafkaException) and error.args[0].code() in LEADER_ERRORS
@@ -222,8 +221,8 @@ class KafkaAdmin:
                 why = moving if moving is not None and is_timeout(error) else error
                 raise self._as_frazil_error(why, "listing offsets of") from why
 
-    def _request_offsets(self, tps: list[TopicPartition], which: OffsetSpec, isolation: IsolationLevel) -> Any:
-        request, timeout_s = {KafkaTopicPartition(*tp): which for tp in tps}, self._timeout_s
+    def _request_offsets(self, tps: list[TopicPartition], offset: OffsetSpec, isolation: IsolationLevel) -> Any:
+        request, timeout_s = {KafkaTopicPartition(*tp): offset for tp in tps}, self._timeout_s
         return self._admin.list_offsets(request, isolation_level=isolation, request_timeout=timeout_s) if tps else {}
 
     def _wait_for(self, answer: Future[Any]) -> Any:

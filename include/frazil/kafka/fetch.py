@@ -15,8 +15,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from frazil.errors import AccessDenied, KafkaUnavailable
-from frazil.kafka.client import describe_source, translate_client_errors
-from frazil.kafka.tokens import create_client
+from frazil.kafka.client import create_client, describe_source, translate_client_errors
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 

@@ -12,7 +12,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
 from frazil.errors import EnvironmentUnusable
-from frazil.kafka.tokens import TokenFunction
+from frazil.kafka.client import TokenFunction
 
 EVENT_DR, EVENT_LOG = 0x1, 0x4
 _PRODUCER, _CONSUMER = 0, 1

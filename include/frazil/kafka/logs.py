@@ -113,9 +113,9 @@ class LogWatch:
 
 
 def _count_again(
-    polls: Mapping[TopicPartition, int], answers: Mapping[TopicPartition, LeaderAnswer], which: LeaderAnswer
+    polls: Mapping[TopicPartition, int], answers: Mapping[TopicPartition, LeaderAnswer], kind: LeaderAnswer
 ) -> dict[TopicPartition, int]:
-    return {tp: polls.get(tp, 0) + 1 for tp, answer in answers.items() if answer is which}
+    return {tp: polls.get(tp, 0) + 1 for tp, answer in answers.items() if answer is kind}
 
 
 def find_truncations(

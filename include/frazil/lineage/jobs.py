@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from frazil.extras import report_missing_extras
 from frazil.lineage.facts import LineageSettings, LineageState, RunFacts
 from frazil.lineage.stream import Sender
 
@@ -25,13 +26,11 @@ MAX_QUEUED_EVENTS = 4_000
 Connect = Callable[[LineageSettings, str], Sender]
 
 
-def connect(settings: LineageSettings, job: str) -> Sender:
-    """Return a client for one run of a batch job. Raises ModuleNotFoundError without the extra `lineage`."""
-    try:
-        from frazil.lineage.client import LineageClient  # needs an extra
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
-    return LineageClient(settings, job, streaming=False)
+def connect(settings: LineageSettings, job: str, *, streaming: bool = False) -> Sender:
+    """Return a client for one run of a job. Raises MissingExtra without the extra `lineage`."""
+    with report_missing_extras():
+        from frazil.lineage.client import LineageClient  # needs the extra
+    return LineageClient(settings, job, streaming=streaming)
 
 
 @dataclass(frozen=True, slots=True)

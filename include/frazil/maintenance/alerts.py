@@ -127,7 +127,10 @@ def _delete_readings(health: TableHealth, limits: Alerts, compact: str) -> Itera
 
 
 def _count_small_files(health: TableHealth, threshold: int) -> float | None:
-    """Return the number of small files, or 0. Near the size limit, the number neither fires nor resolves the alert."""
+    """Return the number of files if they are small on average, otherwise 0; None if unknown.
+
+    Near the size limit, the number neither fires nor resolves the alert.
+    """
     if health.data_files and not health.data_bytes:
         return None
     share = health.average_file_bytes / (health.target_file_bytes / 10)
@@ -338,7 +341,7 @@ UNMEASURED_RULE = "unmeasured"
 
 
 def evaluate_unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
-    """Return the step of a table that cannot be measured. Active alerts stay, and `unmeasured` may fire."""
+    """Evaluate a table that cannot be measured. Its active alerts stay, and `unmeasured` may fire."""
     if not settings.enabled:
         return AlertStep(AlertStates(), (), (), ())
     standing = [

@@ -83,7 +83,7 @@ def group_into_actions(rewrites: Iterable[Rewrite], *, target: int) -> list[list
 
 
 class SkipReason(StrEnum):
-    FEW = "too few small files"
+    TOO_FEW_FILES = "too few small files"
     MARGINAL = "a rewrite would not halve their number"
     OLD_SPEC = "an older partition spec"
     OVERLAP = "files of older partition specs would be rewritten too"
@@ -210,7 +210,7 @@ def _evaluate_small(
     if count < min_count:
         return SkippedPartition(
             partition,
-            SkipReason.FEW,
+            SkipReason.TOO_FEW_FILES,
             f"it is {state}, and {format_count(count, 'small file', 'is|are')} fewer than {min_count:,}",
         )
     if count < 2 or 2 * removed < count:

@@ -47,7 +47,7 @@ from frazil.maintenance.tables import MaintainedTable, TableKind, maintained_tab
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.status.freshness import freshness_limit_ms, freshness_ms
-from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, is_fenced
+from frazil.supervise.decision import get_fresh_heartbeat, get_known_lag, is_fenced
 from frazil.table.branches import count_live_rows, head_of, summary_value
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared import list_matching_names

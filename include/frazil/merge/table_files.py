@@ -30,11 +30,11 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.arrow_values import empty_table, fill_hidden_nulls
 from frazil.ingest.contract import StagedFile, TargetTable
+from frazil.ingest.parquet import variant_columns, variant_groups_schema
 from frazil.ingest.table_writer import TableWriter, file_namer
-from frazil.ingest.variant_files import group_schema, variant_columns
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 
 PUFFIN_SUFFIX = ".puffin"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
@@ -141,7 +141,7 @@ class TableFileReader:
 def nullable_arrow_schema(schema: Schema) -> pa.Schema:
     """Return the Arrow schema for reading, with nullable fields."""
     nullable = pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
-    return group_schema(nullable, variant_columns(schema))
+    return variant_groups_schema(nullable, variant_columns(schema))
 
 
 @dataclass(slots=True)

@@ -12,15 +12,19 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from frazil.ingest.arrow_values import empty_table
-from frazil.merge.change_outcomes import (
+from frazil.merge.changes import (
+    Mask,
+    NewestChanges,
+    Numbers,
+    column,
     fill_left_out_columns,
     find_deletes,
+    find_newest_changes,
     find_renewed_rows,
     find_stale_changes,
     find_unchanged_rows,
     keep_newer_row_values,
 )
-from frazil.merge.changes import Mask, NewestChanges, Numbers, column, find_newest_changes
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeTask, RowRemoval, TableFile
 from frazil.merge.repeats import KeyIndex, LocatedRows, RepeatsRun, locate_rows
 from frazil.merge.table_files import TaskRun, nullable_arrow_schema, write_deletes

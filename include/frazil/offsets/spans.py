@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from pyroaring import BitMap64
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIdentity:
+    """Ids of a Kafka cluster and its topics. Offsets are valid only within the same ids."""
+
+    cluster_id: str
+    topic_ids: Mapping[str, str]
+
 
 TopicPartition = tuple[str, int]
 Offsets = Mapping[TopicPartition, int]

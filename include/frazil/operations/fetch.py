@@ -98,7 +98,7 @@ def fetch_history(spec: StreamSpec, *, lookback_ms: int) -> TableHistory | None:
 
 
 def fetch_daily_costs(spec: StreamSpec) -> tuple[DayCost, ...]:
-    """Raises SpecError for invalid prices, and FrazilError if the history cannot be read."""
+    """Return the costs of each day. Raises SpecError for invalid prices, FrazilError for an unreadable history."""
     file = os.environ.get(PRICES_VARIABLE)
     past = read_history(spec, since_ms=clock.now_ms() - TENS_RETENTION_MS)
     if past.problem and not past.points:

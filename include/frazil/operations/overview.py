@@ -161,19 +161,19 @@ def _headline_without_problems(lines: Sequence[OverviewLine]) -> str:
 
 
 def build_line(
-    name: str, spec: StreamSpec | None, reading: StreamReading, around: RelatedState, *, now_ms: int
+    name: str, spec: StreamSpec | None, reading: StreamReading, related: RelatedState, *, now_ms: int
 ) -> OverviewLine:
-    """Build the line of one stream. `around.alerts` are the alerts of the stream and of its table."""
-    windows = around.windows
+    """Build the line of one stream. `related.alerts` are the alerts of the stream and of its table."""
+    windows = related.windows
     if spec is None:
         needs = tuple(OpenProblem(line, runbook_link("declaration")) for line in reading.broken.splitlines())
         return OverviewLine(name, None, Level.BROKEN, "declaration broken", needs)
     status = reading.status
     state = _shown_state(spec, reading, now_ms=now_ms)
-    needs = (*_open_problems(state, reading, around), *_paused_dag_problem(state, status, around.paused_dag))
+    needs = (*_open_problems(state, reading, related), *_paused_dag_problem(state, status, related.paused_dag))
     line = OverviewLine(
         name,
-        around.names.get(spec.table.identifier, spec.table.identifier),
+        related.names.get(spec.table.identifier, spec.table.identifier),
         min(state.level, Level.TROUBLE) if needs else state.level,
         state.state,
         needs,
@@ -181,7 +181,7 @@ def build_line(
         promise_ms=freshness_limit_ms(spec),
         windows=windows,
         has_windows=spec.window is not None,
-        health=None if reading.outdated or reading.problem else around.health,
+        health=None if reading.outdated or reading.problem else related.health,
         at_ms=reading.at_ms,
         last_known=reading.last_known,
     )
@@ -201,7 +201,7 @@ def build_line(
         rejected_since_ms=flow.rejected_since_ms if flow else None,
         rejected_since_reset=flow is not None and flow.rejected_since_reset,
         rows=status.rows,
-        health=around.health if status.table_exists and not reading.outdated else None,
+        health=related.health if status.table_exists and not reading.outdated else None,
     )
 
 
@@ -226,8 +226,8 @@ def _informational_notes(state: StreamState) -> tuple[str, ...]:
     return (state.sentence,) if state.sentence and state.level > Level.TROUBLE else ()
 
 
-def _open_problems(state: StreamState, reading: StreamReading, around: RelatedState) -> tuple[OpenProblem, ...]:
-    needs, windows, status = {}, around.windows, reading.status
+def _open_problems(state: StreamState, reading: StreamReading, related: RelatedState) -> tuple[OpenProblem, ...]:
+    needs, windows, status = {}, related.windows, reading.status
     is_wrong, unmeasured = state.level <= Level.TROUBLE, runbook_link("unmeasured")
     if is_wrong:
         needs[state.sentence or state.state] = runbook_link(state.rule) if state.rule else None
@@ -238,16 +238,16 @@ def _open_problems(state: StreamState, reading: StreamReading, around: RelatedSt
         needs[sentence] = unmeasured
     if status is not None and is_wrong:
         needs |= dict.fromkeys(one for one in status.problems if one not in state.sentence)
-    if around.windows_problem is not None and reading.problem is None and status and status.table_exists:
+    if related.windows_problem is not None and reading.problem is None and status and status.table_exists:
         sentence = "Cannot read the table's windows, so complete and held windows are unknown"
-        needs[f"{sentence}: {around.windows_problem}"] = unmeasured
-    is_in_alert = any(one.rule == "held" for one in around.alerts)
+        needs[f"{sentence}: {related.windows_problem}"] = unmeasured
+    is_in_alert = any(one.rule == "held" for one in related.alerts)
     if windows is not None and windows.held and not is_in_alert:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
         sentence = f"A quality gate holds the window {windows.held[0]}{more}: check it, then release it or fix the data"
         needs[sentence] = runbook_link("held")
     first = next(iter(needs), "") if is_wrong else ""
-    needs |= {one.sentence: one.runbook for one in around.alerts if not _repeats_state(one, state, first)}
+    needs |= {one.sentence: one.runbook for one in related.alerts if not _repeats_state(one, state, first)}
     return tuple(OpenProblem(sentence, runbook) for sentence, runbook in needs.items())
 
 

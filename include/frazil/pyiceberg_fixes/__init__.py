@@ -7,7 +7,7 @@ below 0.0, so readers would skip a manifest with such a partition.
 
 PyIceberg refuses to write metadata of format version 3, and omits `next-row-id` from new metadata. It ignores the
 fields that version 3 adds to manifests and manifest lists. It does not check a snapshot's sequence number. It does not
-know the type `variant` (see `variant`).
+know the type `variant`. PyIceberg cannot scan such a column, but can scan the others.
 
 gcsfs 2026.10 asks a gRPC service for the kind of a bucket, once for each client. If the service does not answer, each
 call on an object waits for a minute. frazil does not need the kind.
@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import os
 from math import copysign
-from typing import Any
+from types import FunctionType
+from typing import Any, Literal
 
 import pyiceberg.manifest
+import pyiceberg.types
+from pydantic import Field
 from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.reader import DoubleReader
@@ -31,8 +34,8 @@ from pyiceberg.table import delete_file_index
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AddSnapshotUpdate, _apply_table_update, _TableMetadataUpdateContext
-
-import frazil.pyiceberg_fixes.variant  # noqa: F401
+from pyiceberg.typedef import TableVersion
+from pyiceberg.types import IcebergType, StringType
 
 
 def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
@@ -140,3 +143,27 @@ def _add_newest_snapshot(
 
 
 _apply_table_update.register(AddSnapshotUpdate, _add_newest_snapshot)
+
+
+class VariantType(StringType):
+    """A variant. In memory, it is its JSON text, so it is a string for decoders and transforms.
+
+    frazil encodes the text before it writes the rows (`frazil.ingest.variants`).
+    """
+
+    root: Literal["variant"] = Field(default="variant")  # type: ignore[assignment]
+
+    def minimum_format_version(self) -> TableVersion:
+        return 3
+
+
+def _parse(cls: type[IcebergType], v: Any, handler: Any) -> IcebergType:
+    """Replacement code of PyIceberg's parser, so the other names are globals of `pyiceberg.types`."""
+    return VariantType() if v == "variant" and cls is not VariantType else _parse_others(cls, v, handler)  # type: ignore[name-defined] # noqa: F821
+
+
+# Compiled Pydantic models refer to the function object, so only its code can be replaced.
+_parser: Any = IcebergType.handle_primitive_type.__func__
+_names = vars(pyiceberg.types)
+_names |= {"VariantType": VariantType, "_parse_others": FunctionType(_parser.__code__, _names)}
+_parser.__code__ = _parse.__code__

@@ -15,7 +15,7 @@ import pyiceberg.io.pyarrow
 from pyiceberg.io.pyarrow import ArrowProjectionVisitor, _ConvertToIceberg, _ConvertToIcebergWithoutIDs, visit_pyarrow
 from pyiceberg.types import ListType, MapType, NestedField
 
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 
 
 def _list(

@@ -25,8 +25,7 @@ from pyiceberg.types import TimestamptzType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
-from frazil.quality.gate import GateRequest, GateResult
-from frazil.quality.suite import Suite, check_columns, read_suite
+from frazil.quality.gate import GateRequest, GateResult, Suite, check_columns, read_suite
 from frazil.spec.iceberg import filter_between
 from frazil.spec.types import VARIANT
 from frazil.table.catalogs import catalog_config, open_existing_catalog, translate_catalog_errors

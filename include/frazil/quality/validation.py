@@ -17,7 +17,7 @@ from great_expectations.render.view.view import DefaultJinjaPageView
 from pydantic.v1 import ValidationError
 
 from frazil.errors import SpecError
-from frazil.quality.suite import Suite
+from frazil.quality.gate import Suite
 
 MAX_EXAMPLES = 5
 MAX_EXAMPLE_CHARACTERS = 80

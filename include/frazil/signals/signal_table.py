@@ -205,15 +205,15 @@ class TableSignals:
     def after(self, number: int) -> tuple[Signal, ...]:
         if self.at is None or number >= self.number:
             return ()
-        return self._scan(And(GreaterThan(term="number", value=number), self._since(number)))
+        return self._scan(And(GreaterThan(term="number", value=number), self._filter_after(number)))
 
     def recent(self, count: int) -> tuple[Signal, ...]:
         """Return at least the last `count` signals, in order."""
         shared = TableSignals(self.group, None, 0, self.at).members() if self.group else [self]
         return self.after(max(self.number - count * len(shared), 0))
 
-    def _since(self, number: int) -> BooleanExpression:
-        """Return a filter for days with signals above `number`. Reads only append summaries."""
+    def _filter_after(self, number: int) -> BooleanExpression:
+        """Return a row filter that keeps all signals after `number`. Reads the summaries of appends, but no rows."""
         starts = []
         # The group's appends do not have the signals from before the table joined it.
         for snapshot in ancestors(self.at.metadata) if self.at and number >= self.since else ():

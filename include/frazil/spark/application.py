@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from frazil.spark.java import jvm_start, launch_jvm
@@ -23,13 +24,12 @@ def start_session(
     If `output` is given, what the JVM prints is appended to this file.
     """
     catalog_properties = [item for catalog in catalogs for item in spark_properties(catalog).items()]
-    builder = SparkSession.builder.appName(app_name).config("spark.sql.session.timeZone", "UTC")
-    for key, value in properties.items():
-        builder = builder.config(key, value)
+    own = {"spark.app.name": app_name, "spark.sql.session.timeZone": "UTC"}
+    conf = SparkConf().setAll([*(own | dict(properties)).items()])
     with jvm_start():
         if output is not None:
-            launch_jvm(properties, output)
-        session = builder.getOrCreate()
+            launch_jvm(conf, output)
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
     # The command line of a JVM that the builder starts has all of the builder's properties.
     for key, value in catalog_properties:
         session.conf.set(key, value)

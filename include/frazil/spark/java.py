@@ -9,9 +9,13 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.extras import require_module
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
 
 REQUIRED_MAJOR = 17
 LEAN_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -76,12 +80,11 @@ def jvm_start() -> Iterator[None]:
         raise
 
 
-def launch_jvm(properties: Mapping[str, str], output: Path) -> None:
+def launch_jvm(conf: SparkConf, output: Path) -> None:
     """Start the JVM of the next context. Appends its output to `output`, which no configuration does fully."""
-    from pyspark import SparkConf, SparkContext  # most users of this module start no JVM
+    from pyspark import SparkContext  # most users of this module start no JVM
     from pyspark.java_gateway import launch_gateway
 
-    conf = SparkConf().setAll([*properties.items()])
     with output.open("ab") as file:
         gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
     SparkContext._ensure_initialized(gateway=gateway)

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from frazil.backfill.request import parse_request
+from frazil.extras import check_configuration
 from frazil.host.process_log import exit_on_error, log_to_stderr
 from frazil.spec.load import find_stream
-from frazil.table.configuration import check_configuration
 
 
 def main() -> int:

@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from frazil.extras import check_configuration
 from frazil.host.process_log import exit_on_error
 from frazil.maintenance.due import Action
-from frazil.table.configuration import check_configuration
 
 
 def main() -> int:

@@ -10,13 +10,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from frazil.extras import report_missing_extras
+from frazil.extras import check_configuration, report_missing_extras
 from frazil.host.process_log import exit_on_error
 from frazil.signals import read_pins
 from frazil.spark_apps import DRIVE_STREAM
 from frazil.spec.last_valid import find_and_remember
 from frazil.spec.load import check_other_streams
-from frazil.table.configuration import check_configuration
 
 
 def main() -> int:

@@ -65,9 +65,7 @@ class Column(Model):
     """
 
     cast: Literal["strict", "lenient"] | None = None
-    """`lenient`: other types are converted and counted: `"7"` and `7.0` for an `int`, `"true"` and `1` for a `boolean`,
-    `7` for a `string`. Default: `cast` of the stream.
-    """
+    """`lenient`: values of other types, such as `"7"` for `int`, are converted and counted. Default: the stream's."""
     rounding: Literal["half-even", "half-up", "down"] | None = None
     """Rounds longer numbers for a `decimal` with `cast: lenient`. Otherwise, they are dead letters."""
     null_if: Annotated[tuple[bool | int | float | str, ...], YamlForm("list of values")] = ()

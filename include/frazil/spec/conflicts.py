@@ -108,7 +108,7 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
             other, its = first.setdefault((spec.table.catalog, table), (path, spec))
             mine, theirs = view_from_table(spec, table), view_from_table(its, table)
             if (spec.evolution.mode == "full") != (its.evolution.mode == "full"):
-                declared = _evolution_conflict(its, f"the stream in {other}", table)
+                declared = _evolution_conflict(its.evolution.mode, f"the stream in {other}", table)
                 yield f"{path}: evolution: {spec.evolution.mode}, but {declared}"
             for key, one, another in _window_differences(mine, theirs) if mine and theirs else ():
                 yield (
@@ -159,7 +159,7 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         if first.maintenance != spec.maintenance:
             yield f"{path}: maintenance: differs from that of {earlier[:-1]}; declare the same in both, or in neither"
         if (spec.evolution.mode == "full") != (first.evolution.mode == "full"):
-            of_table = _evolution_conflict(first, f"the stream in {first_path}", spec.table.identifier)
+            of_table = _evolution_conflict(first.evolution.mode, f"the stream in {first_path}", spec.table.identifier)
             yield f"{path}: evolution: {spec.evolution.mode}, but {of_table}"
         clashes = _find_field_conflicts(_table_struct(spec), _table_struct(first), ())
         for place, mine, its in islice(clashes, MAX_SCHEMA_CONFLICTS):
@@ -181,22 +181,22 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
                 )
 
 
-def _evolution_conflict(its: StreamSpec, other: str, table: str) -> str:
+def _evolution_conflict(mode: str, other: str, table: str) -> str:
     return (
-        f"{other}, which also writes to {table}, has: {its.evolution.mode}; with full, records of one stream may make "
+        f"{other}, which also writes to {table}, has: {mode}; with full, records of one stream may make "
         "a column optional that the other stream declares not null, which stops the other stream. Declare full for "
         "both or neither"
     )
 
 
 def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
-    for key, mine, its in (
+    for key, own, others in (
         ("complete", spec.window, first.window),
         ("complete-from", spec.complete_from, first.complete_from),
         ("event-time", spec.event_time.column, first.event_time.column),
     ):
-        if mine != its:
-            yield key, str(mine or "none"), str(its or "none")
+        if own != others:
+            yield key, str(own or "none"), str(others or "none")
 
 
 def _split_servers(spec: StreamSpec) -> set[str]:
@@ -212,10 +212,10 @@ def _table_struct(spec: StreamSpec) -> Struct:
     return Struct(tuple(declared))
 
 
-def _find_field_conflicts(mine: Type, its: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
+def _find_field_conflicts(first: Type, second: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     """Yield the path and both declarations of each conflict. A field of only one struct must not be `not null`."""
-    fields = {field.name.lower(): field for field in its.fields}
-    for field in mine.fields:
+    fields = {field.name.lower(): field for field in second.fields}
+    for field in first.fields:
         other = fields.pop(field.name.lower(), None)
         place = (*path, field.name)
         if other is None:

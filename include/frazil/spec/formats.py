@@ -296,9 +296,7 @@ class Key(Model):
     """How a record's key is encoded, and the column that stores the whole key."""
 
     column: str | None = None
-    """The column of the whole key: `string`, `binary` for `bytes`, or for other formats any primitive type. Columns
-    with `from: {key: …}` take fields of the key.
-    """
+    """The column of the whole key: `string`, `binary` for `bytes`, or for other formats any primitive type."""
     format: Literal["string", "bytes", "value", "json", "avro", "protobuf"] = "string"
     """`string`: UTF-8 text. `bytes`: any bytes. `value`: as `source.format`, without `unwrap`, `envelope` and `lines`;
     also the default for `from: {key: …}`.

@@ -18,7 +18,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 
-import frazil.pyiceberg_fixes.variant  # noqa: F401 - teaches PyIceberg the type
+import frazil.pyiceberg_fixes  # noqa: F401 - teaches PyIceberg the type
 from frazil.errors import SchemaIncompatible
 from frazil.spec import types
 from frazil.spec.column import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES

@@ -89,9 +89,7 @@ class Commit(Model):
     """
 
     atomic: bool | tuple[str, ...] = False
-    """Commit a batch to all its tables in one step, if the catalog can. A list limits this to tables of `route.tables`,
-    the stream's table and its dead letters.
-    """
+    """Commit a batch to all its tables in one step, if the catalog can. A list names the routed tables of this step."""
 
     @property
     def longest_interval(self) -> timedelta:

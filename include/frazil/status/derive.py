@@ -20,8 +20,16 @@ from frazil.spec.units import format_count
 from frazil.status.freshness import freshness_limit_ms, freshness_ms, late_message
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from frazil.supervise.decide import consecutive_crashes
-from frazil.supervise.decision import Cause, Decision, DecisionInput, SupervisionPolicy, WriterAction, error_name
-from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag
+from frazil.supervise.decision import (
+    Cause,
+    Decision,
+    DecisionInput,
+    SupervisionPolicy,
+    WriterAction,
+    error_name,
+    get_fresh_heartbeat,
+    get_known_lag,
+)
 from frazil.timetext import format_elapsed
 
 MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms
@@ -169,7 +177,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
 
 
 def _last_error(writer: Observation) -> str:
-    """The heartbeat may have the error before the exit record does."""
+    """Return the writer's last error. The heartbeat may have it before the exit record does."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
     is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)

@@ -26,8 +26,17 @@ from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
 from frazil.status.table import TableReading, read_stream_table
 from frazil.supervise.decide import RESTARTABLE_EXIT_CODES, decide, exits_without_commit
-from frazil.supervise.decision import DecisionInput, SupervisionPolicy, UnreadableState, ValidDeclaration, error_name
-from frazil.supervise.liveness import get_fresh_heartbeat, get_known_lag, has_committed, is_fenced
+from frazil.supervise.decision import (
+    DecisionInput,
+    SupervisionPolicy,
+    UnreadableState,
+    ValidDeclaration,
+    error_name,
+    get_fresh_heartbeat,
+    get_known_lag,
+    has_committed,
+    is_fenced,
+)
 from frazil.timetext import format_utc
 
 KAFKA_TIMEOUT_S = 1.0

@@ -36,9 +36,8 @@ from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
 from frazil.stream.circuit_breaker import read_acceptance
 from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
-from frazil.supervise.decision import DesiredState
+from frazil.supervise.decision import DesiredState, has_committed
 from frazil.supervise.desired import DesiredStore, table_fingerprint
-from frazil.supervise.liveness import has_committed
 from frazil.table.branches import count_live_rows, head_of, summary_value
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost import explain_dropped_table
@@ -59,7 +58,7 @@ class TableReading:
     desired: DesiredState | None = None
     fingerprint: str | None = None
     in_full: bool = True
-    """Whether Kafka and routed tables are to be read too."""
+    """Whether to read Kafka and routed tables, too."""
 
 
 def read_stream_table(

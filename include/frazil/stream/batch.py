@@ -44,15 +44,13 @@ from frazil.ingest.contract import Shuffle, StageContext, Target
 from frazil.ingest.dead_letters import join_rejects
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.kafka.admin import KafkaAdmin
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets
+from frazil.offsets.spans import Offsets, SourceIdentity
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.circuit_breaker import check_circuit_breaker
-from frazil.stream.cost_meter import cost_meter
 from frazil.stream.distribution import Distribution, RecentSizes, decide_distribution
-from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
+from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer, cost_meter
 from frazil.stream.evolve import EvolutionResult, evolve_table
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.notices import Notices

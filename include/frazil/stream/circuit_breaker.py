@@ -15,8 +15,7 @@ from frazil.commit.marker import flatten_topics, keep_same_topics, nest_by_topic
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CircuitOpen
 from frazil.ingest.contract import Reject, Rejects
-from frazil.kafka.identity import SourceIdentity
-from frazil.offsets.spans import Offsets, TopicPartition
+from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition
 from frazil.spec.model import CircuitBreaker, StreamSpec
 from frazil.spec.units import format_count
 

@@ -17,9 +17,8 @@ from frazil.commit.marker import NO_TRANSACTION, keep_topics, merge_identities
 from frazil.errors import KafkaUnavailable, SpecError, TopicMissing, TopicRecreated
 from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaAdmin
-from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogWatch, check_no_gap, check_not_truncated
-from frazil.offsets.spans import Offsets, TopicPartition
+from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition
 from frazil.spec.units import format_count
 from frazil.stream.plan import (
     BatchDecision,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import urlsplit
 
 from frazil.commit.stream_tables import StreamTables
@@ -28,7 +29,8 @@ from frazil.events import (
 from frazil.history.objects import HistoryStore, history_location
 from frazil.history.recorder import Recorder, RecordingThreads
 from frazil.lineage.facts import LineageSettings
-from frazil.lineage.stream import Sender, StreamLineage
+from frazil.lineage.jobs import connect
+from frazil.lineage.stream import StreamLineage
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.stream.stall import StallLimits
@@ -96,15 +98,9 @@ def _create_lineage(spec: StreamSpec) -> StreamLineage | None:
     if not settings.on:
         return None
 
-    def connect() -> Sender:
-        try:
-            from frazil.lineage.client import LineageClient  # needs the extra, and no one else does
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(f"{error}. Install frazil[lineage]") from error
-        return LineageClient(settings, spec.name)
-
+    client = partial(connect, settings, spec.name, streaming=True)
     bootstrap = str(resolve_kafka_properties(spec, os.environ).get("bootstrap.servers", ""))
-    return StreamLineage(spec.name, settings=settings, bootstrap=bootstrap, topics=spec.source.topics, connect=connect)
+    return StreamLineage(spec.name, settings=settings, bootstrap=bootstrap, topics=spec.source.topics, connect=client)
 
 
 _batch = logging.getLogger("frazil.stream.batch")

@@ -28,7 +28,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_properties
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
-from frazil.stream.cost_meter import cost_meter
+from frazil.stream.engine import cost_meter
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def start_context(spec: StreamSpec, *, output: Path | None = None) -> SparkConte
     conf = SparkConf().setAll(list(properties.items()))
     with jvm_start():
         if output:
-            launch_jvm(properties, output)
+            launch_jvm(conf, output)
         context = SparkContext.getOrCreate(conf)
     jvm: Any = getattr(SparkContext._gateway, "proc", None)
     cost_meter.jvm_pid = None if jvm is None else jvm.pid

@@ -18,9 +18,9 @@ from pyspark import TaskContext
 from frazil import __version__, errors
 from frazil.errors import FrazilError, VersionChanged
 from frazil.ingest.contract import StageContext, StageTask
+from frazil.ingest.partitioning import Parcel
 from frazil.ingest.progress import OnProgress, compilation
 from frazil.ingest.sensitive import to_safe_error
-from frazil.ingest.shuffle import Parcel
 from frazil.stream.attempt import check_not_abandoned
 from frazil.stream.progress import ProgressFolder, RecordCounts, writer_task_name
 from frazil.table.storage_mistakes import translate_staging_failure

@@ -55,9 +55,11 @@ from frazil.supervise.decision import (
     UnreadableState,
     ValidDeclaration,
     WriterAction,
+    decide_hung,
+    decide_stopping,
+    describe_progress,
     error_name,
 )
-from frazil.supervise.liveness import decide_hung, decide_stopping, describe_progress
 from frazil.timetext import format_elapsed
 
 FIXED_BY_TABLE_CHANGE = frozenset(
@@ -283,7 +285,10 @@ def consecutive_crashes(
 
 
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
-    """Whether Kafka responds again or, for a writer without lag, the catalog or storage that made writers end."""
+    """Return whether the service that made writers end responds again.
+
+    Kafka responds if the lag is known. Catalog and storage respond if the lag is 0.
+    """
     if heartbeat.epoch is None or heartbeat.lag is None:
         return False
     if heartbeat.stall or heartbeat.outage or heartbeat.error:

@@ -1,7 +1,7 @@
 """Stores the desired state of a stream, running or paused, in a small object next to its journals.
 
 Commands and Airflow see the same state on every host. As long as the stream has no table, the state is in the run
-folder, and applies to one host only. If no state is stored, the stream is to run.
+folder, and applies to one host only. If no state is stored, the stream should run.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Supervisor:
             try:
                 write_supervision_times(self._folder, self._watch)
             except OSError as error:  # a full disk must not end the supervision of a running writer
-                log.warning("%s: cannot record when it was supervised: %s", self._program.name, error)
+                log.warning("%s: cannot store the time of this check: %s", self._program.name, error)
             self._watch_written_ms = now_ms
 
     def _observe(self) -> DecisionInput:

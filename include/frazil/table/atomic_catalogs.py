@@ -4,15 +4,29 @@ Other catalogs may change tables one by one, or lose the snapshot history.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import TableRequirement, TableUpdate
 from sqlalchemy import make_url
 
 from frazil.errors import SpecError
-from frazil.table.atomic_commit import CommitTables
 from frazil.table.spark_catalog import ATOMIC_PROPERTY, catalog_type
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    table: Table
+    requirements: tuple[TableRequirement, ...]
+    updates: tuple[TableUpdate, ...]
+
+
+CommitTables = Callable[[Sequence[TableChange]], Sequence[CommitTableResponse] | None]
+"""Commits all changes, or none. After any error other than CommitFailedException, the outcome is unknown."""
+
 
 ATOMIC_SERVERS = ("lakekeeper", "polaris")
 """Names of REST catalog servers that commit atomically: the valid values of `frazil.atomic`."""

@@ -9,7 +9,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from pyiceberg.catalog.rest import RestCatalog
@@ -21,8 +21,10 @@ from requests import HTTPError, PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from frazil.table.atomic_commit import TableChange
 from frazil.table.catalog_mistakes import NotIcebergResponse
+
+if TYPE_CHECKING:
+    from frazil.table.atomic_catalogs import TableChange
 
 TIMEOUT_S = (10.0, 60.0)
 """Timeout (s) for connecting, and for each pause within a response."""

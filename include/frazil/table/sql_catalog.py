@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import ICEBERG_TABLE_TYPE, IcebergTables, SqlCatalog
@@ -18,8 +18,10 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import Identifier
 from sqlalchemy import Connection, Executable, bindparam, select, update
 
-from frazil.table.atomic_commit import TableChange
 from frazil.table.parallel import run_in_parallel
+
+if TYPE_CHECKING:
+    from frazil.table.atomic_catalogs import TableChange
 
 _commit_table = SqlCatalog.commit_table
 log = logging.getLogger(__name__)

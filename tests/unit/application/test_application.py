@@ -14,10 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.application import application as module
-from frazil.application import engine
+from frazil.application import launcher
 from frazil.application.application import WriterApplication
-from frazil.application.daemon_threads import DaemonThreads
-from frazil.application.engine import SharedEngine
+from frazil.application.launcher import SharedEngine
 from frazil.cli.main import frazil
 from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, TopicMissing, WorkerDied, WriterBusy
 from frazil.home import run_folder
@@ -34,6 +33,7 @@ from frazil.supervise.decision import UnreadableState
 from frazil.supervise.desired import open_desired_store
 from frazil.supervise.supervised import Program, SupervisedApplication, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
+from frazil.table.parallel import DaemonThreads
 from tests.polling import eventually
 from tests.strict_streams import load_streams
 
@@ -129,7 +129,7 @@ def shared(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "Writer", FakeWriter)
     monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(module, "POLL_INTERVAL_S", 0.05)
-    monkeypatch.setattr(engine, "CHECK_INTERVAL_S", 0.05)
+    monkeypatch.setattr(launcher, "CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(FakeWriter, "orders", {}, raising=False)
     monkeypatch.setattr(FakeWriter, "starts", {}, raising=False)
     monkeypatch.setattr(FakeWriter, "hangs", set(), raising=False)
@@ -392,7 +392,7 @@ def test_a_catalog_that_does_not_answer_holds_up_the_reads_its_own_streams_alone
 
 HANGING = """
 import threading
-from frazil.application.daemon_threads import DaemonThreads
+from frazil.table.parallel import DaemonThreads
 threads, hangs = DaemonThreads(2, "hangs"), threading.Event()
 began = threading.Event()
 threads.submit(lambda: (began.set(), hangs.wait()))

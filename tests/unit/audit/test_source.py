@@ -14,9 +14,8 @@ from frazil.audit import kafka_source
 from frazil.audit.claims import Claims, CommittedRange
 from frazil.audit.findings import FindingKind
 from frazil.kafka.admin import Topics
-from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import LogEnd
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.offsets.tally import OffsetTally
 
 T0, T1 = ("t", 0), ("t", 1)

@@ -26,9 +26,8 @@ from frazil.audit.upserts import (
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import DEDUPE_MODE, UPSERT_MODE
 from frazil.commit.staging_targets import target_table
-from frazil.kafka.identity import SourceIdentity
 from frazil.merge.contract import MergeContext, MergeCounts, MergeRules
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.spec.model import StreamSpec
 from tests.unit.audit.test_source import IDENTITY, T0, StandInKafka
 from tests.unit.commit.conftest import catalog_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from frazil.backfill.audit import StagedRecords, find_problems
+from frazil.backfill.rules import StagedRecords, find_problems
 from frazil.ingest.contract import RangeProgress
 from frazil.offsets.spans import offset_bitmap
 from frazil.offsets.tally import OffsetTally

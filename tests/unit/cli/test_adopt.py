@@ -14,7 +14,7 @@ from frazil.cli.main import frazil
 from frazil.commit import catalog_probe
 from frazil.commit.marker import property_name
 from frazil.errors import CommitRefused, SpecError
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.load import find_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table

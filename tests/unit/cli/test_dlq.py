@@ -19,7 +19,7 @@ from frazil.commit.committer import Committer
 from frazil.commit.open_streams import open_stream
 from frazil.errors import FrazilError, SchemaIncompatible, SpecError
 from frazil.ingest.sealing import OMITTED
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table

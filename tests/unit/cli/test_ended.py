@@ -24,8 +24,8 @@ from frazil.home import run_folder
 from frazil.host.exchange import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.kafka.admin import KafkaAdmin, Topics
-from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.stream_rules import evaluate_stream_rules
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.maintenance import Alerts
 from frazil.status import stream as status_stream
 from frazil.status.stream import read_stream_state

@@ -16,7 +16,7 @@ from frazil.cli.foreground import MAX_BUFFERED_LINES, RunTotals, Terminal, WaitR
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.model import StreamSpec
 
 SPEC = StreamSpec.model_validate(

@@ -21,7 +21,7 @@ from frazil.cli.output import progress
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted
 from frazil.ingest.sealing import Sealer
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.load import find_stream, load_stream
 from tests.made_batches import MadeStream
 

@@ -19,7 +19,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.reset_plan import AvailableOffsets, StateBeforeReset, list_moves
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.infer.observed import collect_statistics
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.operations.stream_actions import (
     NotInKafka,
     ResetTarget,

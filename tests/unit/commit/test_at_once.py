@@ -16,8 +16,7 @@ from sqlalchemy.exc import OperationalError
 from frazil.commit.committer import Committer
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitRefused
-from frazil.table.atomic_catalogs import find_commit_tables
-from frazil.table.atomic_commit import CommitTables, TableChange
+from frazil.table.atomic_catalogs import CommitTables, TableChange, find_commit_tables
 
 Committed = Sequence[CommitTableResponse] | None
 Fault = Callable[[Callable[[], Committed]], Committed]

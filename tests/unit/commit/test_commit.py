@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from frazil.commit.history import deleted_by_others
 from frazil.commit.marker import BatchKey
 from frazil.errors import AccessDenied, CommitUnavailable, Fenced, StaleBatch
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from tests.java_rules import check_times
 
 MAIN = "demo.events"

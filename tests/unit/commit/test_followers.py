@@ -26,10 +26,9 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sweep_routed
 from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
-from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.orphans import UndecidedFiles
-from frazil.table.atomic_catalogs import find_commit_tables
-from frazil.table.atomic_commit import TableChange
+from frazil.offsets.spans import SourceIdentity
+from frazil.table.atomic_catalogs import TableChange, find_commit_tables
 
 from .conftest import BY_DAY, SCHEMA, TOPIC, World, catalog_in, event_time, new_world
 

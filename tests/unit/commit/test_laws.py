@@ -14,7 +14,7 @@ from frazil.commit.journal import NO_DEAD_LETTERS, BatchCost, Journal
 from frazil.commit.marker import MAX_EPOCHS, BatchKey, BatchOutcome, Marker, read_marker
 from frazil.errors import MarkerUnreadable, TopicRecreated
 from frazil.ingest.contract import RangeProgress, StagedFile
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 
 names = st.text(st.characters(categories=["Ll", "Lu", "Nd"], include_characters="._-"), min_size=1, max_size=12)
 topic_partitions = st.tuples(names, st.integers(0, 4000))

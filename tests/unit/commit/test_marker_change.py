@@ -11,7 +11,7 @@ from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.marker_changes import adopt, forget, reset
 from frazil.commit.reset_plan import StateBeforeReset, read_state_before_reset
 from frazil.errors import AccessDenied, AdoptionRequired, Fenced, MarkerUnreadable, RolledBack, WriterBusy
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 
 P0, P1 = ("events", 0), ("events", 1)
 

@@ -16,7 +16,7 @@ from frazil.commit.marker_changes import forget
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.sweep import sweep
 from frazil.errors import Fenced, RolledBack, SchemaIncompatible
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
 from tests.unit.commit.aligned import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import DayTransform, HourTransform, MonthTransform, Transform, YearTransform
 
-from frazil.commit import repeats_plan
+from frazil.commit import merging
 from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.errors import SpecError
 from frazil.ingest.calendar_limits import TIMESTAMP_LIMITS_US
@@ -127,8 +127,8 @@ class Killed(BaseException):
 def test_the_table_has_what_the_rule_keeps_of_all_rows_in_their_order(batches, spec, parallelism):
     with tempfile.TemporaryDirectory() as folder, catalog_in(Path(folder)) as catalog, contextlib.ExitStack() as after:
         for name in ("MIN_SPLIT_BYTES", "TARGET_SHARE_BYTES"):
-            after.callback(setattr, repeats_plan, name, getattr(repeats_plan, name))
-            setattr(repeats_plan, name, 1)  # every batch has several tasks of each kind
+            after.callback(setattr, merging, name, getattr(merging, name))
+            setattr(merging, name, 1)  # every batch has several tasks of each kind
         world = repeated_world(catalog, Path(folder), spec, parallelism=parallelism)
         rows: list[tuple[int, int, int]] = []
         others: list[tuple[int, int]] = []

@@ -26,7 +26,7 @@ from frazil.commit.reset_plan import (
     list_moves,
     marker_after_reset,
 )
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 
 SOURCE = SourceIdentity("cluster", {"t": "id-1"})
 PARTITIONS = [("t", 0), ("t", 1), ("t", 2)]

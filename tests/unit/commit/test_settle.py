@@ -19,7 +19,7 @@ from frazil.commit.marker_changes import change_marker, forget
 from frazil.commit.settle import highest_epoch
 from frazil.commit.sweep import _is_commit_of, bare_path, batch_folder, delete_fenced_batch, sweep, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch, TableLost
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.table.tables import state_location
 from tests.unit.commit.conftest import World
 

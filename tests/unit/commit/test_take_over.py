@@ -17,7 +17,7 @@ from frazil.commit.commit_checks import (
 from frazil.commit.marker import BatchKey, first_marker, property_name
 from frazil.commit.marker_changes import adopt, forget
 from frazil.errors import AdoptionRequired, Fenced, TopicRecreated
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 
 
 def test_the_first_take_over_writes_a_marker_with_an_empty_snapshot(world):

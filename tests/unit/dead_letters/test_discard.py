@@ -14,8 +14,7 @@ from frazil.commit import dead_letter_counts
 from frazil.commit.backfill_records import BackfillMarker, branch_name, property_name
 from frazil.commit.open_streams import OpenStream
 from frazil.commit.sweep import referenced_paths
-from frazil.dead_letters.discard import DiscardMark, discard
-from frazil.dead_letters.selection import Selection, count_by_day, read_samples
+from frazil.dead_letters.selection import DiscardMark, Selection, count_by_day, discard, read_samples
 from frazil.errors import CommitUnavailable, WriterBusy
 from tests.unit.commit.conftest import EPOCH_BEGAN, World
 

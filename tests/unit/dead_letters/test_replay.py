@@ -29,9 +29,8 @@ from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import batch_folder
 from frazil.dead_letters import replay as replaying
-from frazil.dead_letters.discard import DiscardMark, discard
 from frazil.dead_letters.replay import replay
-from frazil.dead_letters.selection import LeftOutReason, Selection, count_left_out, read_samples
+from frazil.dead_letters.selection import DiscardMark, LeftOutReason, Selection, count_left_out, discard, read_samples
 from frazil.errors import (
     BackfillAbandoned,
     Fenced,
@@ -45,7 +44,7 @@ from frazil.ingest.contract import RangeProgress
 from frazil.ingest.sealing import OMITTED, SEALED, Sealer, place_of
 from frazil.ingest.stage import stage
 from frazil.ingest.table_writer import TableWriter, file_namer
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.operations.stream_actions import plan_abandon
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive
@@ -453,7 +452,7 @@ def test_what_a_publication_finds_wrong_is_said_as_it_is(
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("frazil.backfill.audit.find_problems", lambda _: ["a record is lost"])
+    monkeypatch.setattr("frazil.backfill.rules.find_problems", lambda _: ["a record is lost"])
     with pytest.raises(FrazilError, match="is not published: a record is lost"):
         replay(open_stream(live.spec), Selection())
 

@@ -26,9 +26,8 @@ from frazil.cli.main import frazil
 from frazil.commit.backfill_records import BackfillState, branch_name, committed_chunks, read_backfill
 from frazil.commit.history import Period
 from frazil.commit.open_streams import open_stream
-from frazil.dead_letters.discard import discard
 from frazil.dead_letters.replay import preview, replay
-from frazil.dead_letters.selection import Selection
+from frazil.dead_letters.selection import Selection, discard
 from frazil.errors import CommitUnavailable, RouteBehind, SchemaIncompatible, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.spec.load import load_stream

@@ -40,8 +40,8 @@ from frazil.errors import CommitUnavailable, SpecError, StaleBatch
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.ingest.table_writer import TableWriter, file_namer
-from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.orphans import UndecidedFiles
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import load_catalog

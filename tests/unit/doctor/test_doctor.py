@@ -31,7 +31,7 @@ from frazil.doctor.streams import (
     load_declarations,
 )
 from frazil.errors import EnvironmentUnusable
-from frazil.host import page_servers
+from frazil.host.processes import register_page_server
 
 NOW = 1_700_000_000_000
 
@@ -264,13 +264,13 @@ def test_an_api_server_under_which_frazil_was_changed_is_named_until_it_is_resta
     (package / "one.py").write_text("a = 1")
     monkeypatch.setattr(installed, "FOLDER", package)
     assert found().state is CheckState.SKIPPED
-    page_servers.register_page_server()
+    register_page_server()
     assert found().state is CheckState.OK
     (package / "one.py").write_text("a = 10")
     changed = found()
     assert (changed.state, changed.fix) == (CheckState.WARNING, "restart Airflow's API server")
     assert f"(process {os.getpid()})" in changed.message
-    page_servers.register_page_server()
+    register_page_server()
     assert found().state is CheckState.OK
 
 
@@ -280,13 +280,13 @@ def test_of_api_servers_that_ended_and_of_other_hosts_nothing_is_said_and_a_reco
     folder = frazil_home / "page" / "servers"
     for name in ("elsewhere", "here"):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        page_servers.register_page_server()
+        register_page_server()
     ended = json.loads((folder / f"here-{os.getpid()}.json").read_text())
     ended["process"]["started_at_s"] -= 3600
     (folder / f"here-{os.getpid()}.json").write_text(json.dumps(ended))
     (folder / "here-1.json").write_text("[]")
     assert [one.state for one in host.check_api_servers()] == [CheckState.SKIPPED]
-    page_servers.register_page_server()
+    register_page_server()
     assert {file.name for file in folder.iterdir()} == {f"elsewhere-{os.getpid()}.json", f"here-{os.getpid()}.json"}
     assert [one.state for one in host.check_api_servers()] == [CheckState.OK]
 

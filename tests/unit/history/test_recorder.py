@@ -42,7 +42,7 @@ from frazil.history.recorder import (
     RecordingThreads,
 )
 from frazil.host.heartbeat import Phase, Stall, StallKind
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.table.storage import LocalStore
 from tests.polling import eventually
 

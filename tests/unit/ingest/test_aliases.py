@@ -21,11 +21,11 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from frazil.ingest.aliases import create_aliased_decoder
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_decoder
+from frazil.ingest.shaper import create_aliased_decoder
 
 KINDS: list[tuple[IcebergType, str]] = [
     (StringType(), '"x"'),

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frazil.ingest.memory_guard import limit_memory
-from frazil.ingest.transform import MAX_QUERY_GROWTH, MAX_RESULT_BYTES
+from frazil.ingest.transform import MAX_QUERY_GROWTH, MAX_RESULT_BYTES, limit_memory
 
 linux_only = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux limits private memory")
 GREEDY = {

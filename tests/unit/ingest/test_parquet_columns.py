@@ -23,7 +23,7 @@ from pyiceberg.types import (
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.record_files import can_cast, cast_columns, check_columns
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 
 UTC_US = pa.timestamp("us", "UTC")
 TEXT = pa.large_string()

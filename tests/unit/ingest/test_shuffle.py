@@ -18,7 +18,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from frazil.ingest.contract import OffsetRange, Shuffle, TargetTable
 from frazil.ingest.parquet import FileLayout
-from frazil.ingest.shuffle import Parcel, Shuffler, unpack_parcel
+from frazil.ingest.partitioning import Parcel, Shuffler, unpack_parcel
 
 SCHEMA = Schema(t.NestedField(1, "x", t.DoubleType()), t.NestedField(2, "n", t.LongType(), required=True))
 BY_X = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "x"))

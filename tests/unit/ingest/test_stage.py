@@ -41,7 +41,7 @@ from frazil.ingest.contract import (
     TargetTable,
 )
 from frazil.ingest.decode import DecodedChunk, Rejection
-from frazil.ingest.shuffle import Parcel
+from frazil.ingest.partitioning import Parcel
 from frazil.ingest.stage import PossibleRecordError, ReadResult, stage, stage_after_shuffle, stage_before_shuffle
 from frazil.spec import iceberg
 from frazil.spec.formats import JsonFormat

@@ -29,7 +29,7 @@ from frazil.ingest.formats.json.variant import Scratch, encode_variant
 from frazil.ingest.parquet import Encodings, FileLayout, ParquetFile
 from frazil.ingest.shaper import Shaper
 from frazil.ingest.variants import MAX_TEXT_BYTES, VariantEncoder, create_scratch
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 from frazil.spec.iceberg import table_schema
 from frazil.spec.load import validate_stream
 from tests.unit.ingest.test_transform import context_of

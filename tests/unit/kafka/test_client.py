@@ -70,7 +70,7 @@ def test_a_refusal_is_distinguished_from_trouble_that_may_pass(code: int, text: 
 
 def test_librdkafka_logs_no_informational_lines_unless_they_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     levels: list[str] = []
-    monkeypatch.setattr(client_module.tokens, "create_client", lambda _, made: levels.append(made["log_level"]))
+    monkeypatch.setattr(client_module, "create_client", lambda _, made: levels.append(made["log_level"]))
     AdminClient({})
     AdminClient({"log_level": "7"})
     assert levels == ["5", "7"]

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from frazil.errors import SpecError
-from frazil.kafka.client import property_problems
-from frazil.kafka.tokens import create_client, split_properties
+from frazil.kafka.client import create_client, property_problems, split_properties
 
 METHOD = "sasl.oauthbearer.method"
 

@@ -13,10 +13,10 @@ from pyiceberg.types import StringType
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.settle import SettleResult
 from frazil.events import BatchCommitted, EpochBegan, Event, StreamEvent, TableEvolved
-from frazil.kafka.identity import SourceIdentity
 from frazil.lineage.client import LineageClient
 from frazil.lineage.facts import Dataset, LineageSettings, LineageState, RunFacts, Totals, table_dataset
 from frazil.lineage.stream import RETRY_INTERVAL_MS, StreamLineage
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.load import validate_stream
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table

@@ -299,7 +299,7 @@ def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
 def test_a_partition_that_may_still_be_written_takes_more_small_files(end_us, before, small, worth):
     made = plan(of(small=small, end_us=end_us), before=before)
     assert bool(made.rewrites) is worth
-    assert worth or made.left[0].why is SkipReason.FEW
+    assert worth or made.left[0].why is SkipReason.TOO_FEW_FILES
 
 
 def test_files_that_would_not_be_halved_are_left():
@@ -326,7 +326,7 @@ def test_small_files_with_a_smaller_share_of_deleted_rows_are_rewritten_with_all
     assert (one.files, one.bytes, one.small, one.deleted_percent, one.all_deletes) == (3, 30, True, None, False)
     assert one.reason == "rows of 2 of 3 small files are deleted"
     assert one.removed == 4, "two data files, and the delete files of two"
-    assert plan(of(small=1, scaled=1)).left[0].why is SkipReason.FEW, "Iceberg would not find it"
+    assert plan(of(small=1, scaled=1)).left[0].why is SkipReason.TOO_FEW_FILES, "Iceberg would not find it"
     without_large = dataclasses.replace(found, files=3, bytes=30)
     assert plan(without_large).rewrites[0].all_deletes
     single = dataclasses.replace(of(small=1, scaled=1), files=1, bytes=10)

@@ -19,8 +19,8 @@ from pyiceberg.types import LongType, NestedField
 from frazil.commit.backfill_records import BackfillMarker, BackfillState
 from frazil.commit.expiry import ExpiryPlan, Pins, expirable_by_writers, plan_expiry
 from frazil.commit.marker import first_marker
-from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance.plans import find_missing_defaults
+from frazil.offsets.spans import SourceIdentity
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry

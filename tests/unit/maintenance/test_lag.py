@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from frazil.kafka.admin import Topics
-from frazil.kafka.identity import SourceIdentity
 from frazil.maintenance import measure
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.spec.model import StreamSpec
 from tests.unit.ingest.test_envelope import SPEC
 

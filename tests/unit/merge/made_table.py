@@ -21,8 +21,8 @@ from pyroaring import BitMap64
 from frazil.commit.merging import UPSERT_MODE
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile, TargetTable
+from frazil.ingest.parquet import variant_columns, variant_groups_schema
 from frazil.ingest.table_writer import TableWriter, file_namer
-from frazil.ingest.variant_files import group_schema, variant_columns
 from frazil.merge.contract import DeleteFile, MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask, TableFile
 from frazil.merge.task import run_merge_task
 
@@ -71,7 +71,7 @@ class MadeTable:
     def _write(self, target: TargetTable, rows: Sequence[Row]) -> list[StagedFile]:
         writer = TableWriter(target, "main", io=load_file_io({}, location=target.folder), file_name=file_namer(0, 0))
         declared = Schema.model_validate_json(target.schema_json)
-        schema = group_schema(schema_to_pyarrow(declared), variant_columns(declared))
+        schema = variant_groups_schema(schema_to_pyarrow(declared), variant_columns(declared))
         writer.add(pa.Table.from_pylist([{f.name: row.get(f.name) for f in schema} for row in rows], schema=schema))
         return writer.finish()
 

@@ -15,7 +15,7 @@ from pyiceberg.types import BinaryType, IcebergType, LongType, NestedField, Stru
 from frazil.merge.contract import MergeRules, TableFile
 from frazil.merge.table_files import TableFileReader, rewrite_files
 from frazil.merge.task import files_to_rewrite
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 from tests.unit.merge.made_table import MadeTable
 
 MIB = 2**20

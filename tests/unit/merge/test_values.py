@@ -35,7 +35,7 @@ from pyiceberg.types import (
 
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.table_writer import TableWriter
-from frazil.merge.change_outcomes import are_values_equal
+from frazil.merge.changes import are_values_equal
 from frazil.merge.contract import MergeRules
 from tests.unit.merge.made_table import MadeTable
 

@@ -12,7 +12,7 @@ from frazil.backfill.request import check_coordinates
 from frazil.commit.backfill_records import BackfillMarker, BackfillState
 from frazil.commit.marker import BatchKey, Marker
 from frazil.errors import FrazilError
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.operations.page_actions import PageAction
 from frazil.operations.stream_actions import ActionState, find_refusal, possible_actions
 from frazil.spec.load import validate_stream

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from frazil.airflow.page.runbook import render
+from frazil.airflow.page.app import render_runbook
 from tests.alerts_page import RULES
 
 
 def test_each_rule_has_an_entry_with_its_name_and_every_link_leads_somewhere() -> None:
-    page = render()
+    page = render_runbook()
     entries = {*re.findall(r'<h2 id="([^"]+)"', page)}
     assert {*RULES} <= entries
     links = {*re.findall(r'<a href="([^"]+)"', page)} - {"index.html#/"}

@@ -15,7 +15,7 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, span_start
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.operations.stream_view import (
     HOURS,
     MAX_PARTITIONS,

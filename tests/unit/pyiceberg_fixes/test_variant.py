@@ -13,8 +13,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, IcebergType, LongType, NestedField, StringType, StructType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401
-from frazil.ingest.variant_files import GROUP
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.ingest.parquet import VARIANT_GROUP
+from frazil.pyiceberg_fixes import VariantType
 
 SCHEMA = Schema(
     NestedField(1, "n", LongType(), required=False),
@@ -49,7 +49,7 @@ def test_only_format_version_3_has_the_type(version: int) -> None:
 TYPED = pa.field("typed_value", pa.int64())
 
 
-@pytest.mark.parametrize("parts", [[*GROUP], [*GROUP, TYPED], [GROUP.field("metadata"), TYPED]])
+@pytest.mark.parametrize("parts", [[*VARIANT_GROUP], [*VARIANT_GROUP, TYPED], [VARIANT_GROUP.field("metadata"), TYPED]])
 def test_the_group_of_a_file_is_a_variant(tmp_path: Path, parts: list[pa.Field]) -> None:
     group = pa.struct(parts)
     field_id = {"PARQUET:field_id": "2"}

@@ -14,10 +14,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import NestedField
 
 from frazil.errors import SpecError
-from frazil.pyiceberg_fixes.variant import VariantType
+from frazil.pyiceberg_fixes import VariantType
 from frazil.quality.evaluate import GatedWindow, open_window
-from frazil.quality.gate import GateRequest, GateResult, find_suite
-from frazil.quality.suite import check_columns, read_suite
+from frazil.quality.gate import GateRequest, GateResult, check_columns, find_suite, read_suite
 from frazil.table.catalogs import load_catalog
 from tests.gate_requests import HOUR_US, Ask, expectation
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.errors import SpecError
-from frazil.quality.suite import check_columns, read_suite
+from frazil.quality.gate import check_columns, read_suite
 from frazil.spec import iceberg
 from frazil.spec.load import load_stream
 

@@ -15,7 +15,7 @@ import pytest
 from frazil.cluster.driver import ApiUnavailable, ClusterDriver
 from frazil.errors import EnvironmentUnusable, SpecError, TopicMissing
 from frazil.kafka.admin import Topics
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.remote import driver_inputs
 from frazil.remote.driver_inputs import inline_schema_file, prepare_driver
 from frazil.remote.submitter import StandaloneSubmitter, YarnSubmitter, create_submitter, run_spark_submit

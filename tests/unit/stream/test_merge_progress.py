@@ -31,8 +31,15 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.recording import log_event
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import StallLimits
-from frazil.supervise.decision import Cause, Decision, DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
-from frazil.supervise.liveness import decide_hung
+from frazil.supervise.decision import (
+    Cause,
+    Decision,
+    DecisionInput,
+    DesiredState,
+    SupervisionPolicy,
+    ValidDeclaration,
+    decide_hung,
+)
 from tests.polling import eventually
 from tests.unit.merge.made_table import MadeTable
 

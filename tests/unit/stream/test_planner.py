@@ -14,8 +14,8 @@ from frazil.errors import AccessDenied, KafkaUnavailable, OffsetGap, SpecError, 
 from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import StageTask
 from frazil.kafka.admin import Topics
-from frazil.kafka.identity import SourceIdentity
 from frazil.kafka.logs import MAX_OUTDATED_POLLS, MIN_SHORT_POLLS, LogEnd
+from frazil.offsets.spans import SourceIdentity
 from frazil.partitions.completeness import watermark_us
 from frazil.spec.source import TopicPattern
 from frazil.stream.plan import BatchPolicy, PlannerReport, Position, Rates, write_rates

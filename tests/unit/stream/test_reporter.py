@@ -25,7 +25,7 @@ from frazil.events import (
 )
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.stream import reporter as reporter_module
 from frazil.stream.plan import PlannerReport
 from frazil.stream.progress import ProgressFolder, RecordCounts, writer_task_name

@@ -24,7 +24,7 @@ from frazil.ingest.contract import OffsetRange, StageContext, StageResult, Stage
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 from frazil.ingest.stage import stage
 from frazil.ingest.target_decoders import find_equal_targets
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.stream.evolve import evolve_table
 from frazil.stream.routed_tables import RoutedTables

@@ -29,7 +29,7 @@ from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.destinations import DividedRows
 from frazil.ingest.routed_writers import RoutedWriters
 from frazil.ingest.table_writer import file_namer
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
 from frazil.stream import routed_tables

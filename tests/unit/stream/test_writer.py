@@ -19,7 +19,7 @@ from frazil.host.heartbeat import Heartbeat
 from frazil.ingest.contract import StageResult
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.kafka.admin import KafkaAdmin, Topics
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream import writer as writer_module

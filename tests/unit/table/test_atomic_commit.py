@@ -25,8 +25,7 @@ from requests.adapters import HTTPAdapter
 from frazil import clock
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.errors import SpecError
-from frazil.table.atomic_catalogs import COMMIT_ENDPOINT, atomic_commit_problem, find_commit_tables
-from frazil.table.atomic_commit import TableChange
+from frazil.table.atomic_catalogs import COMMIT_ENDPOINT, TableChange, atomic_commit_problem, find_commit_tables
 from frazil.table.catalogs import CatalogConfig, _open
 
 REQUEST = {

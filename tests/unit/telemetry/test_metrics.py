@@ -28,7 +28,7 @@ from frazil.events import (
     ThrottleEvaluated,
 )
 from frazil.host.heartbeat import Phase, Stall, StallKind
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.telemetry import metrics as m
 from frazil.telemetry.telemetry import StreamMetrics, format_exposition
 from tests import metrics_page

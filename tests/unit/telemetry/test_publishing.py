@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from frazil.commit.marker import BatchKey, Marker
 from frazil.events import BatchCommitted, Event
-from frazil.kafka.identity import SourceIdentity
+from frazil.offsets.spans import SourceIdentity
 from frazil.spec.load import validate_stream
 from frazil.telemetry import metrics as m
 from frazil.telemetry.telemetry import CONTENT_TYPE, DEFAULT_LISTEN, MetricsSettings, Telemetry, format_exposition

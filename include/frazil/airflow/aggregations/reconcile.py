@@ -107,7 +107,7 @@ def _list_runs(dag_id: str, assets: Iterable[Asset], since: datetime, context: C
         events: Any = context["inlet_events"][asset]
         try:
             listed = list(events.after(since.isoformat()))
-        except Exception as error:  # AirflowRuntimeError: see frazil.airflow.partitions.sent_events
+        except Exception as error:  # AirflowRuntimeError: see frazil.airflow.partitions.tasks
             log.warning("Airflow cannot list the events of the asset %s: %s", asset.name, error)
             return None
         for event in listed:

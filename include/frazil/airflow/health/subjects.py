@@ -179,7 +179,7 @@ def read_subjects(
 
 
 def _dag_reading(dag_id: str, alerts: Alerts, failed: FailedRuns, is_paused: IsPaused) -> Iterator[Reading]:
-    """Only a shared DAG's pause is reported. If one table's DAG is paused, the alert about its late windows fires."""
+    """Evaluate a DAG's runs. Only a shared DAG's pause counts: the pause of one table's DAG delays its windows."""
     paused = dag_id in SHARED_DAGS and is_paused(dag_id)
     runs = failed(dag_id, alerts.failed_runs + 1)
     yield runs_reading(dag_id, runs, alerts.failed_runs, paused=paused)

@@ -25,7 +25,6 @@ from frazil.airflow.health.subjects import (
     read_subjects,
 )
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
-from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import FrazilError
 from frazil.maintenance.alerts import (
     AlertStates,
@@ -46,7 +45,7 @@ from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.maintenance import Alerts
 from frazil.spec.units import format_rounded_bytes
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.parallel import read_in_parallel
+from frazil.table.parallel import DaemonThreads, read_in_parallel
 
 log = logging.getLogger(__name__)
 

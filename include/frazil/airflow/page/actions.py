@@ -40,7 +40,6 @@ from frazil.airflow.page.views import (
     writer_dag_of,
 )
 from frazil.airflow.partitions.dag import RELEASE_DAG
-from frazil.application.daemon_threads import DaemonThreads
 from frazil.errors import CommitUnavailable, DesiredMoved, SpecError
 from frazil.host.local import LocalLauncher
 from frazil.maintenance.tables import TableKind, routes_by_name
@@ -67,6 +66,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import partitions_dag_of
 from frazil.supervise.desired import DesiredStore, open_desired_store
 from frazil.table.lost import open_stream_catalog
+from frazil.table.parallel import DaemonThreads
 
 T = TypeVar("T")
 ACTION_TIMEOUT_S = 20

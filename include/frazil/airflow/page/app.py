@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
+from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -134,9 +135,8 @@ def operations_page() -> FastAPI:
 
     @app.get("/runbook.html")
     def runbook(user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
-        from frazil.airflow.page.runbook import render
 
-        return Response(render(), media_type="text/html", headers=HEADERS)
+        return Response(render_runbook(), media_type="text/html", headers=HEADERS)
 
     @app.get("/{name}")
     def static(name: str, user: GetUserDep) -> Response:  # noqa: ARG001 - requires a signed-in user
@@ -264,10 +264,10 @@ async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 def _preload() -> None:
     from frazil.airflow.page import actions, one_stream, one_table, views  # noqa: F401 - as above
-    from frazil.host import page_servers
+    from frazil.host.processes import register_page_server
 
     try:
-        page_servers.register_page_server()
+        register_page_server()
     except OSError as error:
         log.warning("`frazil doctor` cannot list this API server: %s", error)
     views.cached_declarations()
@@ -377,3 +377,21 @@ def log_outcome(entry: int, outcome: str) -> None:
                 found.extra = json.dumps({**json.loads(found.extra or "{}"), OUTCOME_KEY: _log_value(outcome)})
     except SQLAlchemyError:
         log.warning("cannot write the outcome of an action to Airflow's audit log: %s", outcome, exc_info=True)
+
+
+def render_runbook() -> str:
+    """Return the runbook as a page. Omits links to other pages, because Airflow does not serve these."""
+    from markdown_it import MarkdownIt  # only for this page
+
+    static = files("frazil.airflow.page") / "static"
+    text = (static / "runbook.md").read_text()
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = markdown.parse(text)
+    for heading, inline in pairwise(tokens):
+        if heading.type == "heading_open":
+            heading.attrSet("id", inline.content)
+    for token in (child for one in tokens for child in one.children or ()):
+        if token.type == "link_open" and not str(token.attrGet("href")).startswith(("#", "https://")):
+            token.attrs = {}
+    shown = markdown.renderer.render(tokens, markdown.options, {})
+    return (static / "runbook-frame.html").read_text().replace("<!-- runbook -->", shown)

@@ -17,7 +17,7 @@ from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState, mask_numbers
 from frazil.airflow.writers.trigger import CHANGED_BY, TaskAction, UserActionTrigger, run_in_thread
 from frazil.errors import DesiredMoved
-from frazil.supervise.liveness import describe_progress
+from frazil.supervise.decision import describe_progress
 
 if TYPE_CHECKING:
     from frazil.host.records import ExitRecord, GivenUp

@@ -290,7 +290,7 @@ class WriterTrigger(UserActionTrigger):
         return Supervisor(supervised, connections=connections)
 
     def _log_step(self, step: SupervisionStep) -> None:
-        """An unchanged decision is logged once an hour."""
+        """Log the decision and new lines of the writer's log. Logs an unchanged decision once an hour."""
         from frazil.host.writer_log import parse_levels
 
         for level, line in self._lines.lines_to_copy(parse_levels(step.writer_log), now_s=time.monotonic()):

@@ -81,7 +81,7 @@ def _add_header_ids(declared: spec.ValueFormat, decode: FormatDecoder) -> Format
     registry = declared.registry if isinstance(declared, spec.AvroFormat | spec.ProtobufFormat) else None
     if registry is None and not (isinstance(declared, spec.JsonFormat) and declared.framing == "confluent"):
         return decode
-    from frazil.ingest.formats.header_ids import HeaderIdDecoder
+    from frazil.ingest.formats.json.lines import HeaderIdDecoder
     from frazil.registry.client import shared_registry
 
     return HeaderIdDecoder(decode, shared_registry(registry, os.environ).id_of if registry else lambda _: 0)

@@ -399,7 +399,7 @@ def _text_scalar(text: str) -> pa.Scalar:
 
 
 def as_lines(texts: pa.Array) -> BinaryColumn:
-    """Return texts as record values in the same buffer, each without its final newline."""
+    """Return an array's texts as record values, without their final newlines. Copies no bytes."""
     _, offsets, data = texts.buffers()
     ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
     return BinaryColumn(np.frombuffer(data or b"", np.uint8), ends[:-1], np.diff(ends) - 1)
