@@ -256,10 +256,6 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 _POLL_INTERVAL_S = 0.3
 _NOT_FOUND_PATTERN = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
 _NO_CONNECTION_PATTERN = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
@@ -387,3 +383,7 @@ def _failure_message(log: Path) -> str:
         f"cannot download JVM jars: {cause}. Check the network, or set FRAZIL_IVY_SETTINGS to your mirror's Ivy "
         f"settings file, and run the command again; finished downloads are kept. Ivy's log is {log}."
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
