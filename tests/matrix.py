@@ -45,6 +45,8 @@ class Environment:
     iceberg: str
     airflow: str
     kafka: str
+    unpinned: tuple[str, ...] = ()
+    """Packages whose version in requirements.txt this Airflow refuses."""
 
     @property
     def packages(self) -> dict[str, str]:
@@ -74,7 +76,9 @@ class Environment:
 ENVIRONMENTS = {
     "a": Environment(python="3.12", spark="4.0.4", iceberg="1.10.1", airflow="3.3.1", kafka="3.7.2"),
     "b": Environment(python="3.13", spark="4.1.1", iceberg="1.11.0", airflow="3.3.2", kafka="4.0.1"),
-    "c": Environment(python="3.13", spark="4.0.1", iceberg="1.11.0", airflow="3.3.0", kafka="4.1.1"),
+    "c": Environment(
+        python="3.13", spark="4.0.1", iceberg="1.11.0", airflow="3.3.0", kafka="4.1.1", unpinned=("aiosqlite",)
+    ),
     "d": Environment(python="3.12", spark="4.1.3", iceberg="1.12.0", airflow="3.3.2", kafka="4.3.1"),
 }
 
@@ -125,12 +129,12 @@ def make(environment: Environment, folder: Path) -> dict[str, str]:
 
 
 def _constraints(environment: Environment) -> Iterator[str]:
-    versions = environment.packages
+    versions = {**environment.packages, **dict.fromkeys(environment.unpinned, "")}
     for line in (CHECKOUT / "requirements.txt").read_text().splitlines():
         name, pinned, _ = line.partition("==")
         if pinned and name not in versions and not name.startswith("apache-airflow-task-sdk"):
             yield line
-    yield from (f"{name}=={version}" for name, version in versions.items())
+    yield from (f"{name}=={version}" for name, version in versions.items() if version)
 
 
 def _interpreter(version: str) -> str:
