@@ -1,4 +1,4 @@
-"""Generates docs/reference/alerts.md from the rules, with the hold times and ends that the code applies.
+"""Generates docs/reference/alerts.md from the rules, with the thresholds, hold times and ends that the code applies.
 
 `python -m tests.alerts_page > docs/reference/alerts.md` updates the page. Each rule is evaluated in a situation in
 which it fires, with the default thresholds.
@@ -6,6 +6,7 @@ which it fires, with the default thresholds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -28,7 +29,8 @@ from frazil.maintenance.stream_rules import (
     window_reading,
 )
 from frazil.spec.maintenance import MIN_STALE_INTERVALS, Alerts, Maintenance
-from frazil.spec.units import format_duration
+from frazil.spec.units import format_duration, format_rounded_bytes
+from frazil.spec.values import SIZE_FORM
 from frazil.status.flow import MIN_RECORDS, CommitSums, Flow
 from frazil.status.state import StreamState, WriterProcess
 
@@ -88,13 +90,13 @@ _INTRODUCTION = """\
 # Alerts
 
 `frazil_health` evaluates these rules. Each links to its entry in the runbook.
-[`maintenance.alerts`](configuration.md#maintenancealerts) declares thresholds (with defaults) and the hold time.
+[`maintenance.alerts`](configuration.md#maintenancealerts) declares thresholds and the hold time.
 
 An alert fires when all measurements within `hold` were beyond the threshold, or *at once*. It ends at {clears:.0f} % of
 the threshold, or when the problem is over.
 
-| rule | threshold | fires after |
-|---|---|---|
+| rule | threshold | default | fires after |
+|---|---|---|---|
 """
 
 _NOTES = """\
@@ -131,12 +133,22 @@ def render() -> str:
     return "".join([_INTRODUCTION.format(clears=100 * CLEAR_RATIO), *rows, notes])
 
 
-def _row(rule: str, reading: Reading | None) -> tuple[str, str]:
+def _row(rule: str, reading: Reading | None) -> tuple[str, str, str]:
     own_ms = None if reading is None else reading.hold_ms
     after = Alerts().hold if own_ms is None else timedelta(milliseconds=own_ms)
     hold = format_duration(after) if after else Hold.NONE
     key = "dead-letters-per-minute" if rule == RATE else RULES[rule].threshold
-    return "–" if reading is None or key is None else f"`{key}`", hold
+    if reading is None or key is None:
+        return "–", "–", hold
+    return f"`{key}`", "none" if key in NO_DEFAULT else shown(key, reading.threshold), hold
+
+
+def shown(key: str, value: float) -> str:
+    """Return a value as text, in the unit of the threshold with which it is compared."""
+    field = Alerts.model_fields[key.replace("-", "_")]
+    if isinstance(field.default, timedelta):
+        return format_duration(timedelta(seconds=value))
+    return format_rounded_bytes(value) if SIZE_FORM in field.metadata else f"{math.floor(value):,}"
 
 
 def _beyond() -> Iterator[Reading]:

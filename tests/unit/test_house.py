@@ -21,6 +21,7 @@ import pytest
         ("frazil.host.heartbeat", ["pyspark", "pyarrow", "pyiceberg"]),
         ("frazil.spec.load", ["pyspark", "pyarrow", "pyiceberg", "airflow"]),
         ("frazil.cli.main", ["pyspark", "pyarrow", "pyiceberg", "airflow"]),
+        ("frazil.stream.spark_engine", ["pyarrow", "pyiceberg", "airflow"]),
     ],
 )
 def test_a_room_loads_nothing_that_its_process_does_not_need(module: str, unwanted: list[str]):

@@ -67,6 +67,40 @@ ROOTS = {
 }
 """The sets of jars by name. Sets that are not in `DEFAULT_SETS` are for catalogs."""
 DEFAULT_SETS = ("kafka", "spark")
+_POLL_INTERVAL_S = 0.3
+_NOT_FOUND_PATTERN = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
+_NO_CONNECTION_PATTERN = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MavenCoordinates:
+    """A published file, by default a jar: `organisation:name:version[:extension:classifier]`."""
+
+    organisation: str
+    name: str
+    version: str
+    extension: str = "jar"
+    classifier: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> MavenCoordinates:
+        return cls(*text.split(":"))
+
+    def __str__(self) -> str:
+        file = f":{self.extension}:{self.classifier}" if self.classifier else ""
+        return f"{self.organisation}:{self.name}:{self.version}{file}"
+
+    @property
+    def path(self) -> Path:
+        classifier = f"-{self.classifier}" if self.classifier else ""
+        file = f"{self.name}-{self.version}{classifier}.{self.extension}"
+        return Path(self.organisation, self.name, self.version, file)
+
+    @classmethod
+    def from_path(cls, path: Path) -> MavenCoordinates:
+        organisation, name, version = path.parts[-4:-1]
+        classifier, _, extension = path.name.removeprefix(f"{name}-{version}").partition(".")
+        return cls(organisation, name, version, extension, classifier.removeprefix("-"))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -235,63 +269,6 @@ def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModu
     lock_file.write_text("\n".join(written) + "\n")
 
 
-def main(arguments: Sequence[str]) -> int:
-    names: tuple[str, ...] = ()
-    match arguments:
-        case ["lock"]:
-            pass
-        case ["fetch", *sets]:
-            names = tuple(sets) or DEFAULT_SETS
-        case _:
-            _write_to_stderr(f"{__doc__}\n")
-            return 2
-    try:
-        if not names:
-            write_lock_file()
-        for name in names:
-            print(*ensure_jars(name), sep="\n")
-    except FrazilError as error:
-        _write_to_stderr(f"{error}\n")
-        return error.exit_code
-    return 0
-
-
-_POLL_INTERVAL_S = 0.3
-_NOT_FOUND_PATTERN = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
-_NO_CONNECTION_PATTERN = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class MavenCoordinates:
-    """A published file, by default a jar: `organisation:name:version[:extension:classifier]`."""
-
-    organisation: str
-    name: str
-    version: str
-    extension: str = "jar"
-    classifier: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> MavenCoordinates:
-        return cls(*text.split(":"))
-
-    def __str__(self) -> str:
-        file = f":{self.extension}:{self.classifier}" if self.classifier else ""
-        return f"{self.organisation}:{self.name}:{self.version}{file}"
-
-    @property
-    def path(self) -> Path:
-        classifier = f"-{self.classifier}" if self.classifier else ""
-        file = f"{self.name}-{self.version}{classifier}.{self.extension}"
-        return Path(self.organisation, self.name, self.version, file)
-
-    @classmethod
-    def from_path(cls, path: Path) -> MavenCoordinates:
-        organisation, name, version = path.parts[-4:-1]
-        classifier, _, extension = path.name.removeprefix(f"{name}-{version}").partition(".")
-        return cls(organisation, name, version, extension, classifier.removeprefix("-"))
-
-
 def download_jars(
     wanted: Sequence[MavenCoordinates],
     *,
@@ -383,6 +360,27 @@ def _failure_message(log: Path) -> str:
         f"cannot download JVM jars: {cause}. Check the network, or set FRAZIL_IVY_SETTINGS to your mirror's Ivy "
         f"settings file, and run the command again; finished downloads are kept. Ivy's log is {log}."
     )
+
+
+def main(arguments: Sequence[str]) -> int:
+    names: tuple[str, ...] = ()
+    match arguments:
+        case ["lock"]:
+            pass
+        case ["fetch", *sets]:
+            names = tuple(sets) or DEFAULT_SETS
+        case _:
+            _write_to_stderr(f"{__doc__}\n")
+            return 2
+    try:
+        if not names:
+            write_lock_file()
+        for name in names:
+            print(*ensure_jars(name), sep="\n")
+    except FrazilError as error:
+        _write_to_stderr(f"{error}\n")
+        return error.exit_code
+    return 0
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.circuit_breaker import check_circuit_breaker
 from frazil.stream.distribution import Distribution, RecentSizes, decide_distribution
-from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer, cost_meter
+from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import EvolutionResult, evolve_table
 from frazil.stream.fence_watch import FenceWatch
 from frazil.stream.notices import Notices
@@ -58,6 +58,7 @@ from frazil.stream.outage import retry_during_outage
 from frazil.stream.plan import Position, join_ranges, update_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.route import StreamRoute
+from frazil.stream.session import cost_meter
 from frazil.stream.stage_context import build_stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import MetadataBounds, Throttle, measure_metadata, throttle

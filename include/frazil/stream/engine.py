@@ -1,17 +1,9 @@
-"""The interface of engines, which run a function on each task of a batch: on Spark, or in a test's process.
-
-Measures the CPU time and storage requests of the process and its JVM, by batch. Several streams in one process share
-these measurements.
-"""
+"""The interface of engines, which run a function on each task of a batch: on Spark, or in a test's process."""
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -19,7 +11,6 @@ from frazil.errors import StaleBatch
 from frazil.ingest.contract import StagedFile, StageResult
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows, parse_answer, process_name
-from frazil.table.object_store import StorageRequests, counted_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,37 +94,3 @@ def _join_answers(reader: Mapping[str, Any], writer: Mapping[str, Any]) -> TaskA
     answer = _parse_task_answer({**reader, **together})
     files = (*answer.result.files, *map(StagedFile.from_json, writer["files"]))
     return replace(answer, result=replace(answer.result, files=files), partitions=reader["partitions"])
-
-
-@dataclass(slots=True)
-class CostMeter:
-    """Measures a process's cost since its previous batch. The first batch includes the cost of starting the process."""
-
-    jvm_pid: int | None = None
-    _taken_s: float = 0.0
-    _requests: StorageRequests = field(default_factory=StorageRequests)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def take(self) -> tuple[float, StorageRequests]:
-        with self._lock:
-            cpu_s, requests = time.process_time() + _process_cpu_s(self.jvm_pid), counted_requests()
-            before_s, before = self._taken_s, self._requests
-            self._taken_s, self._requests = cpu_s, requests
-        # A JVM that was started again has used less.
-        return max(cpu_s - before_s, 0.0), StorageRequests(
-            requests.writes - before.writes, requests.reads - before.reads
-        )
-
-
-cost_meter = CostMeter()
-
-
-def _process_cpu_s(pid: int | None) -> float:
-    """Return the CPU (s) of another process; 0 if unknown."""
-    if pid is None:
-        return 0.0
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

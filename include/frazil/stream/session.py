@@ -1,7 +1,8 @@
 """The Spark context of a writer: small, quiet, and robust against dead Python workers.
 
 By default, the context uses only this host's loopback. A cluster's executors have neither the driver's folders nor its
-environment.
+environment. `cost_meter` measures the CPU time and storage requests of the process and its JVM, by batch. Several
+streams in one process share it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_properties
 from frazil.spec.resources import ClusterManager, Resources
 from frazil.stream import worker_daemon
-from frazil.stream.engine import cost_meter
+from frazil.table.object_store import StorageRequests, counted_requests
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,40 @@ SUBMISSION_PROPERTIES = frozenset(
 MAX_TASK_ATTEMPTS = 4
 PYTHON_BYTES = 2**30
 _LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+
+@dataclass(slots=True)
+class CostMeter:
+    """Measures a process's cost since its previous batch. The first batch includes the cost of starting the process."""
+
+    jvm_pid: int | None = None
+    _taken_s: float = 0.0
+    _requests: StorageRequests = field(default_factory=StorageRequests)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self) -> tuple[float, StorageRequests]:
+        with self._lock:
+            cpu_s, requests = time.process_time() + _process_cpu_s(self.jvm_pid), counted_requests()
+            before_s, before = self._taken_s, self._requests
+            self._taken_s, self._requests = cpu_s, requests
+        # A JVM that was started again has used less.
+        return max(cpu_s - before_s, 0.0), StorageRequests(
+            requests.writes - before.writes, requests.reads - before.reads
+        )
+
+
+cost_meter = CostMeter()
+
+
+def _process_cpu_s(pid: int | None) -> float:
+    """Return the CPU (s) of another process; 0 if unknown."""
+    if pid is None:
+        return 0.0
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def writer_properties(spec: StreamSpec) -> dict[str, str]:

@@ -452,7 +452,7 @@ def test_what_a_publication_finds_wrong_is_said_as_it_is(
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("frazil.backfill.rules.find_problems", lambda _: ["a record is lost"])
+    monkeypatch.setattr("frazil.backfill.run.find_problems", lambda _: ["a record is lost"])
     with pytest.raises(FrazilError, match="is not published: a record is lost"):
         replay(open_stream(live.spec), Selection())
 

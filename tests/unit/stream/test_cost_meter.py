@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from frazil.stream.engine import CostMeter, read_answers
+from frazil.stream.engine import read_answers
+from frazil.stream.session import CostMeter
 from frazil.stream.stage_rows import process_name
 from frazil.table.object_store import count_request, upload_requests
 from tests.unit.stream.test_shuffled_answers import VALID, answered
