@@ -165,6 +165,7 @@ class DataFileReader:
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
         there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
+        self._check_not_shredded(there)
         names = [field.name for field in there.fields] or self.file.schema_arrow.names[:1]
         starts = self.starts
         requested, values = self._missing_columns(schema, physical)
@@ -223,6 +224,16 @@ class DataFileReader:
                     "added this file: delete its rows with that program, or write them again with the column"
                 )
         return Schema(*fields), values
+
+    def _check_not_shredded(self, columns: Schema) -> None:
+        """Raise SchemaIncompatible if another program split a variant's values into columns of the file."""
+        for name in variant_columns(columns):
+            if self.file.schema_arrow.field(name).type.get_field_index("typed_value") >= 0:
+                raise SchemaIncompatible(
+                    f"{self.path}: the variant {name} is shredded, so its rows cannot be copied. Set the table "
+                    "property write.parquet.shred-variants to false, and rewrite the table's files with Spark: CALL "
+                    "system.rewrite_data_files(table => '…', options => map('rewrite-all', 'true'))"
+                )
 
     def _file_schema(self) -> Schema:
         text = self.reader.properties.get("schema.name-mapping.default")
