@@ -191,6 +191,21 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
     ]
 
 
+def test_a_silent_leader_of_one_topic_is_not_reported_for_other_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent_leader(spec: StreamSpec) -> str:
+        with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, spec.source.topics, timeout_s=0.01) as kafka:
+            return str(kafka.earliest([(spec.name, 0)]))
+
+    monkeypatch.setattr(connections, "_check_kafka", silent_leader)
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    files = [declare(tmp_path, name) for name in ("bikes", "rides")]
+    assert [line.partition(" at ")[0] for line in validate(*map(str, files)).stderr.splitlines()] == [
+        f"{file}: source: KafkaUnavailable: listing offsets of topics {file.stem}" for file in files
+    ]
+
+
 def test_a_cause_is_reported_once_with_its_streams_and_their_catalog_is_asked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
