@@ -107,7 +107,7 @@ class Connections:
         same = next((fault for fault in self.faults if (fault.where, fault.cause) == (where, cause)), None)
         if same is None:
             self.faults.append(Fault([path], where, cause, fix))
-        else:
+        elif path not in same.paths:
             same.paths.append(path)
 
     def _check_existing_tables(self, path: Path, spec: StreamSpec) -> None:

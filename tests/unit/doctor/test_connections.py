@@ -93,6 +93,17 @@ def test_an_existing_table_that_the_writer_would_refuse_is_an_error_and_is_not_c
     assert [catalog.load_table(t.name()).metadata_location for t in tables] == [t.metadata_location for t in tables]
 
 
+def test_a_table_that_cannot_be_loaded_is_reported_once_with_its_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    file = declare(tmp_path)
+    table = ensure_table(load_catalog("lake"), load_stream(file))
+    Path(table.metadata_location.removeprefix("file://")).unlink()
+    (fault,) = Connections.check({file: load_stream(file)}).faults
+    assert fault.problem.startswith(f"{file}: table: TableLost: ")
+
+
 def test_a_declared_layout_that_an_existing_table_does_not_get_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
