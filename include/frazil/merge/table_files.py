@@ -30,11 +30,12 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.arrow_values import empty_table, fill_hidden_nulls
 from frazil.ingest.contract import StagedFile, TargetTable
-from frazil.ingest.parquet import variant_columns, variant_groups_schema
+from frazil.ingest.parquet import variant_groups_schema
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
 from frazil.pyiceberg_fixes import VariantType
+from frazil.spec.iceberg import variant_columns
 
 PUFFIN_SUFFIX = ".puffin"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
