@@ -6,7 +6,7 @@ import fcntl
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from frazil.errors import FrazilError, WriterBusy
@@ -38,15 +38,16 @@ def log_to_file(path: Path) -> Iterator[None]:
 
     Raises WriterBusy if another process logs to the file.
     """
+    root = logging.getLogger()
     # A JVM appends to the file too. Without append mode, each would overwrite lines of the other.
-    handler, root = logging.FileHandler(path, mode="a"), logging.getLogger()
-    handler.setFormatter(SafeFormatter(LOG_FORMAT))
-    with closing(handler):
+    with path.open("a") as file:
         try:
-            fcntl.flock(handler.stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise WriterBusy(f"the same command is running, and logs to {path}. Wait until it ends") from None
-        handler.stream.truncate(0)
+        file.truncate(0)
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(SafeFormatter(LOG_FORMAT))
         root.addHandler(handler)
         try:
             yield
