@@ -139,11 +139,13 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
         case NoSuchTableError():
             exist = "exists" if len(tables.identifiers) == 1 else "exist"
             raise CommitUnavailable(f"{tables.tables} no longer {exist}: {error}") from error
+    gone = isinstance(error, FileNotFoundError)
+    remedy = ". If the catalog was restored: `A lost catalog` in docs/how-to/operate-writers.md" if gone else ""
     return FailedAttempt(
         logging.WARNING,
         f"{_FAILED_STEPS[step].format(tables.tables if step == 'load' else tables)} ({text}): retrying",
         f"commits to {tables.tables} failed for {total_s:.0f} s; the last error was {text}. "
-        "The staged files and the journal are kept",
+        f"The staged files and the journal are kept{remedy}",
         StorageUnavailable if is_storage_failure(error) else CommitUnavailable,
     )
 

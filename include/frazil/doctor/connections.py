@@ -107,7 +107,7 @@ class Connections:
         same = next((fault for fault in self.faults if (fault.where, fault.cause) == (where, cause)), None)
         if same is None:
             self.faults.append(Fault([path], where, cause, fix))
-        else:
+        elif path not in same.paths:
             same.paths.append(path)
 
     def _check_existing_tables(self, path: Path, spec: StreamSpec) -> None:
@@ -140,7 +140,7 @@ class Connections:
             self._add_error(path, spec, service, error)
 
     def _check_kafka(self, spec: StreamSpec) -> str:
-        from frazil.kafka.admin import is_timeout  # librdkafka, only where it is asked
+        from frazil.kafka.admin import is_no_broker_responding  # librdkafka, only where it is asked
 
         brokers = frozenset(declared_kafka_properties(spec).items())
         if (silent := self._silent.get(brokers)) is not None:
@@ -148,7 +148,7 @@ class Connections:
         try:
             return _check_kafka(spec)
         except KafkaUnavailable as error:
-            if is_timeout(error.__cause__):
+            if is_no_broker_responding(error):
                 self._silent[brokers] = error
             raise
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from frazil.errors import FrazilError
+from frazil.errors import FrazilError, WriterBusy
 from frazil.safe_text import escape_unsafe
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -33,17 +34,25 @@ def log_to_stderr(*, with_threads: bool = False) -> None:
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Log to a file instead of standard error, until the `with` block ends. Replaces an earlier file."""
-    path.write_bytes(b"")
+    """Log to a file instead of standard error, until the `with` block ends. Replaces an earlier file.
+
+    Raises WriterBusy if another process logs to the file.
+    """
+    root = logging.getLogger()
     # A JVM appends to the file too. Without append mode, each would overwrite lines of the other.
-    handler, root = logging.FileHandler(path, mode="a"), logging.getLogger()
-    handler.setFormatter(SafeFormatter(LOG_FORMAT))
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-        handler.close()
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WriterBusy(f"the same command is running, and logs to {path}. Wait until it ends") from None
+        file.truncate(0)
+        handler = logging.StreamHandler(file)
+        handler.setFormatter(SafeFormatter(LOG_FORMAT))
+        root.addHandler(handler)
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of s
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
-from frazil.pyiceberg_fixes import VariantType
+from frazil.spec.iceberg import variant_columns
 
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""
@@ -327,10 +327,6 @@ VARIANT_GROUP = pa.struct([pa.field(name, pa.large_binary(), nullable=False) for
 """A variant in a Parquet file. PyArrow 26 writes it as a struct, but cannot annotate it. So a second footer with the
 annotation follows the first: readers use the last footer.
 """
-
-
-def variant_columns(schema: Schema) -> tuple[str, ...]:
-    return tuple(field.name for field in schema.fields if isinstance(field.field_type, VariantType))
 
 
 def variant_groups_schema(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schema:

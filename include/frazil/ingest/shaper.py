@@ -36,13 +36,12 @@ from frazil.ingest.decode import (
 from frazil.ingest.formats import Quoter, create_decoder, create_quoter, has_lines, has_several_rows, without_unwrap
 from frazil.ingest.formats.fields import Unit, default_of, fill_nulls, record_path, unit_of, with_path, without_settings
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields
-from frazil.ingest.parquet import variant_columns
 from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 from frazil.ingest.sensitive import Protector
 from frazil.ingest.variants import VariantEncoder
-from frazil.spec.iceberg import find_limits
+from frazil.spec.iceberg import find_limits, variant_columns
 
 
 class Shaper:

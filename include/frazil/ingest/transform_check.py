@@ -14,7 +14,6 @@ from pyiceberg.schema import Schema
 
 from frazil.errors import SpecError
 from frazil.ingest.contract import Transform, TransformedColumn
-from frazil.ingest.parquet import variant_columns
 from frazil.ingest.transform_expressions import ExpressionChecker, Node, SqlTree, find_nodes
 from frazil.ingest.transform_sql import (
     ROW,
@@ -27,7 +26,7 @@ from frazil.ingest.transform_sql import (
     type_text,
     unnest_query,
 )
-from frazil.spec.iceberg import records_schema, table_schema
+from frazil.spec.iceberg import records_schema, table_schema, variant_columns
 from frazil.spec.model import StreamSpec
 
 _REJECTED_CLAUSES = {

@@ -15,7 +15,8 @@ from pyiceberg.schema import Schema
 from frazil.ingest.formats.json import variant as loops
 from frazil.ingest.formats.json.scan import NO
 from frazil.ingest.formats.json.text import MAX_DEPTH, change_outside_strings
-from frazil.ingest.parquet import VARIANT_GROUP, variant_columns
+from frazil.ingest.parquet import VARIANT_GROUP
+from frazil.spec.iceberg import variant_columns
 
 MAX_TEXT_BYTES = 4 * 2**20
 """Maximum bytes of texts that are encoded together, unless one text is longer."""

@@ -21,6 +21,7 @@ from frazil.kafka.logs import LogEnd
 from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.spec.source import TopicPattern
 
+DESCRIBING = "describing"
 TIMEOUT_S = 10.0
 ERROR_POLL_INTERVAL_S = 0.1
 """Interval (s) of checks for connection errors during a request."""
@@ -96,7 +97,7 @@ class KafkaAdmin:
                 cluster_id = self._wait_for(cluster).cluster_id
             described = self._descriptions(answers)
         except (KafkaException, TimeoutError) as error:
-            raise self._as_frazil_error(error, "describing") from error
+            raise self._as_frazil_error(error, DESCRIBING) from error
         leaders = {(name, p.id): p.leader for name, topic in sorted(described.items()) for p in topic.partitions}
         return Topics(
             SourceIdentity(cluster_id, {name: str(topic.topic_id) for name, topic in sorted(described.items())}),
@@ -115,7 +116,7 @@ class KafkaAdmin:
                 if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     hidden.append(name)
                 elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise self._as_frazil_error(error, "describing") from error
+                    raise self._as_frazil_error(error, DESCRIBING) from error
         if hidden:
             raise AccessDenied(
                 f"{describe_source(self._stream, self._servers)}: Kafka does not let the stream describe topics that "
@@ -293,3 +294,8 @@ def is_timeout(error: BaseException | None) -> bool:
     if isinstance(error, KafkaException):
         return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
     return isinstance(error, TimeoutError)
+
+
+def is_no_broker_responding(error: KafkaUnavailable) -> bool:
+    """Return whether no broker described the topics in time. Other requests need the leaders of their partitions."""
+    return is_timeout(error.__cause__) and str(error).startswith(DESCRIBING) and " got no answer " in str(error)

@@ -30,11 +30,12 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.arrow_values import empty_table, fill_hidden_nulls
 from frazil.ingest.contract import StagedFile, TargetTable
-from frazil.ingest.parquet import variant_columns, variant_groups_schema
+from frazil.ingest.parquet import variant_groups_schema
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.changes import Numbers, column
 from frazil.merge.contract import DeleteFile, MergeContext, MergeResult, MergeTask, TableFile
 from frazil.pyiceberg_fixes import VariantType
+from frazil.spec.iceberg import variant_columns
 
 PUFFIN_SUFFIX = ".puffin"
 PATH_ID, POSITION_ID = 2_147_483_546, 2_147_483_545
@@ -165,6 +166,7 @@ class DataFileReader:
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
         there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
+        self._check_not_shredded(there)
         names = [field.name for field in there.fields] or self.file.schema_arrow.names[:1]
         starts = self.starts
         requested, values = self._missing_columns(schema, physical)
@@ -223,6 +225,16 @@ class DataFileReader:
                     "added this file: delete its rows with that program, or write them again with the column"
                 )
         return Schema(*fields), values
+
+    def _check_not_shredded(self, columns: Schema) -> None:
+        """Raise SchemaIncompatible if another program split a variant's values into columns of the file."""
+        for name in variant_columns(columns):
+            if self.file.schema_arrow.field(name).type.get_field_index("typed_value") >= 0:
+                raise SchemaIncompatible(
+                    f"{self.path}: the variant {name} is shredded, so its rows cannot be copied. Set the table "
+                    "property write.parquet.shred-variants to false, and rewrite the table's files with Spark: CALL "
+                    "system.rewrite_data_files(table => '…', options => map('rewrite-all', 'true'))"
+                )
 
     def _file_schema(self) -> Schema:
         text = self.reader.properties.get("schema.name-mapping.default")

@@ -156,10 +156,12 @@ class DriverReporter:
             order = self._folder.order()
         if self.is_stopping or (order is not None and order.id != self._order.id):
             return DriverExit(0)
-        if order is not None and order.kill:
+        if order is None or order.stop is None:
+            return DriverExit(TERMINATED_CODE, FOREIGN_SIGNAL)
+        if order.kill:
             reason = f"the driver received SIGTERM because frazil's agent killed it: {order.stop}"
             return DriverExit(TERMINATED_CODE, reason)
-        return DriverExit(TERMINATED_CODE, FOREIGN_SIGNAL)
+        return DriverExit(0)
 
     def _run(self) -> None:
         while not self._over.wait(self._interval_s):

@@ -18,8 +18,8 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 
-import frazil.pyiceberg_fixes  # noqa: F401 - teaches PyIceberg the type
 from frazil.errors import SchemaIncompatible
+from frazil.pyiceberg_fixes import VariantType
 from frazil.spec import types
 from frazil.spec.column import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
 from frazil.spec.layout import Term, parse_sort_term, parse_term
@@ -255,3 +255,16 @@ def find_names_in_rows(
         of_main = {ids.get(name) for name in names} - {None}
         found[field.name] = (names | {name for name, field_id in ids.items() if field_id in of_main}) - columns
     return {name: names for name, names in found.items() if names}
+
+
+def variant_columns(schema: Schema) -> tuple[str, ...]:
+    """Return the columns that are variants. Raises SchemaIncompatible for a variant inside another type."""
+    found = tuple(field.name for field in schema.fields if isinstance(field.field_type, VariantType))
+    every = [i for i in schema.field_ids if isinstance(schema.find_type(i), VariantType)]
+    if len(every) > len(found):
+        nested = min(set(every) - {field.field_id for field in schema.fields})
+        raise SchemaIncompatible(
+            f"the column {schema.find_column_name(nested)} is a variant inside another type, which frazil cannot "
+            "write. Drop the column, or make the whole column a variant"
+        )
+    return found

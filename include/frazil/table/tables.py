@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import SchemaIncompatible, TableLost, restart_hint
 from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
-from frazil.spec.iceberg import parse_former_columns
+from frazil.spec.iceberg import parse_former_columns, variant_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import (
@@ -93,7 +93,7 @@ def check_existing_tables(spec: StreamSpec) -> list[str]:
 def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
     """Raise SchemaIncompatible if declared rows no longer fit the table or the dead-letter table."""
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
-        _check_format_version(table)
+        _check_writable(table)
         if missing := find_evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
@@ -143,14 +143,14 @@ def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) ->
 
 
 def _check_evolvable(table: Table) -> None:
-    _check_format_version(table)
+    _check_writable(table)
     folders = {"location": table.location(), **{name: table.properties.get(name, "") for name in FOLDER_PROPERTIES}}
     for name, folder in folders.items():
         if problem := find_path_problem(folder):
             raise SchemaIncompatible(f"{table_identifier(table)}: {name} {folder!r} {problem}, or write to a new table")
 
 
-def _check_format_version(table: Table) -> None:
+def _check_writable(table: Table) -> None:
     version = table.metadata.format_version
     if version not in WRITTEN_VERSIONS:
         upgrade = "upgrade it (ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2'))"
@@ -158,6 +158,10 @@ def _check_format_version(table: Table) -> None:
             f"{table_identifier(table)} has Iceberg format version {version}, but frazil writes versions "
             f"{' and '.join(map(str, WRITTEN_VERSIONS))}: {upgrade if version < 2 else 'write to a new table'}"
         )
+    try:
+        variant_columns(table.schema())
+    except SchemaIncompatible as error:
+        raise SchemaIncompatible(f"{table_identifier(table)}: {error}") from None
 
 
 def _create(catalog: Catalog, declared: DeclaredTable) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
 from frazil.cli.maintain import find_first_cause
-from frazil.errors import EnvironmentUnusable, SpecError
+from frazil.errors import EnvironmentUnusable, SpecError, WriterBusy
+from frazil.host.process_log import log_to_file
 from frazil.spec.load import load_stream
 from tests.made_batches import MadeStream
 
@@ -102,6 +104,25 @@ def test_an_error_is_a_sentence_and_its_traceback_is_in_the_log(
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr.splitlines() == [f"The log has the details: {log}"]
     assert "Traceback" in log.read_text()
+
+
+def test_a_second_run_on_the_same_table_is_refused_and_keeps_the_log_of_the_first(
+    command: Command,  # noqa: ARG001 - it declares the stream
+    tmp_path: Path,
+    frazil_home: Path,
+):
+    MadeStream(load_stream(tmp_path / "ticks.yaml"), now_ms=0, partitions=1).land({0: (0, 1)})
+    log = frazil_home / "maintain" / "demo.ticks.log"
+    log.parent.mkdir()
+    maintain = ["maintain", "demo.ticks", "--streams", str(tmp_path), "--actions", "manifests"]
+    with log_to_file(log):
+        logging.getLogger("frazil").warning("the first run")
+        second = CliRunner().invoke(frazil, maintain)
+        assert isinstance(second.exception, WriterBusy), second.output
+        assert str(second.exception) == f"the same command is running, and logs to {log}. Wait until it ends"
+        assert "the first run" in log.read_text()
+    assert CliRunner().invoke(frazil, maintain).exit_code == 0
+    assert "the first run" not in log.read_text()
 
 
 def test_the_first_error_in_the_log_is_reported_by_its_root_cause():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from requests.exceptions import JSONDecodeError
 
 from frazil.commit.compare_and_swap import Done, RetryPolicy, TableHandle, swap
-from frazil.errors import CommitRefused, CommitUnavailable, RolledBack, StaleBatch
+from frazil.errors import CommitRefused, CommitUnavailable, RolledBack, StaleBatch, StorageUnavailable
 
 
 def test_a_handle_loads_once_until_it_is_reported_to_check_again(world):
@@ -172,6 +174,20 @@ def test_whoever_commits_is_asked_to_end_during_an_outage_and_waits_no_longer(wo
     with pytest.raises(CommitUnavailable, match="because the writer was asked to end; the next start determines"):
         swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy)
     assert len(waits) == 2
+
+
+def test_a_missing_manifest_list_names_the_remedy_for_a_restored_catalog(world):
+    committer = world.begin()
+    world.run(committer, {0: (0, 1)})
+    retry_policy = RetryPolicy(clock=lambda: world.time.now_s, wait=world.time.sleep)
+
+    def decide(table):
+        manifest_list = Path(table.current_snapshot().manifest_list.removeprefix("file://"))
+        manifest_list.unlink(missing_ok=True)
+        return manifest_list.read_bytes()
+
+    with pytest.raises(StorageUnavailable, match=r"FileNotFoundError.*restored: `A lost catalog` in docs/"):
+        swap(TableHandle(world.catalog, "demo.events"), decide, retry_policy=retry_policy)
 
 
 def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(world, caplog):

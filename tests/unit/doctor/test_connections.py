@@ -93,6 +93,17 @@ def test_an_existing_table_that_the_writer_would_refuse_is_an_error_and_is_not_c
     assert [catalog.load_table(t.name()).metadata_location for t in tables] == [t.metadata_location for t in tables]
 
 
+def test_a_table_that_cannot_be_loaded_is_reported_once_with_its_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    file = declare(tmp_path)
+    table = ensure_table(load_catalog("lake"), load_stream(file))
+    Path(table.metadata_location.removeprefix("file://")).unlink()
+    (fault,) = Connections.check({file: load_stream(file)}).faults
+    assert fault.problem.startswith(f"{file}: table: TableLost: ")
+
+
 def test_a_declared_layout_that_an_existing_table_does_not_get_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +199,21 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
     assert [line.partition(" at ")[0] for line in result.stderr.splitlines()] == [
         f"{files[0]}, {files[1]}: {cause} bikes",
         f"{files[2]}: {cause} trips",
+    ]
+
+
+def test_a_silent_leader_of_one_topic_is_not_reported_for_other_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent_leader(spec: StreamSpec) -> str:
+        with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, spec.source.topics, timeout_s=0.01) as kafka:
+            return str(kafka.earliest([(spec.name, 0)]))
+
+    monkeypatch.setattr(connections, "_check_kafka", silent_leader)
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+    files = [declare(tmp_path, name) for name in ("bikes", "rides")]
+    assert [line.partition(" at ")[0] for line in validate(*map(str, files)).stderr.splitlines()] == [
+        f"{file}: source: KafkaUnavailable: listing offsets of topics {file.stem}" for file in files
     ]
 
 

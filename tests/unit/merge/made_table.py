@@ -21,10 +21,11 @@ from pyroaring import BitMap64
 from frazil.commit.merging import UPSERT_MODE
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile, TargetTable
-from frazil.ingest.parquet import variant_columns, variant_groups_schema
+from frazil.ingest.parquet import variant_groups_schema
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import DeleteFile, MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask, TableFile
 from frazil.merge.task import run_merge_task
+from frazil.spec.iceberg import variant_columns
 
 Row = Mapping[str, Any]
 

@@ -12,6 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.types import BinaryType, IcebergType, LongType, NestedField, StructType
 
+from frazil.errors import SchemaIncompatible
 from frazil.merge.contract import MergeRules, TableFile
 from frazil.merge.table_files import TableFileReader, rewrite_files
 from frazil.merge.task import files_to_rewrite
@@ -72,6 +73,21 @@ def test_required_parts_are_copied_and_are_null_in_rows_of_files_without_them(
     (made,) = rewrite_files(table.target, [file.path for file in (*older.files, *table.files)])
     assert pq.read_table(made.path).to_pylist() == [{"n": 1, "v": None}, *rows]
     assert made.records == 3
+
+
+def test_a_shredded_variant_is_refused_because_a_copy_would_lose_its_typed_values(tmp_path: Path) -> None:
+    table = table_of(tmp_path, LongType(), VariantType())
+    table.land([{"n": 1, "v": PARTS}])
+    (file,) = table.files
+    parts = [pa.field("metadata", pa.binary()), pa.field("value", pa.binary()), pa.field("typed_value", pa.int64())]
+    ids = [{"PARQUET:field_id": field_id} for field_id in "12"]
+    fields = [pa.field("n", pa.int64(), metadata=ids[0]), pa.field("v", pa.struct(parts), metadata=ids[1])]
+    pq.write_table(pa.Table.from_pylist([{"n": 1, "v": {**PARTS, "typed_value": 5}}], pa.schema(fields)), file.path)
+    with pytest.raises(SchemaIncompatible, match=r"\.parquet: the variant v is shredded.*shred-variants to false"):
+        rewrite_files(table.target, [file.path])
+    assert TableFileReader(load_file_io({}), {}).read_rows(file.path, table.schema.select("n")).to_pylist() == [
+        {"n": 1}
+    ]
 
 
 def test_a_struct_with_the_fields_of_a_variant_is_copied_from_a_file_without_field_ids(tmp_path: Path) -> None:

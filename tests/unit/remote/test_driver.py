@@ -115,6 +115,7 @@ class Catalog:
         ("by SIGTERM with an unreadable order", 143, FOREIGN_SIGNAL),
         ("by its order", 0, None),
         ("by its agent's kill", 143, "the driver received SIGTERM because frazil's agent killed it: it hung"),
+        ("by SIGTERM right after its agent's stop", 0, None),
         ("by the agent of a newer driver", 0, None),
     ],
 )
@@ -143,6 +144,8 @@ def test_a_driver_that_ends_by_sigterm_reports_who_requested_its_end(
             return True
         if ends == "by its agent's kill":
             folder.put_order(dataclasses.replace(order, kill=True, stop="it hung"))
+        elif ends.endswith("agent's stop"):
+            folder.put_order(dataclasses.replace(order, stop="ada paused the stream"))
         elif ends == "by the agent of a newer driver":
             folder.put_order(dataclasses.replace(order, id="b" * 32))
         if ends.startswith("by SIGTERM") or "agent" in ends:

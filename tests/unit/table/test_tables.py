@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
-from pyiceberg.types import BinaryType, IntegerType, StringType, TimeType
+from pyiceberg.types import BinaryType, IntegerType, NestedField, StringType, StructType, TimeType
 
 from frazil.errors import SchemaIncompatible, SpecError
+from frazil.pyiceberg_fixes import VariantType
 from frazil.spec import iceberg
 from frazil.spec.iceberg import FORMER_COLUMNS_PROPERTY
 from frazil.spec.model import StreamSpec
@@ -22,7 +23,13 @@ from frazil.table.declared import declared_table
 from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.storage import open_store
-from frazil.table.tables import data_location, ensure_dead_letters, ensure_table, state_location
+from frazil.table.tables import (
+    check_existing_tables,
+    data_location,
+    ensure_dead_letters,
+    ensure_table,
+    state_location,
+)
 
 Stream = Callable[..., StreamSpec]
 
@@ -278,6 +285,18 @@ def test_a_variant_is_not_added_to_a_table_of_version_2_which_no_engine_could_re
     with pytest.raises(SchemaIncompatible, match=r"column v is a variant, but .* has format version 2.*as: json"):
         ensure_table(catalog, stream(schema=COLUMNS | {"v": "variant"}, table=table))
     assert catalog.load_table("demo.flights").metadata_location == before
+
+
+def test_a_variant_that_another_program_added_inside_a_struct_is_refused(catalog: Catalog, stream: Stream) -> None:
+    spec = stream(table={"identifier": "demo.flights", "properties": {"format-version": 3}})
+    with ensure_table(catalog, spec).update_schema() as update:
+        update.add_column("s", StructType(NestedField(1, "v", VariantType(), required=False)))
+    problem = re.escape(
+        "demo.flights: the column s.v is a variant inside another type, which frazil cannot write. Drop "
+    )
+    for check in (lambda: ensure_table(catalog, spec), lambda: check_existing_tables(spec)):
+        with pytest.raises(SchemaIncompatible, match=problem):
+            check()
 
 
 def test_a_table_that_another_program_upgraded_is_written_on(
