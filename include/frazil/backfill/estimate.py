@@ -27,7 +27,7 @@ class Estimate:
     requested: int
     """Number of requested offsets in Kafka, or of requested records in files."""
     held: int
-    """Number of requested offsets that the table already has, or that are known to contain no record."""
+    """Number of requested offsets that the table already has, or that are known to have no row."""
     max_records: int
     """Maximum number of missing records: missing offsets in Kafka, or missing records in files."""
     records: int
@@ -88,8 +88,9 @@ def estimate_messages(dry_run: Estimate, *, stream: str, mode: Mode) -> list[str
     if not dry_run.max_records:
         return [f"Stream {stream}: none of the {dry_run.requested:,} requested {what} is missing."]
     missing = (
-        f"Stream {stream}: {dry_run.max_records:,} of {dry_run.requested:,} {what} are missing, in "
-        f"{format_count(dry_run.topic_partitions, 'topic-partition')}; {dry_run.held:,} are already in the table."
+        f"Stream {stream}: {dry_run.max_records:,} of {dry_run.requested:,} {what} would be read, in "
+        f"{format_count(dry_run.topic_partitions, 'topic-partition')}; {dry_run.held:,} are in the table, or have no "
+        "row."
     )
     rows = format_count(dry_run.records, mode.noun)
     action = f"compare about {rows} with the table's rows, and add" if mode.merges else f"add about {rows} and"
