@@ -30,6 +30,7 @@ from frazil.commit.marker import read_marker
 from frazil.commit.open_streams import open_stream
 from frazil.errors import WriterBusy
 from frazil.home import home
+from frazil.host.process_log import claim_log
 from frazil.offsets.spans import count_offsets
 from frazil.stream import spark_engine
 from frazil.stream.engine import Engine
@@ -212,6 +213,9 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
         return InProcessEngine()
 
     monkeypatch.setattr(spark_engine, "SparkEngine", start)
+    with claim_log(log_file):
+        refused = frazil("backfill", begun.name)
+    assert (refused.returncode, "the same command is running" in refused.stderr) == (WriterBusy.exit_code, True)
     landed = json.loads(frazil("backfill", begun.name, "--json").stdout)
     assert (landed["state"], landed["records"]) == ("published", 800)
     assert frazil("backfill", begun.name, "--json").stdout.strip() == "null"

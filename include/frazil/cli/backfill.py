@@ -20,7 +20,8 @@ from frazil.commit.backfill_records import BackfillMarker, BackfillState, branch
 from frazil.commit.marker import nest_by_topic
 from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
 from frazil.fast_imports import allow_pandas
-from frazil.home import home, make_folder
+from frazil.home import home
+from frazil.host.process_log import claim_log
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
 from frazil.offsets.spans import Offsets
 from frazil.spec.load import find_stream
@@ -104,19 +105,18 @@ def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) 
     log_file = home() / "backfill" / f"{spec.name}.log"
     with progress("starting Spark") as step, open_backfill(spec, request) as requested:
         requested.check()
-        make_folder(log_file.parent)
-        log_file.write_bytes(b"")
 
         def show(done: BackfillMarker) -> None:
             step(done.chunks, done.planned, f"{format_count(done.records, 'row')} staged")
 
-        try:
-            with SparkEngine(small, output=log_file) as engine:
-                last = run(requested, engine, show)
-        except Exception:
-            if log_file.stat().st_size:
-                echo(f"What Spark printed is in {log_file}", err=True)
-            raise
+        with claim_log(log_file):  # the same request would take over a run that has not ended
+            try:
+                with SparkEngine(small, output=log_file) as engine:
+                    last = run(requested, engine, show)
+            except Exception:
+                if log_file.stat().st_size:
+                    echo(f"What Spark printed is in {log_file}", err=True)
+                raise
     if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")
     else:

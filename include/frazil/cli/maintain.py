@@ -19,7 +19,7 @@ from frazil.cli.options import table_options
 from frazil.cli.output import echo, echo_json, echo_table, progress
 from frazil.commit.expiry import ExpiryPlan
 from frazil.fast_imports import allow_pandas
-from frazil.home import home, make_folder
+from frazil.home import home
 from frazil.host.process_log import log_to_file
 from frazil.lineage.jobs import openlineage_jobs
 from frazil.maintenance.compaction import CompactionPlan
@@ -94,7 +94,6 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
     from frazil.maintenance import run  # takes seconds to import, and only a run needs it
 
     log_file = home() / "maintain" / f"{found.identifier}.log"
-    make_folder(log_file.parent)
     with ExitStack() as end:
         end.enter_context(log_to_file(log_file))
 

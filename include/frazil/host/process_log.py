@@ -8,8 +8,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from frazil.errors import FrazilError, WriterBusy
+from frazil.home import make_folder
 from frazil.safe_text import escape_unsafe
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -34,18 +36,9 @@ def log_to_stderr(*, with_threads: bool = False) -> None:
 
 @contextmanager
 def log_to_file(path: Path) -> Iterator[None]:
-    """Log to a file instead of standard error, until the `with` block ends. Replaces an earlier file.
-
-    Raises WriterBusy if another process logs to the file.
-    """
+    """Log to an empty file instead of standard error, until the `with` block ends. Raises WriterBusy as `claim_log`."""
     root = logging.getLogger()
-    # A JVM appends to the file too. Without append mode, each would overwrite lines of the other.
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise WriterBusy(f"the same command is running, and logs to {path}. Wait until it ends") from None
-        file.truncate(0)
+    with claim_log(path) as file:
         handler = logging.StreamHandler(file)
         handler.setFormatter(SafeFormatter(LOG_FORMAT))
         root.addHandler(handler)
@@ -53,6 +46,20 @@ def log_to_file(path: Path) -> Iterator[None]:
             yield
         finally:
             root.removeHandler(handler)
+
+
+@contextmanager
+def claim_log(path: Path) -> Iterator[IO[str]]:
+    """Lock a log file until the `with` block ends, and empty it. Raises WriterBusy if another process has locked it."""
+    make_folder(path.parent)
+    # A JVM appends to the file too. Without append mode, each would overwrite lines of the other.
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WriterBusy(f"the same command is running, and logs to {path}. Wait until it ends") from None
+        file.truncate(0)
+        yield file
 
 
 @contextmanager
