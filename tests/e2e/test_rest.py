@@ -76,6 +76,39 @@ def test_a_field_that_becomes_a_column_leaves_the_rest_from_then_on(
     assert rows(stream, "door", "leftovers")[-1] == (5, "B2", '{"mixed": [3],"other": 2}')
 
 
+ODD_NAMES = r"""
+schema:
+  ID Number: long not null
+  Event Time: timestamptz not null
+  App: {type: string, from: 'client.app\.version'}
+  Price: "struct<Net Amount: double, currency: string>"
+event-time: Event Time
+partition-by: [day(Event Time), "truncate(1, App)"]
+sort-by: [App desc, ID Number]
+"""
+
+
+def test_names_with_spaces_dots_and_capitals_are_written_as_they_are(stream: Any) -> None:
+    path = stream.streams / f"{stream.name}.yaml"
+    path.write_text(path.read_text().partition("schema:")[0] + ODD_NAMES + "commit: {interval: 1s}\n")
+    price = {"Net Amount": 1.5, "currency": "EUR"}
+    common = {"Event Time": "2024-01-01T00:00:00Z", "Price": price}
+    stream.produce(
+        [json.dumps({"ID Number": n, "client": {"app.version": f"{n}.0"}, **common}).encode() for n in (1, 2, 1)]
+    )
+    stream.catch_up()
+    found = stream.table().scan().to_arrow().to_pylist()
+    assert [
+        (row["ID Number"], row["App"], row["Price"]) for row in sorted(found, key=lambda row: row["kafka_offset"])
+    ] == [
+        (1, "1.0", price),
+        (2, "2.0", price),
+        (1, "1.0", price),
+    ]
+    assert [field.name for field in stream.table().spec().fields] == ["Event Time_day", "App_trunc"]
+    assert len({task.file.file_path for task in stream.table().scan().plan_files()}) == 2
+
+
 @pytest.mark.parametrize(
     "mode",
     [

@@ -263,6 +263,12 @@ def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
     assert freshness_limit_ms(slow) == 2 * 3_600_000
 
 
+def test_a_writers_notice_is_a_note_at_its_line(spec: StreamSpec):
+    notice = "no column takes a field of 82 records, such as {payload, schema}"
+    line = build_line("ticks", spec, StreamReading(status(notices=(notice,)), NOW_MS), RelatedState(), now_ms=NOW_MS)
+    assert (line.level, line.needs, line.notes) == (Level.WELL, (), (notice,))
+
+
 def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numbers(spec: StreamSpec):
     before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
     reading = StreamReading(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
