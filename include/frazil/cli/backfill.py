@@ -153,9 +153,9 @@ def _print_result(last: BackfillMarker | None, spec: StreamSpec, *, as_json: boo
         on_branch = f", on branch {branch_name(spec.name)}" if last.is_open and not mode.replaces_rows else ""
         echo_fields(
             {
-                "backfill": last.id,
+                "replay" if last.replays else "backfill": last.id,
                 "state": f"{last.state}{on_branch}" + (f"; {why}" if why else ""),
-                "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}",
+                "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}" if last.chunks else "none yet",
                 f"{mode.noun}s": staged,
                 "dead letters": f"{last.rejected:,}",
                 "requested": ", ".join(f"{k}: {v}" for k, v in last.request.items() if k != "stream"),

@@ -84,7 +84,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
         _echo_none_found(stream, discarded=discarded)
     else:
         rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
-        columns = ("day", "reason", "dead letters", "replayed in vain", "discarded")
+        columns = ("day", "reason", "dead letters", "failed again", "discarded")
         echo_table(columns, rows, numbers=frozenset(columns[2:]))
         for sentence in _left_out_messages(opened, Selection(discarded=discarded, **which)):
             echo(f"In a replay, {sentence}", err=True)
