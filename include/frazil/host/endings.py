@@ -14,7 +14,10 @@ from frazil.host.writer_log import first_error, last_error
 
 ENDED_WITH_APPLICATION = "ended with its application"
 """Value of `stopped_for` for a writer that ran until the process of its application ended."""
-KILLED_BY_OTHERS = "the writer was killed by another user or program, or by the kernel (out of memory)"
+KILLED_BY_OTHERS = (
+    "the writer was killed by another user or program, or by the kernel (out of memory: see the kernel's log); the "
+    "next one continues from the table"
+)
 ENDED_WITHOUT_RECORD = "it ended without a record: probably killed (SIGKILL, out of memory)"
 
 
