@@ -81,10 +81,15 @@ def jvm_start() -> Iterator[None]:
 
 
 def launch_jvm(conf: SparkConf, output: Path) -> None:
-    """Start the JVM of the next context. Appends its output to `output`, which no configuration does fully."""
+    """Start the JVM of the next context, unless this process has one. Appends its output to `output`.
+
+    No configuration redirects all of a JVM's output.
+    """
     from pyspark import SparkContext  # most users of this module start no JVM
     from pyspark.java_gateway import launch_gateway
 
+    if SparkContext._gateway is not None:  # Spark would keep it, and the new JVM would never end
+        return
     with output.open("ab") as file:
         gateway = launch_gateway(conf, {"stdout": file, "stderr": file})  # type: ignore[no-untyped-call]
     SparkContext._ensure_initialized(gateway=gateway)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,24 @@ from frazil.spark.class_archive import lean_java_options
 from frazil.spark.java import find_java_version, jvm_start, parse_major_version, require_java
 from frazil.spec.model import StreamSpec
 from frazil.stream.main import run_writer
+
+TWO_STARTS = """
+import sys
+from pathlib import Path
+import psutil
+from pyspark import SparkConf
+from frazil.spark.java import launch_jvm
+for _ in range(2):
+    launch_jvm(SparkConf().set("spark.master", "local[1]"), Path(sys.argv[1]))
+print(sum("java" in child.name() for child in psutil.Process().children(recursive=True)))
+"""
+
+
+@pytest.mark.processes
+def test_a_process_has_one_jvm_also_if_it_starts_spark_again(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TWO_STARTS, str(tmp_path / "jvm.log")]
+    started = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (started.returncode, started.stdout.strip()) == (0, "1"), started.stderr
 
 
 def fake_java(folder: Path, version: str) -> Path:
