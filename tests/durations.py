@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PATH = Path(__file__).with_suffix(".json")
-MIN_S = 0.1
+MIN_S = 0.2
 """Functions that take less are not stored. `make unit` leaves out those that are."""
 
 

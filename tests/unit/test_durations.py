@@ -15,9 +15,9 @@ def test_a_run_replaces_the_seconds_of_its_files_and_keeps_the_others(
     monkeypatch.setattr(durations, "PATH", tmp_path / "durations.json")
     durations.write({"tests/a.py::test_old": 2.0, "tests/b.py::test_b@tests/b.py": 1.0})
     durations.write(
-        {"tests/a.py::test_x[a::b-1@y]@airflow": 0.06, "tests/a.py::test_x[2]": 0.06, "tests/a.py::test_y": 0}
+        {"tests/a.py::test_x[a::b-1@y]@airflow": 0.12, "tests/a.py::test_x[2]": 0.12, "tests/a.py::test_y": 0}
     )
-    assert durations.read() == {"tests/a.py::test_x": 0.1, "tests/b.py::test_b": 1.0}
+    assert durations.read() == {"tests/a.py::test_x": 0.2, "tests/b.py::test_b": 1.0}
 
 
 def test_stored_seconds_are_of_test_functions() -> None:
