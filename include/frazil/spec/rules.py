@@ -56,10 +56,10 @@ def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
         lower = column.name.lower()
         if lower in seen:
             what = f"names the column {seen[lower]!r} again; names are case-insensitive"
-            yield Problem(f"schema.{column.name}", column.type or None, what)
+            yield Problem(f"schema.{column.name}", column.name, what)
         if spec.coordinates and lower in RESERVED_COLUMNS:
             what = "has the name of a column that frazil adds; rename it, or set coordinates: false"
-            yield Problem(f"schema.{column.name}", column.type or None, what)
+            yield Problem(f"schema.{column.name}", column.name, what)
         seen.setdefault(lower, column.name)
 
 
@@ -111,7 +111,7 @@ def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
         lower = column.name.lower()
         if lower in seen or lower.startswith("_frazil"):
             what = "is declared twice; names are case-insensitive" if lower in seen else "is a name that frazil uses"
-            yield Problem(f"source.schema.{column.name}", column.type or None, f"{what}; rename it")
+            yield Problem(f"source.schema.{column.name}", column.name, f"{what}; rename it")
         seen.add(lower)
     if spec.source.columns:
         for column in spec.columns:

@@ -197,7 +197,7 @@ def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
         for column in spec.columns:
             if column.name.lower() in RESERVED_COLUMNS:
                 what = "has the name of a coordinate, which each change stores in any case; rename it"
-                yield Problem(f"schema.{column.name}", column.type or None, what)
+                yield Problem(f"schema.{column.name}", column.name, what)
 
 
 class Dedupe(Model):
