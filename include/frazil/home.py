@@ -49,7 +49,7 @@ def full_disk_message(folder: Path) -> str:
         free = shutil.disk_usage(place).free
     except OSError:
         return ""
-    return f"the disk of {folder} is full: make room on it" if free < MIN_FREE_BYTES else ""
+    return f"the disk of {folder} is full: free some space" if free < MIN_FREE_BYTES else ""
 
 
 def make_folder(folder: Path) -> None:

@@ -77,7 +77,7 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
 
 
 def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the mean rate of each span over the shorter `points` in it. Points without a known rate do not count."""
+    """Return each span's mean rate, computed from the shorter `points` in it. Skips points without a known rate."""
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
     for point, rate in zip(points, compute_rates(points), strict=False):

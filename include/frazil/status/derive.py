@@ -269,7 +269,7 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
             return known.state, f"Kafka at {servers} has not answered{lasted}; {calm} does"
         case State.CATALOG_UNAVAILABLE:
             name = spec.table.catalog or "default"
-            return known.state, f"the catalog {name!r} has not taken a commit{lasted}; {calm} does: {cause}"
+            return known.state, f"the catalog {name!r} has not accepted a commit{lasted}; {calm} does: {cause}"
         case State.STORAGE_UNAVAILABLE:
             return known.state, f"the storage of {known.table} has failed{lasted}; {calm} works: {cause}"
     return known.state, f"{cause}; the writer has been trying again{lasted}" if lasted else cause

@@ -79,7 +79,7 @@ class ViewOptions:
 def build_stream_view(
     name: str, view_options: ViewOptions, select_visible: SelectVisible, may_act: Callable[[str], bool]
 ) -> StreamView | None:
-    """`may_act` returns whether the user may act on the stream, from the id of the writer's DAG."""
+    """Return the view, if the user may see the stream. `may_act` decides actions, by the writer's DAG id."""
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
     if one is None or not select_visible({name: views.writer_dag_of(one)}):
         return None
