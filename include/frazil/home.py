@@ -2,7 +2,7 @@
 
 <home>/streams/<name>/   the run folder of a stream, or of an application that streams share: lock, status.json,
                          exit.json, writer.log
-<home>/page/             the last contents of the operations page: see `frazil.operations.answers`; and the
+<home>/page/             the last contents of the operations page: see `frazil.operations.read_cache`; and the
                          processes that serve the page: see `frazil.host.processes`
 <home>/maintain/         logs of `frazil maintain`, by table
 <home>/declared/         the last valid declarations: see `frazil.spec.last_valid`

@@ -12,9 +12,9 @@ import pytest
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
-from frazil.maintenance.deep import _add_deletes, _FileLimits
 from frazil.maintenance.health import Deletes, TableHealth
 from frazil.maintenance.measure import measure
+from frazil.maintenance.partition_files import _add_deletes, _FileLimits
 from frazil.maintenance.plans import find_busy_partitions
 from frazil.maintenance.tables import find_maintained
 from frazil.merge.contract import RowRemoval

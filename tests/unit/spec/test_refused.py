@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frazil.spec.refused import REFUSALS
+from frazil.spec.incompatible_settings import REFUSALS
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "declare-a-stream.md"
 CALLED = {"source.format.lines": "JSON `lines`", "mode": "`mode: upsert`", "coordinates": "`coordinates: false`"}
