@@ -1,4 +1,4 @@
-"""What does not go together is refused, and one table of the documentation has it all."""
+"""Incompatible settings are refused, and one table of the documentation lists them all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CALLED["transform"] = "`unnest`"
 
 
 def test_the_documentation_has_each_pair_that_is_refused() -> None:
-    _, _, section = PAGE.read_text().partition("## What does not go together")
+    _, _, section = PAGE.read_text().partition("## Incompatible settings")
     rows = [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| `")]
     for feature, place, values, _ in REFUSALS:
         whole = len(values) > 1 or place == "commit.align"
