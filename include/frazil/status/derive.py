@@ -229,7 +229,7 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
 
 
 def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:
-    """Whether only the watermark stands still, shorter than an alert needs: some sources do so regularly."""
+    """Whether only the watermark stands still, not yet long enough for an alert: some sources pause regularly."""
     stall, hold_ms = known.stall, spec.maintenance.alerts.hold // timedelta(milliseconds=1)
     return stall is not None and stall.kind is StallKind.WATERMARK and now_ms - stall.since_ms < hold_ms
 

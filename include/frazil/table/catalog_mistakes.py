@@ -1,5 +1,5 @@
-"""Translates errors of catalog clients to frazil's errors, with a message of one sentence. Errors of Glue (botocore) and Hive
-(thrift) are recognised without importing these optional packages.
+"""Translates errors of catalog clients to frazil's errors, with a message of one sentence. Errors of Glue (botocore)
+and Hive (thrift) are recognised without importing these optional packages.
 """
 
 from __future__ import annotations

@@ -332,7 +332,8 @@ def use_written_names(part: Part | None, written: AvroType) -> Part | None:
         taken = {name: inside for one in found if isinstance(one, Fields) for name, inside in one.taken.items()}
         return Fields(taken, part.hidden) if isinstance(part, Fields) else next(iter(found), None)
     if isinstance(part, Entries):
-        each = use_written_names(part.each, written.parts[0]) if written.kind == ("map" if part.is_map else "array") else None
+        fits = written.kind == ("map" if part.is_map else "array")
+        each = use_written_names(part.each, written.parts[0]) if fits else None
         return None if each is None else Entries(each, is_map=part.is_map)
     if written.kind != "record":
         return Fields({}, part.hidden)
