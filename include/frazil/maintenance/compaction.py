@@ -294,7 +294,7 @@ def _select_within_budget(
             fitting = rewrite if rewrite.applies_deletes else _plan_due_part(rewrite, 1)
         if cost > budget and not deletes and not _plan_small_part(rewrite, budget, target=target):
             why = (
-                f"{rewrite.reason}; the rewrite exceeds the budget of a run, and a rewrite of a part may not "
+                f"{rewrite.reason}; the rewrite exceeds the budget of a run, and rewriting a part might not "
                 "halve the number of its files"
             )
             left.append(SkippedPartition(alone.partition, SkipReason.MARGINAL, why))

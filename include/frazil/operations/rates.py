@@ -1,4 +1,4 @@
-"""Computes records per second and daily costs from the points of a stream's history, each of a time span. Pure."""
+"""Computes records per second and daily costs from a stream's history, whose points each cover a time span. Pure."""
 
 from __future__ import annotations
 
