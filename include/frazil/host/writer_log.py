@@ -42,7 +42,6 @@ def _shift_logs(folder: Path, newest: str) -> None:
 
 def rotate_full_log(folder: Path, *, full_bytes: int = MAX_LOG_BYTES) -> bool:
     """Copy a full log to `writer.log.1`, truncate it, and return True. After an OSError, the log is unchanged.
-
     If this process is killed halfway, a line may be in both files.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"

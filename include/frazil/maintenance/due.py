@@ -30,7 +30,6 @@ def plan_manifests(
     groups: Sequence[ManifestGroup], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
     """Plan a rewrite of manifests, if there are too many: of each partition spec with a group that would halve.
-
     A rewrite merges only manifests of the same group.
     """
     total = sum(group.manifests for group in groups)

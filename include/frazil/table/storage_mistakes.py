@@ -1,6 +1,5 @@
 """Translates errors of object stores to frazil's errors, with a message of one sentence. Arrow's errors, about data
-files, have only text; fsspec's errors also have S3's response. After an outage, or with new credentials, the writer
-may restart.
+files, have only text; fsspec's also have S3's response. After an outage or with new credentials, a writer may restart.
 """
 
 from __future__ import annotations

@@ -356,14 +356,13 @@ def _insert_field(tree: dict[str, object], path: list[str], leaf: tuple[iceberg.
 
 
 def _nested_fields(tree: Mapping[str, object], ids: Callable[[], int]) -> list[iceberg.NestedField]:
-    found = []
-    for name, node in tree.items():
-        if isinstance(node, tuple):
-            found.append(iceberg.NestedField(node[1], name, node[0], required=False))
-        elif isinstance(node, dict) and node:
-            kind = iceberg.StructType(*_nested_fields(node, ids))
-            found.append(iceberg.NestedField(ids(), name, kind, required=False))
-    return found
+    made = []
+    for name, sub in tree.items():
+        if isinstance(sub, tuple):
+            made.append(iceberg.NestedField(sub[1], name, sub[0], required=False))
+        elif isinstance(sub, dict) and sub:
+            made.append(iceberg.NestedField(ids(), name, iceberg.StructType(*_nested_fields(sub, ids)), required=False))
+    return made
 
 
 def _coalesce(arrays: Sequence[pa.Array]) -> pa.Array:
