@@ -263,9 +263,9 @@ def consecutive_crashes(
     observed: DecisionInput, decision: Decision, *, now_ms: int, policy: SupervisionPolicy
 ) -> list[ExitRecord]:
     """Return the latest consecutive exits without a commit, newest first; empty once the problem seems to be over.
-    Without such exits, returns the last exit until the next take-over, if a restart may help. The problem seems to be
-    over if the running writer has committed, or has no lag and outlived the earlier ones; if the failed service
-    responds again; after the crash window; and if the supervisor's decision has another cause.
+    Without such exits, returns the last exit until the next take-over, if a restart may help. The problem seems over
+    if the running writer has committed, or has no lag and outlived the earlier ones, or the failed service responds.
+    It also seems over after the crash window, and if the supervisor's decision has another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
