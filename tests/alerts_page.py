@@ -108,7 +108,7 @@ _NOTES = """\
 - `table`, `stall`, `registry`, `writer`, `restarts`, `waiting-batches`, `freshness` and `lag` of one stream are one
   incident: one notification when the first fires, one when the last has ended.
 - For `manifest-list`, a table counts as having at least {files} files.
-- `dead-letters` and `stale-changes` measure the last hour, or as much of the last day as has {records} records. If a
+- `dead-letters` and `stale-changes` measure the last hour or, with fewer than {records} records, up to a day. If a
   day has fewer, at least {bad} and over {large} % must be bad. If snapshots expired, the time since the oldest counts.
 - `aggregation` uses its own `within`.
 - `FRAZIL_RUNBOOK` names another runbook, by address or path, for events, notifiers and the page.

@@ -24,10 +24,10 @@ from frazil.spec.values import SIZE_FORM, YamlForm, field_descriptions
 _INTRODUCTION = """\
 # Configuration
 
-All keys of a stream's file, `include/streams/<stream>.yaml` ([guide](../how-to/declare-a-stream.md)). A default stands
-after the type, or is bold. Write a duration as `250ms`, `60s` or `1h30m`, a size as `128MiB`, `1GB` or a number of
-bytes, a percentage as `50%`, and a time as ISO 8601 with a zone. Mappings have their own sections. `off` in place of
-`maintenance` or a mapping in it switches it off.
+All keys of a stream's file, `include/streams/<stream>.yaml` ([guide](../how-to/declare-a-stream.md)). Defaults follow
+after the type, or are bold. Write a duration as `250ms`, `60s` or `1h30m`, a size as `128MiB`, `1GB` or a number of
+bytes, a percentage as `50%`, and a time as ISO 8601 with a zone. Mappings have their own sections. `maintenance: off`,
+or `off` for a mapping in it, switches it off.
 """
 
 _REFERENCES = """\

@@ -18,9 +18,9 @@ ELSEWHERE = {
     "runs",
     "stale-changes",
 }
-"""Entries whose *Do* is done on the machine, in another system or in Airflow's UI, as the page says."""
+"""Entries whose *Fix* is done on the machine, in another system or in Airflow's UI, as the page says."""
 IN_THE_SENTENCE = {"table"}
-"""Entries whose *Do* is a command in the alert's message."""
+"""Entries whose *Fix* is a command in the alert's message."""
 
 
 def entries() -> dict[str, str]:
@@ -30,11 +30,11 @@ def entries() -> dict[str, str]:
 
 
 def part(rule: str, name: str) -> str:
-    """Return an entry's text under **Look**, **Do** or **Verify**. "Look and do" counts as both."""
-    _, *found = re.split(r"^\*\*(Look|Do|Verify)\*\*", entries()[rule], flags=re.MULTILINE)
+    """Return an entry's text under **Check**, **Fix** or **Verify**. "Check and fix" counts as both."""
+    _, *found = re.split(r"^\*\*(Check|Fix|Verify)\*\*", entries()[rule], flags=re.MULTILINE)
     parts = dict(zip(found[::2], found[1::2], strict=True))
-    if "Do" not in parts and parts["Look"].startswith(" and **do**"):
-        parts["Do"] = parts["Look"]
+    if "Fix" not in parts and parts["Check"].startswith(" and **fix**"):
+        parts["Fix"] = parts["Check"]
     return parts[name]
 
 

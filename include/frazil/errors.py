@@ -137,9 +137,9 @@ class MissingExtra(EnvironmentUnusable, ImportError):
     """A package of an extra is missing. An ImportError, as for any missing package."""
 
 
-def find_subclasses(of: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
+def find_subclasses(kind: type[FrazilError] = FrazilError) -> frozenset[type[FrazilError]]:
     """Return an error class and all its subclasses."""
-    return frozenset({of}).union(*(find_subclasses(each) for each in of.__subclasses__()))
+    return frozenset({kind}).union(*(find_subclasses(each) for each in kind.__subclasses__()))
 
 
 NO_RESTART_EXIT_CODES = frozenset(

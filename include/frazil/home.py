@@ -2,7 +2,7 @@
 
 <home>/streams/<name>/   the run folder of a stream, or of an application that streams share: lock, status.json,
                          exit.json, writer.log
-<home>/page/             the last contents of the operations page: see `frazil.operations.answers`; and the
+<home>/page/             the last contents of the operations page: see `frazil.operations.read_cache`; and the
                          processes that serve the page: see `frazil.host.processes`
 <home>/maintain/         logs of `frazil maintain`, by table
 <home>/declared/         the last valid declarations: see `frazil.spec.last_valid`
@@ -49,7 +49,7 @@ def full_disk_message(folder: Path) -> str:
         free = shutil.disk_usage(place).free
     except OSError:
         return ""
-    return f"the disk of {folder} is full: make room on it" if free < MIN_FREE_BYTES else ""
+    return f"the disk of {folder} is full: free some space" if free < MIN_FREE_BYTES else ""
 
 
 def make_folder(folder: Path) -> None:

@@ -602,8 +602,8 @@ def test_what_is_remembered_of_airflows_processes_is_evaluated_at_the_moment_whe
 ) -> None:
     from frazil.airflow.page import views
     from frazil.airflow.page.airflow_database import COMPONENTS  # needs AIRFLOW_HOME
-    from frazil.operations.answers import Answer  # next to it
     from frazil.operations.page_actions import ComponentHeartbeat  # next to it
+    from frazil.operations.read_cache import Answer  # next to it
 
     hours_ago_ms = clock.now_ms() - 7_200_000
     for age_ms, silent in ((5_000, 0), (61_000, len(COMPONENTS))):

@@ -113,12 +113,12 @@ class Shift:
         return self.red()
 
     def show(self, rule: str, *, but: str = " ") -> str:
-        """Give the commands of the entry's *Look*."""
-        return give(rule, "Look", but)
+        """Give the commands of the entry's *Check*."""
+        return give(rule, "Check", but)
 
     def do(self, rule: str) -> str:
-        """Give those of its *Do*."""
-        return give(rule, "Do")
+        """Give those of its *Fix*."""
+        return give(rule, "Fix")
 
     def be_sure(self, rule: str) -> str:
         """Give those of its *Verify*; none fails."""
@@ -263,7 +263,7 @@ def test_rows_that_somebody_deleted_are_found_and_brought_back(shift: Shift) -> 
     audit()
     assert "audit" in shift.red()
     assert "the table is missing 5 rows" in shift.show("audit")
-    (fix,) = re.findall(r"```python\n(.*?)```", part("audit", "Do"), re.DOTALL)
+    (fix,) = re.findall(r"```python\n(.*?)```", part("audit", "Fix"), re.DOTALL)
     exec(compile(fix, "docs/runbook.md", "exec"), {})
     assert "each offset once" in shift.be_sure("audit")
     audit()

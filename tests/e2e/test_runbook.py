@@ -119,8 +119,8 @@ def be_sure(rule: str) -> str:
 
 
 def do(rule: str) -> str:
-    """Give the commands of its *Do*."""
-    return give(commands(rule, "Do"))
+    """Give the commands of its *Fix*."""
+    return give(commands(rule, "Fix"))
 
 
 def give(requested: list[list[str]]) -> str:

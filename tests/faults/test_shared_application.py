@@ -15,7 +15,7 @@ import pytest
 
 from frazil.errors import Fenced, WorkerDied
 from frazil.home import run_folder
-from frazil.host.endings import ENDED_WITH_APPLICATION
+from frazil.host.exits import ENDED_WITH_APPLICATION
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits

@@ -95,7 +95,7 @@ def test_a_table_out_of_shape_is_put_in_shape(spark: Any, tmp_path: Path, monkey
     assert red() >= set(SHAPE)
     before = shown()
     for rule in SHAPE:
-        for name in dict.fromkeys(("Look", "Do") if "**Look**" in entries()[rule] else ("Do",)):
+        for name in dict.fromkeys(("Check", "Fix") if "**Check**" in entries()[rule] else ("Fix",)):
             for words in commands(rule, name):
                 give(words)
     assert red().isdisjoint(SHAPE)

@@ -40,7 +40,7 @@ class TaskSubject:
 
 
 def task_subject(dag_id: str, task_id: str, *, label: str | None, form: Mapping[str, Any], shared: bool) -> TaskSubject:
-    """`label` is the name of a mapped instance. `form` contains the parameters of the run."""
+    """Return what a task is about. `label` names a mapped instance; `form` has the parameters of the run."""
     writer, partitions = writer_dag_id(""), partitions_dag_id("")
     if dag_id.startswith(writer):
         if not shared:

@@ -60,7 +60,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
     on_failure: OnFailure | None = None,
     **defaults: Any,
 ) -> dict[str, Any]:
-    """`purpose` is the second tag. The owners of `specs` own the DAG. FRAZIL_DEFAULT_ARGS overrides `defaults`."""
+    """Return the arguments of a DAG. `purpose` is a tag; FRAZIL_DEFAULT_ARGS overrides `defaults`."""
     about = {"stream": sorted({*streams, *(spec.name for spec in specs)}), "table": sorted(set(tables))}
     named = [f"{kind}:{name}" for kind, names in about.items() if len(names) <= MAX_TAGS_PER_KIND for name in names]
     owners = sorted({spec.owner for spec in specs if spec.owner})

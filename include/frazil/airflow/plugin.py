@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TaskLink(BaseOperatorLink):
-    """One button. Airflow hides the button if its link is empty, as on tasks to which it does not apply.
+    """A button on tasks. Airflow hides the button if its link is empty, as on tasks to which it does not apply.
 
     The plugin computes the link when someone opens the task. An operator's own link would be an XCom that the task
     writes only at its end.
@@ -30,7 +30,7 @@ class TaskLink(BaseOperatorLink):
 
     @property
     def operators(self) -> list[type[BaseOperator]]:  # type: ignore[override]
-        """The operators that have the button, imported late because imports would slow each process."""
+        """The operators whose tasks have this button. Imported late, because imports would slow each process."""
         from frazil.airflow.backfills import StageOperator
         from frazil.airflow.dag_profile import FrazilShortCircuit, FrazilTask
         from frazil.airflow.maintenance.dag import RewriteOperator

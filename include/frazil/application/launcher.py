@@ -17,7 +17,7 @@ from typing import Protocol, Self
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, FrazilError, WriterBusy
 from frazil.home import run_folder
-from frazil.host.endings import ENDED_WITH_APPLICATION, record_exit
+from frazil.host.exits import ENDED_WITH_APPLICATION, record_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock

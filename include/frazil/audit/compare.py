@@ -104,7 +104,7 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 
 def count_rows(e: Evidence) -> int:
-    """Return the number of rows of the audited commits. Omits rows whose topic id only other periods' commits claim."""
+    """Return the number of rows of the audited commits. Omits rows of topic ids that only other periods have."""
     own, others = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)

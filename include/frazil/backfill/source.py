@@ -78,15 +78,15 @@ def select_first_records(spans: Spans, records: OffsetSets, *, limit: int) -> Sp
     return {tp: _slice_spans(spans[tp], of, 0, min(limit, len(of))) for tp, of in within.items()}
 
 
-def _take_share(of: tuple[Span, ...], index: int, count: int, *, limit: int | None = None) -> tuple[Span, ...]:
+def _take_share(spans: tuple[Span, ...], index: int, count: int, *, limit: int | None = None) -> tuple[Span, ...]:
     """Return the part with this index, after the spans are laid end to end and divided into `count` equal parts.
 
     Returns at most the first `limit` offsets of the part.
     """
-    low, high = _share_bounds(sum(end - start for start, end in of), index, count)
+    low, high = _share_bounds(sum(end - start for start, end in spans), index, count)
     high = high if limit is None else min(high, low + limit)
     part, at = [], 0
-    for start, end in of:
+    for start, end in spans:
         a, b = max(low - at, 0), min(high - at, end - start)
         if a < b:
             part.append((start + a, start + b))

@@ -29,7 +29,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 
 
-class BoundParam(click.ParamType[datetime | Offsets]):
+class TimeOrOffsetsParam(click.ParamType[datetime | Offsets]):
     name = "time-or-offsets"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime | Offsets:
@@ -40,8 +40,10 @@ class BoundParam(click.ParamType[datetime | Offsets]):
 
 @click.command()
 @stream_options
-@click.option("--from", "begin", type=BoundParam(), help="Kafka's timestamp (ISO 8601 with a zone), or JSON offsets.")
-@click.option("--to", "end", type=BoundParam(), help="Exclusive end. Default: the live stream's position.")
+@click.option(
+    "--from", "begin", type=TimeOrOffsetsParam(), help="Kafka's timestamp (ISO 8601 with a zone), or JSON offsets."
+)
+@click.option("--to", "end", type=TimeOrOffsetsParam(), help="Exclusive end. Default: the live stream's position.")
 @click.option("--event-from", type=TimeParam(), help="Only rows with this event time or later.")
 @click.option("--event-to", type=TimeParam(), help="Only rows with an earlier event time.")
 @click.option("--files", help="Read a folder or file, by path or URI, instead of Kafka.")

@@ -120,9 +120,9 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
 
     The name of a shared application selects all of its streams.
 
-    The current batch commits first. A paused or given-up stream is resumed. Exits with 9 and changes nothing if no
-    supervisor replaces the writer, because it runs in the foreground (`frazil run`), or did so last: end it there, and
-    run it again.
+    The current batch commits first. A paused or given-up stream is resumed. If the writer runs in
+    the foreground (`frazil run`), or did so last, no supervisor replaces it: exits with 9 and changes nothing. End it
+    there, and run it again.
 
     \b
     Example:

@@ -67,7 +67,7 @@ def doctor(streams_folder: Path, *, as_json: bool) -> None:
     else:
         skipped = f", {counts[CheckState.SKIPPED]} not checked" if counts[CheckState.SKIPPED] else ""
         counted = (
-            f"{counts[CheckState.WRONG]} wrong, {counts[CheckState.WARNING]} to check, {counts[CheckState.OK]} in order"
+            f"{counts[CheckState.WRONG]} wrong, {counts[CheckState.WARNING]} with a warning, {counts[CheckState.OK]} OK"
         )
         echo(f"\n{counted}{skipped}")
     if counts[CheckState.WRONG]:

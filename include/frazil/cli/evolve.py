@@ -15,10 +15,10 @@ from frazil.errors import SpecError
 from frazil.spec.column import RESERVED_COLUMNS
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
-from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
+from frazil.spec.reading_rules import FORMATS_WITH_FIELD_NAMES
 from frazil.spec.units import format_count
 from frazil.table.declared import load_route_tables
-from frazil.table.renamed import ColumnChanges, change_columns, check_changes, layout_field_ids
+from frazil.table.renamed_columns import ColumnChanges, change_columns, check_changes, layout_field_ids
 
 
 class RenameParam(click.ParamType[tuple[str, str]]):

@@ -58,9 +58,9 @@ def infer(  # noqa: PLR0913 - one for each option
     Example:
       frazil infer orders --table shop.orders > include/streams/orders.yaml
     """
-    from frazil.infer.observed import read_sample  # loads Arrow and librdkafka
     from frazil.infer.proposal import StreamNames, propose_declaration  # as below
-    from frazil.infer.registered import fetch_registered_schemas  # as below
+    from frazil.infer.registered_schemas import fetch_registered_schemas  # as below
+    from frazil.infer.sample import read_sample  # loads Arrow and librdkafka
     from frazil.registry.client import SchemaRegistry
 
     stream, file = name or _to_stream_name(topic), streams_folder / DEFAULTS_FILE

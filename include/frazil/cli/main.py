@@ -142,8 +142,8 @@ def _report_full_disk() -> Iterator[None]:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
         raise EnvironmentUnusable(
-            f"{error.filename or 'a file'} cannot be written: {error.strerror}. Make room on its disk, then run the "
-            f"command again (FRAZIL_HOME is {home()})"
+            f"{error.filename or 'a file'} cannot be written: {error.strerror}. Free some space on its disk, then run "
+            f"the command again (FRAZIL_HOME is {home()})"
         ) from error
 
 

@@ -31,7 +31,7 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
 
     Reads the topics and writes nothing: no table, no marker, no consumer group. The table need not exist. The records
     come from the end of each topic-partition. The command does not look for repeats, and does not compare changes with
-    rows. Of a route, it shows the table of each row and checks each value (`NoTable`), but not `limit`.
+    rows. For a route, it shows each row's table and finds values without a table, but ignores the route's `limit`.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`frazil route`: shows tables of a route that differ from the stream's default table, and gives up waiting rows."""
+"""`frazil route`: shows tables of a route that differ from the stream's default table, and discards waiting rows."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from frazil.errors import FrazilError
 from frazil.extras import report_missing_extras
 from frazil.fast_imports import allow_pandas
 from frazil.home import full_disk_message, run_folder
-from frazil.host.endings import KILLED_BY_OTHERS, record_exit
+from frazil.host.exits import KILLED_BY_OTHERS, record_exit
 from frazil.host.heartbeat import Phase
 from frazil.host.lock import WriterLock, read_launch
 from frazil.host.processes import AGENT_KILLED, end_group, identify_process, is_agent

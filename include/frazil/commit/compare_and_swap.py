@@ -18,7 +18,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 
-from frazil.commit.failed_rounds import Outage, Refusals, Step, TableNames, classify_error, may_refuse_one_update
+from frazil.commit.failed_attempts import Outage, Refusals, Step, TableNames, classify_error, may_refuse_one_update
 from frazil.errors import FrazilError
 from frazil.table.atomic_catalogs import CommitTables, TableChange
 from frazil.table.catalog_mistakes import retry_after_s

@@ -130,8 +130,8 @@ def adopt(tables: StreamTables, *, offsets: Offsets, source: SourceIdentity) -> 
 def forget(tables: StreamTables, *, state: str) -> int:
     """Remove the stream's markers from all tables, which fences its writers. Then remove its objects under `state`.
 
-    Returns the number of objects. Keeps all rows, and moves the rows of open windows to main. Raises TableLost, before
-    any change, if the folder also has another table's metadata, and the dead-letter table does not confirm the catalog.
+    Returns the number of objects. Keeps all rows, and moves the rows of open windows to main. If the folder also has
+    another table's metadata, the dead-letter table must confirm the catalog. Else raises TableLost, before any change.
     """
     main = tables.main.refresh()
     check_own_folder(main.catalog, main)

@@ -51,7 +51,7 @@ from frazil.spec.iceberg import filter_between, find_current_name, parse_former_
 from frazil.spec.model import StreamSpec
 from frazil.spec.sinks import DEDUPLICATE, UPSERT
 from frazil.table.branches import head_of
-from frazil.table.renamed import find_aliases
+from frazil.table.renamed_columns import find_aliases
 from frazil.table.storage import open_store
 
 MAX_SPANS = 16

@@ -36,8 +36,8 @@ def sweep(
 ) -> int:
     """Delete staged files of epochs below `below_epoch` that never became part of the tables. Returns their number.
 
-    Safe at any time, from any process. `just_settled` means that this epoch has made sure that no batch after the last
-    committed one is ever committed, so these are swept, too. Skips batches that earlier sweeps covered. `keys` are the
+    Safe at any time, from any process. After `settle` (`just_settled`), no batch after the last committed one can be
+    committed any longer, so these batches are swept, too. Skips batches that earlier sweeps covered. `keys` are the
     keys of unfolded journals, if already listed.
     """
     marker = tables.marker()
@@ -203,7 +203,7 @@ def _committed_files_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | 
 
 
 def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
-    """Return whether certainly no writer will commit this batch. Closes the batch's key if it has no journal."""
+    """Return True if no writer can commit this batch any longer. Closes the key of a batch without a journal."""
     if view.is_passed(key):
         return True
     if not view.just_settled:

@@ -255,8 +255,8 @@ def _ensure_program() -> Path:
                     _unpack(archive, folder)
         except (OSError, tarfile.TarError) as error:
             raise EnvironmentUnusable(
-                f"the schema registry was not unpacked into {folder}: {error}. It takes 200 MB there; make room, or "
-                "name another folder for the cache in FRAZIL_JARS."
+                f"the schema registry was not unpacked into {folder}: {error}. It takes 200 MB there; free some space, "
+                "or name another folder for the cache in FRAZIL_JARS."
             ) from error
     return folder
 

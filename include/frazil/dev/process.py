@@ -51,7 +51,7 @@ class Server:
     started_at_s: float
     log: str
 
-    def record(self, folder: Path) -> Path:
+    def record_path(self, folder: Path) -> Path:
         return folder / f"{self.name}{RECORD_SUFFIX}"
 
 
@@ -186,7 +186,7 @@ def start(
             setsigdef=_BLOCKED_SIGNALS,
         )
         server = Server(name, pid, psutil.Process(pid).create_time(), str(log))
-        replace_json(server.record(records), dataclasses.asdict(server))
+        replace_json(server.record_path(records), dataclasses.asdict(server))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return server
@@ -207,7 +207,7 @@ def find_server(name: str, records: Path) -> Server | None:
             if is_alive(server):
                 return server
             if not _find_session_pids(server):
-                server.record(records).unlink(missing_ok=True)
+                server.record_path(records).unlink(missing_ok=True)
     return None
 
 
@@ -225,7 +225,7 @@ def stop_all(servers: Sequence[Server], *, records: Path, grace_s: float = 20) -
         _send_signal(servers, signal.SIGKILL)
         _wait_until_gone(servers, deadline=time.monotonic() + 10)
     for server in servers:
-        server.record(records).unlink(missing_ok=True)
+        server.record_path(records).unlink(missing_ok=True)
 
 
 def kill(server: Server) -> None:

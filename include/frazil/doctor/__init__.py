@@ -21,7 +21,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`fix` is empty if none is needed, or if `message` already contains it."""
+    """The result of one check. `fix` is empty if none is needed, or if `message` contains it."""
 
     subject: str
     state: CheckState

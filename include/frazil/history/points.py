@@ -119,7 +119,7 @@ def merge_ten_minutes(points: Iterable[Point]) -> Point:
 
 
 def drop_unfinished(points: Sequence[Point], now_ms: int) -> Sequence[Point]:
-    """Return the points. Omits the last point if its time has not passed, or if it may not be stored yet."""
+    """Return the points. Omits the last point if its time has not passed, or if it is perhaps not stored yet."""
     return points[:-1] if points and now_ms < points[-1].end_ms + MAX_STORE_DELAY_MS else points
 
 

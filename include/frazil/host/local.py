@@ -22,7 +22,7 @@ from types import FrameType
 from frazil import clock
 from frazil.errors import EnvironmentUnusable, WriterBusy
 from frazil.home import make_folder, run_folder
-from frazil.host.endings import read_heartbeat, record_exit, record_unseen_exit
+from frazil.host.exits import read_heartbeat, record_exit, record_unseen_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
 from frazil.host.lock import INHERITED_LOCK, WriterLock, read_launch
 from frazil.host.processes import ask_agent_to_kill, end_group, identify_process, is_alive, kill_group, terminate

@@ -41,8 +41,8 @@ def _shift_logs(folder: Path, newest: str) -> None:
 
 
 def rotate_full_log(folder: Path, *, full_bytes: int = MAX_LOG_BYTES) -> bool:
-    """If the log is full, copy it to `writer.log.1` and truncate it. Return whether it was full. If this process is
-    killed halfway, a line may be in both files. If it raises OSError, the log is unchanged.
+    """Copy a full log to `writer.log.1`, truncate it, and return True. After an OSError, the log is unchanged.
+    If this process is killed halfway, a line may be in both files.
     """
     log, copy = folder / LOG_FILE, folder / f"{LOG_FILE}.copy"
     try:

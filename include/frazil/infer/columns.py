@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from itertools import chain, count
 from statistics import median
 
-from frazil.infer.observed import MAX_DISTINCT, MIN_VALUES_PER_MISFIT, FieldStatistics
+from frazil.infer.sample import MAX_DISTINCT, MIN_VALUES_PER_MISFIT, FieldStatistics
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.types import List, Map, Struct, Type, is_field_name, parse_type
 

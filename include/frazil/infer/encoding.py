@@ -11,8 +11,8 @@ from typing import Any
 
 from frazil.errors import SpecError
 from frazil.infer.columns import ProposedColumn, propose_columns
-from frazil.infer.observed import Sample, collect_statistics
-from frazil.infer.registered import RegisteredSchemas
+from frazil.infer.registered_schemas import RegisteredSchemas
+from frazil.infer.sample import Sample, collect_statistics
 from frazil.spec.formats import POSITION, AvroFormat, CsvFormat, Envelope, JsonFormat, ValueFormat, parse_format
 from frazil.spec.upsert import UNKEYABLE_TYPES
 

@@ -23,8 +23,8 @@ from frazil.infer.encoding import (
     find_encoding,
     unwrap_event,
 )
-from frazil.infer.observed import MIN_VALUES_PER_MISFIT, Sample, collect_statistics, parse_text
-from frazil.infer.registered import RegisteredSchemas, derive_avro_columns, derive_json_columns
+from frazil.infer.registered_schemas import RegisteredSchemas, derive_avro_columns, derive_json_columns
+from frazil.infer.sample import MIN_VALUES_PER_MISFIT, Sample, collect_statistics, parse_text
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema

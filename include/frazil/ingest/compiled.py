@@ -300,7 +300,7 @@ def call64(_: Any, function: types.Integer, first: types.Integer, second: types.
 
 @intrinsic  # type: ignore[untyped-decorator]
 def call_with_outputs(
-    _: Any, function: types.Integer, of: types.Integer, index: types.Integer, to: types.Integer
+    _: Any, function: types.Integer, pointer: types.Integer, index: types.Integer, to: types.Integer
 ) -> Any:
     """Call the C function `int f(void *, size_t, void **, void **, size_t *)`. Stores its outputs at address `to`."""
 

@@ -29,7 +29,7 @@ class IsolatedDecoder:
     """Runs a decoder in a child process. If the child dies, a new one is started."""
 
     def __init__(self, make: Callable[[], Decoder]) -> None:
-        """`make` creates a decoder in each child, so it must be picklable, and one in this process for empty chunks."""
+        """`make` must be picklable. It creates a decoder in each child, and in this process, for empty chunks."""
         self._make = make
         self._here = make()
         self._child: subprocess.Popen[bytes] | None = None

@@ -22,7 +22,7 @@ from frazil.ingest.routed_writers import other_names
 from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.shaper import RecordDecoder, create_aliased_decoder
 from frazil.spec.formats import envelope_of, parse_format
-from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
+from frazil.spec.reading_rules import FORMATS_WITH_FIELD_NAMES
 
 FIRST_PASS: Target = ".first-pass"
 """The target of chunks that are decoded only to select tables."""

@@ -93,7 +93,7 @@ def _bind_types(connection: Any, found: Transform, problems: list[str], refused:
     """
     import duckdb  # as in open_connection
 
-    def bound(where: str, query: str) -> Any:
+    def bind(where: str, query: str) -> Any:
         try:
             return connection.sql(query).to_arrow_table().schema
         except duckdb.Error as error:
@@ -101,18 +101,18 @@ def _bind_types(connection: Any, found: Transform, problems: list[str], refused:
             return None
 
     if "WHERE" not in refused:
-        bound("WHERE", kept_records_query(found))
+        bind("WHERE", kept_records_query(found))
     source = unnest_query(found, "SELECT * FROM records")
     types = {}
-    if "UNNEST" not in refused and bound("UNNEST", source) is not None:
+    if "UNNEST" not in refused and bind("UNNEST", source) is not None:
         for column in found.columns:
             if f"the column {column.name}" in refused:
                 continue
             query = select_query(found, [f"{column.expression} AS c"], source=source)
-            if (schema := bound(f"the column {column.name}", query)) is not None:
+            if (schema := bind(f"the column {column.name}", query)) is not None:
                 types[column.name] = type_text(schema.field(0).type)
     if not problems:
-        bound("SELECT", full_query(found))
+        bind("SELECT", full_query(found))
     return types
 
 

@@ -34,11 +34,11 @@ class LogEnd:
 
 
 class LeaderAnswer(Enum):
-    """What a leader's response means for an offset that was readable before. "It" in a text is this offset."""
+    """What a leader's response means for an offset that was readable before."""
 
-    VALID = "the same leader still has it"
+    VALID = "the same leader still has the offset"
     OUTDATED = "the broker has not noticed that it was replaced: ignore its ends"
-    SHORT = "the log ends before it"
+    SHORT = "the log ends before the offset"
     ANOTHER_LEADER = "the log may have been truncated and then grown again: ask the leader"
 
 

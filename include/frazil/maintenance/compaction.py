@@ -191,13 +191,13 @@ def _evaluate(
         applied = format_count(partition.deletes.shared, "delete file")
         why = f"every reader applies {applied} to {format_count(partition.files, 'file')}"
         return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
-    small = _evaluate_small(partition, settings, target=target, complete=complete) if partition.small_files else None
+    small = _plan_small_files(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
         return small
     return _plan_due_rewrite(partition, small if isinstance(small, Rewrite) else None, settings.deleted_rows)
 
 
-def _evaluate_small(
+def _plan_small_files(
     partition: PartitionFiles, settings: Compaction, *, target: int, complete: bool
 ) -> Rewrite | SkippedPartition:
     min_count, state = (settings.min_files, "complete") if complete else (settings.open_files, "still being written")
@@ -294,7 +294,7 @@ def _select_within_budget(
             fitting = rewrite if rewrite.applies_deletes else _plan_due_part(rewrite, 1)
         if cost > budget and not deletes and not _plan_small_part(rewrite, budget, target=target):
             why = (
-                f"{rewrite.reason}; the rewrite exceeds the budget of a run, and a rewrite of a part may not "
+                f"{rewrite.reason}; the rewrite exceeds the budget of a run, and rewriting a part might not "
                 "halve the number of its files"
             )
             left.append(SkippedPartition(alone.partition, SkipReason.MARGINAL, why))

@@ -29,8 +29,8 @@ class ManifestPlan:
 def plan_manifests(
     groups: Sequence[ManifestGroup], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """If there are too many manifests, plan a rewrite for each partition spec that has a group whose number of
-    manifests would be halved. A rewrite merges only manifests of the same group.
+    """Plan a rewrite of manifests, if there are too many: of each partition spec with a group that would halve.
+    A rewrite merges only manifests of the same group.
     """
     total = sum(group.manifests for group in groups)
     if total < settings.max_count:

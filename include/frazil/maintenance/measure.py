@@ -1,6 +1,6 @@
 """Measures a table's health from metadata, the newest manifest list, each stream's newest 12 commit records, and this
 host's heartbeats. The cost does not grow with rows or files. Opens only manifests of an upsert stream's newest 12
-merges, unless the measurement is deep (`frazil.maintenance.deep`).
+merges, unless the measurement is deep (`frazil.maintenance.partition_files`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from frazil.host.launcher import Observation
 from frazil.host.local import LocalLauncher
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import TIMEOUT_S
-from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import Action, find_due_actions
 from frazil.maintenance.health import ManifestGroup, RecentFiles, StreamHealth, TableHealth, are_large, p10
+from frazil.maintenance.partition_files import read_partitions
 from frazil.maintenance.tables import MaintainedTable, TableKind, maintained_tables, template_table
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec

@@ -41,9 +41,9 @@ class MergeRules:
     `order_by`, a change replaces only rows of earlier records in Kafka's order.
     """
     landed: tuple[tuple[str, int], ...] = ()
-    """The end of the table's current records by `topic/partition`, in recreated topics and truncated logs.
+    """If a topic was recreated or a log truncated: by `topic/partition`, the offset after the last record landed since.
 
-    Rows from this offset on come from the former topic or log. Every change is later than such rows.
+    Rows at or after this offset come from the former topic or log, so every change is newer than these rows.
     """
     ignored: tuple[str, ...] = ()
     """The Kafka coordinates. A change of coordinates alone does not count as an update."""

@@ -1,4 +1,4 @@
-"""Blocking reads for the page. They raise catalog errors. `frazil.operations.answers` limits the wait."""
+"""Blocking reads for the page. They raise catalog errors. `frazil.operations.read_cache` limits the wait."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from frazil.history.objects import read_table_history as past_of
 from frazil.history.points import TENS_RETENTION_MS
 from frazil.host.launcher import Observation
 from frazil.host.local import LocalLauncher
-from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import PartitionFiles
 from frazil.maintenance.measure import measure, route_tables
 from frazil.maintenance.outcomes import read_outcomes
+from frazil.maintenance.partition_files import read_partitions
 from frazil.maintenance.tables import MaintainedTable
 from frazil.offsets.spans import TopicPartition
 from frazil.operations.calendar import (

@@ -156,8 +156,8 @@ def _headline_without_problems(lines: Sequence[OverviewLine]) -> str:
     if all(line.word == State.NOT_BEGUN for line in lines):
         return "The stream has not started yet" if one else f"None of {of} has started yet"
     if well < len(lines):
-        return f"The stream is {lines[0].word}" if one else f"No stream needs attention: {well:,} of {of} are well"
-    return "The stream is well" if one else f"All {of} are well"
+        return f"The stream is {lines[0].word}" if one else f"No stream needs attention: {well:,} of {of} are healthy"
+    return "The stream is healthy" if one else f"All {of} are healthy"
 
 
 def build_line(
@@ -304,7 +304,7 @@ def _streams_about(alert: ActiveAlert, tables: Mapping[str, Sequence[str]]) -> S
 def combine_health(
     tables: Collection[str], alerts: Iterable[ActiveAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
-    """`due` maps tables to their due actions; None if nothing was measured."""
+    """Return the worst health of the tables. `due` has their due actions; None if nothing was measured."""
     of_tables = (alert for alert in alerts if not alert.subject.startswith(("stream ", "care of ")))
     rules = sorted({alert.rule for alert in of_tables} & TABLE_RULES)
     if rules:

@@ -40,7 +40,7 @@ class MissingComponent:
 def find_missing(
     heartbeats: Mapping[str, ComponentHeartbeat], *, now_ms: int, dev: bool = False
 ) -> tuple[MissingComponent, ...]:
-    """`dev` is true in the Airflow of `frazil dev up --airflow`."""
+    """Return the components without a recent heartbeat. `dev`: Airflow runs in `frazil dev up --airflow`."""
     return tuple(
         MissingComponent(
             component,

@@ -1,4 +1,4 @@
-"""Computes records per second and daily costs from the points of a stream's history, each of a time span. Pure."""
+"""Computes records per second and daily costs from a stream's history, whose points each cover a time span. Pure."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
 
 
 def mean_rates(spans: Sequence[Point], points: Sequence[Point]) -> tuple[Rate, ...]:
-    """Return the mean rate of each span over the shorter `points` in it. Points without a known rate do not count."""
+    """Return each span's mean rate, computed from the shorter `points` in it. Skips points without a known rate."""
     begins = [span.at_ms for span in spans]
     found: dict[int, list[tuple[Point, Rate]]] = {}
     for point, rate in zip(points, compute_rates(points), strict=False):

@@ -85,7 +85,7 @@ class ActionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`limit` is the maximum number of bytes in manifest lists per data file."""
+    """A table's size and files. `limit` is the maximum number of manifest-list bytes per data file."""
 
     rows: int
     files: int
@@ -272,7 +272,7 @@ class RoutedTables:
 def search_routed(
     names: Sequence[str] | None, search: str, *, problems: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
-    """`problems` maps names of tables to problems. The search also finds tables by the words of their problems."""
+    """Return the tables whose name or problem contains all words of the search, those with problems first."""
     wrong = problems or {}
     if not names and not wrong:
         return None

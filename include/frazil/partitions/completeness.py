@@ -183,7 +183,7 @@ def slowest_partition(
 
 
 MAX_AHEAD_US = timedelta(days=1) // timedelta(microseconds=1)
-"""How far (us) a row may be past the newest trusted event time and still be hidden. Later times count as wrong."""
+"""Event times that are further (in us) past the newest trusted one count as wrong: their rows are not hidden."""
 
 
 @dataclass(frozen=True, slots=True)

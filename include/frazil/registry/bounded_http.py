@@ -66,7 +66,7 @@ def create_session() -> Session:
 
 
 class _TimeLimit:
-    """The sockets of one request, including its redirects. At the deadline, the sockets are shut down."""
+    """Limits the time of one request with its redirects: shuts down its sockets at the deadline."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s

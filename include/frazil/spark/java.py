@@ -63,7 +63,7 @@ def runs_in_jvm() -> bool:
 @contextmanager
 def jvm_start() -> Iterator[None]:
     """Let PySpark start a JVM quickly within the block. Raises EnvironmentUnusable or MissingExtra if it cannot start.
-    Checks Java's version only in this case.
+    Java's version is checked only after a failure.
     """
     require_pyspark()
     if runs_in_jvm():

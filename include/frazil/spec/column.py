@@ -171,5 +171,5 @@ class Watermark(Model):
     max_future: PositiveDuration = timedelta(minutes=10)
     """How far an event time may be ahead of Kafka's timestamp and of the clock.
 
-    Later ones do not advance the watermark.
+    Later times do not advance the watermark.
     """

@@ -91,22 +91,22 @@ def records_schema(spec: StreamSpec) -> Schema:
     )
 
 
-def partition_spec(spec: StreamSpec, of: Schema) -> PartitionSpec:
-    """Return the declared partitioning, with field ids of the schema `of`. Partition fields have Spark's names."""
+def partition_spec(spec: StreamSpec, schema: Schema) -> PartitionSpec:
+    """Return the declared partitioning, with field ids of `schema`. Partition fields have Spark's names."""
     terms = enumerate(map(parse_term, spec.partition_by), FIRST_PARTITION_FIELD_ID)
     fields = [
-        PartitionField(of.find_field(term.column).field_id, field_id, _build_transform(term), term.field_name)
+        PartitionField(schema.find_field(term.column).field_id, field_id, _build_transform(term), term.field_name)
         for field_id, term in terms
     ]
     return PartitionSpec(*fields, spec_id=0)
 
 
-def sort_order(spec: StreamSpec, of: Schema) -> SortOrder:
-    """Return the declared sort order, with field ids of the schema `of`. Its id is 0 if the table is unsorted."""
+def sort_order(spec: StreamSpec, schema: Schema) -> SortOrder:
+    """Return the declared sort order, with field ids of `schema`. Its id is 0 if the table is unsorted."""
     terms = [parse_sort_term(text) for text in spec.sort_by]
     fields = [
         SortField(
-            source_id=of.find_field(sort.term.column).field_id,
+            source_id=schema.find_field(sort.term.column).field_id,
             transform=_build_transform(sort.term),
             direction=SortDirection(sort.direction),
             null_order=NullOrder(f"nulls-{sort.nulls}"),

@@ -179,7 +179,7 @@ class DeclarationMemory:
 
     def remember(self, path: Path, spec: T, kind: FileKind[T]) -> None:
         """Record a valid declaration. Raises SpecError if the file was broken since it was loaded."""
-        target = self._record(path)
+        target = self._record_path(path)
         seen = read_signature(target)
         if seen is not None and _known_records.get(target) == (spec, seen):
             return
@@ -212,18 +212,18 @@ class DeclarationMemory:
 
     def forget(self, path: Path) -> None:
         try:
-            self._record(path).unlink(missing_ok=True)
+            self._record_path(path).unlink(missing_ok=True)
         except OSError as error:
             log.warning(
                 "%s is missing, and the record of its last valid declaration cannot be deleted: %s", path, error
             )
 
-    def _record(self, path: Path) -> Path:
+    def _record_path(self, path: Path) -> Path:
         return self._records / f"{path.name}.json"
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
-            record = json.loads(self._record(path).read_text())
+            record = json.loads(self._record_path(path).read_text())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
@@ -233,7 +233,7 @@ class DeclarationMemory:
         return record if valid and isinstance(record.get("declared"), dict) else {}
 
     def _write(self, path: Path, record: Mapping[str, Any]) -> None:
-        target = self._record(path)
+        target = self._record_path(path)
         temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             make_folder(self._records)

@@ -22,7 +22,7 @@ class RoutedStream(StreamSpec):
     """Identifier of the stream's own table, which has the stream's marker."""
 
     @property
-    def is_made(self) -> bool:
+    def is_from_template(self) -> bool:
         """Whether only the route's template can have created the table. The table's properties show whether it did."""
         return self.table.identifier not in self.sinks.named_tables
 
@@ -34,7 +34,7 @@ class RoutedStream(StreamSpec):
     def signal_name(self) -> str:
         """The route's template if its tables share a DAG; otherwise the table."""
         table, template = self.table.identifier, self.sinks.template
-        if template is None or not self.is_made or (self.route and table in self.route.complete):
+        if template is None or not self.is_from_template or (self.route and table in self.route.complete):
             return table
         return template
 
@@ -68,7 +68,7 @@ def view_from_table(spec: StreamSpec, table: str) -> StreamSpec | None:
 def find_feeding_streams(specs: Iterable[StreamSpec], table: str) -> list[StreamSpec]:
     """Return the streams that name a table or, if none does, the streams whose template matches the table's name."""
     views = [view for spec in sorted(specs, key=lambda s: s.name) if (view := view_from_table(spec, table)) is not None]
-    return [view for view in views if not (isinstance(view, RoutedStream) and view.is_made)] or views
+    return [view for view in views if not (isinstance(view, RoutedStream) and view.is_from_template)] or views
 
 
 def never_complete_message(spec: StreamSpec) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from frazil.spec import layout, property_rules, readings, refused, route, sensitive, upsert
+from frazil.spec import incompatible_settings, layout, property_rules, reading_rules, route, sensitive, upsert
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
-from frazil.spec.readings import FORMATS_WITH_FIELD_NAMES
+from frazil.spec.reading_rules import FORMATS_WITH_FIELD_NAMES
 from frazil.spec.resources import IMAGE_PROPERTIES, ClusterManager, DeployMode
 from frazil.spec.types import UNREADABLE_TYPES, Map, find_type, find_type_paths, parse_type
 from frazil.spec.units import format_duration
@@ -176,7 +176,7 @@ def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
     if (column := declared.get(name)) is None:
         yield Problem("rest", name, f"is not a column of the schema{suggest_names(name, declared)}")
         return
-    if what := readings.find_format_problem(spec.source.format):
+    if what := reading_rules.find_format_problem(spec.source.format):
         yield Problem("rest", name, what)
     if column.type not in {"string", "variant", ""}:
         yield Problem("rest", name, f"is a column of type {column.type}; make it string")
@@ -261,7 +261,7 @@ def _check_csv(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def _check_evolution(spec: StreamSpec) -> Iterator[Problem]:
-    if spec.evolution.mode != "off" and (what := readings.find_format_problem(spec.source.format)):
+    if spec.evolution.mode != "off" and (what := reading_rules.find_format_problem(spec.source.format)):
         yield Problem("evolution", spec.evolution.mode, what)
 
 
@@ -351,10 +351,16 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_check_key_header_columns, ("schema", "source.schema", "source.key", "source.headers")),
     (_check_whole_value, _FILLED_COLUMNS),
     (_check_csv, _FILLED_COLUMNS),
-    (readings.find_problems, ("schema", "source", "cast", "rest", "mode", "key", "delete", "sensitive", "transform")),
+    (
+        reading_rules.find_problems,
+        ("schema", "source", "cast", "rest", "mode", "key", "delete", "sensitive", "transform"),
+    ),
     (_check_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
-    (refused.find_problems, (*_MODE, "evolution", "distribution", "source.format", "coordinates", "transform")),
+    (
+        incompatible_settings.find_problems,
+        (*_MODE, "evolution", "distribution", "source.format", "coordinates", "transform"),
+    ),
     (upsert.find_dedupe_problems, ("schema", "dedupe", "sensitive")),
     (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
     (route.find_problems, (*_TABLES, "schema", "sensitive", "complete", "source.topics", "source.topic-pattern")),

@@ -65,7 +65,7 @@ MAX_NESTING = 50
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """`arguments` are the precision and scale of a `decimal`, or the length of a `fixed`."""
+    """A primitive type. `arguments` are a `decimal`'s precision and scale, or the length of a `fixed`."""
 
     name: str
     arguments: tuple[int, ...] = ()
@@ -273,7 +273,7 @@ class _Parser:
         return self._tokens[self._position] if self._position < len(self._tokens) else None
 
     def _take_name(self, wanted: str, *, any_name: bool = False) -> str:
-        """`any_name` also allows other characters in a name that is followed by a colon."""
+        """Take the next token, a name. `any_name` allows more characters before a colon."""
         token = self._peek()
         is_name = token is not None and token not in set("<>(),:[]") and self._tokens[self._position + 1 :][:1] == [":"]
         if token is None or not (token[0].isalpha() or token[0] == "_" or (any_name and is_name)):

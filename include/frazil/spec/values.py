@@ -226,7 +226,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`key` is a dotted path in the YAML. `value` is None if it must not be shown."""
+    """A problem at `key`, a dotted path in the YAML. `value` is None if it must not be shown."""
 
     key: str
     value: object

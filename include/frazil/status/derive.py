@@ -229,7 +229,7 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
 
 
 def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:
-    """Whether only the watermark stands still, shorter than an alert needs: some sources do so regularly."""
+    """Whether only the watermark stands still, not yet long enough for an alert: some sources pause regularly."""
     stall, hold_ms = known.stall, spec.maintenance.alerts.hold // timedelta(milliseconds=1)
     return stall is not None and stall.kind is StallKind.WATERMARK and now_ms - stall.since_ms < hold_ms
 
@@ -269,7 +269,7 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
             return known.state, f"Kafka at {servers} has not answered{lasted}; {calm} does"
         case State.CATALOG_UNAVAILABLE:
             name = spec.table.catalog or "default"
-            return known.state, f"the catalog {name!r} has not taken a commit{lasted}; {calm} does: {cause}"
+            return known.state, f"the catalog {name!r} has not accepted a commit{lasted}; {calm} does: {cause}"
         case State.STORAGE_UNAVAILABLE:
             return known.state, f"the storage of {known.table} has failed{lasted}; {calm} works: {cause}"
     return known.state, f"{cause}; the writer has been trying again{lasted}" if lasted else cause

@@ -131,7 +131,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
 
 
 def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
-    """Return the start of the measured period: as short as has `MIN_RECORDS` records, but an hour to a day."""
+    """Return the start of the measured period: an hour, or longer (up to a day) until it has `MIN_RECORDS` records."""
     records = 0
     for snapshot in lately:
         records += sum_commits([snapshot], stream, since_ms=snapshot.timestamp_ms).records

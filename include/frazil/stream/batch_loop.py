@@ -174,6 +174,6 @@ def _set_next_position(planner: BatchPlanner, answer: Future[Position]) -> None:
 
 
 def planning_interval_s(commit_interval_s: float, *, max_s: float = 1.0) -> float:
-    """Return the planner's polling interval (s): at most `max_s`, and a fraction of the commit interval."""
+    """Return the planner's polling interval (s): a fraction of the commit interval, at most `max_s`."""
     part = 60 if max_s <= POLL_INTERVAL_S else 12
     return min(max_s, max(0.5, commit_interval_s / part), commit_interval_s / 10)

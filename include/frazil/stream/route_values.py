@@ -23,14 +23,14 @@ class RouteValues:
     """Tables of the template that could not be loaded. Their route values are unknown."""
 
     @property
-    def made_count(self) -> int:
+    def created_count(self) -> int:
         """Number of tables that the template has created, or may have created."""
         return len(self.targets.keys() - self.route.tables.keys()) + len(self.unread - set(self.targets.values()))
 
     def find_new(self, values: Iterable[str]) -> list[str]:
         """Return the values without a table that may have one, up to the route's limit."""
         new = sorted({value for value in values if value not in self.targets and value not in self.refused})
-        return new[: max(0, self.route.limit - self.made_count)]
+        return new[: max(0, self.route.limit - self.created_count)]
 
     def refuse_foreign(self, value: str, identifier: Target) -> None:
         """Refuse a value whose table exists, but was not created by the route."""
@@ -45,5 +45,5 @@ class RouteValues:
             f"route.limit is {self.route.limit}, and the writer has created that many tables. Raise it, or give the "
             "value a table in route.tables; then replay its dead letters"
         )
-        is_full = self.made_count >= self.route.limit
+        is_full = self.created_count >= self.route.limit
         return Destinations.of(self.route, self.targets, refused=self.refused, full=full if is_full else "")

@@ -49,7 +49,7 @@ from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
 from frazil.table.declared import declare_routed_table, list_matching_names, table_identifier
 from frazil.table.parallel import run_in_parallel
-from frazil.table.renamed import copy_renames
+from frazil.table.renamed_columns import copy_renames
 from frazil.table.schema_update import evolve_for_records
 from frazil.table.tables import ensure_declared, evolve_to_declaration
 
@@ -175,7 +175,7 @@ class RoutedTables(RouteValues):
             declared = sorted(self.sinks.named_tables)
             self.targets.update(self.sinks.by_value)
             _run_many(lambda name: self._try_prepare(name, None, default_marker), declared)
-            self._load_made_tables(default_marker)
+            self._load_template_tables(default_marker)
             self._retry_unread(default_marker)
             # Earlier writers could not create the tables in notes.
             noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
@@ -241,17 +241,17 @@ class RoutedTables(RouteValues):
                 log.warning("table %s can be used again", target)
 
     def retry_absent(self, default_marker: Marker) -> None:
-        values = self._made_values()
+        values = self._template_values()
 
         absent = [target for target in sorted(self.absent) if target not in self.behind]
         with translate_catalog_errors(self.catalog.name):
             _run_many(lambda target: self._try_prepare(target, values.get(target), default_marker), absent)
 
-    def _made_values(self) -> dict[Target, str]:
+    def _template_values(self) -> dict[Target, str]:
         return {target: value for value, target in self.targets.items() if value not in self.sinks.by_value}
 
-    def _load_made_tables(self, default_marker: Marker) -> None:
-        def load_made(identifier: str) -> None:
+    def _load_template_tables(self, default_marker: Marker) -> None:
+        def load_existing(identifier: str) -> None:
             try:
                 table = self._load(identifier)
             except Exception as error:  # catalogs' clients raise anything; its record has the table's value
@@ -265,7 +265,7 @@ class RoutedTables(RouteValues):
                 self.targets[value] = identifier
                 self._try_table(identifier, value, lambda: self._prepare_table(table, value, default_marker))
 
-        _run_many(load_made, list_matching_names(self.catalog, self.sinks))
+        _run_many(load_existing, list_matching_names(self.catalog, self.sinks))
 
     def make(self, values: Iterable[str], default_marker: Marker) -> None:
         with translate_catalog_errors(self.catalog.name):
@@ -329,7 +329,7 @@ class RoutedTables(RouteValues):
     ) -> dict[Target, EvolutionResult | None]:
         """Evolve routed tables by a batch's drift. If a table fails, it becomes `absent`, with the result None."""
         found = dict[Target, EvolutionResult | None].fromkeys(drift)
-        values = self._made_values()
+        values = self._template_values()
 
         def change(target: Target) -> None:
             table = self.tables.handle(target).refresh()
@@ -343,7 +343,7 @@ class RoutedTables(RouteValues):
     def add_targets(self, context: StageContext, key: BatchKey) -> StageContext:
         """Return the context with the routed tables. Rows for absent tables are written next to the default table."""
         waiting_layout = dataclasses.replace(context.main, folder=self.tables.waiting_folder(key))
-        values = self._made_values()
+        values = self._template_values()
         routed = {
             target: waiting_layout
             if target in self.absent

@@ -24,7 +24,7 @@ from frazil.spec.iceberg import parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.spec.upsert import Delete, find_tombstone_fields
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.renamed import find_aliases
+from frazil.table.renamed_columns import find_aliases
 from frazil.table.tables import check_rows_fit
 
 

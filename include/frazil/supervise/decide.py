@@ -262,10 +262,10 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
 def consecutive_crashes(
     observed: DecisionInput, decision: Decision, *, now_ms: int, policy: SupervisionPolicy
 ) -> list[ExitRecord]:
-    """Return the latest consecutive exits without a commit, newest first, while they indicate a problem. Without
-    any, the last exit counts if a restart may succeed, although its writer had committed, until the next take-over.
-    Empty if the running writer has committed, if it has no lag and outlived the earlier writers, or if the failed
-    service responds again. Also empty after the crash window, and if the supervisor's decision has another cause.
+    """Return the latest consecutive exits without a commit, newest first; empty once the problem seems to be over.
+    Without such exits, returns the last exit until the next take-over, if a restart may help. The problem seems over
+    if the running writer has committed, or has no lag and outlived the earlier ones, or the failed service responds.
+    It also seems over after the crash window, and if the supervisor's decision has another cause.
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES

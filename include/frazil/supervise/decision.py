@@ -1,6 +1,4 @@
-"""A decision about a writer, and the limits (in milliseconds) that it depends on. Checks whether a running writer makes
-progress.
-"""
+"""Decisions about a writer: their input, their limits (in milliseconds), and the check that it makes progress."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Translates errors of catalog clients to frazil's errors, each with one sentence. Errors of Glue (botocore) and Hive
-(thrift) are recognised without importing these optional packages.
+"""Translates errors of catalog clients to frazil's errors, with a message of one sentence. Errors of Glue (botocore)
+and Hive (thrift) are recognised without importing these optional packages.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def translate_loading_error(catalog: str, error: Exception) -> FrazilError | Non
 
 def configuration_error(catalog: str, error: Exception) -> SpecError:
     remedy = "; set its `warehouse`, or declare `table.location`" if _NO_LOCATION in str(error) else ""
-    return SpecError(f"the catalog {catalog!r} is wrongly configured: {one_line(error)}{remedy}")
+    return SpecError(f"the catalog {catalog!r} is misconfigured: {one_line(error)}{remedy}")
 
 
 def translate_client_error(catalog: str, error: Exception) -> FrazilError | None:

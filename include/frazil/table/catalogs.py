@@ -291,7 +291,7 @@ def _open(config: CatalogConfig) -> Catalog:
 def _open_once(config: CatalogConfig) -> Catalog:
     kind, uri = catalog_type(config.properties), config.properties.get("uri", "")
     if kind == "hive" and uri and not uri.startswith("thrift://"):
-        raise SpecError(f"the catalog {config.name!r} is wrongly configured: its uri is not thrift://host:port")
+        raise SpecError(f"the catalog {config.name!r} is misconfigured: its uri is not thrift://host:port")
     check_storage(config.name, config.properties.get("warehouse", ""))
     try:
         with report_missing_extras():

@@ -34,7 +34,7 @@ from frazil.table.evolution import (
     relax,
     walk_fields,
 )
-from frazil.table.renamed import use_current_names
+from frazil.table.renamed_columns import use_current_names
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
-"""Translates errors of object stores to frazil's errors, each with one sentence. Arrow's errors, about data files,
-contain only text; fsspec's errors contain S3's response. A stream may restart after outages and expired credentials.
+"""Translates errors of object stores to frazil's errors, with a message of one sentence. Arrow's errors, about data
+files, have only text; fsspec's also have S3's response. After an outage or with new credentials, a writer may restart.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from frazil.application.launcher import SharedEngine
 from frazil.cli.main import frazil
 from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, TopicMissing, WorkerDied, WriterBusy
 from frazil.home import run_folder
-from frazil.host.endings import ENDED_WITH_APPLICATION
 from frazil.host.exchange import open_exchange
+from frazil.host.exits import ENDED_WITH_APPLICATION
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import LaunchRequest, ProcessState
 from frazil.host.local import LocalLauncher

@@ -77,5 +77,5 @@ def test_a_catalog_without_a_warehouse_is_one_sentence_wherever_a_table_is_made(
     spec = find_stream(streams, "rides")
     monkeypatch.delenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE")
     configure(monkeypatch, uri=f"sqlite:///{tmp_path}/other.db")
-    with pytest.raises(SpecError, match=r"'lake' is wrongly configured: No default path .*; set its `warehouse`, or"):
+    with pytest.raises(SpecError, match=r"'lake' is misconfigured: No default path .*; set its `warehouse`, or"):
         ensure_table(load_catalog("lake"), spec)

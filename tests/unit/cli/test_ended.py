@@ -132,7 +132,7 @@ def test_a_writer_whose_end_could_not_be_recorded_has_run_on_this_host(
     replace_json(run_folder("made") / "lock", dataclasses.asdict(Launch("l", LaunchKind.FOREGROUND, now())))
     monkeypatch.setattr(home.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     shown = " ".join(call(tmp_path, "status", "made").split())
-    assert f"ended, and the reason is not recorded: the disk of {home.home()} is full: make room on it" in shown
+    assert f"ended, and the reason is not recorded: the disk of {home.home()} is full: free some space" in shown
     lost = read_stream_state(made.spec, now_ms=now() + 24 * 3_600_000)
     unknown = {one.rule: one for one in evaluate_stream_rules(replace(lost, alive=False), Alerts(), now_ms=now())}
     assert "no writer runs, and the reason why the last one ended is unknown" in unknown["writer"].sentence

@@ -41,7 +41,7 @@ def test_a_disk_without_room_is_said_in_a_sentence(
     with pytest.raises(SystemExit) as ended:
         main.main()
     said = capsys.readouterr().err
-    assert said.startswith("EnvironmentUnusable: a file cannot be written: No space left on device. Make room")
+    assert said.startswith("EnvironmentUnusable: a file cannot be written: No space left on device. Free some space")
     assert (ended.value.code, said.count("\n")) == (1, 1)
 
 

@@ -18,7 +18,7 @@ from frazil.cli.output import ask
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.reset_plan import AvailableOffsets, StateBeforeReset, list_moves
 from frazil.errors import MarkerUnreadable, RolledBack, SpecError
-from frazil.infer.observed import collect_statistics
+from frazil.infer.sample import collect_statistics
 from frazil.offsets.spans import SourceIdentity
 from frazil.operations.stream_actions import (
     NotInKafka,

@@ -20,7 +20,7 @@ from frazil.cli.foreground import WriterPipe
 from frazil.errors import WriterBusy
 from frazil.events import EventDispatcher, Sink, StallBegan
 from frazil.home import run_folder
-from frazil.host.endings import ENDED_WITHOUT_RECORD
+from frazil.host.exits import ENDED_WITHOUT_RECORD
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher

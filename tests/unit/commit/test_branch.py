@@ -11,7 +11,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.compare_and_swap import Change, swap
-from frazil.commit.failed_rounds import TableNames, classify_error
+from frazil.commit.failed_attempts import TableNames, classify_error
 from frazil.commit.marker import BatchKey
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.ingest.contract import StagedFile

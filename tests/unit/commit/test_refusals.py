@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from frazil.commit.compare_and_swap import TableHandle
-from frazil.commit.failed_rounds import MAX_REFUSALS
+from frazil.commit.failed_attempts import MAX_REFUSALS
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable
 

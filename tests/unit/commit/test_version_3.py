@@ -15,7 +15,7 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import StringType
 
 from frazil.commit import manifest_lists
-from frazil.commit.failed_rounds import is_sequence_conflict
+from frazil.commit.failed_attempts import is_sequence_conflict
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.errors import Fenced
 from frazil.table.branches import MAIN, head_of

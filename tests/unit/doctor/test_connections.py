@@ -300,7 +300,7 @@ def test_a_warehouse_that_may_not_be_written_is_an_error(tmp_path: Path, monkeyp
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db")
     result = validate(str(declare(tmp_path)))
     assert result.exit_code == 10
-    assert "table: SpecError: the catalog 'lake' is wrongly configured: No default path is set" in result.stderr
+    assert "table: SpecError: the catalog 'lake' is misconfigured: No default path is set" in result.stderr
 
 
 def test_glue_can_hold_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from frazil.host.endings import ENDED_WITHOUT_RECORD, KILLED_BY_OTHERS, record_exit, record_unseen_exit
+from frazil.host.exits import ENDED_WITHOUT_RECORD, KILLED_BY_OTHERS, record_exit, record_unseen_exit
 from frazil.host.records import Launch, LaunchKind, StopRequest, SupervisorNotes, read_exits, write_notes
 from frazil.host.writer_log import LOG_FILE
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from frazil.infer.observed import Sample
 from frazil.infer.proposal import StreamNames, count_dead_letters, propose_declaration
+from frazil.infer.sample import Sample
 from frazil.spec.formats import envelope_of
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec

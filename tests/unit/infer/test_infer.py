@@ -20,8 +20,8 @@ from demo.flights import messages, read_flights
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
 from frazil.infer.encoding import find_encoding
-from frazil.infer.observed import Sample, SampledRecord
 from frazil.infer.proposal import StreamNames, decode_sample, propose_declaration
+from frazil.infer.sample import Sample, SampledRecord
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.formats import check_supported, create_decoder
@@ -66,7 +66,7 @@ def types(spec: StreamSpec) -> dict[str, str]:
 def test_a_wrong_option_is_named_without_a_file_that_does_not_exist(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("frazil.infer.observed.read_sample", lambda *_, **__: sample([b'{"id": 1}']))
+    monkeypatch.setattr("frazil.infer.sample.read_sample", lambda *_, **__: sample([b'{"id": 1}']))
     options = ["--streams", str(tmp_path), "--bootstrap-servers", "k:9092", "--table", "bad"]
     refused = CliRunner().invoke(frazil, ["infer", "orders", *options])
     assert (refused.stdout, str(refused.exception)) == (

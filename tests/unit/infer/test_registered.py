@@ -15,9 +15,9 @@ from click.testing import CliRunner
 
 from frazil.cli.main import frazil
 from frazil.errors import RegistryUnavailable, SpecError
-from frazil.infer.observed import Sample, SampledRecord
 from frazil.infer.proposal import StreamNames, propose_declaration
-from frazil.infer.registered import RegisteredSchemas, derive_json_columns, fetch_registered_schemas
+from frazil.infer.registered_schemas import RegisteredSchemas, derive_json_columns, fetch_registered_schemas
+from frazil.infer.sample import Sample, SampledRecord
 from frazil.registry.client import SchemaText, shared_registry
 from frazil.spec import yaml_file
 from frazil.spec.formats import AvroFormat, JsonFormat, Registry
@@ -144,7 +144,7 @@ def test_the_envelope_of_captured_changes_is_named_first(server: MadeRegistry) -
 
 
 def test_a_registry_that_is_away_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("frazil.infer.observed.read_sample", lambda *_, **__: sample(framed(1, avro(RIDE))))
+    monkeypatch.setattr("frazil.infer.sample.read_sample", lambda *_, **__: sample(framed(1, avro(RIDE))))
     (tmp_path / "_defaults.yaml").write_text(
         "source: {bootstrap-servers: '127.0.0.1:1', format: {registry: {url: 'http://127.0.0.1:1', timeout: 1s}}}"
     )

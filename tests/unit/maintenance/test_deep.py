@@ -23,8 +23,8 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType
 
 from frazil.commit.manifest_writing import ManifestLayout, NewManifest, write_added
-from frazil.maintenance.deep import read_partitions
 from frazil.maintenance.health import Deletes, PartitionFiles
+from frazil.maintenance.partition_files import read_partitions
 from frazil.maintenance.tables import find_maintained
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import DAY_US, FIRST_DAY_US, land

@@ -54,7 +54,7 @@ def test_the_runbook_has_an_entry_for_each_rule() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_each_entry_has_commands_that_fix_or_says_who_does(rule: str) -> None:
-    fixes = bool(commands(rule, "Do")) or "```python" in part(rule, "Do")
+    fixes = bool(commands(rule, "Fix")) or "```python" in part(rule, "Fix")
     assert fixes == (rule not in ELSEWHERE | IN_THE_SENTENCE)
     introduction = RUNBOOK.read_text().partition("\n## ")[0]
     assert set(re.findall(r"`([\w-]+)`", "".join(re.findall(r"^- .*$", introduction, re.MULTILINE)))) == ELSEWHERE

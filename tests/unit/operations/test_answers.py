@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from frazil import installed
-from frazil.operations.answers import STALE_AFTER_S, UNRESPONSIVE_AFTER_S, Answer, AnswerCache
+from frazil.operations.read_cache import STALE_AFTER_S, UNRESPONSIVE_AFTER_S, Answer, AnswerCache
 from tests.polling import eventually
 
 

@@ -463,10 +463,10 @@ def test_those_that_need_attention_come_first_and_then_the_names():
     ("words", "said"),
     [
         ({}, ""),
-        ({"running": Level.WELL}, "The stream is well"),
-        ({"running": Level.WELL, "commits elsewhere": Level.WELL}, "All 2 streams are well"),
+        ({"running": Level.WELL}, "The stream is healthy"),
+        ({"running": Level.WELL, "commits elsewhere": Level.WELL}, "All 2 streams are healthy"),
         ({"not begun": Level.QUIET}, "The stream has not started yet"),
-        ({"not begun": Level.QUIET, "running": Level.WELL}, "No stream needs attention: 1 of 2 streams are well"),
+        ({"not begun": Level.QUIET, "running": Level.WELL}, "No stream needs attention: 1 of 2 streams are healthy"),
         ({"paused": Level.QUIET}, "The stream is paused"),
         ({"loading": Level.UNKNOWN, "running": Level.WELL}, "Loading 1 stream"),
         ({"late": Level.TROUBLE, "loading": Level.UNKNOWN}, "1 of 2 streams needs attention"),

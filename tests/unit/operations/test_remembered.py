@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frazil.host.heartbeat import Stall, StallKind
-from frazil.operations.answers import MAX_SAVED_AGE_MS, SavedStatus, load_statuses, save_statuses
+from frazil.operations.read_cache import MAX_SAVED_AGE_MS, SavedStatus, load_statuses, save_statuses
 from frazil.status.flow import Flow
 from frazil.status.state import StreamState, WriterProcess
 

@@ -1,10 +1,10 @@
-"""What does not go together is refused, and one table of the documentation has it all."""
+"""Incompatible settings are refused, and one table of the documentation lists them all."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from frazil.spec.refused import REFUSALS
+from frazil.spec.incompatible_settings import REFUSALS
 
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "declare-a-stream.md"
 CALLED = {"source.format.lines": "JSON `lines`", "mode": "`mode: upsert`", "coordinates": "`coordinates: false`"}
@@ -12,7 +12,7 @@ CALLED["transform"] = "`unnest`"
 
 
 def test_the_documentation_has_each_pair_that_is_refused() -> None:
-    _, _, section = PAGE.read_text().partition("## What does not go together")
+    _, _, section = PAGE.read_text().partition("## Incompatible settings")
     rows = [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| `")]
     for feature, place, values, _ in REFUSALS:
         whole = len(values) > 1 or place == "commit.align"

@@ -18,7 +18,7 @@ from frazil.spec.load import load_stream
 from frazil.stream.evolve import evolve_table, refuse_sensitive_fields
 from frazil.table.catalogs import load_catalog
 from frazil.table.evolution import Addition, Relaxation
-from frazil.table.renamed import ColumnChanges, change_columns
+from frazil.table.renamed_columns import ColumnChanges, change_columns
 from frazil.table.tables import ensure_table
 
 Declare = Callable[..., Path]

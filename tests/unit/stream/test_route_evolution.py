@@ -30,7 +30,7 @@ from frazil.stream.evolve import evolve_table
 from frazil.stream.routed_tables import RoutedTables
 from frazil.stream.stage_context import build_stage_context
 from frazil.table.catalogs import load_catalog
-from frazil.table.renamed import ColumnChanges, change_columns
+from frazil.table.renamed_columns import ColumnChanges, change_columns
 from frazil.table.tables import ensure_dead_letters, ensure_table
 
 pytestmark = pytest.mark.usefixtures("frazil_home")

@@ -195,7 +195,7 @@ def test_many_tables_are_made_side_by_side() -> None:
     shop = Shop(template="shop.of_{value}")
     routed = shop.open()
     routed.make([f"v{number}" for number in range(25)], shop.home())
-    assert len(routed.targets) == routed.made_count == 25
+    assert len(routed.targets) == routed.created_count == 25
     assert len({id(t.schema_json) for name, t in shop.context(routed).targets.items() if "." in name}) == 1
 
 
@@ -222,7 +222,7 @@ def test_values_of_another_route_stay_where_they_are() -> None:
         update={"route": shop.spec.route.model_copy(update={"tables": {"a": "shop.declared"}})}
     )
     routed = shop.open()
-    assert (routed.targets, routed.made_count) == ({"a": "shop.declared"}, 0)
+    assert (routed.targets, routed.created_count) == ({"a": "shop.declared"}, 0)
 
 
 def test_a_fenced_writer_prepares_no_further_tables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,16 +113,16 @@ def test_a_catalog_that_is_not_configured_says_how_to(monkeypatch: pytest.Monkey
         load_catalog(None)
 
 
-def test_a_wrongly_configured_catalog_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misconfigured_catalog_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "rest")
-    with pytest.raises(SpecError, match="'lake' is wrongly configured: URI missing"):
+    with pytest.raises(SpecError, match="'lake' is misconfigured: URI missing"):
         load_catalog("lake")
 
 
 @pytest.mark.parametrize(
     ("properties", "said"),
     [
-        ({"type": "nope"}, "SpecError: the catalog 'lake' is wrongly configured: 'nope' is not a valid CatalogType"),
+        ({"type": "nope"}, "SpecError: the catalog 'lake' is misconfigured: 'nope' is not a valid CatalogType"),
         ({"uri": "nonsense", "type": "sql"}, "SpecError: .* Could not parse SQLAlchemy URL"),
         ({"uri": "foo+bar://h/d", "type": "sql"}, "SpecError: .* Can't load plugin: sqlalchemy.dialects:foo.bar"),
         ({"uri": "localhost", "type": "rest"}, "SpecError: .* Invalid URL"),
@@ -166,7 +166,7 @@ def test_what_sqlite_says_of_a_full_disk_leads_to_the_disk(said: str) -> None:
 
 
 def test_a_catalog_of_glue_without_region_or_a_metastore_out_of_reach_is_reported_at_its_first_use() -> None:
-    with pytest.raises(SpecError, match="'lake' is wrongly configured: You must specify a region"):
+    with pytest.raises(SpecError, match="'lake' is misconfigured: You must specify a region"):
         _first_use({"type": "glue"})
     with pytest.raises(CommitUnavailable, match="the metastore of the catalog 'lake' cannot be reached"):
         _first_use({"type": "hive", "uri": "thrift://127.0.0.1:1"})

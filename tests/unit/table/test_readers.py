@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
 from frazil.table.catalogs import load_catalog, spark_properties
-from frazil.table.readers import READERS, Reader, configuration
+from frazil.table.reader_configuration import READERS, Reader, configuration
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
 

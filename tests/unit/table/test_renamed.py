@@ -10,7 +10,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.errors import SchemaIncompatible
 from frazil.spec.iceberg import FORMER_COLUMNS_PROPERTY, parse_former_columns
-from frazil.table.renamed import ColumnChanges, find_aliases, find_change_problems, use_current_names
+from frazil.table.renamed_columns import ColumnChanges, find_aliases, find_change_problems, use_current_names
 
 BEFORE = Schema(
     NestedField(1, "id", LongType()), NestedField(2, "a", StringType()), NestedField(3, "gone", StringType())

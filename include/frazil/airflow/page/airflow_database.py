@@ -142,7 +142,7 @@ def _subjects_of(conf: Any) -> list[Any]:
 
 
 def read_window_runs(signals: str, *, since: datetime) -> dict[str, list[WindowRun]]:
-    """`signals` is the name of the windows' asset. If events of several windows started a run, each window lists it."""
+    """Return the DAG runs that the events of an asset started, by window. A run may have several windows."""
     started = (
         select(AssetEvent.partition_key, DagRun.dag_id, DagRun.run_id, DagRun.state)
         .join(AssetModel, AssetModel.id == AssetEvent.asset_id)

@@ -323,7 +323,7 @@ def origin_problem(headers: Mapping[str, str], *, base_url: str) -> str | None:
 
 
 def is_permitted(user: Any, method: Any, dag_id: str, entity: DagAccessEntity | None = DagAccessEntity.RUN) -> bool:
-    """Whether the user may start (POST) or change (PUT) runs of a DAG; without `entity`, the DAG itself."""
+    """Whether the user may start (POST) or change (PUT) runs of a DAG or, with `entity` None, change the DAG itself."""
     details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
     return get_auth_manager().is_authorized_dag(method=method, access_entity=entity, details=details, user=user)
 

@@ -29,7 +29,6 @@ from frazil.history.points import drop_unfinished
 from frazil.host.launcher import Observation
 from frazil.maintenance.tables import template_table
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.answers import Answer, PendingAnswer
 from frazil.operations.fetch import (
     fetch_daily_costs,
     fetch_end_offsets,
@@ -39,6 +38,7 @@ from frazil.operations.fetch import (
 )
 from frazil.operations.overview import RelatedState, build_line
 from frazil.operations.rates import DayCost, add_arrivals, compute_trend, mean_rates
+from frazil.operations.read_cache import Answer, PendingAnswer
 from frazil.operations.stream_actions import build_action_state, possible_actions
 from frazil.operations.stream_view import (
     KAFKA,
@@ -79,7 +79,7 @@ class ViewOptions:
 def build_stream_view(
     name: str, view_options: ViewOptions, select_visible: SelectVisible, may_act: Callable[[str], bool]
 ) -> StreamView | None:
-    """`may_act` returns whether the user may act on the stream, from the id of the writer's DAG."""
+    """Return the view, if the user may see the stream. `may_act` decides actions, by the writer's DAG id."""
     one = next((one for one in cached_declarations().value or () if one.name == name), None)
     if one is None or not select_visible({name: views.writer_dag_of(one)}):
         return None

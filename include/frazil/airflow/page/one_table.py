@@ -23,10 +23,10 @@ from frazil.airflow.page.views import (
 )
 from frazil.errors import SpecError
 from frazil.maintenance.tables import MaintainedTable, TableKind, find_maintained
-from frazil.operations.answers import Answer
 from frazil.operations.calendar import SHOWN_PERIODS, Calendar, merge_calendars
 from frazil.operations.fetch import fetch_calendar, fetch_shape
 from frazil.operations.overview import ActiveAlert
+from frazil.operations.read_cache import Answer
 from frazil.operations.table_view import TableView, WindowRun, route_problems, table_health
 from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec

@@ -23,7 +23,6 @@ from frazil.airflow.page.airflow_database import (
 )
 from frazil.home import home, streams_folder
 from frazil.maintenance.tables import TableKind, maintained_tables
-from frazil.operations.answers import Answer, AnswerCache, PendingAnswer, SavedStatus, load_statuses, save_statuses
 from frazil.operations.fetch import fetch_stream, fetch_windows
 from frazil.operations.overview import (
     ActiveAlert,
@@ -39,6 +38,7 @@ from frazil.operations.overview import (
     sort_lines,
 )
 from frazil.operations.page_actions import ComponentHeartbeat, MissingComponent
+from frazil.operations.read_cache import Answer, AnswerCache, PendingAnswer, SavedStatus, load_statuses, save_statuses
 from frazil.spec.model import StreamSpec
 from frazil.status.state import StreamState
 from frazil.table.catalogs import keep_catalogs

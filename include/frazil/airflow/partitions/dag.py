@@ -201,7 +201,7 @@ snapshot.
 
 
 def _gate_message(table: str, suites: Path | None) -> str:
-    """Return the gate's description. Only it reveals a misspelt suite name."""
+    """Return the gate's description, in which users can notice a misspelt suite name."""
     if suites is None:
         return "Its windows have no quality gate: `partition_dags` is called without `expectations`."
     if suite := find_suite(suites, table):

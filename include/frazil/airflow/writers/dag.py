@@ -70,7 +70,7 @@ def _writer_dag(  # noqa: PLR0913 - the arguments of a factory
     *,
     shared: bool = False,
 ) -> DAG:
-    """`arguments` are those that all tasks of the DAG have in common."""
+    """Return a writer's DAG. All its tasks get `arguments`."""
     description = f"{len(streams)} streams in one application" if shared else _summary(streams[0])
     text = _shared_doc_md(name, streams) if shared else _doc_md(streams[0])
     with DAG(writer_dag_id(name), description=description, doc_md=text, **_profile(name, streams, on_failure)) as dag:

@@ -347,22 +347,22 @@ def _shift_ids(fields: list[iceberg.NestedField], by: int) -> list[iceberg.Neste
     return list(iceberg.StructType.model_validate(moved(text)).fields)
 
 
-def _insert_field(tree: dict[str, object], path: list[str], of: tuple[iceberg.IcebergType, int]) -> None:
+def _insert_field(tree: dict[str, object], path: list[str], leaf: tuple[iceberg.IcebergType, int]) -> None:
     for name in path[:-1]:
         found = tree.setdefault(name, {})
         assert isinstance(found, dict)
         tree = found
-    tree[path[-1]] = of
+    tree[path[-1]] = leaf
 
 
 def _nested_fields(tree: Mapping[str, object], ids: Callable[[], int]) -> list[iceberg.NestedField]:
-    found = []
-    for name, of in tree.items():
-        if isinstance(of, tuple):
-            found.append(iceberg.NestedField(of[1], name, of[0], required=False))
-        elif isinstance(of, dict) and of:
-            found.append(iceberg.NestedField(ids(), name, iceberg.StructType(*_nested_fields(of, ids)), required=False))
-    return found
+    made = []
+    for name, sub in tree.items():
+        if isinstance(sub, tuple):
+            made.append(iceberg.NestedField(sub[1], name, sub[0], required=False))
+        elif isinstance(sub, dict) and sub:
+            made.append(iceberg.NestedField(ids(), name, iceberg.StructType(*_nested_fields(sub, ids)), required=False))
+    return made
 
 
 def _coalesce(arrays: Sequence[pa.Array]) -> pa.Array:

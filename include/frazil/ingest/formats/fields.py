@@ -69,6 +69,7 @@ class ColumnSource:
         return cls(unit.get("unit"), path and tuple(path), *casts, tuple(unit.get("null-if", ())), unit.get("default"))
 
     def needs_text(self, field: NestedField) -> bool:
+        """Whether the value must be read as text first, to convert it."""
         return bool(self.nulls or self.rounding or (self.is_lenient and rules_of(field.field_type, self.unit)))
 
 

@@ -93,7 +93,7 @@ def convert_debezium_times(texts: pa.Array, kind: iceberg.IcebergType) -> pa.Arr
 
 
 def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
-    def one(text: str) -> str:
+    def round_text(text: str) -> str:
         number = Decimal(text.strip('"'))
         if number.adjusted() > 60:
             return text
@@ -102,7 +102,7 @@ def round_numbers(texts: pa.Array, scale: int, rounding: str) -> pa.Array:
 
     with_exponent = r"[0-9]{1,60}(?:\.[0-9]{1,60})?[eE][+-]?[0-9]{1,3}"
     pattern = rf'^"?-?(?:[0-9]{{1,60}}\.[0-9]{{{scale + 1},60}}|{with_exponent})"?$'
-    return _change_distinct(texts, pc.match_substring_regex(texts, pattern), one)
+    return _change_distinct(texts, pc.match_substring_regex(texts, pattern), round_text)
 
 
 def replace_with_null(

@@ -42,10 +42,10 @@ def json_text(data: bytes, written: AvroType) -> str:
         raise InvalidAvroValue(str(error)) from None
 
 
-def _write(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for each kind of type
+def _write(reader: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for each kind of type
     out: list[str] = []
     todo: list[AvroType | _OpenContainer | str] = [written]  # a stack, because values may be nested 500 deep
-    elements = len(of.data) + MAX_EMPTY_ELEMENTS
+    elements = len(reader.data) + MAX_EMPTY_ELEMENTS
     while todo:
         one = todo.pop()
         if isinstance(one, str):
@@ -53,7 +53,7 @@ def _write(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for ea
         elif isinstance(one, _OpenContainer):
             if not one.left and not one.began:
                 out.append("{" if one.is_map else "[")
-            one.left = one.left or of.read_block_count()
+            one.left = one.left or reader.read_block_count()
             if not one.left:
                 out.append("}" if one.is_map else "]")
                 continue
@@ -63,9 +63,9 @@ def _write(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for ea
                 raise InvalidAvroValue("a block has more elements than bytes")
             todo += [one, one.element]
             if one.is_map:
-                out.append(_quote_text(of.read_blob().decode()) + ":")
+                out.append(_quote_text(reader.read_blob().decode()) + ":")
         elif one.kind == "union":
-            todo.append(one.parts[of.index(len(one.parts))])
+            todo.append(one.parts[reader.index(len(one.parts))])
         elif one.kind == "record":
             out.append("{")
             todo.append("}")
@@ -74,8 +74,8 @@ def _write(of: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one for ea
         elif one.kind in ("array", "map"):
             todo.append(_OpenContainer(one.parts[0], one.kind == "map"))
         else:
-            out.append(_SCALARS[one.kind](of, one))
-    if of.at != len(of.data):
+            out.append(_SCALARS[one.kind](reader, one))
+    if reader.at != len(reader.data):
         raise InvalidAvroValue("the value has bytes after its end")
     return "".join(out)
 
@@ -126,8 +126,8 @@ def _number_text(form: Callable[[float], object], value: float) -> str:
     )
 
 
-def _read_integer(of: _Reader, written: AvroType) -> str:
-    value, logical = of.read_varint(), written.logical
+def _read_integer(reader: _Reader, written: AvroType) -> str:
+    value, logical = reader.read_varint(), written.logical
     if logical == "date":
         return f'"{_date_text(value)}"'
     if logical.startswith("time-"):
@@ -162,13 +162,13 @@ def _bytes_text(data: bytes, written: AvroType) -> str:
 
 _SCALARS: dict[str, Callable[[_Reader, AvroType], str]] = {
     "null": lambda _, __: "null",
-    "boolean": lambda of, _: ("false", "true")[of.take(1)[0]],
+    "boolean": lambda reader, _: ("false", "true")[reader.take(1)[0]],
     "int": _read_integer,
     "long": _read_integer,
-    "float": lambda of, _: _number_text(np.float32, *struct.unpack("<f", of.take(4))),
-    "double": lambda of, _: _number_text(repr, *struct.unpack("<d", of.take(8))),
-    "string": lambda of, _: _quote_text(of.read_blob().decode()),
-    "bytes": lambda of, written: _bytes_text(of.read_blob(), written),
-    "fixed": lambda of, written: _bytes_text(of.take(written.size), written),
-    "enum": lambda of, written: _quote_text(written.symbols[of.index(len(written.symbols))]),
+    "float": lambda reader, _: _number_text(np.float32, *struct.unpack("<f", reader.take(4))),
+    "double": lambda reader, _: _number_text(repr, *struct.unpack("<d", reader.take(8))),
+    "string": lambda reader, _: _quote_text(reader.read_blob().decode()),
+    "bytes": lambda reader, written: _bytes_text(reader.read_blob(), written),
+    "fixed": lambda reader, written: _bytes_text(reader.take(written.size), written),
+    "enum": lambda reader, written: _quote_text(written.symbols[reader.index(len(written.symbols))]),
 }

@@ -22,7 +22,7 @@ branches, an array's element or a map's value. For an enum, they are each symbol
 """
 (BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, EMPTY, WIDTH) = range(7, 16)
 """BITS is the written number's size. The number must be between MIN_VALUE and MAX_VALUE; it is multiplied by FACTOR, or
-divided if FACTOR is negative. A decimal is multiplied by ten TENS times; its absolute value must be below LIMIT. EMPTY
+divided if FACTOR is negative. A decimal is multiplied by 10^TENS; its absolute value must be below LIMIT. EMPTY
 is 1 if an array's elements may take no bytes.
 """
 

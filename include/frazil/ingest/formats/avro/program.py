@@ -183,7 +183,7 @@ class AvroProgram(LoopProgram):
         # The whole record is stored. Fields that columns take are removed when it is converted to JSON.
         row = self._add_row(op.SPAN, TargetColumn(iceberg.StringType(), rest, -1, target.path))
         self.spans[row] = written
-        self.rests[row] = as_written(parts_of(kind, self._units, self._hidden), written)
+        self.rests[row] = use_written_names(parts_of(kind, self._units, self._hidden), written)
         return self._set_places(row, [place])
 
     def _add_all_fields(self, written: AvroType, target: TargetColumn, kind: iceberg.StructType) -> int:
@@ -323,21 +323,22 @@ def decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
     return {op.TENS: tens, op.LIMIT_HIGH: limit[0], op.LIMIT_LOW: limit[1]}
 
 
-def as_written(part: Part | None, written: AvroType) -> Part | None:
-    """Return `part` with the writer schema's field names; None if the whole value fills columns."""
+def use_written_names(part: Part | None, written: AvroType) -> Part | None:
+    """Return `part` with the writer schema's field names. As in `parts_of`, None stands for the whole value."""
     if part is None:
         return None
     if written.kind == "union":
-        found = [one for branch in written.parts if (one := as_written(part, branch)) is not None]
+        found = [one for branch in written.parts if (one := use_written_names(part, branch)) is not None]
         taken = {name: inside for one in found if isinstance(one, Fields) for name, inside in one.taken.items()}
         return Fields(taken, part.hidden) if isinstance(part, Fields) else next(iter(found), None)
     if isinstance(part, Entries):
-        each = as_written(part.each, written.parts[0]) if written.kind == ("map" if part.is_map else "array") else None
+        fits = written.kind == ("map" if part.is_map else "array")
+        each = use_written_names(part.each, written.parts[0]) if fits else None
         return None if each is None else Entries(each, is_map=part.is_map)
     if written.kind != "record":
         return Fields({}, part.hidden)
     columns = filled_columns(written, part.taken)
-    taken = {written.fields[i][0]: as_written(part.taken[name], written.parts[i]) for i, name in columns.items()}
+    taken = {written.fields[i][0]: use_written_names(part.taken[name], written.parts[i]) for i, name in columns.items()}
     hidden = {names[0].lower() for names in written.fields if any(name.lower() in part.hidden for name in names)}
     return Fields(taken, part.hidden | hidden)
 

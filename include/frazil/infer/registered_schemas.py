@@ -11,7 +11,7 @@ from typing import Any
 
 from frazil.errors import SpecError
 from frazil.infer.columns import TIME_TYPES, ProposedColumn, find_column_problem
-from frazil.infer.observed import Sample
+from frazil.infer.sample import Sample
 from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, column_type_of, has_few_parts, parse_schema
 from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.schema_drift import (

@@ -88,7 +88,7 @@ class PendingAnswer(Generic[T]):
 
 
 class AnswerCache:
-    """Cached answers of one process. At most `threads` daemon threads per group read them, each within `around`."""
+    """Cached answers of one process, read by at most `threads` daemon threads per group, in the context of `around`."""
 
     def __init__(
         self,
