@@ -18,6 +18,7 @@ FrazilError                  exit  restart?
 │   ├── StorageUnavailable    32   yes  the storage could not be reached, is full or read-only, for too long
 │   └── TableLost             25   yes  the stream's own table is not in the catalog, or another table has its name
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
+│   ├── BrokersSilent         22   yes  no broker responds
 │   └── TopicMissing          24   yes  the brokers respond, but do not have the topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 ├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
@@ -35,12 +36,26 @@ restart the writer. Any other exit code is a crash: the writer is restarted with
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class FrazilError(Exception):
     """Base class of all errors that frazil raises on purpose. A message says what happened, where, and what to do."""
 
     exit_code: int = 1
     restartable: bool = False
+
+    def __init__(self, *args: object, stream: str | None = None, **details: Any) -> None:
+        """Create an error. Its text names `stream` first, unless the reader takes the `message` without the stream."""
+        super().__init__(*args, **details)
+        self.stream = stream
+
+    @property
+    def message(self) -> str:
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return self.message if self.stream is None else f"stream {self.stream}: {self.message}"
 
     def __init_subclass__(cls, *, exit_code: int | None = None, restartable: bool | None = None) -> None:
         """Set an error class's exit code, and whether its writer is restarted. Subclasses inherit both."""
@@ -99,6 +114,9 @@ class TableLost(CommitUnavailable, exit_code=25): ...
 
 
 class KafkaUnavailable(FrazilError, exit_code=22, restartable=True): ...
+
+
+class BrokersSilent(KafkaUnavailable): ...
 
 
 class TopicMissing(KafkaUnavailable, exit_code=24): ...

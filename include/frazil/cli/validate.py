@@ -59,7 +59,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     if connect:
         from frazil.doctor.connections import Connections  # PyIceberg, only if needed
 
-        connections = Connections.check(streams)
+        connections = Connections.check(streams.values())
     errors += [fault.problem for fault in connections.faults] if connections else []
     errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
     if more > 0:
