@@ -167,7 +167,7 @@ NO_RESTART_EXIT_CODES = frozenset(
 
 
 def restart_hint(stream: str) -> str:
-    """Return how a user replaces a stream's writer, for code that does not know what supervises the stream."""
+    """Return how a user replaces a stream's running writer, for code that does not know what supervises the stream."""
     return f"`frazil restart {stream}` (in the foreground: Ctrl-C, then `frazil run {stream}`)"
 
 

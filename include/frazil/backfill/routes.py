@@ -34,6 +34,7 @@ from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import rewrite_files
 from frazil.errors import CommitUnavailable, Fenced, RouteBehind, SchemaIncompatible, format_error
+from frazil.host.supervision import start_hint
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
 from frazil.merge.contract import MergeRules
 from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps
@@ -112,7 +113,7 @@ class BackfillRoute:
         """
         if (route := spec.route) is None:
             return None
-        check_rows_fit(tables.main.refresh(), tables.dead_letters.refresh(), spec)
+        check_rows_fit(tables.main.refresh(), tables.dead_letters.refresh(), spec, start_hint=start_hint)
         for attempt in range(MAX_OPEN_ATTEMPTS):
             routed = RoutedTables(spec, route, load_catalog(spec.table.catalog), tables)
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from pyiceberg.catalog import Catalog
@@ -89,15 +89,20 @@ def check_existing_tables(spec: StreamSpec) -> list[str]:
     return warnings
 
 
-def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if declared rows no longer fit the table or the dead-letter table."""
+def check_rows_fit(
+    main: Table, dead_letters: Table, spec: StreamSpec, *, start_hint: Callable[[str], str] = restart_hint
+) -> None:
+    """Raise SchemaIncompatible if declared rows no longer fit the table or the dead-letter table.
+
+    `start_hint` returns how a user starts a new writer; by default, of a stream whose writer runs.
+    """
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
         _check_writable(table)
         if missing := find_evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
                 f"the columns of table {table_identifier(table)} are not all as declared yet ({columns}); the writer's "
-                f"next start changes them: {restart_hint(spec.name)}",
+                f"next start changes them: {start_hint(spec.name)}",
                 stream=spec.name,
             )
     schema, former = main.schema(), parse_former_columns(main.properties)
