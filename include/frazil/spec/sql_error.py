@@ -49,7 +49,9 @@ def _find_index(text: str, key: str, value: str, offset: int) -> int | None:
     node = next((node for name, node in pairs if name.value == key and node.value == value), None)
     if node is None:
         return None
-    start, end = (sum(map(len, text.splitlines(keepends=True)[: m.line])) + m.column for m in (node.start_mark, node.end_mark))
+    start, end = (
+        sum(map(len, text.splitlines(keepends=True)[: m.line])) + m.column for m in (node.start_mark, node.end_mark)
+    )
     if node.style in {"|", ">"}:
         start = text.index("\n", start)
     places = [index for index in range(start, end) if not text[index].isspace()][node.style in {"'", '"'} :]
