@@ -19,7 +19,6 @@ from frazil.spec.sinks import Mode
 from frazil.spec.units import format_count
 from frazil.table.branches import summary_value
 
-
 MAX_EXACT_RECORDS = 20_000
 """Maximum number of missing records that are all decoded. Of more records, a sample is decoded."""
 
@@ -35,8 +34,8 @@ class Estimate:
     max_records: int
     """Maximum number of missing records: missing offsets in Kafka, or missing records in files."""
     records: int
-    """Number of rows, or of records to merge, estimated unless `exact`. Lower than `max_records` if event times are filtered, or Kafka
-    has gaps.
+    """Number of rows, or of records to merge, estimated unless `exact`. Lower than `max_records` if event times are
+    filtered, or Kafka has gaps.
     """
     rejected: int
     bytes: int
@@ -54,7 +53,7 @@ class Estimate:
 
 
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
-    """Count the missing records, and what they become, or estimate this from a sample. Changes nothing in the tables."""
+    """Count the missing records, and count or estimate what they become. Changes nothing in the tables."""
     results = list(stage_sample(backfill, plan))
     read = backfill.source.max_records(staged_spans(results))
     landed = sum(p.records for r in results for p in r.progress)

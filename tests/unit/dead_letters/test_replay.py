@@ -98,10 +98,9 @@ def write(
     source: SourceIdentity,
     offsets: range,
     values: Mapping[int, bytes],
-    *,
-    end: int = END,
 ) -> None:
-    """Commit a batch up to offset `end`: rows of these offsets, and dead letters with these values."""
+    """Commit a batch: rows of these offsets, and dead letters with these values."""
+    end = max([*offsets, *values]) + 1
     main, tables = stream.table(), open_stream(stream.spec).tables
     key = BatchKey(committer.epoch, 1)
     place = {"kafka_topic": "events", "kafka_partition": 0, "kafka_timestamp": WHEN}
@@ -177,7 +176,7 @@ def test_a_dry_run_counts_all_records_of_a_small_replay(
     ensure_table(load_catalog(None), stream.spec)
     committer = Committer.take_over(open_stream(stream.spec).tables, source=SOURCE, initial=lambda: {("events", 0): 0})
     values = {n: event(n) if n % 500 < 250 else b"no event" for n in range(count)}
-    write(stream, committer, SOURCE, range(count, count + 1), values, end=count + 1)
+    write(stream, committer, SOURCE, range(count, count + 1), values)
     found = replaying.preview(open_stream(stream.spec), Selection())
     assert (found.landing, found.failing) == (2000, 2000)
 
