@@ -54,16 +54,14 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
         echo(f"{one.topic}-{one.partition}@{one.offset}  {one.outcome:<11}  {what}".rstrip())
     outcomes = Counter(one.outcome for one in found)
     merges = "change" in outcomes or "delete" in outcomes
-    rows = outcomes["row"]
-    landing = format_count(outcomes["change"], "change") if merges else f"{rows:,} {'lands' if rows == 1 else 'land'}"
+    count = outcomes["change" if merges else "row"]
+    landing = format_count(count, "change") if merges else f"{count:,} {'lands' if count == 1 else 'land'}"
     words = [landing, f"{outcomes['dropped']:,} dropped", format_count(outcomes["dead letter"], "dead letter")]
     words += [format_count(outcomes["delete"], "delete")] * bool(outcomes["delete"])
     words += [f"{outcomes['no change']:,} without a change"] * bool(outcomes["no change"])
     echo(f"{format_count(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
     if merges:
-        echo(
-            "A merge skips changes and deletes that are older than the table's rows. A preview does not read the rows."
-        )
+        echo("A merge skips changes and deletes that are older than the table's rows, which a preview does not read.")
 
 
 @click.command()
