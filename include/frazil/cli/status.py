@@ -132,8 +132,9 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
 
 
 def _problem_messages(streams: list[StreamState]) -> list[str]:
-    """Return each problem and notice once, with its streams: an outage of a catalog is one line."""
+    """Return each problem and notice once, with its streams and its fix, if known."""
     streams_by_sentence: dict[str, list[str]] = {}
+    fixes = {one.unread: one.fix for one in streams if one.fix}
     for one in streams:
         for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
             streams_by_sentence.setdefault(sentence, []).append(one.name)
@@ -141,6 +142,7 @@ def _problem_messages(streams: list[StreamState]) -> list[str]:
     for sentence, names in streams_by_sentence.items():
         more = f" and {len(names) - MAX_NAMED_STREAMS} more" if len(names) > MAX_NAMED_STREAMS else ""
         lines.append(f"{', '.join(names[:MAX_NAMED_STREAMS])}{more}: {sentence}")
+        lines += [f"  → {fixes[sentence]}"] if sentence in fixes else []
     return lines
 
 

@@ -18,7 +18,7 @@ import requests
 
 from frazil import clock
 from frazil.doctor import CheckState, Finding
-from frazil.doctor.connections import Connections, Service
+from frazil.doctor.connections import Connections
 from frazil.errors import FrazilError
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import registry_of
@@ -26,6 +26,7 @@ from frazil.spec.load import list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
 from frazil.spec.units import format_count
+from frazil.status.fixes import Service
 from frazil.timetext import format_elapsed
 
 MAX_LISTED_CONNECTIONS = 10

@@ -16,7 +16,7 @@ from pyiceberg.catalog import Catalog
 from frazil.cli.main import frazil
 from frazil.commit import catalog_probe
 from frazil.doctor import CheckState, Finding, connections, streams
-from frazil.doctor.connections import Connections, Service, suggest_fix
+from frazil.doctor.connections import Connections
 from frazil.errors import (
     AccessDenied,
     FrazilError,
@@ -31,6 +31,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
+from frazil.status.fixes import Service, suggest_fix
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.made_registry import made_registry
