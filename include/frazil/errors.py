@@ -36,7 +36,19 @@ restart the writer. Any other exit code is a crash: the writer is restarted with
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is wrong, and what to do: a sentence, empty if unknown."""
+
+    reason: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}. {self.remedy}" if self.remedy else self.reason
 
 
 class FrazilError(Exception):
@@ -45,14 +57,18 @@ class FrazilError(Exception):
     exit_code: int = 1
     restartable: bool = False
 
-    def __init__(self, *args: object, stream: str | None = None, **details: Any) -> None:
-        """Create an error. Its text names `stream` first, unless the reader takes the `message` without the stream."""
+    def __init__(self, *args: object, stream: str | None = None, remedy: str = "", **details: Any) -> None:
+        """Create an error. Its text has the stream, the reason and, if not in the reason, the remedy as a sentence."""
         super().__init__(*args, **details)
-        self.stream = stream
+        self.stream, self.remedy = stream, remedy
+
+    @property
+    def reason(self) -> str:
+        return super().__str__()
 
     @property
     def message(self) -> str:
-        return super().__str__()
+        return str(Explanation(self.reason, self.remedy))
 
     def __str__(self) -> str:
         return self.message if self.stream is None else f"stream {self.stream}: {self.message}"

@@ -18,7 +18,7 @@ class SqlError(SpecError):
         self._key, self._sql, self._offset, self._problem, self._hint = key, sql, offset, problem, hint
 
     @property
-    def message(self) -> str:
+    def reason(self) -> str:
         return f"{self._key}: {_describe_place(self._sql, self._offset)} of the SELECT: {self._explain()}"
 
     def describe_in(self, file: Path) -> str:
