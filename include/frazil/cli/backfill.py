@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,8 @@ def _print_result(
 ) -> None:
     changes = _count_changes(last, metadata) if spec.sinks.mode.merges else {}
     if as_json:
-        echo_json(last and {**last.to_json(), "changes": changes})
+        known = last and {f.name.replace("_", "-"): getattr(last, f.name) for f in fields(last)}
+        echo_json(known and {**known, "changes": changes})
     elif last is None:
         echo(f"Stream {spec.name} has never had a backfill.")
     else:
