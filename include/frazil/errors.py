@@ -18,6 +18,7 @@ FrazilError                  exit  restart?
 │   ├── StorageUnavailable    32   yes  the storage could not be reached, is full or read-only, for too long
 │   └── TableLost             25   yes  the stream's own table is not in the catalog, or another table has its name
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
+│   ├── BrokersSilent         22   yes  no broker responds
 │   └── TopicMissing          24   yes  the brokers respond, but do not have the topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 ├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
@@ -35,12 +36,42 @@ restart the writer. Any other exit code is a crash: the writer is restarted with
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is wrong, and what to do: a sentence, empty if unknown."""
+
+    reason: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}. {self.remedy}" if self.remedy else self.reason
+
 
 class FrazilError(Exception):
     """Base class of all errors that frazil raises on purpose. A message says what happened, where, and what to do."""
 
     exit_code: int = 1
     restartable: bool = False
+
+    def __init__(self, *args: object, stream: str | None = None, remedy: str = "", **details: Any) -> None:
+        """Create an error. Its text has the stream, the reason and, if not in the reason, the remedy as a sentence."""
+        super().__init__(*args, **details)
+        self.stream, self.remedy = stream, remedy
+
+    @property
+    def reason(self) -> str:
+        return super().__str__()
+
+    @property
+    def message(self) -> str:
+        return str(Explanation(self.reason, self.remedy))
+
+    def __str__(self) -> str:
+        return self.message if self.stream is None else f"stream {self.stream}: {self.message}"
 
     def __init_subclass__(cls, *, exit_code: int | None = None, restartable: bool | None = None) -> None:
         """Set an error class's exit code, and whether its writer is restarted. Subclasses inherit both."""
@@ -101,6 +132,9 @@ class TableLost(CommitUnavailable, exit_code=25): ...
 class KafkaUnavailable(FrazilError, exit_code=22, restartable=True): ...
 
 
+class BrokersSilent(KafkaUnavailable): ...
+
+
 class TopicMissing(KafkaUnavailable, exit_code=24): ...
 
 
@@ -149,7 +183,7 @@ NO_RESTART_EXIT_CODES = frozenset(
 
 
 def restart_hint(stream: str) -> str:
-    """Return how a user replaces a stream's writer, for code that does not know what supervises the stream."""
+    """Return how a user replaces a stream's running writer, for code that does not know what supervises the stream."""
     return f"`frazil restart {stream}` (in the foreground: Ctrl-C, then `frazil run {stream}`)"
 
 

@@ -224,7 +224,7 @@ def test_rows_wait_for_a_table_that_refuses_them(
             backfilled(stream)
     assert rows("test.of_c") == [(3, 3)]
     said = frazil("route", "events").stdout
-    assert "test.a: the default table has these rows; run `frazil backfill events` to add them here" in said
+    assert "test.a: the default table has these rows. Run `frazil backfill events` to add them here" in said
     assert is_right(stream), "what waits is counted"
     assert backfilled(stream) is None, "it ends the last one, and nothing else is missing"
     assert rows("test.a") == KINDS["route"][1]["a"]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -181,7 +180,7 @@ def test_who_is_refused_is_reported_by_whom_and_what_to_check(
         with pytest.raises(AccessDenied) as refused:
             ask()
     text = str(refused.value)
-    assert text.startswith(f"stream flights, brokers {properties['bootstrap.servers']}: ")
+    assert text.startswith(f"stream flights: brokers {properties['bootstrap.servers']}: ")
     assert said in text
     assert check in text[text.rindex(" Check ") :]
     assert "\n" not in text
@@ -192,7 +191,7 @@ def test_a_topic_that_the_broker_hides_is_distinguished_from_one_that_it_lacks(s
     with KafkaAdmin(source.ways["PLAIN"], pattern, stream="flights") as kafka:
         assert kafka.describe().identity.topic_ids.keys() == {source.topic, source.of_others}
         kafka.check_not_hidden([source.topic, source.of_others, "never-made"])
-        with pytest.raises(AccessDenied, match=r"stream flights, brokers .* has read: hidden\. Grant"):
+        with pytest.raises(AccessDenied, match=r"stream flights: brokers .* has read: hidden\. Grant"):
             kafka.check_not_hidden([source.hidden, "never-made"])
 
 
@@ -228,7 +227,7 @@ def test_a_writer_that_may_not_read_its_topic_ends_with_a_sentence(
     with pytest.raises(AccessDenied) as error:
         refused.catch_up()
     text = str(error.value)
-    assert f"stream {stream.name}, brokers {refused.bootstrap}: Kafka refuses" in text
+    assert f"stream {stream.name}: brokers {refused.bootstrap}: Kafka refuses" in text
     assert what in text
     assert text.endswith("authorization failed. Check source.properties and the ACLs.")
 
@@ -238,17 +237,17 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
 ) -> None:
     requested = declared(stream, source, "PLAIN", source.of_others)
     spec = load_stream(requested.streams / f"{requested.name}.yaml")
-    found = Connections.check({Path("events.yaml"): spec})
+    found = Connections.check([spec])
     (fault,) = found.faults
     assert fault.problem == (
-        f"events.yaml: source: AccessDenied: stream {requested.name}, brokers {requested.bootstrap}: Kafka refuses to "
+        f"{requested.name}: source: AccessDenied: brokers {requested.bootstrap}: Kafka refuses to "
         "let the stream read theirs. Grant Read on them"
     )
     assert fault.fix.endswith("--operation Describe --operation Read --topic NAME")
 
     whole, reads = JsonFormat(envelope=Envelope(transactions=source.of_others)), (source.topic,)
     reported = spec.model_copy(update={"source": spec.source.model_copy(update={"topics": reads, "format": whole})})
-    (fault,) = Connections.check({Path("events.yaml"): reported}).faults
+    (fault,) = Connections.check([reported]).faults
     assert "Kafka refuses to let the stream read theirs" in fault.problem, "of transactions"
 
     admin = source.secured.broker.admin()

@@ -113,7 +113,7 @@ def test_preview_shows_rows_drops_and_dead_letters_and_writes_nothing(
     assert one["rows"] == [{"id": 4, "at": "2026-01-01 00:00:04+00:00", "note": "ADA: 4.50"}]
     lines = frazil("preview", messy.name).stdout.splitlines()
     assert len(lines) == 21
-    assert lines[-1] == "20 records: 14 records land, 6 dropped, 0 dead letters. Nothing was written."
+    assert lines[-1] == "20 records: 14 land, 6 dropped, 0 dead letters. Nothing was written."
     assert not (frazil_home / "catalog.db").exists()
 
 

@@ -125,8 +125,8 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
     archive("_temporary.parquet", [5])
     said = dry_run(live, files)
     assert "401 of 401 records in 3 files (" in said
-    assert "about 400 rows and 1 dead letter:" in said
-    assert "falls into 1 partition" in said
+    assert "400 rows and 1 dead letter, counted exactly:" in said
+    assert "fall into 1 partition" in said
     assert read_backfill(live.table().properties, live.name) is None
     with asking(live, files=files, chunk_records=150) as backfill, monkeypatch.context() as patch:
         patch.setattr(BackfillCommitter, "_commit", committed_and_killed)

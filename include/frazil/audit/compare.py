@@ -154,8 +154,12 @@ def find_ambiguous_offsets(e: Evidence) -> BitMap64:
     return former | covered_offsets(e.rewritten)
 
 
+def _rows_with_dead_letters(e: Evidence) -> BitMap64:
+    return (e.rows.seen & e.dead_letters.seen) - find_ambiguous_offsets(e)
+
+
 def _report_rows_with_dead_letters(e: Evidence) -> Iterable[Finding]:
-    both = (e.rows.seen & e.dead_letters.seen) - find_ambiguous_offsets(e)
+    both = _rows_with_dead_letters(e)
     offsets, where = format_count(len(both), "offset", "is|are"), format_at_offsets(both)
     sentence = f"{offsets} in the table and in the dead-letter table, {where}"
     yield _make_finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
@@ -283,8 +287,9 @@ def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Find
     """Report differences between a table's records and commit records, except records already reported as missing."""
     fewer = more = unknown = 0
     first: OverlappingRanges | None = None
+    offsets = BitMap64()
     of_rows, dead_letters = table.tally is e.rows, _dead_letter_claims(e)
-    accounted = e.seen | find_missing_offsets(e) | _accepted_offsets(e)
+    accounted, both = e.seen | find_missing_offsets(e) | _accepted_offsets(e), _rows_with_dead_letters(e)
     for group in table.groups:
         missing, surplus = table.compare(group)
         if of_rows and _is_exact(e, group):
@@ -292,9 +297,11 @@ def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Find
             missing = max(missing, lost - dead_letters.compare(group)[0])
         if e.drops_repeats and of_rows:
             missing = 0
+        surplus = max(0, surplus - len(both & group.offsets))  # another finding reports these
         fewer, more = fewer + missing, more + surplus
         unknown += max(0, table.count_missing_records(group, group.ranges_by_topic_id) - missing)
         first = first or (group if missing or surplus else None)
+        offsets |= _find_unseen(e, group) if missing else BitMap64()
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, unknown,
         f"{e.tables} is missing {format_count(unknown, table.name)}, which may be of a former topic of this name. To "
@@ -303,11 +310,30 @@ def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Find
     if first is not None:
         fewer_words = [f"is missing {format_count(fewer, table.name)} that the commit records count"] if fewer else []
         has = [f"has {format_count(more, table.name)} that no commit record counts"] if more else []
-        span = first.audited[0].start, max(r.end for r in first.audited)
-        where = f"first between offsets {span[0]:,} and {span[1] - 1:,}"
-        where += "; `--source` names them" if fewer and e.kafka is None else ""
+        where = _locate(first, offsets, is_exact=len(offsets) == fewer and not more)
+        where += "; `--source` names them" if fewer and e.kafka is None and len(offsets) != fewer else ""
         sentence = f"{e.tables} {' and '.join(fewer_words + has)}, {where}"
         yield _make_finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
+
+
+def _find_unseen(e: Evidence, group: OverlappingRanges) -> BitMap64:
+    """Return the group's offsets without a record in a table: gaps and missing records. Return all offsets that
+    records of a former topic may have.
+    """
+    found = group.offsets
+    if len(group.ranges_by_topic_id) > 1 or covered_offsets(e.rewritten) & found:
+        return found
+    return found - e.seen - find_missing_offsets(e) - _accepted_offsets(e)
+
+
+def _locate(first: OverlappingRanges, missing: BitMap64, *, is_exact: bool) -> str:
+    """Return where records are missing or too many. `missing` has the missing offsets, and gaps unless `is_exact`."""
+    if is_exact:
+        return format_at_offsets(missing)
+    narrow = missing & first.offsets or first.offsets
+    if len(narrow) == 1:
+        return f"first {format_at_offsets(narrow)}"
+    return f"first between offsets {narrow.min():,} and {narrow.max():,}"
 
 
 def _claimed_records(r: CommittedRange) -> int:

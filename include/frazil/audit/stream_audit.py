@@ -210,7 +210,10 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
         repeats = None if marker.routed else claimed.repeats  # routed tables drop repeats that are not counted here
         of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=replayed_from_source)
         notes = (*notes, *of_repeats)
-    return _build_audit(run, claimed, evidence, (*before, *notes, *(f for e in evidence for f in compare_partition(e))))
+    found = tuple(f for e in evidence for f in compare_partition(e))
+    if not drops_repeats and all(map(is_counted_once, evidence)):
+        notes, found = _join_table_counts(notes, found)
+    return _build_audit(run, claimed, evidence, (*before, *notes, *found))
 
 
 def audit_changes(
@@ -292,6 +295,21 @@ def _add_other_claims(
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compared(e)):
         return evidence
     return with_other_claims(evidence, load_all_claims(run.tables.journals, run.marker, run.table.metadata), claimed)
+
+
+def _join_table_counts(
+    notes: tuple[Finding, ...], found: tuple[Finding, ...]
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Join the counts by table with those by partition, if both report the same rows. Returns both, joined."""
+    by_table = [f for f in notes if f.kind is FindingKind.MISCOUNTED]
+    rows = {FindingKind.MISSING, FindingKind.MISCOUNTED, FindingKind.DUPLICATES}
+    by_partition = [f for f in found if f.kind in rows]
+    if not by_table or sum(f.count for f in by_table) != sum(f.count for f in by_partition):
+        return notes, found
+    where = "; ".join(f"{f.where}: {f.sentence}" for f in by_partition)
+    last = replace(by_table[-1], kind=by_partition[0].kind, sentence=f"{by_table[-1].sentence}. By partition: {where}")
+    others = tuple(f for f in notes if f is not by_table[-1])
+    return (*others, last), tuple(f for f in found if f not in by_partition)
 
 
 def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:

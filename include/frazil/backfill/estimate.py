@@ -1,4 +1,4 @@
-"""Estimates what a backfill would write, from a sample that is decoded into a temporary folder."""
+"""Counts what a backfill would write, by decoding its records into a temporary folder; a sample of them if many."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ from frazil.spec.sinks import Mode
 from frazil.spec.units import format_count
 from frazil.table.branches import summary_value
 
+MAX_EXACT_RECORDS = 20_000
+"""Maximum number of missing records that are all decoded. Of more records, a sample is decoded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The result of a dry run. The closer `sampled` is to `max_records`, the more reliable the estimate."""
+    """The result of a dry run."""
 
     requested: int
     """Number of requested offsets in Kafka, or of requested records in files."""
@@ -31,23 +34,26 @@ class Estimate:
     max_records: int
     """Maximum number of missing records: missing offsets in Kafka, or missing records in files."""
     records: int
-    """Estimated number of rows, or of records to merge. Lower than `max_records` if event times are filtered, or Kafka
-    has gaps.
+    """Number of rows, or of records to merge, estimated unless `exact`. Lower than `max_records` if event times are
+    filtered, or Kafka has gaps.
     """
     rejected: int
     bytes: int
     files: int
     chunks: int
     partitions: int
-    """Number of partitions, of all tables, that the sample's rows have. The backfill has at least as many."""
+    """Number of partitions, of all tables, that the decoded rows have. The backfill has at least as many."""
     sampled: int
+    """Number of decoded records with a row or a dead letter."""
     topic_partitions: int
     source_files: int
     source_bytes: int
+    exact: bool
+    """Whether all missing records were decoded. `bytes` and `files` are estimates nevertheless."""
 
 
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
-    """Count the missing records, and estimate the other numbers from a sample. Changes nothing in the tables."""
+    """Count the missing records, and count or estimate what they become. Changes nothing in the tables."""
     results = list(stage_sample(backfill, plan))
     read = backfill.source.max_records(staged_spans(results))
     landed = sum(p.records for r in results for p in r.progress)
@@ -75,6 +81,7 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
         topic_partitions=len(plan.spans),
         source_files=len(backfill.source.files),
         source_bytes=sum(f.bytes for f in backfill.source.files),
+        exact=read == max_records,
     )
 
 
@@ -93,22 +100,28 @@ def estimate_messages(dry_run: Estimate, *, stream: str, mode: Mode) -> list[str
         "row."
     )
     rows = format_count(dry_run.records, mode.noun)
-    action = f"compare about {rows} with the table's rows, and add" if mode.merges else f"add about {rows} and"
+    rows = rows if dry_run.exact else f"about {rows}"
+    action = f"compare {rows} with the table's rows, and add" if mode.merges else f"add {rows} and"
+    sample = format_count(dry_run.sampled, "record")
+    origin = "counted exactly" if dry_run.exact else f"estimated from a sample of {sample}"
     size = (
-        f"The backfill would {action} {format_count(dry_run.rejected, 'dead letter')}: {dry_run.bytes:,} bytes in "
-        f"{format_count(dry_run.files, 'file')} or more, staged in {format_count(dry_run.chunks, 'chunk')}."
+        f"The backfill would {action} {format_count(dry_run.rejected, 'dead letter')}, {origin}: about "
+        f"{dry_run.bytes:,} bytes in {format_count(dry_run.files, 'file')} or more, staged in "
+        f"{format_count(dry_run.chunks, 'chunk')}."
     )
     if mode.merges:
         size += " Only the merge shows how many rows change."
+    partitions = format_count(dry_run.partitions, "partition")
     touched = (
-        f"A sample of {format_count(dry_run.sampled, 'record')} falls into "
-        f"{format_count(dry_run.partitions, 'partition')} of the table, so at least that many partitions change."
+        f"The records fall into {partitions} of the table."
+        if dry_run.exact
+        else f"The sample falls into {partitions} of the table, so at least that many partitions change."
     )
     return [missing, size, touched]
 
 
 def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
-    """Stage a sample of the plan's records into a temporary folder. Changes nothing in the tables."""
+    """Stage the plan's records into a temporary folder; a sample if they are many. Changes nothing in the tables."""
     if not plan.spans:
         return
     route = PredictedRoute.open(backfill.spec)
@@ -120,7 +133,8 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult
             targets = {name: dataclasses.replace(t, folder=f"{folder}/{name}") for name, t in context.targets.items()}
             return stage(dataclasses.replace(context, targets=targets), task, attempt=0)
 
-    for task in backfill.source.sample(plan.spans):
+    is_small = backfill.source.max_records(plan.spans) <= MAX_EXACT_RECORDS
+    for task in backfill.source.tasks(plan.spans, 1) if is_small else backfill.source.sample(plan.spans):
         result = try_stage(task)
         if route and result.values:  # rows whose table a writer would create first
             route.make({*result.values})

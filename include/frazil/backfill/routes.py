@@ -10,6 +10,7 @@ import dataclasses
 import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from operator import itemgetter
 
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
@@ -33,7 +34,8 @@ from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import rewrite_files
-from frazil.errors import CommitUnavailable, Fenced, RouteBehind, SchemaIncompatible, format_error
+from frazil.errors import CommitUnavailable, Explanation, Fenced, RouteBehind, SchemaIncompatible, format_error
+from frazil.host.supervision import start_hint
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
 from frazil.merge.contract import MergeRules
 from frazil.offsets.spans import Spans, TopicPartition, to_bitmaps
@@ -112,7 +114,7 @@ class BackfillRoute:
         """
         if (route := spec.route) is None:
             return None
-        check_rows_fit(tables.main.refresh(), tables.dead_letters.refresh(), spec)
+        check_rows_fit(tables.main.refresh(), tables.dead_letters.refresh(), spec, start_hint=start_hint)
         for attempt in range(MAX_OPEN_ATTEMPTS):
             routed = RoutedTables(spec, route, load_catalog(spec.table.catalog), tables)
             try:
@@ -133,9 +135,9 @@ class BackfillRoute:
 
     def _check_tables_exist(self) -> None:
         if self.routed.absent:
-            target, reason = min(self.routed.absent.items())
-            why = reason if target in reason else f"table {target} does not exist: {reason}"
-            raise RouteBehind(_refusal_message(self.tables.stream, why))
+            target, why = min(self.routed.absent.items(), key=itemgetter(0))
+            reason = f"table {target} cannot be used: {why.reason}"
+            raise _refusal(self.tables.stream, Explanation(reason, why.remedy))
 
     def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
         """Return the chunk's context with the route's tables. Their files are staged in the waiting folder."""
@@ -193,12 +195,12 @@ def wait_for_routed_tables(tables: StreamTables) -> Marker:
         if not (behind := find_lagging_tables(tables, default_marker)):
             return default_marker
         if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):
-            raise RouteBehind(_refusal_message(tables.stream, str(behind[0])))
+            raise _refusal(tables.stream, Explanation(behind[0].description, behind[0].remedy))
 
 
-def _refusal_message(stream: str, why: str) -> str:
-    remedy = "" if f"`frazil route {stream} " in why else f". Fix the table first: `frazil route {stream}` shows how"
-    return f"no backfill or replay of stream {stream!r} can start: {why}{remedy}"
+def _refusal(stream: str, why: Explanation) -> RouteBehind:
+    remedy = why.remedy or f"Fix the table first: `frazil route {stream}` shows how"
+    return RouteBehind(f"no backfill or replay of stream {stream!r} can start: {why.reason}", remedy=remedy)
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:

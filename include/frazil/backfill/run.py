@@ -67,6 +67,7 @@ from frazil.commit.marker import BatchKey, Marker, open_branch_name, read_marker
 from frazil.commit.open_streams import OpenStream, open_kafka, open_read_only, open_stream
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, RouteBehind, SpecError, StaleBatch, WriterBusy
+from frazil.host.supervision import start_hint
 from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.offsets.spans import Offsets, OffsetSets, SourceIdentity, Spans, to_bitmaps, union_offsets
@@ -261,7 +262,7 @@ class Backfill:
         table, _ = self._load_table_and_marker()
         next_epoch(_load_backfill(self.opened), self.request)
         if not ((last := self.last()) and last.is_open):
-            check_rows_fit(table, self.opened.tables.dead_letters.refresh(), self.spec)
+            check_rows_fit(table, self.opened.tables.dead_letters.refresh(), self.spec, start_hint=start_hint)
 
     def _load_table_and_marker(self) -> tuple[Table, Marker]:
         table = self.opened.tables.main.refresh()

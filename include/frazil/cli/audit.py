@@ -107,7 +107,8 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
     result = _join_notes(result)
     reason = None if result.wrong or result.complete or not result.batches else _not_compared_findings(result)[0]
     listed = (f for f in result.findings if f is not reason)  # the last line has the reason
-    echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in listed)
+    faults_first = sorted(listed, key=lambda f: not f.kind.is_wrong)
+    echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in faults_first)
     echo(_summarize(result))
 
 

@@ -13,7 +13,8 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -83,9 +84,11 @@ def omitted_text(count: int) -> str:
 class Terminal:
     """The reader's end of the pipe. Prints in a separate thread, so that a blocked terminal blocks nothing else."""
 
-    def __init__(self, folder: Path, *, on_gone: Callable[[], None] = lambda: None, as_json: bool = False) -> None:
-        """`on_gone` is called, by any thread, once the terminal is gone. With `as_json`, sentences go to stderr."""
-        self._exchange = open_exchange(folder)
+    def __init__(self, *folders: Path, on_gone: Callable[[], None] = lambda: None, as_json: bool = False) -> None:
+        """`folders` are the streams' run folders. `on_gone` is called, by any thread, once the terminal is gone.
+        With `as_json`, sentences go to stderr.
+        """
+        self._exchanges = [open_exchange(folder) for folder in folders]
         self._live = sys.stdout.isatty() and not as_json
         self._as_json, self._text_stream = as_json, sys.stderr if as_json else sys.stdout
         self._lines: SimpleQueue[tuple[TextIO, str] | None] = SimpleQueue()
@@ -169,8 +172,9 @@ class Terminal:
     def _show_live(self, writer: int) -> None:
         if not self._live:
             return
-        heartbeat = Heartbeat.read(self._exchange)
-        text = live_text(heartbeat if heartbeat and heartbeat.pid == writer else None, now_ms=clock.now_ms())
+        read = [Heartbeat.read(exchange) for exchange in self._exchanges]
+        own = [one if one and one.pid == writer else None for one in read]
+        text = live_text(own[0], now_ms=clock.now_ms()) if len(own) == 1 else live_text_of_many(own)
         self._show(sys.stdout, CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
 
 
@@ -193,6 +197,11 @@ def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
         Phase.ENDED: "ending",
     }[heartbeat.phase]
     return f"{text} ({format_elapsed(now_ms - heartbeat.advanced_at_ms)})"
+
+
+def live_text_of_many(heartbeats: Sequence[Heartbeat | None]) -> str:
+    phases = Counter(str(one.phase if one else Phase.STARTING) for one in heartbeats)
+    return f"{len(heartbeats):,} streams: {', '.join(f'{count:,} {phase}' for phase, count in sorted(phases.items()))}"
 
 
 def batch_document(batch: BatchCommitted) -> dict[str, object]:

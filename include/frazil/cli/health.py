@@ -14,6 +14,7 @@ from frazil.cli.options import CatalogRequests, json_option, streams_option, tab
 from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_terminal_narrow, prefix_subject
 from frazil.commit.marker import property_name
 from frazil.errors import FrazilError, SpecError, TableLost, error_text
+from frazil.host.supervision import start_hint
 from frazil.maintenance.alerts import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
 from frazil.maintenance.measure import LagQuery, NotMadeByRoute, find_template_tables, measure
@@ -171,7 +172,7 @@ def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
         for spec in table.streams:
             main = load_stream_table(spec)
             if main is not None and property_name(spec.name) in main.properties:
-                return str(lost_dead_letters_error(spec))
+                return str(lost_dead_letters_error(spec, start_hint))
     except Exception:  # as above
         return None
     return None

@@ -193,3 +193,7 @@ def _to_json_value(value: object) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         return [_to_json_value(v) for v in value]
     return value
+
+
+def format_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "none"

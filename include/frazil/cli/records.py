@@ -30,8 +30,9 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     """Show what the newest records of STREAM would become: rows, changes, deletes, dead letters, or nothing.
 
     Reads the topics and writes nothing: no table, no marker, no consumer group. The table need not exist. The records
-    come from the end of each topic-partition. The command does not look for repeats, and does not compare changes with
-    rows. For a route, it shows each row's table and finds values without a table, but ignores the route's `limit`.
+    come from the end of each topic-partition. The command loads no tables: it does not look for repeats, and shows a
+    change or delete even if its row or a template's table does not exist. For a route, it shows each row's table and
+    finds values without a table, but ignores the route's `limit`.
 
     \b
     Example:
@@ -53,9 +54,8 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
         echo(f"{one.topic}-{one.partition}@{one.offset}  {one.outcome:<11}  {what}".rstrip())
     outcomes = Counter(one.outcome for one in found)
     merges = "change" in outcomes or "delete" in outcomes
-    landing = (
-        format_count(outcomes["change"], "change") if merges else format_count(outcomes["row"], "record", "lands|land")
-    )
+    count = outcomes["change" if merges else "row"]
+    landing = format_count(count, "change") if merges else f"{count:,} {'lands' if count == 1 else 'land'}"
     words = [landing, f"{outcomes['dropped']:,} dropped", format_count(outcomes["dead letter"], "dead letter")]
     words += [format_count(outcomes["delete"], "delete")] * bool(outcomes["delete"])
     words += [f"{outcomes['no change']:,} without a change"] * bool(outcomes["no change"])

@@ -14,7 +14,7 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -113,7 +113,7 @@ def run_in_foreground(
     sys.stdout.flush()
     sys.stderr.flush()
     # Before the fork, so that a Ctrl-C in between reaches our handlers, not Python's.
-    follower = ForegroundWriter(folder, as_json=as_json)
+    follower = ForegroundWriter(folder, streams or (stream,), as_json=as_json)
     follower.listen()
     writer = os.fork()
     if writer == 0:
@@ -136,8 +136,8 @@ def run_in_foreground(
 
 
 class ForegroundWriter:
-    def __init__(self, folder: Path, *, as_json: bool = False) -> None:
-        self.terminal = Terminal(folder, on_gone=self._request_end, as_json=as_json)
+    def __init__(self, folder: Path, streams: Sequence[str], *, as_json: bool = False) -> None:
+        self.terminal = Terminal(*map(run_folder, streams), on_gone=self._request_end, as_json=as_json)
         self.ended_by: str | None = None
         """Why the writer ended, if the writer cannot report it; None otherwise."""
         self._folder, self._log = folder, folder / LOG_FILE
@@ -233,6 +233,32 @@ def _end_with_parent(lifeline: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+class StreamOutput:
+    """Shows what the writer of one stream does. `prefix` precedes each line."""
+
+    def __init__(self, spec: StreamSpec, pipe: WriterPipe, prefix: str = "") -> None:
+        self.totals, self._waits = RunTotals(spec), WaitReporter()
+        self._stream, self._pipe, self._prefix = spec.name, pipe, prefix
+
+    def show(self, event: Event) -> None:
+        from frazil import events  # after the JVM's start, as `write`
+
+        match event.what:
+            case events.PhaseBegan(phase=Phase.STAGING):
+                self._waits.note_batch_start()
+            case events.TablesBehind(names=names) if not names:
+                pass
+            case events.OutageReported(sentence=sentence) | events.TablesBehind(sentence=sentence):
+                if line := self._waits.report(sentence):
+                    self._pipe.say(f"{self._prefix}{line}")
+            case events.WaitingRowsCommitted(rows=rows):
+                self.totals.waited += rows
+            case events.BatchCommitted() as batch:
+                self._waits.note_commit()
+                self._pipe.say(f"{self._prefix}{self.totals.add(batch)}")
+                self._pipe.report({"stream": self._stream, **batch_document(batch)})
+
+
 def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) -> None:
     allow_pandas()
     log_file = run_folder(spec.name) / LOG_FILE
@@ -240,27 +266,15 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
     from frazil.stream.main import write  # only the writer needs it
 
     logging.getLogger("frazil").addHandler(pipe)
-    totals, waits = RunTotals(spec), WaitReporter()
+    output = StreamOutput(spec, pipe)
+    totals = output.totals
 
     def say(event: Event) -> None:
-        from frazil import events  # after the JVM's start, as `write`
+        from frazil.events import EpochBegan  # after the JVM's start, as `write`
 
-        match event.what:
-            case events.PhaseBegan(phase=Phase.STAGING):
-                waits.note_batch_start()
-            case events.TablesBehind(names=names) if not names:
-                pass
-            case events.OutageReported(sentence=sentence) | events.TablesBehind(sentence=sentence):
-                if line := waits.report(sentence):
-                    pipe.say(line)
-            case events.WaitingRowsCommitted(rows=rows):
-                totals.waited += rows
-            case events.EpochBegan():
-                _report_pause(spec, pipe)
-            case events.BatchCommitted() as batch:
-                waits.note_commit()
-                pipe.say(totals.add(batch))
-                pipe.report({"stream": spec.name, **batch_document(batch)})
+        if isinstance(event.what, EpochBegan):
+            _report_pause(spec, pipe)
+        output.show(event)
 
     stopped = write(spec, say, until_caught_up=until_caught_up, read_pins=read_pins)
     waiting, lag = _count_waiting(spec) if stopped else (0, None)
@@ -322,24 +336,16 @@ def _write_application(application: Application, folder: Path, pipe: WriterPipe,
     from frazil.table.parallel import run_in_parallel
 
     logging.getLogger("frazil").addHandler(pipe)
-    totals = {spec.name: RunTotals(spec) for spec in application.streams}
+    outputs = {spec.name: StreamOutput(spec, pipe, f"{spec.name}: ") for spec in application.streams}
 
-    def say_batch(event: Event) -> None:
-        from frazil.events import BatchCommitted, WaitingRowsCommitted  # as in `_write_stream`
+    def say(event: Event) -> None:
+        if (output := outputs.get(event.stream)) is not None:
+            output.show(event)
 
-        if (total := totals.get(event.stream)) is None:
-            return
-        match event.what:
-            case WaitingRowsCommitted(rows=rows):
-                total.waited += rows
-            case BatchCommitted() as batch:
-                pipe.say(f"{event.stream}: {total.add(batch)}")
-                pipe.report({"stream": event.stream, **batch_document(batch)})
-
-    codes = write_application(application.name, folder, say_batch, until_caught_up=until_caught_up)
+    codes = write_application(application.name, folder, say, until_caught_up=until_caught_up)
     specs = () if until_caught_up else application.streams
     waits = dict(zip([spec.name for spec in specs], run_in_parallel(_count_waiting, specs), strict=True))
-    for name, total in totals.items():
+    for name, total in ((name, output.totals) for name, output in outputs.items()):
         code, stopped = codes.get(name, 0), not until_caught_up
         waiting, lag = waits.get(name, (0, None))
         ended = total.end(stopped=stopped, waiting=waiting, lag=lag)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,16 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, stream_argument, streams_option
-from frazil.cli.output import build_table, echo, echo_json, echo_lines, format_fields, is_terminal_narrow, watch
+from frazil.cli.output import (
+    build_table,
+    echo,
+    echo_json,
+    echo_lines,
+    format_counts,
+    format_fields,
+    is_terminal_narrow,
+    watch,
+)
 from frazil.errors import SpecError
 from frazil.home import full_disk_message, home
 from frazil.host.heartbeat import Phase
@@ -124,8 +132,9 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
 
 
 def _problem_messages(streams: list[StreamState]) -> list[str]:
-    """Return each problem and notice once, with its streams: an outage of a catalog is one line."""
+    """Return each problem and notice once, with its streams and its fix, if known."""
     streams_by_sentence: dict[str, list[str]] = {}
+    fixes = {one.unread: one.fix for one in streams if one.fix}
     for one in streams:
         for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
             streams_by_sentence.setdefault(sentence, []).append(one.name)
@@ -133,6 +142,7 @@ def _problem_messages(streams: list[StreamState]) -> list[str]:
     for sentence, names in streams_by_sentence.items():
         more = f" and {len(names) - MAX_NAMED_STREAMS} more" if len(names) > MAX_NAMED_STREAMS else ""
         lines.append(f"{', '.join(names[:MAX_NAMED_STREAMS])}{more}: {sentence}")
+        lines += [f"  → {fixes[sentence]}"] if sentence in fixes else []
     return lines
 
 
@@ -187,7 +197,7 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
     waiting = f", and {format_count(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
     replayed = ""
     if one.replayed_at_ms is not None:
-        replayed = f"{format_elapsed(now_ms - one.replayed_at_ms)} ago: {_counts_text(one.replayed)}"
+        replayed = f"{format_elapsed(now_ms - one.replayed_at_ms)} ago: {format_counts(one.replayed)}"
     beyond_ms = one.backpressure_ms
     backpressure = f"a batch takes {format_elapsed(beyond_ms)} longer than its interval" if beyond_ms else "none"
     return {
@@ -208,7 +218,7 @@ def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[s
         **({"accepted": one.accepted} if one.accepted else {}),
         "rows": _rows_text(one) + (" in the default table (routed tables: `frazil health`)" if one.routed else ""),
         **({"route": f"`frazil route {one.name}` checks the routed tables"} if one.routed else {}),
-        **({"last changes": f"{_counts_text(one.changes)} in the writer's newest batch"} if one.changes else {}),
+        **({"last changes": f"{format_counts(one.changes)} in the writer's newest batch"} if one.changes else {}),
         **({"last replay": replayed} if replayed else {}),
         **({"backfill": one.backfill} if one.backfill else {}),
         **({"undeclared": ", ".join(shorten_list(one.undeclared, MAX_UNDECLARED, "column"))} if one.undeclared else {}),
@@ -223,10 +233,6 @@ def _last_commit_text(one: StreamState, *, now_ms: int) -> str:
     if one.published_at_ms is None or one.published_at_ms < one.last_commit_at_ms:
         return own
     return f"{format_elapsed(now_ms - one.published_at_ms)} ago by a {one.published_by}, {own} by a writer"
-
-
-def _counts_text(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "none"
 
 
 def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:

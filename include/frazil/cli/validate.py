@@ -18,9 +18,10 @@ from frazil.cli.output import echo
 from frazil.errors import SpecError
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import FORMATS
-from frazil.spec.load import list_stream_files, load_stream
+from frazil.spec.load import find_file_of_key, list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import find_warnings
+from frazil.spec.sql_error import SqlError
 from frazil.spec.units import format_duration
 from frazil.spec.values import field_descriptions
 
@@ -59,7 +60,7 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     if connect:
         from frazil.doctor.connections import Connections  # PyIceberg, only if needed
 
-        connections = Connections.check(streams)
+        connections = Connections.check(streams.values())
     errors += [fault.problem for fault in connections.faults] if connections else []
     errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
     if more > 0:
@@ -106,7 +107,7 @@ def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list
         except SpecError as error:
             errors.extend(str(error).splitlines())
     for path, spec in streams.items():
-        errors.extend(f"{path}: {problem}" for problem in _find_problems(spec))
+        errors.extend(_find_problems(path, spec))
     clashes = find_conflicts({**_sibling_streams(files), **streams})
     return streams, errors + [each for each in clashes if any(each.startswith(f"{path}:") for path in streams)]
 
@@ -121,8 +122,18 @@ def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
     return siblings
 
 
-def _find_problems(spec: StreamSpec) -> Iterator[str]:
+def _find_problems(path: Path, spec: StreamSpec) -> Iterator[str]:
     """Yield errors that would also stop the writer's start. Imports librdkafka, Arrow and DuckDB only if needed."""
+    try:
+        _transform_columns(spec)
+    except SqlError as error:
+        yield error.describe_in(find_file_of_key("transform", path))
+    except SpecError as error:
+        yield from (f"{path}: {line}" for line in str(error).splitlines())
+    yield from (f"{path}: {problem}" for problem in _find_other_problems(spec))
+
+
+def _find_other_problems(spec: StreamSpec) -> Iterator[str]:
     if spec.source.properties:
         from frazil.kafka.client import property_problems
 
@@ -146,10 +157,6 @@ def _find_problems(spec: StreamSpec) -> Iterator[str]:
                 default_of(field, spec.units.get(field.name))
             except SpecError as error:
                 yield str(error)
-    try:
-        _transform_columns(spec)
-    except SpecError as error:
-        yield from str(error).splitlines()
     if spec.commit.atomic:
         from frazil.table.atomic_catalogs import atomic_commit_problem
         from frazil.table.catalogs import catalog_config

@@ -65,8 +65,9 @@ def check_catalog_guarantees(catalog: Catalog, spec: StreamSpec, *, now_ms: int)
         return
     if missing:
         raise CommitRefused(
-            f"stream {spec.name}: the catalog {catalog.name!r} cannot hold a stream: {'; '.join(missing)}. Nothing was "
-            "written to the stream's table. Declare the table in another catalog"
+            f"the catalog {catalog.name!r} cannot hold a stream: {'; '.join(missing)}. Nothing was written to the "
+            "stream's table. Declare the table in another catalog",
+            stream=spec.name,
         )
     make_folder(record.parent)
     record.write_text(json.dumps({"catalog": catalog.name, "probed-at-ms": now_ms}))

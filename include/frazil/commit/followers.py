@@ -36,7 +36,7 @@ from frazil.commit.waiting_files import (
     load_missing_table_note,
     load_missing_table_notes,
 )
-from frazil.errors import CommitUnavailable, RolledBack, SchemaIncompatible, TableLost
+from frazil.errors import CommitUnavailable, Explanation, RolledBack, SchemaIncompatible, TableLost
 from frazil.ingest.contract import Target
 from frazil.spec.units import format_count
 from frazil.table.catalogs import explain_table_error
@@ -77,6 +77,8 @@ class LaggingTable:
     reason: str
     backfill: str | None = None
     """The backfill or replay with the missing rows; None for batches. For a backfill, `batches` counts chunks."""
+    remedy: str = ""
+    """What to do, as a sentence; empty if unknown."""
     only_last: bool = False
     """Whether only the default table's last batch is missing, and no error occurred."""
     gone: TableAbsence | None = None
@@ -88,19 +90,23 @@ class LaggingTable:
     def is_about_to_commit(self, now_ms: int) -> bool:
         return self.only_last and now_ms - self.since_ms < COMMIT_GRACE_MS
 
-    def __str__(self) -> str:
+    @property
+    def description(self) -> str:
         of = format_count(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
         return f"{self.target} is missing {format_count(self.rows, 'row')} of {of}: {self.reason}"
 
-    def remedy(self, stream: str, fix: str) -> str:
-        """Return the end of a message about this table; "" if the reason already contains the command."""
+    def __str__(self) -> str:
+        return str(Explanation(self.description, self.remedy))
+
+    def find_remedy(self, stream: str, fix: str) -> str:
+        """Return the table's remedy; if unknown, `fix` or to give up the rows."""
         command = f"`frazil route {stream} --give-up {self.target}`"
-        return "" if command in self.reason else f". {fix}, or continue without these rows: {command}"
+        return self.remedy or f"{fix}, or continue without these rows: {command}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    reason: str
+    why: Explanation
     missing: Sequence[Journal]
     """The batches with rows that the table is missing. Empty for a table that had all rows when it was dropped."""
 
@@ -115,7 +121,7 @@ class Followers:
     waiting: dict[Target, list[Journal]] = field(default_factory=dict)
     """Journals in order, by routed table. The default table has these batches; the routed table may be missing them."""
     behind: dict[Target, LaggingTable] = field(default_factory=dict)
-    refused: dict[Target, str] = field(default_factory=dict)
+    refused: dict[Target, Explanation] = field(default_factory=dict)
     """Why the last commit to each table failed. Includes dropped tables that had all rows."""
     merges: dict[Target, dict[UUID, MergeWriter]] = field(default_factory=dict)
     """Refused merges, by table and table UUID. The next attempt reuses their files."""
@@ -177,9 +183,9 @@ class Followers:
                 if self.behind.pop(target, None):
                     log.warning("table %s has all rows again", target)
                 continue
-            self.refused[target] = failure.reason
+            self.refused[target] = failure.why
             if failure.missing:
-                behind = make_lagging_table(target, failure.missing, failure.reason)
+                behind = make_lagging_table(target, failure.missing, failure.why)
                 if target not in self.behind:
                     log.warning("%s. The files with these rows are kept; the writer retries with each batch", behind)
                 self.behind[target] = behind
@@ -299,9 +305,10 @@ class Followers:
         return prepare_commit(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
-def make_lagging_table(target: Target, journals: Sequence[Journal], reason: str) -> LaggingTable:
+def make_lagging_table(target: Target, journals: Sequence[Journal], why: Explanation) -> LaggingTable:
     since_ms = min(journal.created_at_ms for journal in journals)
-    return LaggingTable(target, since_ms, len(journals), _row_count(journals, target), reason)
+    rows = _row_count(journals, target)
+    return LaggingTable(target, since_ms, len(journals), rows, why.reason, remedy=why.remedy)
 
 
 def _row_count(journals: Iterable[Journal], target: Target) -> int:
@@ -328,11 +335,12 @@ def _advance_marker(marker: Marker, journal: Journal) -> Marker:
 
 def require_marker(table: Table, stream: str) -> Marker:
     """Return the stream's marker in a routed table. Raises CommitUnavailable if it is missing."""
-    found = read_marker(table.metadata.properties, stream)
+    found, name = read_marker(table.metadata.properties, stream), ".".join(table.name())
     if found is None:
         raise CommitUnavailable(
-            f"table {'.'.join(table.name())} has no marker of stream {stream!r}: the table was dropped and recreated, "
-            f"or the marker was removed. `frazil route {stream}` shows what to do"
+            f"table {name} has no marker of stream {stream!r}: the table was dropped and recreated, or the marker was "
+            "removed",
+            remedy=f"To continue with the table as it is, run `frazil route {stream} --give-up {name}`",
         )
     return found
 
@@ -344,8 +352,9 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
     except RolledBack as error:
         raise RolledBack(
             f"table {table} was rolled back to before the last commit of stream {marker.stream!r}: snapshot "
-            f"{marker.snapshot_id} is no longer in the table's main branch. Set the branch to that snapshot again, or "
-            f"continue with the table as it is: `frazil route {marker.stream} --give-up {table}`"
+            f"{marker.snapshot_id} is no longer in the table's main branch",
+            remedy="Set the branch to that snapshot again, or continue with the table as it is: "
+            f"`frazil route {marker.stream} --give-up {table}`",
         ) from error
 
 
@@ -370,10 +379,10 @@ def missing_journals(tables: StreamTables, table: Table, journals: Sequence[Jour
     return journals if marker is None else later_journals(marker, journals)
 
 
-def explain_error(error: Exception, stream: str, target: Target) -> str:
+def explain_error(error: Exception, stream: str, target: Target) -> Explanation:
     if isinstance(error, NoSuchTableError):
-        return (
-            "the table is not in the catalog: it was dropped or renamed. Restore it, or continue with a new, empty "
-            f"table: `frazil route {stream} --give-up {target}`"
+        return Explanation(
+            "the table is not in the catalog: it was dropped or renamed",
+            f"Restore it, or continue with a new, empty table: `frazil route {stream} --give-up {target}`",
         )
     return explain_table_error(error)

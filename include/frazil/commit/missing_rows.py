@@ -31,11 +31,11 @@ from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.routed_table_records import journals_never_committed
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import all_files_wait, load_missing_table_note
-from frazil.errors import TableLost
+from frazil.errors import Explanation, TableLost
 from frazil.ingest.contract import Target
 from frazil.table.parallel import run_in_parallel
 
-ExplainMissingTable = Callable[[Target], "str | None"]
+ExplainMissingTable = Callable[[Target], "Explanation | None"]
 """Returns why a table is missing in the catalog and what to do, if known."""
 
 
@@ -43,20 +43,21 @@ def find_lagging_tables(
     tables: StreamTables,
     default_marker: Marker,
     waiting: Mapping[Target, list[Journal]] | None = None,
-    remedy: ExplainMissingTable = lambda _: None,
+    explain: ExplainMissingTable = lambda _: None,
 ) -> list[LaggingTable]:
     """Return the routed tables without all rows of `waiting` batches (default: of all batches), sorted by name."""
     if waiting is None:
         waiting = Followers.load(tables, default_marker).waiting
 
-    found = run_in_parallel(lambda item: _check_table(tables, default_marker, *item, remedy), sorted(waiting.items()))
+    found = run_in_parallel(lambda item: _check_table(tables, default_marker, *item, explain), sorted(waiting.items()))
     return [behind for behind in found if behind]
 
 
 def _check_table(
-    tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], remedy: ExplainMissingTable
+    tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], explain: ExplainMissingTable
 ) -> LaggingTable | None:
-    journals, reason = waiting, "the writer commits these rows with the next batch, or reports why it cannot"
+    journals = waiting
+    why = Explanation("the writer commits these rows with the next batch, or reports why it cannot")
     is_loaded, gone = False, None
     try:
         table = tables.handle(target).refresh()
@@ -65,16 +66,17 @@ def _check_table(
         journals, is_loaded = later_journals(marker, waiting), True
     except Exception as error:  # catalogs' clients raise anything
         note = load_missing_table_note(tables, target) if all_files_wait(tables, waiting, target) else None
-        reason = explain_error(error, tables.stream, target) if note is None else note.reason
+        known = note and Explanation(note.reason, note.remedy)
+        why = known or explain_error(error, tables.stream, target)
         if isinstance(error, NoSuchTableError):
             gone = TableAbsence.MISSING
             if note is None:
-                reason = remedy(target) or reason
+                why = explain(target) or why
             journals = [*journals_never_committed(tables, target, waiting)]
     if not journals:
         return None
     only_last = is_loaded and [journal.key for journal in journals] == [default_marker.settled]
-    return dataclasses.replace(make_lagging_table(target, journals, reason), only_last=only_last, gone=gone)
+    return dataclasses.replace(make_lagging_table(target, journals, why), only_last=only_last, gone=gone)
 
 
 def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[LaggingTable]:
@@ -87,9 +89,10 @@ def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, T
     for journal in committed_chunks(tables.journals, backfill):
         for target in journal.routed - gone:
             staged[target].append(journal)
-    reason = f"the default table has these rows; run `{backfill.command}` to add them here, or to see why that fails"
+    remedy = f"Run `{backfill.command}` to add them here, or to see why that fails"
+    why = Explanation("the default table has these rows", remedy)
     return [
-        dataclasses.replace(make_lagging_table(target, journals, reason), backfill=backfill.id)
+        dataclasses.replace(make_lagging_table(target, journals, why), backfill=backfill.id)
         for target, journals in sorted(staged.items())
         if not _has_rows_of(tables, loaded.get(target), target, backfill)
     ]

@@ -18,6 +18,7 @@ from frazil.commit.marker import OwnTable, property_name, read_marker
 from frazil.commit.merging import merge_config
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, MarkerUnreadable, SpecError, TableLost
+from frazil.host.supervision import start_hint
 from frazil.ingest.contract import Target
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaAdmin
 from frazil.spec.model import StreamSpec
@@ -54,7 +55,7 @@ class _ReadOnlyDeadLetters(TableHandle):
         try:
             return super().refresh()
         except NoSuchTableError:
-            raise lost_dead_letters_error(self._spec) from None
+            raise lost_dead_letters_error(self._spec, start_hint) from None
 
 
 def open_stream(spec: StreamSpec) -> OpenStream:

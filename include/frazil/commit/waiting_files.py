@@ -45,6 +45,7 @@ class MissingTableNote:
     reason: str
     given_up: BatchKey | None = None
     """The last batch with rows for this table that an operator discarded."""
+    remedy: str = ""
 
 
 def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
-from pathlib import Path
 
 from frazil import clock
-from frazil.errors import (
-    AccessDenied,
-    CommitUnavailable,
-    FrazilError,
-    KafkaUnavailable,
-    MissingExtra,
-    RegistryUnavailable,
-    SchemaIncompatible,
-    SpecError,
-    TableLost,
-    TopicMissing,
-    error_text,
-)
+from frazil.errors import BrokersSilent, FrazilError, TopicMissing
 from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, resolve_kafka_properties
 from frazil.spec.units import format_count
+from frazil.status.fixes import Service, suggest_fix
 
 
 @dataclass(slots=True)
 class Fault:
     """A failed connection, or a missing permission. `fix` is empty if `cause` already says it."""
 
-    paths: list[Path]
+    streams: list[str]
     where: str
     """The service and, for another namespace than that of the stream's table, the namespace."""
     cause: str
@@ -43,7 +30,7 @@ class Fault:
 
     @property
     def problem(self) -> str:
-        return f"{', '.join(map(str, self.paths))}: {self.where}: {self.cause}"
+        return f"{', '.join(self.streams)}: {self.where}: {self.cause}"
 
 
 @dataclass(slots=True)
@@ -56,16 +43,16 @@ class Connections:
     """Declared layouts that existing tables do not have."""
     _checked: dict[tuple[str | None, str, str | None, bool], list[tuple[str, str]]] = field(default_factory=dict)
     """Causes and fixes by catalog, namespace, location, and whether commits are atomic."""
-    _silent: dict[frozenset[tuple[str, str]], KafkaUnavailable] = field(default_factory=dict)
+    _silent: dict[frozenset[tuple[str, str]], BrokersSilent] = field(default_factory=dict)
 
     @classmethod
-    def check(cls, streams: Mapping[Path, StreamSpec]) -> Connections:
+    def check(cls, streams: Iterable[StreamSpec]) -> Connections:
         connections = cls()
-        for path, spec in streams.items():
-            connections._check(path, spec)
+        for spec in streams:
+            connections._check(spec)
         return connections
 
-    def _check(self, path: Path, spec: StreamSpec) -> None:
+    def _check(self, spec: StreamSpec) -> None:
         checks = {Service.SOURCE: self._check_kafka}
         if registry_of(spec.source.format):
             checks[Service.REGISTRY] = _check_registry
@@ -73,8 +60,8 @@ class Connections:
             try:
                 self.good.append(f"{spec.name}: {check(spec)}")
             except FrazilError as error:
-                self._add_error(path, spec, service, error)
-        has_kafka, before, namespaces = not self.fails(path, Service.SOURCE), self._count, _copy_per_namespace(spec)
+                self._add_error(spec, service, error)
+        has_kafka, before, namespaces = not self.fails(spec, Service.SOURCE), self._count, _copy_per_namespace(spec)
         for number, copy in enumerate(namespaces):
             # A separate location may have other permissions.
             key = (copy.table.catalog, _namespace(copy), copy.table.location, bool(copy.commit.atomic))
@@ -82,10 +69,10 @@ class Connections:
                 self._checked[key] = _check_catalog(copy)
             where = Service.TABLE + (f": namespace {_namespace(copy)}" if number else "")
             for cause, fix in self._checked[key]:
-                self._add_fault(path, spec, where, cause, fix)
+                self._add_fault(spec, where, cause, fix)
         if self._count == before:
-            self._check_existing_tables(path, spec)
-            self._check_position(path, spec, in_kafka=has_kafka)
+            self._check_existing_tables(spec)
+            self._check_position(spec, in_kafka=has_kafka)
         if self._count == before:
             others = ", ".join(map(_namespace, namespaces[1:]))
             more = f", and tables in {others}" if others else ""
@@ -93,32 +80,31 @@ class Connections:
 
     @property
     def _count(self) -> int:
-        return sum(len(fault.paths) for fault in self.faults)
+        return sum(len(fault.streams) for fault in self.faults)
 
-    def fails(self, path: Path, service: Service) -> bool:
-        return any(path in fault.paths and fault.where.partition(":")[0] == service for fault in self.faults)
+    def fails(self, spec: StreamSpec, service: Service) -> bool:
+        return any(spec.name in fault.streams and fault.where.partition(":")[0] == service for fault in self.faults)
 
-    def _add_error(self, path: Path, spec: StreamSpec, service: Service, error: FrazilError) -> None:
-        self._add_fault(path, spec, service, error_text(error), suggest_fix(service, error))
+    def _add_error(self, spec: StreamSpec, service: Service, error: FrazilError) -> None:
+        self._add_fault(spec, service, _describe_cause(error), suggest_fix(service, error))
 
-    def _add_fault(self, path: Path, spec: StreamSpec, where: str, cause: str, fix: str) -> None:
+    def _add_fault(self, spec: StreamSpec, where: str, cause: str, fix: str) -> None:
         """Add a fault, or add the stream to an earlier fault with the same cause."""
-        cause = cause.replace(f"stream {spec.name}: ", "")  # the path names the stream
         same = next((fault for fault in self.faults if (fault.where, fault.cause) == (where, cause)), None)
         if same is None:
-            self.faults.append(Fault([path], where, cause, fix))
-        elif path not in same.paths:
-            same.paths.append(path)
+            self.faults.append(Fault([spec.name], where, cause, fix))
+        elif spec.name not in same.streams:
+            same.streams.append(spec.name)
 
-    def _check_existing_tables(self, path: Path, spec: StreamSpec) -> None:
+    def _check_existing_tables(self, spec: StreamSpec) -> None:
         from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
 
         try:
-            self.warnings += [f"{path}: table: {warning}" for warning in check_existing_tables(spec)]
+            self.warnings += [f"{spec.name}: table: {warning}" for warning in check_existing_tables(spec)]
         except FrazilError as error:
-            self._add_error(path, spec, Service.TABLE, error)
+            self._add_error(spec, Service.TABLE, error)
 
-    def _check_position(self, path: Path, spec: StreamSpec, *, in_kafka: bool) -> None:
+    def _check_position(self, spec: StreamSpec, *, in_kafka: bool) -> None:
         """Check whether a writer can continue at the marker, in the table and, if it can be read, in Kafka."""
         from frazil.commit.commit_checks import check_ancestry  # PyIceberg is slow to load
         from frazil.commit.marker import read_marker
@@ -137,20 +123,22 @@ class Connections:
             if in_kafka:
                 count_lag(spec, marker, timeout_s=INTERACTIVE_TIMEOUT_S)
         except FrazilError as error:
-            self._add_error(path, spec, service, error)
+            self._add_error(spec, service, error)
 
     def _check_kafka(self, spec: StreamSpec) -> str:
-        from frazil.kafka.admin import is_no_broker_responding  # librdkafka, only where it is asked
-
         brokers = frozenset(declared_kafka_properties(spec).items())
         if (silent := self._silent.get(brokers)) is not None:
             raise silent
         try:
             return _check_kafka(spec)
-        except KafkaUnavailable as error:
-            if is_no_broker_responding(error):
-                self._silent[brokers] = error
+        except BrokersSilent as error:
+            self._silent[brokers] = error
             raise
+
+
+def _describe_cause(error: FrazilError) -> str:
+    """Return an error's type and message without its stream, because several streams may have the same fault."""
+    return f"{type(error).__name__}: {' '.join(error.message.split())}"
 
 
 def _namespace(spec: StreamSpec) -> str:
@@ -238,61 +226,6 @@ def _check_catalog(spec: StreamSpec) -> list[tuple[str, str]]:
                     find_commit_tables(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
-        return [(error_text(error), suggest_fix(Service.TABLE, error))]
+        return [(_describe_cause(error), suggest_fix(Service.TABLE, error))]
     fix = "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
     return [(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
-
-
-_ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"
-
-
-class Service(StrEnum):
-    """The services that a stream connects to, named as in its declaration."""
-
-    SOURCE = "source"
-    REGISTRY = "source.format.registry"
-    TABLE = "table"
-
-
-_FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
-    Service.SOURCE: (
-        (TopicMissing, "create the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
-        (
-            KafkaUnavailable,
-            "start the brokers, make them reachable from this host, or correct `source.bootstrap-servers`",
-        ),
-        (AccessDenied, f"correct user and secret in `source.properties`, or grant its permissions: {_ACL_COMMAND}"),
-        (SpecError, "set the variables of `source` for the user who runs the writer, or correct its properties"),
-    ),
-    Service.REGISTRY: (
-        (
-            RegistryUnavailable,
-            "start the registry, make it reachable from this host, or correct its url and credentials",
-        ),
-        (SpecError, "set the variables that `source.format.registry` refers to, or correct it"),
-    ),
-    Service.TABLE: (
-        (
-            TableLost,
-            "declare the right catalog, or register the table: `A lost catalog` in docs/how-to/operate-writers.md",
-        ),
-        (
-            CommitUnavailable,
-            "start catalog and storage, make them reachable from this host, or correct .pyiceberg.yaml",
-        ),
-        (
-            AccessDenied,
-            "correct the credentials in .pyiceberg.yaml, or grant them permission to create, write, list and delete",
-        ),
-        (SchemaIncompatible, "change the declaration, or write to a new table"),
-        (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
-    ),
-}
-"""Fixes by service and error class. The first class that matches is used."""
-
-
-def suggest_fix(service: Service, error: FrazilError) -> str:
-    """Return the fix for an error; empty if its message already states the fix."""
-    if isinstance(error, MissingExtra):
-        return ""
-    return next((fix for kind, fix in _FIXES[service] if isinstance(error, kind)), "")

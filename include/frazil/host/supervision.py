@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from frazil import clock
 from frazil.home import run_folder
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
@@ -43,6 +44,17 @@ class Supervision:
     def start_command(self) -> str:
         """The command with which the user starts a stopped stream."""
         return f"frazil {'run' if self.starter in {Starter.USER, Starter.NOTHING} else 'resume'} {self.name}"
+
+    @property
+    def how_to_renew(self) -> str:
+        """How the user starts a new writer, whether or not one runs."""
+        run, restart = f"`frazil run {self.name}`", f"`frazil restart {self.name}`"
+        match self.starter:
+            case Starter.USER:
+                return f"{self.how_to_end}, then {run}"
+            case Starter.NOTHING:
+                return f"{run} (or {restart}, if a supervisor on another host starts it)"
+        return restart
 
     @property
     def how_to_end(self) -> str:
@@ -96,6 +108,11 @@ def find_supervision(stream: str, *, now_ms: int, observed: Observation | None =
     if not last_ms:
         return Supervision(Starter.NOTHING, stream)
     return Supervision(Starter.SILENT_SUPERVISOR, stream, format_utc(last_ms))
+
+
+def start_hint(stream: str) -> str:
+    """Return how a user starts a new writer of a stream."""
+    return find_supervision(stream, now_ms=clock.now_ms()).how_to_renew
 
 
 def _observe(stream: str) -> Observation:

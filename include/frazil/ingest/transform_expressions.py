@@ -16,6 +16,7 @@ from typing import Any
 
 from frazil.errors import SpecError
 from frazil.ingest.transform_sql import UNNESTED, open_connection
+from frazil.spec.sql_error import SqlError
 
 Node = dict[str, Any]
 _ALLOWED_CLASSES = frozenset(
@@ -80,12 +81,14 @@ class SqlTree:
         return found
 
     def parse_select(self, sql: str) -> Node:
-        """Return the only SELECT of a text. Raises SpecError."""
+        """Return the only SELECT of a text. Raises SpecError, as SqlError for its syntax."""
         parsed = self.parse(sql)
         if parsed["error"]:
             if parsed["error_type"] != "parser":
                 raise SpecError("transform: write one SELECT statement")
-            raise SpecError(f'transform: {parsed["error_message"]}. Quote names that are keywords, such as "at"')
+            offset = len(sql.encode()[: int(parsed.get("position", 0))].decode(errors="ignore"))
+            hint = 'Quote names that are keywords, such as "at"'
+            raise SqlError("transform", sql, offset, parsed["error_message"], hint)
         if len(parsed["statements"]) != 1:
             raise SpecError("transform: write one SELECT statement")
         node: Node = parsed["statements"][0]["node"]

@@ -14,8 +14,8 @@ from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaExc
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing
-from frazil.kafka.client import AdminClient, describe_source, to_access_denied, translate_client_errors
+from frazil.errors import AccessDenied, BrokersSilent, FrazilError, KafkaUnavailable, SpecError, TopicMissing
+from frazil.kafka.client import AdminClient, to_access_denied, translate_client_errors
 from frazil.kafka.fetch import find_diverged
 from frazil.kafka.logs import LogEnd
 from frazil.offsets.spans import SourceIdentity, TopicPartition
@@ -119,9 +119,10 @@ class KafkaAdmin:
                     raise self._as_frazil_error(error, DESCRIBING) from error
         if hidden:
             raise AccessDenied(
-                f"{describe_source(self._stream, self._servers)}: Kafka does not let the stream describe topics that "
-                f"it has read: {', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant "
-                "Describe on their names, so that Kafka can report this"
+                f"brokers {self._servers}: Kafka does not let the stream describe topics that it has read: "
+                f"{', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant Describe on their "
+                "names, so that Kafka can report this",
+                stream=self._stream,
             )
 
     def _matching_topics(self, pattern: TopicPattern) -> list[str]:
@@ -250,7 +251,7 @@ class KafkaAdmin:
         return to_access_denied(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
 
     def _as_frazil_error(self, error: Exception, doing: str) -> FrazilError:
-        """Translate a request's error to a FrazilError. `doing` names the request, such as "describing"."""
+        """Translate a request's error to a FrazilError. `doing` names the request, such as `DESCRIBING`."""
         code = error.args[0].code() if isinstance(error, KafkaException) else KafkaError._TIMED_OUT
         topics = f"{doing} {self._topics_text}"
         if isinstance(error, KafkaException) and (refused := self._refusal(error.args[0], topics)):
@@ -271,7 +272,9 @@ class KafkaAdmin:
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()
         last = f"; the last error was: {errors[-1].str()}" if is_late and errors else ""
-        return KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
+        # Other requests than this one need the leaders of their partitions.
+        kind = BrokersSilent if is_late and doing == DESCRIBING else KafkaUnavailable
+        return kind(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
 
     def _partitions_without_leader(self) -> list[str]:
         """Return the partitions without a leader. As a side effect, librdkafka forgets removed brokers."""
@@ -294,8 +297,3 @@ def is_timeout(error: BaseException | None) -> bool:
     if isinstance(error, KafkaException):
         return error.args[0].code() in {KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
     return isinstance(error, TimeoutError)
-
-
-def is_no_broker_responding(error: KafkaUnavailable) -> bool:
-    """Return whether no broker described the topics in time. Other requests need the leaders of their partitions."""
-    return is_timeout(error.__cause__) and str(error).startswith(DESCRIBING) and " got no answer " in str(error)

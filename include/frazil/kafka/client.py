@@ -65,12 +65,7 @@ def to_access_denied(code: int, text: str, *, what: str, stream: str | None, ser
         problem, check = f"Kafka refuses {what}: {text}", "source.properties and the ACLs"
     else:
         return None
-    return AccessDenied(f"{describe_source(stream, servers)}: {problem}. Check {check}.")
-
-
-def describe_source(stream: str | None, servers: str) -> str:
-    """Return the beginning of an error message: the stream, if known, and the brokers."""
-    return f"brokers {servers}" if stream is None else f"stream {stream}, brokers {servers}"
+    return AccessDenied(f"brokers {servers}: {problem}. Check {check}.", stream=stream)
 
 
 class _ConnectionErrors:

@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
 from frazil.errors import AccessDenied, KafkaUnavailable
-from frazil.kafka.client import create_client, describe_source, translate_client_errors
+from frazil.kafka.client import create_client, translate_client_errors
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
@@ -73,7 +73,7 @@ def check_readable(
     """Fetch once from each topic's end. Raises AccessDenied for refused topics, and KafkaUnavailable."""
     waiting = dict(sorted(partitions, reverse=True))
     refused: list[str] = []
-    where = describe_source(stream, properties.get("bootstrap.servers", ""))
+    where = f"brokers {properties.get('bootstrap.servers', '')}"
     with translate_client_errors():
         consumer = create_client(Consumer, {**properties, **_ONE_MESSAGE})
     with closing(consumer):
@@ -84,10 +84,13 @@ def check_readable(
             elif code in {None, KafkaError._PARTITION_EOF}:  # None: a new record has arrived
                 waiting.pop(topic, None)
     if refused:
-        raise AccessDenied(f"{where}: Kafka refuses to let the stream read {_join_names(refused)}. Grant Read on them")
+        raise AccessDenied(
+            f"{where}: Kafka refuses to let the stream read {_join_names(refused)}. Grant Read on them", stream=stream
+        )
     if waiting:
         raise KafkaUnavailable(
-            f"{where}: no response to a fetch of {_join_names(waiting)} within {timeout_s:g} s. Check the brokers"
+            f"{where}: no response to a fetch of {_join_names(waiting)} within {timeout_s:g} s. Check the brokers",
+            stream=stream,
         )
 
 

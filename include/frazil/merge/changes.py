@@ -305,6 +305,16 @@ def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) ->
     return found
 
 
+def find_own_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
+    """Return a mask of rows that come from the same record as the change at the same index, which is read again."""
+    if not rules.replays or {TOPIC, PARTITION, OFFSET} - {*rows.column_names}:
+        return np.zeros(rows.num_rows, np.bool_)
+    own = ~to_mask(_find_former_rows(rows, rules))
+    for name in (TOPIC, PARTITION, OFFSET):
+        own &= are_values_equal(column(changes, name), column(rows, name))
+    return own
+
+
 def find_renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
     """Return a mask of rows that take their changes' coordinates, even if no other value changes."""
     if rules.traced and rules.ignored:

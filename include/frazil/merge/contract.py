@@ -121,7 +121,7 @@ class MergeCounts:
     """Number of changes with a lower `order_by` value than the row's value."""
     superseded: int = 0
     unchanged: int = 0
-    """Number of updates without new values, and of deletes of unknown keys."""
+    """Number of updates without new values, of records that are read again, and of deletes of unknown keys."""
     repeated: int = 0
     """Number of rows that repeat another row in the table or in the batch."""
 

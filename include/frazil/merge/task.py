@@ -20,6 +20,7 @@ from frazil.merge.changes import (
     fill_left_out_columns,
     find_deletes,
     find_newest_changes,
+    find_own_rows,
     find_renewed_rows,
     find_stale_changes,
     find_unchanged_rows,
@@ -100,11 +101,12 @@ class _MergeRun(TaskRun):
             keep_newer_row_values(changes, rows, located.changes, newest, rules), rows, self.ids
         )
         old = find_stale_changes(changes, rows, rules, newest.delete_coordinates(located.changes))
-        same = find_unchanged_rows(changes, rows, rules) & ~old
+        same = find_unchanged_rows(changes, rows, rules)
+        read_again = old & (same | find_own_rows(changes, rows, rules))
         gone = find_deletes(changes) & ~old
         new = ~old & ~same & ~gone
-        renews = same & find_renewed_rows(changes, rows, rules)
-        masks = {"stale": old, "unchanged": same, "deleted": gone, "updated": new}
+        renews = same & ~old & find_renewed_rows(changes, rows, rules)
+        masks = {"stale": old & ~read_again, "unchanged": same | read_again, "deleted": gone, "updated": new}
         self._count(**{name: int((mask & first).sum()) for name, mask in masks.items()})
         self._write_counted(changes.filter(pa.array(new & first)))
         self.write(changes.filter(pa.array(renews & first)))

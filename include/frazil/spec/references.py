@@ -51,9 +51,9 @@ def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -
     try:
         resolved = resolve_properties(declared_kafka_properties(spec), environment)
     except SpecError as error:
-        raise SpecError(f"stream {spec.name}: source: {error}") from None
+        raise SpecError(f"source: {error}", stream=spec.name) from None
     if problem := find_servers_problem(resolved["bootstrap.servers"]):
-        raise SpecError(f"stream {spec.name}: source.bootstrap-servers: {problem}")
+        raise SpecError(f"source.bootstrap-servers: {problem}", stream=spec.name)
     return resolved
 
 

@@ -147,6 +147,8 @@ class StreamState:
     table_exists: bool | None = None
     unread: str = ""
     """Why the table could not be read; also in `problems`."""
+    fix: str = ""
+    """How to make the table readable, if known."""
     alive: bool | None = None
     """Whether a writer runs, on this host or, as its commits show, on another host."""
     waiting_batches: int | None = 0

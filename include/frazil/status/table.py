@@ -31,6 +31,7 @@ from frazil.installed import explain_outdated
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
+from frazil.status.fixes import Service, suggest_fix
 from frazil.status.flow import compute_flow
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
@@ -79,8 +80,8 @@ def read_stream_table(
         return TableReading(_with_desired(known, desired), desired=desired)
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
-        unread = f"the table cannot be read: {error_text(error)}"
-        return TableReading(replace(known, unread=unread, problems=(unread,)))
+        unread, fix = f"the table cannot be read: {error_text(error)}", suggest_fix(Service.TABLE, error)
+        return TableReading(replace(known, unread=unread, fix=fix, problems=(unread,)))
 
 
 def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamState:

@@ -24,7 +24,7 @@ from frazil.commit.routed_table_records import (
 )
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import load_missing_table_note
-from frazil.errors import FrazilError, SpecError
+from frazil.errors import Explanation, FrazilError, SpecError
 from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
@@ -42,14 +42,15 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class DroppedTable:
-    """A routed table that was dropped, renamed, or replaced by another table. `reason` includes the remedy."""
+    """A routed table that was dropped, renamed, or replaced by another table."""
 
     target: Target
     reason: str
+    remedy: str
     absence: TableAbsence
 
     def __str__(self) -> str:
-        return self.reason
+        return str(Explanation(self.reason, self.remedy))
 
 
 def find_dropped_tables(
@@ -80,7 +81,8 @@ def _make_dropped_table(
     spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None
 ) -> DroppedTable:
     absence = TableAbsence.REPLACED if replacement else TableAbsence.MISSING
-    return DroppedTable(record.target, describe_dropped_table(spec, tables, record, replacement), absence)
+    why = describe_dropped_table(spec, tables, record, replacement)
+    return DroppedTable(record.target, why.reason, why.remedy, absence)
 
 
 def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
@@ -115,25 +117,28 @@ def find_lagging_and_dropped_tables(
     """Return tables that are missing rows, and dropped tables. `only_gone` omits existing tables."""
     dropped = {found.target: found for found in find_dropped_tables(spec, tables, loaded)}
 
-    def remedy(target: Target) -> str:
-        known = dropped.get(target)
-        return known.reason if known else describe_dropped_table(spec, tables, _find_record(spec, tables, target))
+    def explain(target: Target) -> Explanation:
+        if known := dropped.get(target):
+            return Explanation(known.reason, known.remedy)
+        return describe_dropped_table(spec, tables, _find_record(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
     if only_gone:
         waiting = {target: waiting[target] for target in _find_missing_names(catalog, waiting.keys())}
-    behind = find_lagging_tables(tables, default_marker, waiting, remedy)
+    behind = find_lagging_tables(tables, default_marker, waiting, explain)
     if loaded is None:
         for b in behind:
             dropped |= _report_replacement(spec, tables, b.target)
     sentences = [
-        dataclasses.replace(b, reason=found.reason, gone=found.absence) if (found := dropped.pop(b.target, None)) else b
+        dataclasses.replace(b, reason=found.reason, remedy=found.remedy, gone=found.absence)
+        if (found := dropped.pop(b.target, None))
+        else b
         for b in behind
     ]
     backfilled = [
         b
         if route_may_include(spec, tables, b.target) or catalog.table_exists(b.target)
-        else dataclasses.replace(b, reason=remedy(b.target), gone=TableAbsence.MISSING)
+        else dataclasses.replace(b, **dataclasses.asdict(explain(b.target)), gone=TableAbsence.MISSING)
         for b in find_tables_missing_backfill(tables, loaded or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())
@@ -167,37 +172,39 @@ def _may_include(spec: StreamSpec, record: RoutedTableRecord) -> bool:
 
 def describe_dropped_table(
     spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None = None
-) -> str:
+) -> Explanation:
     """Return what happened to a table of the route, and what to do. `replacement` is a table that now has the name."""
     target, catalog, has = record.target, tables.main.catalog_name, _may_include(spec, record)
     of = f" (created for {record.value!r})" if record.value is not None else ""
     whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
     newest, kept = _find_leftovers(tables, record)
     if replacement is not None:
-        what = (
-            f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}. Drop the new "
-            f"table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the former table was "
-            "renamed, rename it back"
+        what = f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}"
+        begin = (
+            f"Drop the new table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the "
+            "former table was renamed, rename it back"
         )
         first, on = "register the former table again", "continue with the new table"
         if has_other_route_value(spec, replacement, record.value):
             on = f"keep the new table as it is, and let records of {record.value!r} become dead letters"
     else:
-        what = f"is not in the catalog {catalog!r}: it was dropped or renamed. If it was renamed, rename it back"
+        what = f"is not in the catalog {catalog!r}: it was dropped or renamed"
+        begin = "If it was renamed, rename it back"
         first, on = "register it again", "continue with an empty table" if has else "discard the rows that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
     if newest is not None:  # the command contains the folder's path
         ways.insert(0, f"if it was dropped, {first}: `{registration_command(catalog, target, newest)}`")
     elif record.location:
         ways.insert(0, f"{'its remaining files are' if kept else 'no files were found'} in {record.location}")
-    return f"table {target}{whose} {what}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
+    remedy = f"{begin}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
+    return Explanation(f"table {target}{whose} {what}", remedy)
 
 
 def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Target) -> str:
     """Return what to do about a declared table that is missing and was never loaded."""
     record = _find_record(spec, tables, target)
     if record.location:
-        return describe_dropped_table(spec, tables, record)
+        return str(describe_dropped_table(spec, tables, record))
     return (
         f"{target} is not in the catalog {tables.main.catalog_name!r}, and has no files left: the writer's next "
         "start creates it, empty. If it was renamed, rename it back first"

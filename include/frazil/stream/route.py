@@ -139,11 +139,11 @@ class StreamRoute:
         sentence = f"{describe_lagging_tables(behind)}. {more}{remedy_pointer(self.spec.name, behind)}"
         self.emit(TablesBehind(frozenset(found.target for found in behind), sentence))
         if self._is_overdue:
-            remedy = behind[0].remedy(self.spec.name, "Fix the table and start the writer again")
-            remedy = remedy or ". Then start the writer again"
+            fix = behind[0].find_remedy(self.spec.name, "Fix the table and start the writer again")
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {describe_lagging_tables(behind)}. This has lasted for longer than "
-                f"route.lag ({format_duration(self._lag)}). The rows are kept{remedy}"
+                f"route.lag ({format_duration(self._lag)}). The rows are kept",
+                remedy="Then start the writer again" if behind[0].remedy else fix,
             )
 
 
@@ -152,7 +152,7 @@ def describe_lagging_tables(behind: Sequence[LaggingTable]) -> str:
 
 
 def remedy_pointer(stream: str, behind: Sequence[LaggingTable]) -> str:
-    """Return the command that shows the remedies; "" if the reasons already contain commands."""
-    if len(behind) <= MAX_NAMED and all("`frazil " in found.reason for found in behind):
+    """Return the command that shows the remedies; "" if the message already has them."""
+    if len(behind) <= MAX_NAMED and all(found.remedy for found in behind):
         return ""
     return f". `frazil route {stream}` shows the remedy"

@@ -35,7 +35,7 @@ from frazil.commit.waiting_files import (
     load_missing_table_notes,
     write_missing_table_note,
 )
-from frazil.errors import AdoptionRequired, Fenced, RouteBehind, TableLost, format_error
+from frazil.errors import AdoptionRequired, Explanation, Fenced, RouteBehind, TableLost, format_error
 from frazil.ingest.contract import StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
@@ -74,8 +74,9 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
             table = ensure_declared(catalog, declared, spec.name)
         if has_other_route_value(spec, table, value):
             raise RouteBehind(
-                f"table {target} exists, but was not created for these rows. To write them there, add the table to "
-                "route.tables"
+                f"table {target} exists, but was not created for these rows",
+                remedy="To write them there, add the table to route.tables. To continue without them, run "
+                f"`frazil route {spec.name} --give-up {target}`",
             )
         _check_not_replaced(spec, tables, read_table_record(tables, target), table)
         table = evolve_to_declaration(copy_renames(table, tables.main.current()), declared, spec.name)
@@ -95,7 +96,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
         _check_no_files_in_dropped_table(tables, target, journals)
         write_first_marker(tables, handle, default_marker, before=journals[0])
     elif is_ahead(marker, default_marker):
-        raise AdoptionRequired(_table_ahead_message(spec, target, marker))
+        raise _table_ahead_error(spec, target, marker)
 
 
 def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
@@ -124,19 +125,27 @@ def _check_no_files_in_dropped_table(tables: StreamTables, target: Target, journ
 def _check_not_dropped(spec: StreamSpec, tables: StreamTables, target: Target) -> None:
     """Raise TableLost if this missing table of the route once existed. A new table would not have its rows."""
     if (record := read_table_record(tables, target)) is not None:
-        raise TableLost(describe_dropped_table(spec, tables, record))
+        raise _dropped_table_error(spec, tables, record)
 
 
 def _check_not_replaced(spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord | None, table: Table) -> None:
     if record is not None and record.is_other_table(table):
-        raise TableLost(describe_dropped_table(spec, tables, record, table))
+        raise _dropped_table_error(spec, tables, record, table)
 
 
-def _table_ahead_message(spec: StreamSpec, target: Target, marker: Marker) -> str:
-    return (
+def _dropped_table_error(
+    spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None = None
+) -> TableLost:
+    why = describe_dropped_table(spec, tables, record, replacement)
+    return TableLost(why.reason, remedy=why.remedy)
+
+
+def _table_ahead_error(spec: StreamSpec, target: Target, marker: Marker) -> AdoptionRequired:
+    return AdoptionRequired(
         f"table {target} has batch {marker.settled} of stream {spec.name!r}, and {spec.table.identifier} does not: "
         "the table was replaced, or the stream was forgotten. Records that are read again would be written to "
-        f"{target} a second time. To continue nevertheless: `frazil route {spec.name} --give-up {target}`"
+        f"{target} a second time",
+        remedy=f"To continue nevertheless: `frazil route {spec.name} --give-up {target}`",
     )
 
 
@@ -154,7 +163,7 @@ class RoutedTables(RouteValues):
     tables: StreamTables
     behind: Mapping[Target, LaggingTable] = field(default_factory=dict)
     """Tables that are missing rows."""
-    absent: dict[Target, str] = field(default_factory=dict)
+    absent: dict[Target, Explanation] = field(default_factory=dict)
     _recorded: set[Target] = field(default_factory=set)
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
     """Each table's layout, and the location of the metadata from which the layout was made."""
@@ -227,15 +236,15 @@ class RoutedTables(RouteValues):
             atomic = self.spec.commit.atomic
             if atomic is True or (atomic and target in atomic):
                 raise
-            reason = explain_table_error(error)
+            why = explain_table_error(error)
             if target not in self.absent:
                 log.warning(
                     "table %s cannot be loaded or created: %s. Its rows wait next to the default table",
                     target,
-                    reason,
+                    why,
                 )
-            write_missing_table_note(self.tables, MissingTableNote(target, value, reason))
-            self.absent[target] = reason
+            write_missing_table_note(self.tables, MissingTableNote(target, value, why.reason, remedy=why.remedy))
+            self.absent[target] = why
         else:
             if self.absent.pop(target, None):
                 log.warning("table %s can be used again", target)
@@ -313,7 +322,7 @@ class RoutedTables(RouteValues):
             # A replay may run while a writer does, which may have committed to the default table since.
             now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
             if is_ahead(marker, now):
-                raise AdoptionRequired(_table_ahead_message(self.spec, identifier, marker))
+                raise _table_ahead_error(self.spec, identifier, marker)
         if marker is None:
             self._check_no_waiting_rows(identifier)
             write_first_marker(self.tables, handle, default_marker)
@@ -321,8 +330,9 @@ class RoutedTables(RouteValues):
     def _check_no_waiting_rows(self, identifier: str) -> None:
         """Raise RouteBehind if rows wait for a table without a marker: its first marker would discard the rows."""
         if behind := self.behind.get(identifier):
-            remedy = behind.remedy(self.spec.name, "Restore the former table" if behind.gone else "Fix the table")
-            raise RouteBehind(f"stream {self.spec.name!r}: {behind}{remedy}")
+            fix = "Restore the former table" if behind.gone else "Fix the table"
+            remedy = behind.find_remedy(self.spec.name, fix)
+            raise RouteBehind(f"stream {self.spec.name!r}: {behind.description}", remedy=remedy)
 
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table

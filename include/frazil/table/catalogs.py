@@ -39,6 +39,7 @@ from frazil.errors import (
     AccessDenied,
     CommitRefused,
     CommitUnavailable,
+    Explanation,
     FrazilError,
     SpecError,
     TableLost,
@@ -184,10 +185,13 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
         return []
 
 
-def explain_table_error(error: Exception) -> str:
+def explain_table_error(error: Exception) -> Explanation:
     if isinstance(error, ForbiddenError | PermissionError) and not is_credentials_expiry(error):
-        return f"access denied ({format_error(error)}): grant frazil's user read and write access to the table"
-    return format_error(error)
+        problem = f"access denied ({format_error(error)}): grant frazil's user read and write access to the table"
+        return Explanation(problem)
+    return (
+        Explanation(error.reason, error.remedy) if isinstance(error, FrazilError) else Explanation(format_error(error))
+    )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import logging
 import re
 import shlex
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
@@ -17,7 +17,7 @@ from pyiceberg.exceptions import BadRequestError, NoSuchNamespaceError, RESTErro
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from frazil.errors import SpecError, TableLost, restart_hint
+from frazil.errors import SpecError, TableLost
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import catalog_config, list_table_names, open_existing_catalog, translate_catalog_errors
@@ -120,7 +120,7 @@ def find_lost_table(spec: StreamSpec) -> str | None:
     return explain_lost_table(catalog, spec.table.identifier, found) if found else None
 
 
-def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
+def lost_dead_letters_error(spec: StreamSpec, start_hint: Callable[[str], str]) -> TableLost:
     catalog, identifier = open_existing_catalog(spec.table.catalog), spec.dead_letter_table
     with translate_catalog_errors(catalog.name):
         found = find_remains(catalog, declared_dead_letters(spec))
@@ -128,7 +128,7 @@ def lost_dead_letters_error(spec: StreamSpec) -> TableLost:
         explain_lost_table(catalog, identifier, found)
         if found
         else f"its dead-letter table {identifier} is not in the catalog {catalog.name!r}: it was dropped or renamed. "
-        f"To create an empty dead-letter table, restart the writer: {restart_hint(spec.name)}"
+        f"To create an empty dead-letter table, start the writer: {start_hint(spec.name)}"
     )
     return TableLost(f"stream {spec.name!r}: {reason}")
 

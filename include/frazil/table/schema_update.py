@@ -72,7 +72,7 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
     if conflicts:
         lines = "; ".join(f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts)
         name = table_identifier(table)
-        raise SchemaIncompatible(f"stream {stream}: the declared schema does not fit the table {name}: {lines}")
+        raise SchemaIncompatible(f"the declared schema does not fit the table {name}: {lines}", stream=stream)
     return [difference for difference in found if not isinstance(difference, Conflict)]
 
 
@@ -172,8 +172,9 @@ def evolve_for_records(table: Table, spec: StreamSpec, wanted: Sequence[Change])
 
 def _evolution_failure(table: Table, stream: str) -> CommitUnavailable:
     return CommitUnavailable(
-        f"stream {stream}: the schema of {table_identifier(table)} changed during each of {MAX_EVOLUTION_ATTEMPTS} "
-        "attempts to evolve it"
+        f"the schema of {table_identifier(table)} changed during each of {MAX_EVOLUTION_ATTEMPTS} attempts to evolve "
+        "it",
+        stream=stream,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
 from pyiceberg.catalog import Catalog
@@ -58,9 +58,8 @@ def _layout_differences(table: Table, spec: StreamSpec) -> Iterator[str]:
     for word, wanted in terms.items():
         if wanted and wanted != layout[word]:
             yield (
-                f"stream {spec.name} declares the {word} [{', '.join(wanted)}], but table {table_identifier(table)} "
-                f"has [{', '.join(layout[word])}], which is not changed. Change the declaration, or write to a new "
-                "table"
+                f"the declared {word} is [{', '.join(wanted)}], but table {table_identifier(table)} has "
+                f"[{', '.join(layout[word])}], which is not changed. Change the declaration, or write to a new table"
             )
 
 
@@ -90,24 +89,30 @@ def check_existing_tables(spec: StreamSpec) -> list[str]:
     return warnings
 
 
-def check_rows_fit(main: Table, dead_letters: Table, spec: StreamSpec) -> None:
-    """Raise SchemaIncompatible if declared rows no longer fit the table or the dead-letter table."""
+def check_rows_fit(
+    main: Table, dead_letters: Table, spec: StreamSpec, *, start_hint: Callable[[str], str] = restart_hint
+) -> None:
+    """Raise SchemaIncompatible if declared rows no longer fit the table or the dead-letter table.
+
+    `start_hint` returns how a user starts a new writer; by default, of a stream whose writer runs.
+    """
     for table, declared in ((main, declared_table(spec)), (dead_letters, declared_dead_letters(spec))):
         _check_writable(table)
         if missing := find_evolutions(table, declared, spec.name):
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
-                f"stream {spec.name}: the columns of table {table_identifier(table)} are not all as declared yet "
-                f"({columns}); the writer's next start changes them: {restart_hint(spec.name)}"
+                f"the columns of table {table_identifier(table)} are not all as declared yet ({columns}); the writer's "
+                f"next start changes them: {start_hint(spec.name)}",
+                stream=spec.name,
             )
     schema, former = main.schema(), parse_former_columns(main.properties)
     ids = {former.get(name) or schema.find_field(name).field_id for name in spec.key}
     if spec.sinks.mode.replaces_rows and schema.identifier_field_ids and ids != set(schema.identifier_field_ids):
         names = schema.identifier_field_names()
         raise SchemaIncompatible(
-            f"stream {spec.name} declares key: {', '.join(spec.key)}, but the identifier fields of table "
-            f"{table_identifier(main)} are {', '.join(sorted(names))}. Declare these as the key, or write to a new "
-            "table"
+            f"the declared key is {', '.join(spec.key)}, but the identifier fields of table {table_identifier(main)} "
+            f"are {', '.join(sorted(names))}. Declare these as the key, or write to a new table",
+            stream=spec.name,
         )
 
 

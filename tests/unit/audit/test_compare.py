@@ -106,7 +106,7 @@ def test_a_record_that_is_both_row_and_dead_letter_is_said(world: World, data: s
     assume(world.rejected)
     both = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
     harmed = world.evidence(rows=sorted((world.kafka - world.rejected) | both))
-    assert (FindingKind.ROW_AND_DEAD_LETTER, len(both)) in wrong(compare_partition(harmed))
+    assert wrong(compare_partition(harmed)) == [(FindingKind.ROW_AND_DEAD_LETTER, len(both))]
 
 
 @given(worlds(), st.sets(st.integers(0, 20), min_size=1))
@@ -285,6 +285,20 @@ def test_overlapping_ranges_without_holes_are_compared_row_for_row():
     assert compare_partition(evidence) == ()
     lacking = replace(evidence, rows=OffsetTally(sorted(set(range(150)) - {5, 10, 20, 140})))
     assert [(f.kind, f.count) for f in compare_partition(lacking)] == [(FindingKind.MISCOUNTED, 2)]
+
+
+def test_missing_rows_are_located_as_narrowly_as_ranges_and_rows_allow():
+    """Two batches; the second has a gap of transaction markers at 160 to 169."""
+    ranges = (CommittedRange(0, 100, 100, 0, TOPIC_ID), CommittedRange(100, 200, 90, 0, TOPIC_ID))
+
+    def where(*missing: int) -> str:
+        rows = OffsetTally(sorted(set(range(200)) - {*range(160, 170), *missing}))
+        (found,) = compare_partition(Evidence("t", 0, 200, TOPIC_ID, ranges, rows, OffsetTally()))
+        return found.sentence.partition("count, ")[2]
+
+    assert where(7, 8, 9, 30) == "at offsets 7 to 9, 30"
+    assert where(150, 151) == "first between offsets 150 and 169; `--source` names them"
+    assert where(30, 150) == "first at offset 30; `--source` names them"
 
 
 def test_ranges_of_which_some_cover_the_others_without_holes_are_compared():

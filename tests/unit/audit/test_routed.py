@@ -63,9 +63,8 @@ def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
     load_catalog(None).load_table("shop.raw_a").delete("kafka_offset >= 7")
     found = audited(made)
     assert said(found) == {
-        "shop-0": "the route is missing 2 rows that the commit records count, first between offsets 0 and 8; "
-        "`--source` names them",
-        "shop.raw_a": "the table has 2 rows, but commit records count 4",
+        "shop.raw_a": "the table has 2 rows, but commit records count 4. By partition: shop-0: the route is missing 2 "
+        "rows that the commit records count, at offsets 7 to 8"
     }
     (note,) = (f for f in found.findings if f.kind is FindingKind.CHANGED)
     assert (note.where, note.count) == ("shop.raw_a", 1)
@@ -91,8 +90,10 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
     home, other = catalog.load_table("shop.other"), catalog.load_table("shop.raw_a")
     home.append(other.scan(row_filter="kafka_offset = 3").to_arrow().select([f.name for f in home.schema().fields]))
     found = audited(made)
-    assert said(found)["shop-0"] == "1 row too many in the route, at offset 3"
-    assert said(found)["shop.other"] == "the table has 3 rows, but commit records count 2"
+    assert said(found) == {
+        "shop.other": "the table has 3 rows, but commit records count 2. By partition: shop-0: 1 row too many in the "
+        "route, at offset 3"
+    }
 
 
 def test_rows_that_wait_for_a_table_are_there_and_reported(made: MadeRoute) -> None:
@@ -139,11 +140,10 @@ def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeR
     load_catalog(None).drop_table("shop.orders")
     found = audited(made)
     assert any(f.where == "shop.orders" and "is not in the catalog 'default'" in f.sentence for f in found.wrong)
-    missing = (
-        "the route is missing 1 row that the commit records count, first between offsets 0 and 1; `--source` names them"
+    counted_rows = (
+        "the table has 0 rows, and 3 rows wait for it, but commit records count 4. By partition: shop-0: the route is "
+        "missing 1 row that the commit records count, at offset 1"
     )
-    assert said(found)["shop-0"] == missing
-    counted_rows = "the table has 0 rows, and 3 rows wait for it, but commit records count 4"
     assert counted_rows in [f.sentence for f in found.wrong]
     assert any("3 rows are not yet committed to the table" in f.sentence for f in found.findings)
 
@@ -187,9 +187,8 @@ def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
     assert audited(made, Period(begin - 1000, begin + 1000)).clean
     catalog.load_table("shop.moved").delete("kafka_offset = 2")
     assert said(audited(made)) == {
-        "shop-0": "the route is missing 1 row that the commit records count, first between offsets 0 and 2; "
-        "`--source` names them",
-        "shop.moved": "the table has 4 rows, but commit records count 5",
+        "shop.moved": "the table has 4 rows, but commit records count 5. By partition: shop-0: the route is missing 1 "
+        "row that the commit records count, at offset 2"
     }
 
 

@@ -140,7 +140,7 @@ def test_a_range_that_lies_in_the_future_is_refused_and_one_that_began_is_not():
 
 
 def test_a_range_without_records_is_distinguished_from_one_that_the_table_has():
-    nothing = Estimate(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    nothing = Estimate(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, exact=True)
     (said,) = estimate_messages(nothing, stream="ticks", mode=APPEND)
     assert said == "Stream ticks: nothing is missing; Kafka has no records in this range before the stream's position."
     (said,) = estimate_messages(replace(nothing, source_files=2), stream="ticks", mode=APPEND)
@@ -150,8 +150,16 @@ def test_a_range_without_records_is_distinguished_from_one_that_the_table_has():
 
 
 def test_a_dry_run_does_not_call_records_that_are_merged_rows():
-    some = Estimate(5, 0, 5, 5, 1, 900, 1, 1, 1, 5, 1, 0, 0)
-    assert "would add about 5 rows and 1 dead letter:" in estimate_messages(some, stream="ticks", mode=APPEND)[1]
+    some = Estimate(6, 0, 6, 5, 1, 900, 1, 1, 1, 6, 1, 0, 0, exact=True)
+    said = "would add 5 rows and 1 dead letter, counted exactly: about 900 bytes"
+    assert said in estimate_messages(some, stream="ticks", mode=APPEND)[1]
     (_, said, _) = estimate_messages(some, stream="ticks", mode=UPSERT)
-    assert "would compare about 5 changes with the table's rows, and add 1 dead letter:" in said
+    assert "would compare 5 changes with the table's rows, and add 1 dead letter, counted exactly:" in said
     assert said.endswith("Only the merge shows how many rows change.")
+
+
+def test_a_dry_run_shows_that_its_numbers_are_estimated_from_a_sample():
+    some = Estimate(900, 0, 900, 461, 3, 900, 1, 1, 2, 90, 1, 0, 0, exact=False)
+    (_, size, partitions) = estimate_messages(some, stream="ticks", mode=APPEND)
+    assert "would add about 461 rows and 3 dead letters, estimated from a sample of 90 records: " in size
+    assert partitions.startswith("The sample falls into 2 partitions of the table, so at least")

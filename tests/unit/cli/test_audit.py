@@ -55,6 +55,14 @@ def test_the_same_note_of_several_partitions_is_printed_once(capsys: pytest.Capt
     assert "not everything was compared: orders-1, orders-2, orders-3: some offsets were repeated." in said
 
 
+def test_faults_are_printed_before_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = (FindingKind.SKIPPED, FindingKind.MISSING, FindingKind.CHANGED, FindingKind.DUPLICATES)
+    found = tuple(Finding(kind, 1, str(kind), "orders-0") for kind in kinds)
+    _print_audit(Audit("orders", (), found, batches=1), with_source=True)
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert [line.split()[0] for line in lines] == ["OFF", "OFF", "note", "note"]
+
+
 def test_an_upsert_that_was_read_again_is_compared_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 9, 9, 0, None, 0)
     note = Finding(FindingKind.READ_AGAIN, 4, "4 offsets were committed more than once", "orders-0")

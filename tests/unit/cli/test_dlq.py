@@ -239,7 +239,7 @@ def test_a_replay_and_its_dry_run_are_refused_for_the_same_reasons_and_leave_no_
     (streams / "made.yaml").write_text(STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string}"))
     refused = refusal()
     assert isinstance(refused, SchemaIncompatible)
-    assert "the writer's next start changes them: `frazil restart made`" in str(refused)
+    assert "the writer's next start changes them: `frazil run made` (or" in str(refused)
     assert read_backfill(opened.tables.main.refresh().properties, "made") is None
     (streams / "made.yaml").write_text(STREAM)
     backfill = BackfillMarker("made", "d-1", {"stream": "made"}, "d", 1)
@@ -267,7 +267,7 @@ def test_dead_letters_without_a_required_value_land_once_its_column_is_optional(
     )
     (tmp_path / "made.yaml").write_text(declared.replace(" not null", ""))
     error = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--streams", str(tmp_path)]).exception
-    assert "(note); the writer's next start changes them: `frazil restart made`" in str(error)
+    assert "(note); the writer's next start changes them: `frazil run made` (or" in str(error)
     ensure_table(load_catalog(None), load_stream(tmp_path / "made.yaml"))  # as the start does
     assert call(tmp_path, "replay", "made") == "Stream made: 1 dead letter is a row now; 0 failed again.\n"
 

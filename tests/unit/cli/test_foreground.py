@@ -9,12 +9,22 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from frazil.cli.foreground import MAX_BUFFERED_LINES, RunTotals, Terminal, WaitReporter, WriterPipe, live_text
+from frazil.cli.foreground import (
+    MAX_BUFFERED_LINES,
+    RunTotals,
+    Terminal,
+    WaitReporter,
+    WriterPipe,
+    live_text,
+    live_text_of_many,
+)
+from frazil.cli.run import StreamOutput
 from frazil.commit.marker import BatchKey, Marker
-from frazil.events import BatchCommitted
+from frazil.events import BatchCommitted, Event, OutageReported
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.offsets.spans import SourceIdentity
 from frazil.spec.model import StreamSpec
@@ -130,6 +140,24 @@ def test_a_wait_after_a_batch_without_one_is_another_and_one_that_batches_do_not
     now_s = 7230.0
     waits.note_batch_start()  # each try begins the batch again
     assert waits.report("Kafka is away") == "waiting: Kafka is away"
+
+
+def test_a_wait_of_an_applications_stream_is_shown_with_its_name(monkeypatch: pytest.MonkeyPatch):
+    pipe, seconds = Mock(), iter((0.0, 30.0))
+    monkeypatch.setattr("frazil.cli.run.WaitReporter", lambda: WaitReporter(clock=lambda: next(seconds)))
+    output = StreamOutput(SPEC, pipe, "rides: ")
+    for _ in range(2):
+        output.show(Event("rides", 0, OutageReported("Kafka is away", 22)))
+    output.show(Event("rides", 0, landed(2)))
+    assert [call.args[0] for call in pipe.say.call_args_list] == [
+        "rides: waiting: Kafka is away",
+        "rides: batch 3-7: 2 rows in 1 file, 1.2 s",
+    ]
+
+
+def test_the_live_line_of_an_application_counts_its_streams_by_phase():
+    waiting, staging = heartbeat(Phase.WAITING), heartbeat(Phase.STAGING)
+    assert live_text_of_many([waiting, None, staging, waiting]) == "4 streams: 1 staging, 1 starting, 2 waiting"
 
 
 def test_of_merged_batches_the_lines_count_changes():

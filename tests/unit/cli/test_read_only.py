@@ -75,9 +75,7 @@ def test_no_check_of_the_page_makes_a_table_and_who_changes_something_has_it(spe
     fetch_history(spec, lookback_ms=60_000)
     fetch_action_state(spec)
     plan_abandon(spec)
-    with pytest.raises(
-        TableLost, match="To create an empty dead-letter table, restart the writer: `frazil restart shop`"
-    ):
+    with pytest.raises(TableLost, match="To create an empty dead-letter table, start the writer: `frazil run shop`"):
         open_read_only(spec).tables.dead_letters.current()
     assert there() == before
     open_stream(spec)

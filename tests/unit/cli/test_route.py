@@ -8,6 +8,7 @@ import shlex
 import shutil
 import time
 from collections import Counter
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ def made(tmp_path: Path, frazil_home: Path) -> MadeRoute:  # noqa: ARG001
     made.begin_route("a")
     made.run({"main": 1, "shop.raw_a": 2, "shop.orders": 3})
     return made
+
+
+def explained(table: Mapping[str, Any]) -> str:
+    return f"{table['reason']}. {table['remedy']}"
 
 
 def call(folder: Path, *words: str) -> Result:
@@ -107,7 +112,7 @@ def test_commands_that_fix_a_table_stand_whole_in_lines_of_their_own(made: MadeR
     for table in ("shop.orders", "shop.raw_a"):
         load_catalog(None).drop_table(table)
     found = reported(tmp_path, "route", "shop")
-    reasons = [table["reason"] for of in ("behind", "dropped") for table in found[of]]
+    reasons = [explained(table) for of in ("behind", "dropped") for table in found[of]]
     commands = {command for reason in reasons for command in re.findall(r"`(frazil (?:register|route) [^`]+)`", reason)}
     assert len(commands) == 4
     for words, env in product((("route", "shop"), ("status", "shop"), ("status",), ("health",)), ({}, NARROW)):
@@ -163,21 +168,21 @@ def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_le
     catalog = load_catalog(None)
     catalog.purge_table(table) if purged else catalog.drop_table(table)
     (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
-    assert (dropped["target"], f"--give-up {table}" in dropped["reason"]) == (table, True)
-    assert split_commands(dropped["reason"]) == call(tmp_path, "route", "shop").stdout.splitlines()
+    assert (dropped["target"], f"--give-up {table}" in explained(dropped)) == (table, True)
+    assert split_commands(explained(dropped)) == call(tmp_path, "route", "shop").stdout.splitlines()
     (status,) = reported(tmp_path, "status", "shop")["streams"]
-    assert dropped["reason"] in status["problems"]
+    assert explained(dropped) in status["problems"]
     for words in (("health",), ("health", table)):
         health = call(tmp_path, *words, "--json")
         (missing,) = [each for each in json.loads(health.stdout)["tables"] if each["missing"]]
-        assert (missing["table"], missing["problem"], health.exit_code) == (table, dropped["reason"], 25)
+        assert (missing["table"], missing["problem"], health.exit_code) == (table, explained(dropped), 25)
         people = call(tmp_path, *words).stdout
         assert re.search(rf"{table} +missing|state +missing", people)
-        assert "\n".join(split_commands(dropped["reason"])) in people
+        assert "\n".join(split_commands(explained(dropped))) in people
     assert (status["table-problems"], dropped["absence"]) == ({table: "missing"}, "missing")
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
-    assert dropped["reason"] in str(refused.exception)
+    assert explained(dropped) in str(refused.exception)
     assert reported(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
     assert given_up_again(tmp_path, table) == f"No row of a batch waits for {table}: nothing is given up.\n"
     assert reported(tmp_path, "route", "shop")["dropped"] == []
@@ -217,9 +222,9 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     catalog.drop_table("shop.raw_a")
     catalog.create_table("shop.raw_a", Schema(NestedField(1, "neighbour", StringType())))
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
-    assert "keep the new table as it is, and let records of 'a' become dead letters" in behind["reason"]
+    assert "keep the new table as it is, and let records of 'a' become dead letters" in explained(behind)
     (status,) = reported(tmp_path, "status", "shop")["streams"]
-    assert any(behind["reason"] in said for said in status["problems"])
+    assert any(explained(behind) in said for said in status["problems"])
     assert status["table-problems"] == {"shop.raw_a": "another table"}
     done = call(tmp_path, "route", "shop", "--give-up", "shop.raw_a", "--yes")
     assert "so the table is not changed" in done.output
@@ -260,7 +265,7 @@ def test_a_dropped_table_is_registered_again_as_the_sentence_says(made: MadeRout
     uuid = made.tables.handle("shop.raw_a").refresh().metadata.table_uuid
     load_catalog(None).drop_table("shop.raw_a")
     (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
-    command = dropped["reason"].partition("again: `")[2].partition("`")[0]
+    command = explained(dropped).partition("again: `")[2].partition("`")[0]
     CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
     assert load_catalog(None).load_table("shop.raw_a").metadata.table_uuid == uuid
     assert reported(tmp_path, "route", "shop")["dropped"] == []
@@ -274,16 +279,17 @@ def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_user_lets_it_
     made.run({"main": 1})
     made_again(table)
     (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
-    assert f"table {table} of the route of 'shop'" in dropped["reason"]
-    assert "was dropped or renamed, and another table now has its name" in dropped["reason"]
-    assert f"`DROP TABLE {table}`, without PURGE" in dropped["reason"]
+    assert f"table {table} of the route of 'shop'" in explained(dropped)
+    assert "was dropped or renamed, and another table now has its name" in explained(dropped)
+    assert f"`DROP TABLE {table}`, without PURGE" in explained(dropped)
     refused = call(tmp_path, "cut", "shop")
     assert isinstance(refused.exception, TableLost)
-    assert dropped["reason"] in str(refused.exception)
+    assert explained(dropped) in str(refused.exception)
     made.__dict__.pop("tables", None)
     routed = made.begin_route("a")
-    assert (routed.absent, sorted(routed.refused)) == (
-        {table: dropped["reason"]} if table == "shop.orders" else {},
+    absent = {name: str(why) for name, why in routed.absent.items()}
+    assert (absent, sorted(routed.refused)) == (
+        {table: explained(dropped)} if table == "shop.orders" else {},
         ["a"] if table == "shop.raw_a" else [],
     ), "a start does not let it go on empty"
     assert reported(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
@@ -305,7 +311,7 @@ def test_a_table_that_was_renamed_and_whose_name_another_one_took_is_renamed_bac
     catalog.create_table(table, catalog.load_table("shop.moved").schema())
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert (behind["target"], behind["rows"]) == (table, 2)
-    assert "was renamed, rename it back" in behind["reason"]
+    assert "was renamed, rename it back" in explained(behind)
     catalog.drop_table(table)
     catalog.rename_table("shop.moved", table)
     made.__dict__.pop("tables", None)
@@ -342,7 +348,7 @@ def test_what_is_said_of_a_table_that_was_made_again_brings_the_first_one_back(m
     made_again("shop.orders")
     (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
     load_catalog(None).drop_table("shop.orders")
-    command = dropped["reason"].partition("register the former table again: `")[2].partition("`")[0]
+    command = explained(dropped).partition("register the former table again: `")[2].partition("`")[0]
     CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
     assert load_catalog(None).load_table("shop.orders").metadata.table_uuid == uuid
     assert reported(tmp_path, "route", "shop")["dropped"] == []
@@ -355,7 +361,7 @@ def test_a_dropped_table_whose_files_are_gone_is_not_said_to_have_some(made: Mad
     load_catalog(None).drop_table("shop.orders")
     shutil.rmtree(location)
     (dropped,) = reported(tmp_path, "route", "shop")["dropped"]
-    assert "no files were found in" in dropped["reason"]
+    assert "no files were found in" in explained(dropped)
 
 
 def test_a_table_that_an_earlier_version_knew_without_its_uuid_is_known_with_it_after_a_start(
@@ -391,10 +397,10 @@ def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_giv
     text["route"]["tables"] = {}
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
-    assert behind["reason"].startswith(
+    assert explained(behind).startswith(
         "table shop.orders, which the route of 'shop' no longer has, is not in the catalog"
     )
-    assert "discard the rows that wait for it: `frazil route shop --give-up shop.orders`" in behind["reason"]
+    assert "discard the rows that wait for it: `frazil route shop --give-up shop.orders`" in explained(behind)
     done = call(tmp_path, "route", "shop", "--give-up", "shop.orders", "--yes")
     assert "Rows that never reach shop.orders: 4." in done.stdout
     assert "The route no longer includes shop.orders" in done.stdout
@@ -414,8 +420,8 @@ def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_
     for table in ("shop.orders", "shop.raw_a"):
         catalog.purge_table(table) if purged else catalog.drop_table(table)
     for behind in reported(tmp_path, "route", "shop")["behind"]:
-        assert ("`frazil register " in behind["reason"]) == (not purged)
-        assert f"or continue with an empty table: `frazil route shop --give-up {behind['target']}`" in behind["reason"]
+        assert ("`frazil register " in explained(behind)) == (not purged)
+        assert f"or continue with an empty table: `frazil route shop --give-up {behind['target']}`" in explained(behind)
     refused = str(call(tmp_path, "cut", "shop").exception)
     assert "never made" not in refused
     assert ("`frazil register shop.orders " in refused) == (not purged)

@@ -244,7 +244,7 @@ def test_a_pager_that_was_quit_lets_the_batch_at_hand_commit(start: Start, tmp_p
 
 def test_a_writer_that_has_ended_gets_no_signal_while_its_group_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sent: list[tuple[int, int]] = []
-    follower = run.ForegroundWriter(tmp_path)
+    follower = run.ForegroundWriter(tmp_path, ("s",))
 
     def ending(_: int, *, timeout_s: float) -> None:
         assert timeout_s

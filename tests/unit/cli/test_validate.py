@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,28 @@ def test_the_columns_of_a_transform_are_shown_with_their_types(declare: Declare,
     assert result.stdout.endswith(f", transform produces {shown}\n")
     answer = json.loads(CliRunner().invoke(frazil, ["validate", "--json", "--streams", str(tmp_path)]).stdout)
     assert answer["streams"][0]["transform"] == types
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        ("|\n  SELECT é, n FROM\n  records a b\n", "line 3, column 13"),
+        ("|  # one row\n\n    SELECT é,\n      n n n\n    FROM records\n", "line 4, column 11"),
+        (">-\n  SELECT é,\n  n n n\n  FROM records\n", "line 3, column 7"),
+        ("SELECT é,\n  n n n FROM records\n", "line 2, column 7"),
+        ("'SELECT é, n n n FROM records'\n", "line 1, column 27"),
+        ("'SELECT é, ''x'' n n FROM records'\n", "line 1, column 17 of the SELECT"),
+    ],
+)
+def test_a_syntax_error_is_shown_with_its_line_of_the_file(
+    declare: Declare, tmp_path: Path, written: str, place: str
+) -> None:
+    file = declare(source={"topics": ["t"], "bootstrap-servers": "h:1", "schema": {"departed": "timestamptz"}})
+    file.write_text(f"transform: {written}{file.read_text()}")
+    result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert result.exit_code == 10
+    (error,) = result.stderr.splitlines()
+    assert re.search(place, error), error
 
 
 def test_named_files_are_checked_against_each_other(declare: Declare) -> None:

@@ -214,10 +214,10 @@ def test_a_table_that_was_rolled_back_is_behind_until_it_is_put_forward_again(ro
     assert head is not None
     routed.world.roll_back(1, routed.load(ORDERS))
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
-    reason = routed.followers.behind[ORDERS].reason
-    assert "was rolled back" in reason
-    assert "`frazil route events --give-up demo.orders`" in reason, "a reset is about home"
-    assert "reset" not in reason
+    behind = routed.followers.behind[ORDERS]
+    assert "was rolled back" in behind.reason
+    assert "`frazil route events --give-up demo.orders`" in behind.remedy, "a reset is about home"
+    assert "reset" not in str(behind)
     assert routed.offsets(PAYMENTS) == [1, 3]
     routed.world.move_branch(head.snapshot_id, routed.load(ORDERS))
     routed.followers.commit()

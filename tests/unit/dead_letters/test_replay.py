@@ -93,9 +93,14 @@ def value(event: Any, offset: int) -> bytes:
 
 
 def write(
-    stream: Any, committer: Committer, source: SourceIdentity, offsets: range, values: Mapping[int, bytes]
+    stream: Any,
+    committer: Committer,
+    source: SourceIdentity,
+    offsets: range,
+    values: Mapping[int, bytes],
 ) -> None:
-    """Commit a batch up to offset 20: rows of these offsets, and dead letters with these values."""
+    """Commit a batch: rows of these offsets, and dead letters with these values."""
+    end = max([*offsets, *values]) + 1
     main, tables = stream.table(), open_stream(stream.spec).tables
     key = BatchKey(committer.epoch, 1)
     place = {"kafka_topic": "events", "kafka_partition": 0, "kafka_timestamp": WHEN}
@@ -123,11 +128,11 @@ def write(
         table_uuid=str(main.metadata.table_uuid),
         created_at_ms=tables.clock_ms(),
         source=source,
-        progress=(RangeProgress("events", 0, 0, END, len(rows), len(dead_letters), None),),
+        progress=(RangeProgress("events", 0, 0, end, len(rows), len(dead_letters), None),),
         files=tuple(files),
         newest_dead_letters=committer.newest_dead_letters(),
         idle=frozenset(),
-        offsets_after={("events", 0): END},
+        offsets_after={("events", 0): end},
     )
     assert tables.journals.put(batch)
     committer.commit(batch)
@@ -158,6 +163,22 @@ def check_settled(live: Any, replays: int | None = 1) -> None:
 def check_audit(live: Any) -> None:
     audit = audit_stream(open_stream(live.spec).tables)
     assert audit.wrong == ()
+
+
+def test_a_dry_run_counts_all_records_of_a_small_replay(
+    tmp_path: Path,
+    declared_stream: Callable[..., Any],
+    frazil_home: Path,  # noqa: ARG001
+    event: Any,
+) -> None:
+    """A sample would read the first half of each eighth, where all records are valid."""
+    stream, count = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1"), 4000
+    ensure_table(load_catalog(None), stream.spec)
+    committer = Committer.take_over(open_stream(stream.spec).tables, source=SOURCE, initial=lambda: {("events", 0): 0})
+    values = {n: event(n) if n % 500 < 250 else b"no event" for n in range(count)}
+    write(stream, committer, SOURCE, range(count, count + 1), values)
+    found = replaying.preview(open_stream(stream.spec), Selection())
+    assert (found.landing, found.failing) == (2000, 2000)
 
 
 def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(

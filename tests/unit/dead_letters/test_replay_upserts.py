@@ -232,6 +232,12 @@ def test_dead_letters_are_merged_in_their_order_and_those_that_land_or_are_stale
     summary = live.stream.table().current_snapshot().summary
     counted = {name: summary[f"frazil.{name}"] for name in ("inserted", "updated", "deleted", "stale")}
     assert counted == {"inserted": "1", "updated": "1", "deleted": "1", "stale": "2"}
+    status = ["backfill", "events", "--status", "--streams", str(live.stream.streams)]
+    assert re.search(
+        "changed rows +1 inserted, 1 updated, 1 deleted, 2 stale\n", CliRunner().invoke(frazil, status).output
+    )
+    document = json.loads(CliRunner().invoke(frazil, [*status, "--json"]).output)
+    assert (document["changes"]["deleted"], document["abandoned-by"]) == (1, "")
     assert json.loads(summary[WINDOWS_KEY]) == {str(int(BEGAN.timestamp()) * 1_000_000): 3}, "complete windows reopen"
     audit = audit_upserts(live.stream.spec, live.tables)
     assert [(one.kind, one.count) for one in audit.findings] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -15,7 +16,7 @@ from pyiceberg.catalog import Catalog
 from frazil.cli.main import frazil
 from frazil.commit import catalog_probe
 from frazil.doctor import CheckState, Finding, connections, streams
-from frazil.doctor.connections import Connections, Service, suggest_fix
+from frazil.doctor.connections import Connections
 from frazil.errors import (
     AccessDenied,
     FrazilError,
@@ -30,6 +31,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
+from frazil.status.fixes import Service, suggest_fix
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.made_registry import made_registry
@@ -86,9 +88,9 @@ def test_an_existing_table_that_the_writer_would_refuse_is_an_error_and_is_not_c
     file.write_text(declared.replace("at: timestamptz not null", "at: timestamptz not null, n: string"))
     result = validate(str(file))
     assert result.exit_code == 10
-    assert "rides.yaml: table: SchemaIncompatible: the declared schema does not fit" in result.stderr
+    assert "rides: table: SchemaIncompatible: the declared schema does not fit" in result.stderr
     assert "can hold" not in result.stdout
-    (fault,) = Connections.check({file: load_stream(file)}).faults
+    (fault,) = Connections.check([load_stream(file)]).faults
     assert fault.fix == "change the declaration, or write to a new table"
     assert [catalog.load_table(t.name()).metadata_location for t in tables] == [t.metadata_location for t in tables]
 
@@ -100,8 +102,8 @@ def test_a_table_that_cannot_be_loaded_is_reported_once_with_its_stream(
     file = declare(tmp_path)
     table = ensure_table(load_catalog("lake"), load_stream(file))
     Path(table.metadata_location.removeprefix("file://")).unlink()
-    (fault,) = Connections.check({file: load_stream(file)}).faults
-    assert fault.problem.startswith(f"{file}: table: TableLost: ")
+    (fault,) = Connections.check([load_stream(file)]).faults
+    assert fault.problem.startswith("rides: table: TableLost: ")
 
 
 def test_a_declared_layout_that_an_existing_table_does_not_get_is_a_warning(
@@ -111,12 +113,12 @@ def test_a_declared_layout_that_an_existing_table_does_not_get_is_a_warning(
     file = declare(tmp_path)
     ensure_table(load_catalog("lake"), load_stream(file))
     file.write_text(file.read_text().replace("catalog: lake", "catalog: lake, properties: {format-version: 3}"))
-    said = "table: stream rides declares the format version [3], but table city.rides has [2], which is not changed"
+    said = "rides: table: the declared format version is [3], but table city.rides has [2], which is not changed"
     result = validate(str(file))
     assert result.exit_code == 0
-    assert f"warning: {file}: {said}" in result.stderr
+    assert f"warning: {said}" in result.stderr
     assert [one.message for one in connections_of(file) if one.state is CheckState.WARNING] == [
-        f"{file}: {said}. Change the declaration, or write to a new table"
+        f"{said}. Change the declaration, or write to a new table"
     ]
 
 
@@ -140,7 +142,7 @@ def test_each_namespace_that_the_stream_writes_to_is_probed(tmp_path: Path, monk
     monkeypatch.setattr(catalog_probe, "probe", denied)
     result = validate(str(file))
     assert result.exit_code == 10
-    assert "rides.yaml: table: namespace quarantine: AccessDenied: no table may be created" in result.stderr
+    assert "rides: table: namespace quarantine: AccessDenied: no table may be created" in result.stderr
     assert good not in result.stdout
 
 
@@ -195,10 +197,10 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
     files[2].write_text(files[2].read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
     result = validate(*map(str, files))
     assert (result.exit_code, requested) == (10, ["bikes", "trips"])
-    cause = "source: KafkaUnavailable: describing topics"
+    cause = "source: BrokersSilent: describing topics"
     assert [line.partition(" at ")[0] for line in result.stderr.splitlines()] == [
-        f"{files[0]}, {files[1]}: {cause} bikes",
-        f"{files[2]}: {cause} trips",
+        f"bikes, rides: {cause} bikes",
+        f"trips: {cause} trips",
     ]
 
 
@@ -213,7 +215,7 @@ def test_a_silent_leader_of_one_topic_is_not_reported_for_other_topics(
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
     files = [declare(tmp_path, name) for name in ("bikes", "rides")]
     assert [line.partition(" at ")[0] for line in validate(*map(str, files)).stderr.splitlines()] == [
-        f"{file}: source: KafkaUnavailable: listing offsets of topics {file.stem}" for file in files
+        f"{name}: source: KafkaUnavailable: listing offsets of topics {name}" for name in ("bikes", "rides")
     ]
 
 
@@ -231,10 +233,9 @@ def test_a_cause_is_reported_once_with_its_streams_and_their_catalog_is_asked_on
     files = [declare(tmp_path, name) for name in ("rides", "trips")]
     result = validate(*map(str, files))
     assert result.exit_code == 10
-    both = f"{files[0]}, {files[1]}"
     causes = [
-        f"{both}: source: KafkaUnavailable: no broker answers",
-        f"{both}: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127.0.0.1:1: ",
+        "rides, trips: source: KafkaUnavailable: no broker answers",
+        "rides, trips: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127.0.0.1:1: ",
     ]
     assert [line[: len(cause)] for line, cause in zip(result.stderr.splitlines(), causes, strict=True)] == causes
     assert requested == ["rides"]
@@ -250,7 +251,24 @@ def test_a_missing_variable_is_reported_once_with_its_streams(tmp_path: Path, mo
         file.write_text(file.read_text().replace("127.0.0.1:1", "${env:NOWHERE_SET}"))
     (one,) = connections_of(*files)
     missing = "the environment variable NOWHERE_SET is not set in this process, or is empty"
-    assert one.message.startswith(f"{files[0]}, {files[1]}: source: SpecError: source: bootstrap.servers: {missing}")
+    assert one.message.startswith(f"rides, trips: source: SpecError: source: bootstrap.servers: {missing}")
+
+
+def test_a_refusal_names_its_stream_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
+
+    def refuse(spec: StreamSpec) -> str:
+        raise AccessDenied("brokers kafka:9092: Kafka refuses access to rides", stream=spec.name)
+
+    monkeypatch.setattr(connections, "_check_kafka", refuse)
+    (one,) = connections_of(declare(tmp_path))
+    assert one.message == "rides: source: AccessDenied: brokers kafka:9092: Kafka refuses access to rides"
+
+
+def test_an_error_keeps_its_stream_in_another_process() -> None:
+    for kind in (AccessDenied, MissingExtra):
+        error = pickle.loads(pickle.dumps(kind("refused", stream="rides")))
+        assert (str(error), error.message) == ("stream rides: refused", "refused")
 
 
 def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
@@ -262,10 +280,10 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
         avro = f"format: {{type: avro, registry: {{url: '{registry.url}', timeout: 200ms}}}}"
         file.write_text(file.read_text().replace("format: json", avro))
         spec = load_stream(file)
-        assert "rides: its schema registry answers" in Connections.check({file: spec}).good
+        assert "rides: its schema registry answers" in Connections.check([spec]).good
         assert registry.requested == ["/subjects/rides-value/versions/latest"]
         registry.answers[registry.requested[0]] = [(403, {"error_code": 403})]
-        (refused, _) = Connections.check({file: spec}).faults
+        (refused, _) = Connections.check([spec]).faults
         assert "refuses the credentials (403)" in refused.problem
     (away, no_catalog) = connections_of(file)
     assert "source.format.registry: RegistryUnavailable: the schema registry http://127" in away.message

@@ -32,13 +32,14 @@ def test_a_supervisor_counts_while_its_record_is_fresh_and_is_named_as_silent_af
         assert find_supervision("ticks", now_ms=NOW_MS + age_ms).starter is starter
     silent = find_supervision("ticks", now_ms=NOW_MS + MAX_WATCH_AGE_MS + 1)
     assert "has been silent since 2023-11-14 22:13:20Z" in silent.next_start
-    assert silent.start_command == "frazil resume ticks"
+    assert (silent.start_command, silent.how_to_renew) == ("frazil resume ticks", "`frazil restart ticks`")
 
 
 def test_without_a_supervisor_the_advice_does_not_mention_airflow() -> None:
     nothing = find_supervision("ticks", now_ms=NOW_MS)
     assert "Airflow" not in f"{nothing.next_start} {nothing.replacement}"
     assert nothing.start_command == "frazil run ticks"
+    assert nothing.how_to_renew.startswith("`frazil run ticks` (or `frazil restart ticks`, if ")
 
 
 def test_a_writer_in_the_foreground_is_ended_by_its_user_even_if_a_supervisor_watches() -> None:
@@ -48,6 +49,7 @@ def test_a_writer_in_the_foreground_is_ended_by_its_user_even_if_a_supervisor_wa
         found = find_supervision("ticks", now_ms=NOW_MS)
     assert (found.starter, found.start_command) == (Starter.USER, "frazil run ticks")
     assert f"end it (Ctrl-C in its terminal, or `kill {os.getpid()}`), then use `frazil run ticks`" in found.replacement
+    assert found.how_to_renew == f"{found.how_to_end}, then `frazil run ticks`"
 
 
 def test_a_hosted_stream_is_started_by_its_application_and_without_it_like_the_application() -> None:

@@ -59,7 +59,7 @@ def test_a_hidden_topic_is_distinguished_from_a_deleted_one(monkeypatch: pytest.
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, TopicPattern("."), stream="s") as offsets:
         monkeypatch.setattr(offsets, "_describe_topics", lambda topics: {name: found[name] for name in topics})
         offsets.check_not_hidden(["b", "c"])
-        with pytest.raises(AccessDenied, match=r"stream s, .*that it has read: a, d\. Grant Describe and Read"):
+        with pytest.raises(AccessDenied, match=r"stream s: .*that it has read: a, d\. Grant Describe and Read"):
             offsets.check_not_hidden(["a", "b", "c", "d"])
         found["b"] = answer(KafkaError._TRANSPORT)
         with pytest.raises(KafkaUnavailable):

@@ -64,7 +64,7 @@ def test_a_refusal_is_distinguished_from_trouble_that_may_pass(code: int, text: 
     assert (found is None) == (check is None)
     if check is not None:
         said = str(found)
-        assert said.startswith("stream flights, brokers kafka:9092: ")
+        assert said.startswith("stream flights: brokers kafka:9092: ")
         assert (text in said, f" Check {check}" in said) == (True, True)
 
 

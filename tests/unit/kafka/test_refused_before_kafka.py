@@ -108,7 +108,7 @@ def test_a_certificate_that_is_refused_is_an_error_at_once(
     refused = error_of(asks, tls)
     text = str(refused)
     assert isinstance(refused, AccessDenied)
-    assert text.startswith(f"stream flights, brokers {at}: the TLS connection fails: ")
+    assert text.startswith(f"stream flights: brokers {at}: the TLS connection fails: ")
     assert said in text
     check = "Check ssl.* in source.properties, and the authority, host name and expiry of the broker's certificate."
     assert text.endswith(check)
@@ -136,7 +136,7 @@ def test_a_token_that_has_expired_or_is_not_issued_is_an_error_at_once(
     refused = error_of(asks, oidc(tokens.url, client))
     text = str(refused)
     assert isinstance(refused, AccessDenied)
-    assert text.startswith("stream flights, brokers 127.0.0.1:1: Failed to acquire SASL OAUTHBEARER token: ")
+    assert text.startswith("stream flights: brokers 127.0.0.1:1: Failed to acquire SASL OAUTHBEARER token: ")
     assert said in text
     assert " Check sasl.oauthbearer.*" in text
 

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
-from frazil.merge.contract import MergeRules
+from frazil.merge.contract import MergeCounts, MergeRules
 from tests.unit.merge.made_table import MadeTable, Row
 
 COORDINATES = (
@@ -48,12 +48,12 @@ class Stream:
     def write(self, records: Sequence[Row]) -> None:
         self._merge(records, self._plain)
 
-    def replay(self, dead_letters: Sequence[Row]) -> None:
-        self._merge(dead_letters, dataclasses.replace(self._plain, replays=True))
+    def replay(self, dead_letters: Sequence[Row]) -> MergeCounts:
+        return self._merge(dead_letters, dataclasses.replace(self._plain, replays=True))
 
-    def _merge(self, records: Sequence[Row], rules: MergeRules) -> None:
+    def _merge(self, records: Sequence[Row], rules: MergeRules) -> MergeCounts:
         self.table.rules = rules
-        self.table.merge(self.table.stage(records))
+        return self.table.merge(self.table.stage(records))
 
     def rows(self) -> dict[int, tuple[Any, Any]]:
         rows = self.table.rows()
@@ -87,6 +87,19 @@ def test_each_change_is_later_than_a_row_of_a_record_that_its_log_no_longer_has(
     replaced.replay([record(2, price=20)])
     assert deleted.rows() == ({} if is_former else {0: (1, 5)})
     assert replaced.rows() == {0: (1, 20 if is_former else 5)}
+
+
+@pytest.mark.parametrize("order_by", ["version", None])
+def test_a_change_that_is_read_again_is_unchanged_and_an_older_one_is_stale(
+    tmp_path: Path, order_by: str | None
+) -> None:
+    stream = Stream(tmp_path, order_by)
+    stream.write([record(5), record(6, id=1)])
+    counts = stream.replay([record(4), record(5, price=50), record(6, id=1)])
+    assert (counts.superseded, counts.stale, counts.unchanged, counts.updated) == (1, 0, 2, 0)
+    counts = stream.replay([record(4), record(3, id=1)])
+    assert (counts.stale, counts.unchanged) == (2, 0)
+    assert stream.rows() == {0: (1, 5), 1: (1, 6)}
 
 
 RECORDS = st.lists(

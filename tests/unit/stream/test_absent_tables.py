@@ -506,7 +506,7 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
     made.land(b=1)
     catalog.purge_table(A) if purged else catalog.drop_table(A)
     made.start()
-    assert "was dropped or renamed" in made.routed.absent[A]
+    assert "was dropped or renamed" in made.routed.absent[A].reason
     assert not catalog.table_exists(A), "a start must not hide that"
     made.land(a=2, order=1)
     assert (made.offsets(ORDERS), catalog.table_exists(A)) == ([1, 5], False)
@@ -544,7 +544,7 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
 
 
 def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> None:
-    plain, fixed = (LaggingTable(A, 0, 1, 1, reason) for reason in ("it refuses writes", "run `frazil route shop`"))
+    plain, fixed = (LaggingTable(A, 0, 1, 1, "no writes", remedy=remedy) for remedy in ("", "Restore it"))
     assert remedy_pointer("shop", [fixed]) == ""
     for behind in ([plain], [fixed, plain], [fixed] * (MAX_NAMED + 1)):
         assert remedy_pointer("shop", behind) == ". `frazil route shop` shows the remedy"

@@ -148,7 +148,7 @@ def test_rows_wait_next_to_the_default_table_from_the_first_batch_after_a_commit
     shop.catalog.drop_table("shop.a")
     shop.tables.handle("shop.a").forget()  # as each failed commit does
     assert shop.context(routed).targets["shop.a"].folder == shop.tables.waiting_folder(BatchKey(1, 1))
-    assert "does not exist" in routed.absent["shop.a"]
+    assert "does not exist" in routed.absent["shop.a"].reason
 
 
 def test_tables_that_were_made_are_found_again_and_count() -> None:
@@ -206,7 +206,7 @@ def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
     waiting = LaggingTable("shop.of_a", 1, 1, 5, "it no longer exists")
     routed = shop.open(shop__of_a=waiting)
     routed.make(["a"], shop.home())
-    assert routed.absent["shop.of_a"].startswith(
+    assert routed.absent["shop.of_a"].reason.startswith(
         "stream 'shop': shop.of_a is missing 5 rows of 1 batch: it no longer exists"
     )
     recreate_table(shop.spec, shop.tables, "shop.of_a")

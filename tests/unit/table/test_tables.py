@@ -274,7 +274,7 @@ def test_an_existing_table_is_never_upgraded(
     with caplog.at_level(logging.WARNING):
         table = ensure_table(catalog, stream(table={"identifier": "demo.flights", "properties": {"format-version": 3}}))
     assert table.metadata.format_version == 2
-    assert "declares the format version [3], but table demo.flights has [2], which is not changed" in caplog.text
+    assert "the declared format version is [3], but table demo.flights has [2], which is not changed" in caplog.text
 
 
 def test_a_variant_is_not_added_to_a_table_of_version_2_which_no_engine_could_read_then(
@@ -318,8 +318,8 @@ def test_the_tables_own_layout_wins_with_a_warning(
     with caplog.at_level(logging.WARNING):
         table = ensure_table(catalog, stream(partition_by=["hour(departed)"], sort_by=["delay"]))
     assert [str(field.transform) for field in table.spec().fields] == ["day"]
-    assert "declares the partitioning [hour(departed)], but table demo.flights has [day(departed)]" in caplog.text
-    assert "declares the sort order [identity(delay) asc nulls-first], but table demo.flights has []" in caplog.text
+    assert "the declared partitioning is [hour(departed)], but table demo.flights has [day(departed)]" in caplog.text
+    assert "the declared sort order is [identity(delay) asc nulls-first], but table demo.flights has []" in caplog.text
 
 
 def test_a_layout_that_is_not_declared_is_no_difference(

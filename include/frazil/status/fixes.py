@@ -1,0 +1,73 @@
+"""Suggests how to fix an error of a service that a stream uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+from frazil.errors import (
+    AccessDenied,
+    CommitUnavailable,
+    FrazilError,
+    KafkaUnavailable,
+    MissingExtra,
+    RegistryUnavailable,
+    SchemaIncompatible,
+    SpecError,
+    TableLost,
+    TopicMissing,
+)
+
+_ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"
+
+
+class Service(StrEnum):
+    """The services that a stream connects to, named as in its declaration."""
+
+    SOURCE = "source"
+    REGISTRY = "source.format.registry"
+    TABLE = "table"
+
+
+_FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
+    Service.SOURCE: (
+        (TopicMissing, "create the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
+        (
+            KafkaUnavailable,
+            "start the brokers, make them reachable from this host, or correct `source.bootstrap-servers`",
+        ),
+        (AccessDenied, f"correct user and secret in `source.properties`, or grant its permissions: {_ACL_COMMAND}"),
+        (SpecError, "set the variables of `source` for the user who runs the writer, or correct its properties"),
+    ),
+    Service.REGISTRY: (
+        (
+            RegistryUnavailable,
+            "start the registry, make it reachable from this host, or correct its url and credentials",
+        ),
+        (SpecError, "set the variables that `source.format.registry` refers to, or correct it"),
+    ),
+    Service.TABLE: (
+        (
+            TableLost,
+            "declare the right catalog, or register the table: `A lost catalog` in docs/how-to/operate-writers.md",
+        ),
+        (
+            CommitUnavailable,
+            "start catalog and storage, make them reachable from this host, or correct .pyiceberg.yaml",
+        ),
+        (
+            AccessDenied,
+            "correct the credentials in .pyiceberg.yaml, or grant them permission to create, write, list and delete",
+        ),
+        (SchemaIncompatible, "change the declaration, or write to a new table"),
+        (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
+    ),
+}
+"""Fixes by service and error class. The first class that matches is used."""
+
+
+def suggest_fix(service: Service, error: Exception) -> str:
+    """Return the fix for an error; empty if its message states the fix, or none is known."""
+    if isinstance(error, MissingExtra):
+        return ""
+    return next((fix for kind, fix in _FIXES[service] if isinstance(error, kind)), "")
