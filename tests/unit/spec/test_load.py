@@ -250,7 +250,11 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         ["t_day, which is also a column"],
     ),
     ("sort source", {"sort_by": ["delai desc"]}, ["sort-by.0", "did you mean delay?"]),
-    ("twice by case", {"schema": {"departed": "timestamptz", "A": "int", "a": "int"}}, ["schema.a: 'a' names the column 'A' again"]),
+    (
+        "twice by case",
+        {"schema": {"departed": "timestamptz", "A": "int", "a": "int"}},
+        ["schema.a: 'a' names the column 'A' again"],
+    ),
     (
         "coordinate",
         {"schema": {"departed": "timestamptz", "kafka_offset": "long"}},
