@@ -35,6 +35,16 @@ from frazil.dev.kafka import EmbeddedKafka
 
 USER, PASSWORD = "reader", "reader-password"
 _MODULES = "org.apache.kafka.common.security"
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    key_cert_sign=True,
+    **dict.fromkeys(
+        (
+            *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+            *("crl_sign", "encipher_only", "decipher_only"),
+        ),
+        False,
+    ),
+)
 _PROTOCOLS = {
     "SASL": "SASL_PLAINTEXT",
     "SASLTLS": "SASL_SSL",
@@ -45,11 +55,14 @@ _PROTOCOLS = {
 
 
 class Authority:
-    """A certificate authority, and the certificates that it has signed, as PEM files in one folder."""
+    """A certificate authority, and the certificates that it has signed, as PEM files in one folder.
 
-    def __init__(self, folder: Path) -> None:
+    With `strict=False`, they have none of the extensions that Python 3.13 requires.
+    """
+
+    def __init__(self, folder: Path, *, strict: bool = True) -> None:
         folder.mkdir(parents=True)
-        self._folder = folder
+        self._folder, self._strict = folder, strict
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _named("authority")
         self.certificate = folder / "authority.pem"
@@ -70,6 +83,12 @@ class Authority:
         builder = x509.CertificateBuilder(self._name, subject, key.public_key(), x509.random_serial_number())
         builder = builder.not_valid_before(now - timedelta(days=3)).not_valid_after(now + timedelta(days=valid_days))
         builder = builder.add_extension(x509.BasicConstraints(ca=host is None, path_length=None), critical=True)
+        if self._strict:
+            keys = x509.SubjectKeyIdentifier.from_public_key, x509.AuthorityKeyIdentifier.from_issuer_public_key
+            for identifier, of_key in zip(keys, (key, self._key), strict=True):
+                builder = builder.add_extension(identifier(of_key.public_key()), critical=False)
+            if host is None:
+                builder = builder.add_extension(_SIGNS_CERTIFICATES, critical=True)
         if host is not None:
             of_host = x509.IPAddress(ip_address(host)) if host[0].isdigit() else x509.DNSName(host)
             builder = builder.add_extension(x509.SubjectAlternativeName([of_host]), critical=False)

@@ -54,6 +54,13 @@ def test_the_services_of_compose_use_what_is_there(compose: dict[str, Any]) -> N
             assert config["source"] in compose["configs"], name
 
 
+def test_the_object_store_of_compose_has_volumes_for_its_buckets_on_any_disk(compose: dict[str, Any]) -> None:
+    embedded = (CHECKOUT / "include/frazil/dev/object_store.py").read_text()
+    sizes = [option for option in compose["services"]["object-store"]["command"] if "olume" in option]
+    assert {option.partition("=")[0] for option in sizes} == {"-master.volumeSizeLimitMB", "-volume.max"}
+    assert all(f'"{option}"' in embedded for option in sizes)
+
+
 def test_compose_has_each_component_and_a_triggerer_for_each_queue(compose: dict[str, Any]) -> None:
     airflow = [s["command"] for s in compose["services"].values() if s.get("command", [""])[0] == "airflow"]
     assert {command[1] for command in airflow} == COMPONENTS

@@ -124,8 +124,8 @@ def _run_actions(found: MaintainedTable, actions: Iterable[Action], *, as_json: 
 
 def find_first_cause(log: str) -> str | None:
     """Return the root cause of the first error whose Java stack trace is in a log; None without one."""
-    trace = re.search(r"(?:^(?:\tat |Caused by: |\t\.\.\. ).*\n?)+", log, re.MULTILINE)
-    cause = find_root_cause(trace[0]) if trace else None
+    trace = re.search(r"(^[\w.$]+: .*\n)?(?:^(?:\tat |Caused by: |\t\.\.\. ).*\n?)+", log, re.MULTILINE)
+    cause = (find_root_cause(trace[0]) or (trace[1] or "").strip()) if trace else None
     return cause.rstrip(".") if cause else None
 
 

@@ -93,7 +93,10 @@ def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
     url = make_url(uri)
     common = {"type": "jdbc", "jdbc.schema-version": "V1"}  # the schema that PyIceberg creates, with views
     if url.get_backend_name() == "sqlite":
-        return common | {"uri": f"jdbc:sqlite:{url.database}?busy_timeout={SQLITE_BUSY_MS}"}
+        # Iceberg 1.10 never closes the query that looks for its tables. SQLite would keep that query's snapshot: Spark
+        # would see no later commits, and could not commit after one. PyIceberg has already created the tables.
+        own = {"jdbc.init-catalog-tables": "false"}
+        return common | own | {"uri": f"jdbc:sqlite:{url.database}?busy_timeout={SQLITE_BUSY_MS}"}
     if url.get_backend_name() != "postgresql":
         raise SpecError(
             f"the catalog {name!r} is in {url.get_backend_name()}, which frazil cannot open from Spark: use PostgreSQL "

@@ -134,3 +134,5 @@ def test_the_first_error_in_the_log_is_reported_by_its_root_cause():
     )
     assert find_first_cause(log) == "java.io.IOException: no space"
     assert find_first_cause("WARN nothing\n") is None
+    alone = "WARN Reader: failed\njava.lang.RuntimeException: corrupted file: -5\n\tat a.B.c(B.java:1)\nWARN on\n"
+    assert find_first_cause(alone) == "java.lang.RuntimeException: corrupted file: -5", "an error without a cause"

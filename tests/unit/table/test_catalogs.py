@@ -295,6 +295,7 @@ def test_spark_opens_the_embedded_catalog_by_the_same_file(unconfigured: Path) -
         "spark.sql.catalog.default.type": "jdbc",
         "spark.sql.catalog.default.uri": f"jdbc:sqlite:{unconfigured}/catalog.db?busy_timeout=30000",
         "spark.sql.catalog.default.jdbc.schema-version": "V1",
+        "spark.sql.catalog.default.jdbc.init-catalog-tables": "false",
         "spark.sql.catalog.default.warehouse": f"file://{unconfigured}/warehouse",
     }
 

@@ -409,6 +409,7 @@ def as_lines(texts: pa.Array) -> BinaryColumn:
 def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
     """Return a column's declared default, or else the table's, as an array of one. Raises SpecError if invalid."""
     from frazil.ingest.formats.json.decoder import JsonDecoder
+    from frazil.ingest.formats.json.text import MAX_DEPTH
     from frazil.ingest.variants import VariantEncoder
 
     reading = ColumnSource.of(unit)
@@ -423,7 +424,8 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
     try:
         json.loads(text)
     except RecursionError:
-        raise SpecError(f"schema.{field.name}.default: the JSON is nested too deeply") from None
+        problem = f"objects and arrays are nested more than {MAX_DEPTH} deep"
+        raise SpecError(f"schema.{field.name}.default: {problem}") from None
     except ValueError:
         raise SpecError(
             f"schema.{field.name}.default: {default!r} is not JSON; write JSON, such as '{{}}' or "
