@@ -18,7 +18,7 @@ from frazil.cli.output import echo
 from frazil.errors import SpecError
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import FORMATS
-from frazil.spec.load import find_file_of_key, list_stream_files, load_stream
+from frazil.spec.load import list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import find_warnings
 from frazil.spec.sql_error import SqlError
@@ -127,7 +127,7 @@ def _find_problems(path: Path, spec: StreamSpec) -> Iterator[str]:
     try:
         _transform_columns(spec)
     except SqlError as error:
-        yield error.describe_in(find_file_of_key("transform", path))
+        yield error.describe_in(path)
     except SpecError as error:
         yield from (f"{path}: {line}" for line in str(error).splitlines())
     yield from (f"{path}: {problem}" for problem in _find_other_problems(spec))

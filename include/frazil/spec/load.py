@@ -44,11 +44,10 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
     try:
         return StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
     except ValidationError as error:
-        raise SpecError(describe(error, declared, path, lambda key: find_file_of_key(key, path))) from None
+        raise SpecError(describe(error, declared, path, lambda key: _find_file_of_key(key, path))) from None
 
 
-def find_file_of_key(key: str, path: Path) -> Path:
-    """Return the file that sets a dotted key of a stream: its own, or the defaults of its folder."""
+def _find_file_of_key(key: str, path: Path) -> Path:
     with suppress(SpecError):
         if _has_key(read_defaults(path.parent), key) and not _has_key(read_mapping(path), key):
             return path.parent / DEFAULTS_FILE
