@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from frazil.ingest.compiled import memcpy, memmove
+from frazil.ingest.compiled import load64, load_big_endian, memcpy, memmove, store64
 from frazil.ingest.formats.json.nodes import Numbers
-from frazil.ingest.formats.json.scalars import parse_decimal, parse_double, parse_integer
+from frazil.ingest.formats.json.scalars import parse_decimal, parse_double
 from frazil.ingest.formats.json.scan import (
     NO,
     Octets,
@@ -30,6 +30,8 @@ _NULL, _TRUE, _FALSE, _INT8, _DOUBLE, _DECIMAL4, _LONG_TEXT = 0, 1, 2, 3, 7, 8, 
 """Ids of primitive types. The types of 16, 32 and 64 bits follow INT8, those of 8 and 16 bytes DECIMAL4."""
 _MAX_SHORT_TEXT = 63
 MAX_DIGITS = 38
+_MULTIPLIER, _ALL = np.uint64(0x9E3779B97F4A7C15), np.uint64(2**64 - 1)
+_32, _40 = np.uint64(32), np.uint64(40)
 
 
 class Scratch(NamedTuple):
@@ -121,14 +123,14 @@ def _add_entry(b: Octets, p: int, end: int, bracket: int, at: int, used: int, ke
     if escaped:
         length = unescape(b, p + 1, stop, s.names, start) - start
     else:
-        for q in range(length):
-            s.names[start + q] = b[p + 1 + q]
+        memcpy(np.int64(s.names.ctypes.data) + start, np.int64(b.ctypes.data) + p + 1, length)
     # The hash begins with an address, which no producer knows, so none can choose keys that collide.
     value = np.uint64(length) ^ np.uint64(s.names.ctypes.data)
-    for q in range(start, start + length):
-        value = (value ^ np.uint64(s.names[q])) * np.uint64(0x100000001B3)
+    for q in range(0, length, 8):
+        value = (value ^ _word(s, start + q, length - q)) * _MULTIPLIER
+        value ^= value >> _32
     mask = len(s.slots) - 1
-    slot = np.int64(value >> np.uint64(40)) & mask  # lower bits are almost equal if only the last bytes differ
+    slot = np.int64(value * _MULTIPLIER >> _40) & mask
     while s.slots[slot] >= 0 and _compare(s, s.slots[slot], start, length) != 0:
         slot = (slot + 1) & mask
     if s.slots[slot] < 0:
@@ -142,12 +144,20 @@ def _add_entry(b: Octets, p: int, end: int, bracket: int, at: int, used: int, ke
 
 
 @loop
+def _word(s: Scratch, at: int, left: int) -> np.uint64:
+    """Return eight bytes of `names`, or fewer with zeros after them, as a number that is ordered like the bytes."""
+    word = load_big_endian(np.int64(s.names.ctypes.data) + at)
+    return word if left >= 8 else word & _ALL << np.uint64(64 - 8 * left)
+
+
+@loop
 def _compare(s: Scratch, key: int, start: int, length: int) -> int:
     """Compare a key with `length` bytes of `names` at `start`, by unsigned bytes: negative, 0 or positive."""
     begin, size = s.ends[key], s.ends[key + 1] - s.ends[key]
-    for q in range(min(size, length)):
-        if s.names[begin + q] != s.names[start + q]:
-            return np.int64(s.names[begin + q]) - np.int64(s.names[start + q])  # type: ignore[return-value]
+    for q in range(0, min(size, length), 8):
+        one, other = _word(s, begin + q, size - q), _word(s, start + q, length - q)
+        if one != other:
+            return -1 if one < other else 1
     return size - length  # type: ignore[no-any-return]
 
 
@@ -163,45 +173,50 @@ def _write_text(b: Octets, p: int, end: int, escaped: bool, to: Octets, at: int)
         to[at] = (after - start) << 2 | 1
     else:
         to[at] = _LONG_TEXT << 2
-        _write_integer(to, at + 1, after - start, 4)
+        address = np.int64(to.ctypes.data) + at + 1
+        store64(address, load64(address) >> 32 << 32 | after - start)
     return after
 
 
 @loop
 def _write_integer(to: Octets, at: int, value: int, width: int) -> int:
-    for q in range(width):
-        to[at + q] = value >> 8 * q & 0xFF
+    store64(np.int64(to.ctypes.data) + at, value)
     return at + width
 
 
 @loop
 def _write_number(b: Octets, p: int, to: Octets, at: int) -> tuple[int, int]:
     """Write an integer of up to 64 bits, a decimal of up to 38 digits, or else the nearest double."""
-    end, value = parse_integer(b, p)
-    if end >= 0 and b[end] != 46 and b[end] | 32 != 101:
-        size = 0
-        while size < 3 and not -(1 << (8 << size) - 1) <= value < 1 << (8 << size) - 1:
-            size += 1
-        to[at] = (_INT8 + size) << 2
-        return end, _write_integer(to, at + 1, value, 1 << size)
-    scale, digits, q = 0, 0, p + (b[p] == 45)
-    fraction = False
-    while is_digit(b[q]) or (b[q] == 46 and not fraction):
-        if b[q] == 46:
-            fraction = True
-        else:
-            scale += fraction
-            digits += digits != 0 or b[q] != 48
+    negative = b[p] == 45
+    first = q = p + negative
+    value = 0
+    while is_digit(b[q]):
+        value = value * 10 + (b[q] - 48)
         q += 1
-    if digits <= MAX_DIGITS and scale <= MAX_DIGITS and b[q] | 32 != 101 and q > p + (b[p] == 45):
-        end, high, low = parse_decimal(b, p, MAX_DIGITS, scale, False)
-        if end >= 0:
-            widest = max(digits, scale)
-            size = 0 if widest <= 9 else 1 if widest <= 18 else 2
-            to[at] = (_DECIMAL4 + size) << 2
-            to[at + 1] = scale
-            at = _write_integer(to, at + 2, np.int64(low), min(8, 4 << size))  # type: ignore[arg-type]
-            return end, _write_integer(to, at, np.int64(high), 8) if size == 2 else at  # type: ignore[arg-type]
+    point = q
+    if b[q] == 46:
+        q += 1
+        while is_digit(b[q]):
+            value = value * 10 + (b[q] - 48)
+            q += 1
+    zero, scale = b[first] == 48, max(0, q - point - 1)
+    digits = q - first - (q > point) - zero
+    is_number = point == first + 1 or (point > first and not zero)
+    if is_number and q != point + 1 and b[q] | 32 != 101 and max(digits, scale) <= MAX_DIGITS:
+        low = -value if negative else value
+        high, is_exact = low >> 63, digits < 20 and (value >= 0 or (negative and value == low))  # else it overflowed
+        if is_exact and q == point:
+            size = (low ^ high >= 1 << 7) + (low ^ high >= 1 << 15) + (low ^ high >= 1 << 31)
+            to[at] = (_INT8 + size) << 2
+            return q, _write_integer(to, at + 1, low, 1 << size)
+        if not is_exact:
+            _, upper, lower = parse_decimal(b, p, MAX_DIGITS, scale, False)
+            high, low = np.int64(upper), np.int64(lower)  # type: ignore[assignment]
+        size = (max(digits, scale) > 9) + (max(digits, scale) > 18)
+        to[at] = (_DECIMAL4 + size) << 2
+        to[at + 1] = scale
+        at = _write_integer(to, at + 2, low, min(8, 4 << size))
+        return q, _write_integer(to, at, high, 8) if size == 2 else at
     end, real = parse_double(b, p)
     if end < 0:
         return UNCERTAIN if number_end(b, p) >= q else INVALID, at
@@ -247,6 +262,7 @@ def _close(to: Octets, start: int, at: int, is_object: bool, first: int, used: i
     header = 1 + (4 if large else 1) + count * id_width + (count + 1) * width
     address = np.int64(to.ctypes.data) + start
     memmove(address + header, address, size)
+    first_bytes = load64(address + header)
     if is_object:
         to[start] = (64 if large else 0) | (id_width - 1) << 4 | (width - 1) << 2 | 2
     else:
@@ -258,6 +274,7 @@ def _close(to: Octets, start: int, at: int, is_object: bool, first: int, used: i
     for i in range(first, used):
         p = _write_integer(to, p, s.entries[2 * i + 1] - start, width)
     _write_integer(to, p, size, width)
+    store64(address + header, first_bytes)
     return at + header
 
 
@@ -269,8 +286,7 @@ def _write_metadata(to: Octets, at: int, keys: int, s: Scratch) -> int:
     p = _write_integer(to, at + 1, keys, width)
     for k in range(keys + 1):
         p = _write_integer(to, p, s.ends[k], width)
-    for q in range(size):
-        to[p + q] = s.names[q]
+    memcpy(np.int64(to.ctypes.data) + p, np.int64(s.names.ctypes.data), size)
     return p + size  # type: ignore[no-any-return]
 
 
