@@ -21,6 +21,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import BinaryType, LongType, NestedField, StructType, TimestamptzType
 from pyspark.sql.types import VariantVal
 
+from frazil.errors import SchemaIncompatible
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, TargetTable
 from frazil.ingest.decode import DecodedChunk
@@ -291,6 +292,13 @@ def test_only_the_column_is_annotated_and_not_its_namesakes(field_id: int, requi
         f"  {kind} group field_id={field_id} v (Variant(1)) {{",
         f"  optional group field_id=2 {'é' * 70} (Variant(1)) {{",
     ]
+
+
+def test_no_file_is_written_for_a_table_that_got_a_variant_inside_a_struct_after_it_was_opened() -> None:
+    inner = StructType(NestedField(4, "v", VariantType(), required=False))
+    schema = Schema(*SCHEMA.fields, NestedField(3, "s", inner, required=False))
+    with pytest.raises(SchemaIncompatible, match=r"s\.v is a variant inside another type"):
+        FileLayout.of(target(schema), "main")
 
 
 @pytest.mark.parametrize("keeps_json", [False, True])
