@@ -213,6 +213,19 @@ def assert_same(found: Any, value: Any) -> None:
         assert (float(found) if isinstance(value, float) else found) == value
 
 
+KEYED = st.recursive(st.integers(0, 9), lambda inner: st.dictionaries(st.sampled_from("abcd"), inner), max_leaves=6)
+BROKEN = st.sampled_from(['{"b": 1, "a": {"c": 2}, "a": 3}', '{"a": {"b": 1}, "c" 1}', '{"\\u0061": 1, "b": 2}'])
+
+
+@given(st.lists(KEYED.map(json.dumps) | BROKEN, max_size=6))
+@example(['{"c": 1, "b": {"a": 2, "d": 3}}', '{"c": 1, "b": {"d": 2}, "a": 3}', '{"d": 1, "b": {"a": 2, "c": 3}}'])
+def test_the_texts_before_do_not_change_a_variant(texts: list[str]) -> None:
+    """The encoder expects the keys of the text before."""
+    twice = texts * 2
+    alone = [encode([text])[0]["v"][0].as_py() for text in twice]
+    assert encode([*twice])[0]["v"].to_pylist() == alone
+
+
 @given(st.text(alphabet='[]{}",:\\u0aé1.-eE tfn', max_size=12))
 def test_what_is_not_json_is_an_error(text: str) -> None:
     try:
