@@ -40,6 +40,8 @@ MODES: dict[str, dict[str, Any]] = {
         "WHERE raw IS DISTINCT FROM 'true'"
     },
     "evolution": {"evolution": "additive"},
+    "upsert": {"mode": "upsert", "key": "id"},
+    "merge-on-read": {"mode": "upsert", "key": "id", "merge": "merge-on-read"},
 }
 
 
@@ -51,6 +53,10 @@ class Life:
         self.expected: dict[int, tuple[Any, Any]] = {}
         self.made = self.sent = 0
 
+    @property
+    def merges(self) -> bool:
+        return "mode" in MODES[self.mode]
+
     def declare(self, **more: Any) -> None:
         self.stream.declare("")
         path = self.stream.streams / f"{self.stream.name}.yaml"
@@ -59,7 +65,7 @@ class Life:
         declared["schema"] |= {"raw": "variant", "other": "variant"}
         declared["table"] = {"identifier": declared["table"], "properties": {"format-version": 3}}
         declared["maintenance"] = {"compaction": {"min-files": 2}, "expiry": {"keep": "1ms", "at-least": 1}}
-        if self.mode == "dedupe":
+        if self.mode == "dedupe" or self.merges:
             declared["schema"]["id"] += " not null"
         if self.mode == "transform":
             strings = {"raw": {"type": "string", "as": "json"}, "other": "string"}
@@ -68,11 +74,19 @@ class Life:
         path.write_text(yaml.safe_dump(declared).replace("NAME", self.stream.name))
 
     def send(self, count: int, *, lands: bool = True, **more: Any) -> list[dict[str, Any]]:
-        """Send records, each twice if the stream drops repeats. Return them with their coordinates."""
+        """Send records, and return them with their coordinates.
+
+        Each is sent twice if the stream drops repeats. If it merges, an update of the first row comes before each.
+        """
         sent = []
         for number in range(self.made, self.made + count):
             value = {"id": number, "at": f"2024-01-01T00:00:{number:02d}Z", "note": "ab"[number % 2]}
             value |= {"raw": VALUES[number % len(VALUES)], "more": number, "odd.name": [number], **more}
+            if self.merges:
+                update = {**value, "id": 0, "raw": {"update": number}}
+                self.stream.produce([json.dumps(update).encode()])
+                self.sent += 1
+                self.expect(update)
             place = {"kafka_topic": self.stream.topic, "kafka_partition": 0, "kafka_offset": self.sent}
             sent.append({**value, **place})
             times = 1 + (self.mode == "dedupe")

@@ -6,8 +6,9 @@ import dataclasses
 import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +26,7 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.home import make_folder, run_folder
 from frazil.ingest.contract import Destinations, OffsetRange, StageContext, StageResult, StageTask, Target
 from frazil.ingest.decode import DecodedChunk, bisect_failures
+from frazil.ingest.isolate import IsolatedDecoder
 from frazil.ingest.readers import open_reader
 from frazil.ingest.stage import stage
 from frazil.ingest.target_decoders import open_decoder
@@ -77,7 +79,8 @@ class SourceRecords:
         context = dataclasses.replace(base, targets=targets, existing_dead_letters=existing)
         rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
         tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
-        return [stage(context, task, attempt=0) for task in tasks], context
+        # A transform is evaluated in a child process, because its memory limit may abort the process that reads.
+        return [stage(context, task, attempt=int(self.spec.transform is not None)) for task in tasks], context
 
 
 def records_by_table(
@@ -155,8 +158,8 @@ def dropped_offsets(spec: StreamSpec, tables: StreamTables, ranges: Mapping[Topi
     dropped = defaultdict[TopicPartition, BitMap64](BitMap64)
     if not wanted:
         return dropped
-    decode = open_decoder(context, context.main.schema)
-    with open_reader(context, StageTask(0, wanted)) as reader:
+    make = partial(open_decoder, context, context.main.schema)
+    with open_reader(context, StageTask(0, wanted)) as reader, closing(IsolatedDecoder(make)) as decode:
         for chunk in reader:
             tried = bisect_failures(len(chunk), lambda start, end: decode(chunk.slice(start, end)))  # noqa: B023 - called here
             # A record that raises is a dead letter.

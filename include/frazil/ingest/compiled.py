@@ -259,11 +259,25 @@ def load64(_: Any, address: types.Integer) -> Any:
     return types.int64(types.int64), _load(64)
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def load_big_endian(_: Any, address: types.Integer) -> Any:
+    return types.uint64(types.int64), lambda *call: call[1].bswap(_load(64)(*call))
+
+
 def _load(bits: int) -> Any:
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], ir.IntType(bits).as_pointer()), align=1)
 
     return generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store64(_: Any, address: types.Integer, value: types.Integer) -> Any:
+    def generate(context: Any, builder: Any, __: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]

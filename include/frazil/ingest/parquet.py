@@ -37,7 +37,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of s
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
-from frazil.spec.iceberg import variant_columns
+from frazil.spec.iceberg import check_variants, variant_columns
 
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""
@@ -188,6 +188,7 @@ def _parse(
 ) -> FileLayout:
     """Parse a table's schema, partition spec, sort order and properties. Cached for the table's next batches."""
     schema, spec = parse_schema(texts[0]), PartitionSpec.model_validate_json(texts[1])
+    check_variants(schema)  # another program may have added one since the table was opened
     properties = dict(all_properties)
     version = properties.get(ENCODINGS_PROPERTY, "v1")
     if version not in ("v1", "v2"):

@@ -60,7 +60,9 @@ class Shaper:
         """`decode` is a `RecordDecoder`, or runs one in another process. `keeps_json` keeps variants as text."""
         self._decode = decode
         self._protect = protect
-        self._transforms = context.transform is not None
+        self._transforms, changes = context.transform is not None, context.changes
+        # Rows of files have no raw values, and none of them is a tombstone.
+        self._changes = ChangeReader(dataclasses.replace(changes, tombstones=False)) if changes else None
         from_keys = context.key_columns is not None and context.is_in_topic_format and not self._transforms
         self._key_columns = context.key_columns.columns if context.key_columns and from_keys else ()
         unnests = context.transform is not None and bool(context.transform.unnested)
@@ -114,7 +116,8 @@ class Shaper:
                     "or may not be protected already. Backfill from Kafka, or from JSON lines"
                 )
             if not self._transforms:
-                return DecodedChunk(chunk.rows, np.arange(len(chunk)))
+                rows = DecodedChunk(chunk.rows, np.arange(len(chunk)))
+                return self._changes(rows, chunk) if self._changes else rows
         decoded = self._decode(chunk)
         if self._protect and decoded.drift.names:  # a field's name may contain a sensitive value
             decoded = dataclasses.replace(decoded, drift=dataclasses.replace(decoded.drift, names=()))

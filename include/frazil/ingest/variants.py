@@ -95,6 +95,10 @@ def create_scratch(longest: int) -> loops.Scratch:
         ends=np.zeros(values, np.int64),
         slots=np.full(1 << max(6, values.bit_length()), NO, np.int64),
         places=np.zeros(values, np.int64),
+        trace=np.zeros(values, np.int64),
+        shapes=np.zeros(values, np.int64),
+        orders=np.zeros(values, np.int64),
+        track=np.zeros(5, np.int64),
         opened=np.zeros(3 * MAX_DEPTH, np.int64),
         entries=np.zeros(2 * (values + MAX_DEPTH), np.int64),
     )

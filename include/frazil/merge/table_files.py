@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ def nullable_arrow_schema(schema: Schema) -> pa.Schema:
     return variant_groups_schema(nullable, variant_columns(schema))
 
 
-@dataclass(slots=True)
+@dataclass
 class DataFileReader:
     """An open data file. Columns are found by field id."""
 
@@ -162,7 +163,7 @@ class DataFileReader:
 
     def row_groups(self, schema: Schema, wanted: Sequence[int] | None = None) -> Iterator[tuple[int, pa.Table]]:
         """Yield the first position and the rows of each row group; with `wanted`, only of these row groups."""
-        physical, expected = self._file_schema(), nullable_arrow_schema(schema)
+        physical, expected = self._schema, nullable_arrow_schema(schema)
         # Like PyIceberg's own scan, this selects a list or a map by its elements.
         ids = {i for i in schema.field_ids if not isinstance(schema.find_type(i), ListType | MapType)}
         there = prune_columns(physical, ids & physical.field_ids, select_full_types=False)
@@ -194,7 +195,7 @@ class DataFileReader:
 
     def may_hold(self, schema: Schema, bounds: ColumnBounds) -> list[int]:
         """Return the indexes of the row groups that may have rows within these bounds."""
-        there, metadata = self._file_schema(), self.file.metadata
+        there, metadata = self._schema, self.file.metadata
         names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
         places = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
 
@@ -236,7 +237,8 @@ class DataFileReader:
                     "system.rewrite_data_files(table => '…', options => map('rewrite-all', 'true'))"
                 )
 
-    def _file_schema(self) -> Schema:
+    @cached_property
+    def _schema(self) -> Schema:
         text = self.reader.properties.get("schema.name-mapping.default")
         mapping = parse_mapping_from_json(text) if text else None
         return pyarrow_to_schema(self.file.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)

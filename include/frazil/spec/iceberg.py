@@ -258,13 +258,15 @@ def find_names_in_rows(
 
 
 def variant_columns(schema: Schema) -> tuple[str, ...]:
-    """Return the columns that are variants. Raises SchemaIncompatible for a variant inside another type."""
-    found = tuple(field.name for field in schema.fields if isinstance(field.field_type, VariantType))
-    every = [i for i in schema.field_ids if isinstance(schema.find_type(i), VariantType)]
-    if len(every) > len(found):
-        nested = min(set(every) - {field.field_id for field in schema.fields})
-        raise SchemaIncompatible(
-            f"the column {schema.find_column_name(nested)} is a variant inside another type, which frazil cannot "
-            "write. Drop the column, or make the whole column a variant"
-        )
-    return found
+    return tuple(field.name for field in schema.fields if isinstance(field.field_type, VariantType))
+
+
+def check_variants(schema: Schema) -> None:
+    """Raise SchemaIncompatible for a variant inside another type."""
+    columns = {field.field_id for field in schema.fields}
+    for i in sorted(schema.field_ids - columns):
+        if isinstance(schema.find_type(i), VariantType):
+            raise SchemaIncompatible(
+                f"the column {schema.find_column_name(i)} is a variant inside another type, which frazil cannot "
+                "write. Drop the column, or make the whole column a variant"
+            )

@@ -164,9 +164,6 @@ def _check_variants(spec: StreamSpec) -> Iterator[Problem]:
         if column.type == "variant" and spec.table.properties.get("format-version") != "3":
             what = "needs format version 3; set table.properties.format-version: 3, or write {type: string, as: json}"
             yield Problem(f"schema.{column.name}", "variant", what)
-        if column.type == "variant" and spec.mode == "upsert":
-            what = "cannot be used with mode: upsert, because PyIceberg 0.12 cannot read the column back to merge rows"
-            yield Problem(f"schema.{column.name}", "variant", f"{what}; write {{type: string, as: json}}")
 
 
 def _check_rest(spec: StreamSpec) -> Iterator[Problem]:

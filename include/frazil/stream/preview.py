@@ -75,19 +75,20 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
         divide = RowDivider(to, ranges, quote=quote)
     found: list[PreviewedRecord] = []
     with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
-        for chunk in reader:
+        chunks = [*reader]  # a transform's memory limit may abort a process that still reads
+    for chunk in chunks:
 
-            def attempt(start: int, end: int, chunk: RecordChunk = chunk) -> list[PreviewedRecord]:
-                return [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect, divide)]
+        def attempt(start: int, end: int, chunk: RecordChunk = chunk) -> list[PreviewedRecord]:
+            return [*_preview_chunk(chunk.slice(start, end), shape, ranges, protect, divide)]
 
-            for start, _, tried in bisect_failures(len(chunk), attempt):
-                if isinstance(tried, Exception):
-                    of, cause = ranges[chunk.range_index[start]], to_safe_error(tried, context)
-                    error = f"{UNWRITABLE}: {type(cause).__name__}: {cause}"
-                    where = (of.topic, of.partition, int(chunk.offsets[start]))
-                    found.append(PreviewedRecord(*where, "dead letter", error=error))
-                else:
-                    found += tried
+        for start, _, tried in bisect_failures(len(chunk), attempt):
+            if isinstance(tried, Exception):
+                of, cause = ranges[chunk.range_index[start]], to_safe_error(tried, context)
+                error = f"{UNWRITABLE}: {type(cause).__name__}: {cause}"
+                where = (of.topic, of.partition, int(chunk.offsets[start]))
+                found.append(PreviewedRecord(*where, "dead letter", error=error))
+            else:
+                found += tried
     own = {MAIN: spec.table.identifier}
     found = [dataclasses.replace(one, tables=tuple(own.get(name, name) for name in one.tables)) for one in found]
     return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]

@@ -17,7 +17,7 @@ from sqlalchemy.exc import IntegrityError
 
 from frazil.errors import SchemaIncompatible, TableLost, restart_hint
 from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
-from frazil.spec.iceberg import parse_former_columns, variant_columns
+from frazil.spec.iceberg import check_variants, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import (
@@ -164,7 +164,7 @@ def _check_writable(table: Table) -> None:
             f"{' and '.join(map(str, WRITTEN_VERSIONS))}: {upgrade if version < 2 else 'write to a new table'}"
         )
     try:
-        variant_columns(table.schema())
+        check_variants(table.schema())
     except SchemaIncompatible as error:
         raise SchemaIncompatible(f"{table_identifier(table)}: {error}") from None
 

@@ -283,7 +283,6 @@ def test_a_variant_has_the_text_of_a_string_as_json(form: str) -> None:
         ({"x": "variant"}, {}, "schema.x: 'variant' needs format version 3; set table.properties.format-version: 3"),
         ({"x": {"type": "variant", "as": "json"}}, {}, "schema.x.as: 'json' is not needed for a variant"),
         ({"x": "variant"}, {"form": "csv"}, "schema.x: 'variant' needs fields with types, but source.format is csv"),
-        ({"x": "variant"}, {"mode": "upsert", "key": "id"}, "schema.x: 'variant' cannot be used with mode: upsert"),
         (
             {"x": "variant not null"},
             {"dedupe": {"key": "x", "within": "1h"}},

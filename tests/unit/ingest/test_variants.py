@@ -21,6 +21,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import BinaryType, LongType, NestedField, StructType, TimestamptzType
 from pyspark.sql.types import VariantVal
 
+from frazil.errors import SchemaIncompatible
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, TargetTable
 from frazil.ingest.decode import DecodedChunk
@@ -212,6 +213,19 @@ def assert_same(found: Any, value: Any) -> None:
         assert (float(found) if isinstance(value, float) else found) == value
 
 
+KEYED = st.recursive(st.integers(0, 9), lambda inner: st.dictionaries(st.sampled_from("abcd"), inner), max_leaves=6)
+BROKEN = st.sampled_from(['{"b": 1, "a": {"c": 2}, "a": 3}', '{"a": {"b": 1}, "c" 1}', '{"\\u0061": 1, "b": 2}'])
+
+
+@given(st.lists(KEYED.map(json.dumps) | BROKEN, max_size=6))
+@example(['{"c": 1, "b": {"a": 2, "d": 3}}', '{"c": 1, "b": {"d": 2}, "a": 3}', '{"d": 1, "b": {"a": 2, "c": 3}}'])
+def test_the_texts_before_do_not_change_a_variant(texts: list[str]) -> None:
+    """The encoder expects the keys of the text before."""
+    twice = texts * 2
+    alone = [encode([text])[0]["v"][0].as_py() for text in twice]
+    assert encode([*twice])[0]["v"].to_pylist() == alone
+
+
 @given(st.text(alphabet='[]{}",:\\u0aé1.-eE tfn', max_size=12))
 def test_what_is_not_json_is_an_error(text: str) -> None:
     try:
@@ -291,6 +305,13 @@ def test_only_the_column_is_annotated_and_not_its_namesakes(field_id: int, requi
         f"  {kind} group field_id={field_id} v (Variant(1)) {{",
         f"  optional group field_id=2 {'é' * 70} (Variant(1)) {{",
     ]
+
+
+def test_no_file_is_written_for_a_table_that_got_a_variant_inside_a_struct_after_it_was_opened() -> None:
+    inner = StructType(NestedField(4, "v", VariantType(), required=False))
+    schema = Schema(*SCHEMA.fields, NestedField(3, "s", inner, required=False))
+    with pytest.raises(SchemaIncompatible, match=r"s\.v is a variant inside another type"):
+        FileLayout.of(target(schema), "main")
 
 
 @pytest.mark.parametrize("keeps_json", [False, True])

@@ -13,7 +13,8 @@ from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.types import BinaryType, IcebergType, LongType, NestedField, StructType
 
 from frazil.errors import SchemaIncompatible
-from frazil.merge.contract import MergeRules, TableFile
+from frazil.ingest.changes import OMITTED_COLUMNS
+from frazil.merge.contract import MergeRules, RowRemoval, TableFile
 from frazil.merge.table_files import TableFileReader, rewrite_files
 from frazil.merge.task import files_to_rewrite
 from frazil.pyiceberg_fixes import VariantType
@@ -48,6 +49,12 @@ def test_small_files_join_what_is_written_once_there_are_four() -> None:
     assert files_to_rewrite("auto", {}, small, new_rows=10) == {"0", "1", "2", "3"}
     assert files_to_rewrite("auto", {}, small[:3], new_rows=10) == set()
     assert files_to_rewrite("auto", {}, [*small[:3], made(100 * MIB, name="large")], new_rows=10) == set()
+
+
+@pytest.mark.parametrize(("leave", "joined"), [(300, {"0", "1", "2", "3"}), (900, set())])
+def test_the_more_rows_a_rewritten_file_keeps_the_larger_are_the_files_that_join_it(leave: int, joined: set[str]) -> None:
+    rewritten, others = made(MIB), [made(MIB, name=str(n)) for n in range(4)]
+    assert files_to_rewrite("auto", {rewritten: leave}, [rewritten, *others], new_rows=1) == {"a", *joined}
 
 
 PARTS = {"metadata": b"\x01\x00\x00", "value": b"\x0c\x07"}
@@ -88,6 +95,21 @@ def test_a_shredded_variant_is_refused_because_a_copy_would_lose_its_typed_value
     assert TableFileReader(load_file_io({}), {}).read_rows(file.path, table.schema.select("n")).to_pylist() == [
         {"n": 1}
     ]
+
+
+@pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
+def test_a_change_writes_its_own_variant_and_other_rows_keep_their_bytes(tmp_path: Path, how: RowRemoval) -> None:
+    schema = table_of(tmp_path, LongType(), VariantType()).schema
+    table = MadeTable(tmp_path, schema, MergeRules(("n",), how=how))
+    odd = {"metadata": b"\x01\x02\x00\x01\x02ba", "value": b"\x00"}  # null, with keys that frazil would not write
+    eight = {**PARTS, "value": b"\x0c\x08"}
+    table.land([{"n": n, "v": v} for n, v in enumerate([PARTS, odd, None, odd, PARTS])])
+    left_out = {"n": 3, OMITTED_COLUMNS: [schema.find_field("v").field_id]}
+    changes = [{"n": 0, "v": eight}, {"n": 1, "v": odd}, {"n": 2, "v": PARTS}, left_out, {"n": 4}, {"n": 5, "v": odd}]
+    done = table.merge(table.stage(changes))
+    assert (done.updated, done.unchanged, done.inserted) == (3, 2, 1)
+    found = {row["n"]: row["v"] for row in table.rows()}
+    assert found == {0: eight, 1: odd, 2: PARTS, 3: odd, 4: None, 5: odd}
 
 
 def test_a_struct_with_the_fields_of_a_variant_is_copied_from_a_file_without_field_ids(tmp_path: Path) -> None:

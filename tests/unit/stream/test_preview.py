@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,19 @@ from click.testing import CliRunner
 
 from frazil.cli import records
 from frazil.cli.main import frazil
+from frazil.ingest import transform
 from frazil.ingest.contract import OffsetRange
+from frazil.ingest.transform import limit_memory
 from frazil.stream import preview
 from tests.unit.ingest.test_key_columns import stream as without_transform
 from tests.unit.ingest.test_transform import Reader, stream
+
+
+class ClosableReader(Reader):
+    closed = False
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
 
 
 def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_that_it_would_be(
@@ -20,7 +30,14 @@ def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_tha
 ) -> None:
     spec = stream("SELECT n AS a FROM records WHERE txt LIKE 'a' ESCAPE tags[1]", schema={"a": "long"})
     values = [b'{"txt": "a", "tags": ["x"]}', b'{"txt": "a", "tags": ["too long"]}', b'{"txt": "b", "tags": ["x"]}']
-    monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader(values, 10))
+    reader = ClosableReader(values, 10)
+
+    def limit_memory_of_no_reader(growth: int) -> AbstractContextManager[None]:
+        assert reader.closed, "the limit may abort a process that reads"
+        return limit_memory(growth)
+
+    monkeypatch.setattr(transform, "limit_memory", limit_memory_of_no_reader)
+    monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: reader)
     monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 3)])
     found = preview.preview(spec, limit=3)
     assert [(one.offset, one.outcome) for one in found] == [(0, "row"), (1, "dead letter"), (2, "dropped")]
