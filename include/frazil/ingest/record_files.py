@@ -30,6 +30,7 @@ from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
 from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
+from frazil.ingest.formats.fields import default_of, fill_nulls
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RecordReader
 from frazil.ingest.sealing import Unsealer, header_part, place_of
 from frazil.pyiceberg_fixes import VariantType
@@ -241,7 +242,7 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
         for declared, field in zip(schema.fields, schema_to_pyarrow(schema), strict=True):
             name, kind = field.name, found.get(field.name)
             if kind is None:
-                if declared.required:
+                if declared.required and declared.write_default is None:
                     raise SpecError(
                         f"{path} has no column {name}, which every record needs. The records of backfilled files need "
                         "the table's required columns, and kafka_topic, kafka_partition and kafka_offset"
@@ -257,7 +258,7 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
 
 
 def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
-    """Cast the rows to the schema's columns and types. Missing columns become null.
+    """Cast the rows to the schema's columns and types. Missing columns get the table's default, or null.
 
     Raises SpecError for a null in a required column, and ArrowInvalid for a value that does not fit its type.
     """
@@ -265,7 +266,7 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
     arrays = []
     for declared, field in zip(schema.fields, wanted, strict=True):
         if field.name not in rows.column_names:
-            arrays.append(pa.nulls(len(rows), field.type))
+            arrays.append(fill_nulls(pa.chunked_array([pa.nulls(len(rows), field.type)]), default_of(declared, None)))
             continue
         column = rows[field.name]
         if declared.required and column.null_count:

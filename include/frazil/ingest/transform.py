@@ -25,6 +25,7 @@ from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures
 from frazil.ingest.formats import create_decoder
+from frazil.ingest.formats.fields import default_of, fill_nulls
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields, value_schema
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.sensitive import withheld_paths
@@ -84,6 +85,10 @@ class TransformedDecoder:
         self._decode, self._key_header_reader, self._transform = decode, key_header_reader, transform
         self._columns = schema_to_pyarrow(columns, include_field_ids=True)
         self._made = {column.name for column in transform.columns}
+        self._defaults = {
+            field.name: default_of(field, None) for field in columns.fields if field.name not in self._made
+        }
+        """Values of columns that another program added to the table; None for null."""
         self._withheld = withheld
         self._retained = 0
         """Bytes that DuckDB's allocator has reserved for queries that failed. Later queries use these bytes first."""
@@ -273,8 +278,9 @@ class TransformedDecoder:
         """Return the table's columns, and the error class and text of each row that does not fit."""
         arrays, wrong = [], dict[int, tuple[str, str]]()
         for field in self._columns:
-            if field.name not in self._made:  # a column that another program added to the table
-                arrays.append(pa.nulls(made.num_rows, field.type))
+            if field.name in self._defaults:
+                nulls = pa.chunked_array([pa.nulls(made.num_rows, field.type)])
+                arrays.append(fill_nulls(nulls, self._defaults[field.name]))
                 continue
             values = made.column(field.name)
             if not field.nullable and values.null_count:

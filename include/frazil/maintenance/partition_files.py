@@ -12,7 +12,13 @@ from typing import Any, Literal
 import numpy as np
 from pyiceberg.avro.file import AvroFile
 from pyiceberg.io import FileIO
-from pyiceberg.manifest import DATA_FILE_TYPE, DataFileContent, ManifestContent, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import (
+    MANIFEST_ENTRY_SCHEMAS,
+    DataFileContent,
+    ManifestContent,
+    ManifestEntryStatus,
+    ManifestFile,
+)
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -36,7 +42,8 @@ class _EntryReader:
     """Reads the wanted primitive fields of manifest entries. `at` has each field's index, by id."""
 
     def __init__(self, *wanted: int) -> None:
-        fields = [f for f in DATA_FILE_TYPE[3].fields if f.field_id in wanted or not f.field_type.is_primitive]
+        data_file: Any = MANIFEST_ENTRY_SCHEMAS[3].find_type("data_file")
+        fields = [f for f in data_file.fields if f.field_id in wanted or not f.field_type.is_primitive]
         self.at = {f.field_id: place for place, f in enumerate(fields)}
         self._schema = Schema(
             NestedField(0, "status", IntegerType(), required=True),

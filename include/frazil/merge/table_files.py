@@ -220,7 +220,7 @@ class DataFileReader:
                 values[place] = pa.scalar(value, schema_to_pyarrow(wanted.field_type))
             elif isinstance(wanted.field_type, VariantType) and not wanted.required:
                 values[place] = None
-            elif wanted.required:
+            elif wanted.required and wanted.initial_default is None:
                 raise SchemaIncompatible(
                     f"{self.path} does not have the column {wanted.name}, which the table requires. Another program "
                     "added this file: delete its rows with that program, or write them again with the column"

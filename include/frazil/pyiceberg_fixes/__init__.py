@@ -5,6 +5,9 @@ becomes infinity. Scans, merges and delete files would miss files with such part
 would store the wrong values. `data_files` also patches the values of data files. PyIceberg does not know that -0.0 is
 below 0.0, so readers would skip a manifest with such a partition.
 
+PyIceberg writes manifests whose schema declares the field ids of equality deletes as `long`, not `int`. Strict readers
+refuse these manifests, even without such deletes.
+
 PyIceberg refuses to write metadata of format version 3, and omits `next-row-id` from new metadata. It ignores the
 fields that version 3 adds to manifests and manifest lists. It does not check a snapshot's sequence number. It does not
 know the type `variant`. PyIceberg cannot scan such a column, but can scan the others.
@@ -29,13 +32,21 @@ from pydantic import Field
 from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.reader import DoubleReader
-from pyiceberg.manifest import DataFile, FileFormat, ManifestEntry, ManifestFile, PartitionFieldStats, _ManifestCache
+from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
+    DataFile,
+    FileFormat,
+    ManifestEntry,
+    ManifestFile,
+    PartitionFieldStats,
+    _ManifestCache,
+)
 from pyiceberg.table import delete_file_index
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AddSnapshotUpdate, _apply_table_update, _TableMetadataUpdateContext
 from pyiceberg.typedef import TableVersion
-from pyiceberg.types import IcebergType, StringType
+from pyiceberg.types import IcebergType, IntegerType, ListType, StringType, StructType
 
 
 def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
@@ -105,6 +116,16 @@ TableMetadataV3.model_rebuild(force=True)
 pyiceberg.manifest.DEFAULT_READ_VERSION = 3  # type: ignore[assignment]
 for _kind in (DataFile, ManifestEntry, ManifestFile):
     _kind.from_args.__func__.__defaults__ = (3,)  # type: ignore[union-attr]
+
+_INTS = ListType(element_id=136, element_type=IntegerType(), element_required=True)
+for _version in (2, 3):
+    # Manifests are read with other objects, whose `long` accepts both types.
+    DATA_FILE_TYPE[_version] = StructType(
+        *(
+            f.model_copy(update={"field_type": _INTS}) if f.field_id == 135 else f
+            for f in DATA_FILE_TYPE[_version].fields
+        )
+    )
 
 _find_by_bounds = delete_file_index._referenced_data_file_path
 

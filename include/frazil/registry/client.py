@@ -164,38 +164,38 @@ class SchemaRegistry:
             return error
 
     def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:
-        references: dict[tuple[str, int], tuple[str, str]] = {}
+        references: dict[str, str] = {}
         until_s = time.monotonic() + self._timeout_s * REFERENCES_TIMEOUT_FACTOR
         try:
             self._add_references(answer, references, inside=(), until_s=until_s)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # Another error class would suggest that the records are at fault.
             raise self._unavailable_error(f"returns invalid references ({type(error).__name__})") from None
-        return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.values()))
+        return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.items()))
 
     def _add_references(
         self,
         answer: Mapping[str, Any],
-        found: dict[tuple[str, int], tuple[str, str]],
-        inside: tuple[tuple[str, int], ...],
+        found: dict[str, str],
+        inside: tuple[str, ...],
         until_s: float,
     ) -> None:
-        """Add the schemas that `answer` references to `found`, each after its own references.
+        """Add the schemas that `answer` references to `found`, by name, each after its own references.
 
-        `inside` has the enclosing schemas, whose references are still being fetched. `until_s` is a time of the
-        monotonic clock.
+        If a name is referenced with several versions, the first one counts, as in Confluent's clients. `inside` has
+        the enclosing schemas, whose references are still being fetched. `until_s` is a time of the monotonic clock.
         """
         for reference in answer.get("references") or ():
-            key = (str(reference["subject"]), int(reference["version"]))
-            if key in found or key in inside:
+            name, key = str(reference["name"]), (str(reference["subject"]), int(reference["version"]))
+            if name in found or name in inside:
                 continue
             if len(found) + len(inside) >= MAX_REFERENCES:
                 raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} other schemas")
             if len(inside) >= MAX_REFERENCE_DEPTH:
                 raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} other schemas")
             referred = self._fetch_reference(key, until_s)
-            self._add_references(referred, found, (*inside, key), until_s)
-            found[key] = (str(reference["name"]), str(referred["schema"]))
+            self._add_references(referred, found, (*inside, name), until_s)
+            found[name] = str(referred["schema"])
 
     def _fetch_reference(self, key: tuple[str, int], until_s: float) -> Mapping[str, Any]:
         """Fetch a schema, even a deleted one, and keep it for later attempts."""

@@ -83,7 +83,7 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
     def stage_whole(current: Table | None, *change: Any) -> StagedTable:
         made = stage(current, *change)
         if current is not None:
-            made.metadata = _trim_snapshot_log(current.metadata, made.metadata, change[-1])
+            made.metadata = _complete_expiry(current.metadata, made.metadata, change[-1])
         return made
 
     def stage_shared(current: Table | None, *change: Any) -> StagedTable:
@@ -100,14 +100,18 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
     catalog._update_and_stage_table = stage_shared  # type: ignore[method-assign, assignment]
 
 
-def _trim_snapshot_log(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
-    """Return `made` without log entries up to the newest expired snapshot, as Iceberg's Java library does."""
+def _complete_expiry(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
+    """Return `made` without what Iceberg's Java library removes, too: partition statistics of expired snapshots, and
+    log entries up to the newest of them.
+    """
     removed = {id_ for update in updates if isinstance(update, RemoveSnapshotsUpdate) for id_ in update.snapshot_ids}
-    stays = [entry.snapshot_id not in removed for entry in before.snapshot_log]
-    if all(stays):
+    if not removed:
         return made
-    last = len(stays) - 1 - stays[::-1].index(False)
-    return made.model_copy(update={"snapshot_log": made.snapshot_log[sum(stays[:last]) :]})
+    stays = [entry.snapshot_id not in removed for entry in before.snapshot_log]
+    last = max((place for place, stay in enumerate(stays) if not stay), default=0)
+    log = made.snapshot_log[sum(stays[:last]) :]
+    statistics = [file for file in made.partition_statistics if file.snapshot_id not in removed]
+    return made.model_copy(update={"snapshot_log": log, "partition_statistics": statistics})
 
 
 @cache

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from fastavro import reader
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import (
+    DATA_FILE_TYPE,
+    MANIFEST_ENTRY_SCHEMAS,
     DataFile,
     DataFileContent,
     FileFormat,
@@ -28,10 +31,12 @@ from pyiceberg.types import LongType, NestedField, StringType
 from frazil.commit import manifest_writing
 from frazil.commit.manifest_lists import ListWriter
 from frazil.commit.manifest_writing import MAX_CACHED_ENCODINGS, ManifestLayout, NewManifest, write_added
+from frazil.maintenance.deep import _EntryReader
 from frazil.table.faster_commits import BoundedCache
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "day", StringType()), schema_id=3)
 BY_DAY = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "day"), spec_id=1)
+ENTRIES = _EntryReader(103)
 Codec = Literal["deflate", "null", "zstandard"]
 
 
@@ -115,6 +120,31 @@ def test_a_manifest_has_the_bytes_that_pyiceberg_writes_the_first_time_and_again
     layout = layout_of(table)
     theirs = by_pyiceberg(table, layout, codec)
     assert [written(table, layout, name) for name in ("first", "again")] == [theirs, theirs]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_field_ids_of_equality_deletes_are_ints_and_longs_of_older_manifests_are_read(
+    table: Table, version: int, monkeypatch: pytest.MonkeyPatch, forms: BoundedCache[Any]
+) -> None:
+    """See apache/iceberg-python#3840: strict readers refuse any manifest whose schema has them as longs."""
+
+    def write(name: str) -> tuple[str, str]:
+        new = NewManifest(f"{table.location()}/{name}.avro", table, snapshot_id=11)
+        made = write_added([a_file(table.spec().spec_id, name)], layout_of(table), ManifestContent.DATA, new)
+        (entry,) = made.fetch_manifest_entry(table.io)
+        (file,) = ENTRIES.live(table.io, made)
+        assert (entry.data_file.partition[0], file[ENTRIES.at[103]]) == (name, 7)
+        with Path(new.path.removeprefix("file://")).open("rb") as opened:
+            (data_file,) = (f["type"] for f in reader(opened).writer_schema["fields"] if f["name"] == "data_file")
+        types = {field["name"]: field["type"] for field in data_file["fields"]}
+        return types["equality_ids"][1]["items"], types["split_offsets"][1]["items"]
+
+    table.metadata = table.metadata.model_copy(update={"format_version": version})
+    assert write("new") == ("int", "long")
+    older = MANIFEST_ENTRY_SCHEMAS[version].find_field("data_file").field_type
+    monkeypatch.setitem(DATA_FILE_TYPE, version, older)
+    forms.__init__(MAX_CACHED_ENCODINGS)
+    assert write("older") == ("long", "long")
 
 
 def test_a_form_is_resolved_once_for_each_content(table: Table, forms: BoundedCache[Any]):

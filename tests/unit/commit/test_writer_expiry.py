@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 from pyiceberg.exceptions import BadRequestError, ForbiddenError
-from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
+from pyiceberg.table.update import (
+    RemoveSnapshotsUpdate,
+    SetPartitionStatisticsUpdate,
+    SetSnapshotRefUpdate,
+    SetStatisticsUpdate,
+)
 
 from frazil.commit import manifest_lists, writer_expiry
 from frazil.commit.expiry import Pins
@@ -330,6 +335,26 @@ def test_no_past_time_reads_another_snapshot_than_the_one_of_that_time(world: An
     oldest = [*ancestors(metadata)][-1]
     assert metadata.snapshot_log[0].snapshot_id == oldest.snapshot_id
     assert len(metadata.snapshot_log) == len([*ancestors(metadata)])
+
+
+def test_statistics_go_with_their_snapshots_and_no_others_do(world: Any):
+    """See apache/iceberg-go#836."""
+    writer = Writer(world)
+    for name in ("early", "kept"):
+        writer.commit(4)
+        read = world.load().metadata.current_snapshot_id
+        whole = {"snapshot-id": read, "statistics-path": f"file:///nowhere/{name}", "file-size-in-bytes": 9}
+        puffin = {**whole, "file-footer-size-in-bytes": 1, "blob-metadata": []}
+        updates = (
+            SetPartitionStatisticsUpdate.model_validate({"partition-statistics": whole}),
+            SetStatisticsUpdate.model_validate({"statistics": puffin}),
+        )
+        world.catalog.inner.commit_table(world.load(), (), updates)
+    world.load().manage_snapshots().create_tag(read, "audit").commit()
+    writer.commit(40)
+    metadata = world.load().metadata
+    assert [one.snapshot_id for one in metadata.statistics] == [read]
+    assert [one.snapshot_id for one in metadata.partition_statistics] == [read]
 
 
 def test_signals_that_cannot_be_read_expire_nothing_and_stop_no_commit(world: Any):

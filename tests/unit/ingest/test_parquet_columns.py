@@ -95,6 +95,16 @@ def test_a_null_has_no_null_in_its_required_fields() -> None:
         fill_hidden_nulls(cast_columns("f", missing, schema))
 
 
+def test_a_column_that_a_file_does_not_have_gets_the_tables_default(tmp_path: Path) -> None:
+    path = f"{tmp_path}/one.parquet"
+    pq.write_table(pa.table({"n": [1, 2]}), path)
+    added = NestedField(2, "v", StringType(), required=True, initial_default="old", write_default="new")
+    schema = Schema(NestedField(1, "n", LongType()), added, NestedField(3, "w", LongType()))
+    check_columns(path, ds.ParquetFileFormat().make_fragment(path, pyarrow.fs.LocalFileSystem()), schema)
+    found = cast_columns(path, pq.read_table(path), schema)
+    assert found.to_pylist() == [{"n": 1, "v": "new", "w": None}, {"n": 2, "v": "new", "w": None}]
+
+
 def test_nanoseconds_before_1970_are_rounded_down() -> None:
     schema = Schema(NestedField(1, "x", TimestamptzType()))
     found = cast_columns("a.parquet", pa.table({"x": pa.array([-1, -1000, 1999], pa.timestamp("ns", "UTC"))}), schema)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
-from pyiceberg.types import LongType, NestedField
+from pyiceberg.types import DateType, LongType, NestedField, StringType
 
 from frazil.errors import MissingExtra, SpecError
 from frazil.ingest import readers
@@ -570,6 +571,18 @@ def test_a_column_that_was_renamed_in_the_table_is_made_under_its_present_name()
     found = current_transform(spec, table, {"a": 1})
     assert found is not None
     assert [column.name for column in found.columns] == ["renamed"]
+
+
+def test_a_column_whose_default_another_engine_set_gets_it_though_the_select_does_not_make_it() -> None:
+    spec = stream("SELECT n AS a FROM records")
+    columns = Schema(
+        *iceberg.table_schema(spec).fields,
+        NestedField(98, "since", DateType(), initial_default=date(2013, 1, 2), write_default=date(2013, 1, 2)),
+        NestedField(99, "note", StringType()),
+    )
+    values = [b'{"n": 1}', b'{"n": "x"}', b'{"n": 2}']
+    found = open_decoder(context_of(spec), columns)(RecordChunk.of_values(values))
+    assert found.rows.to_pylist() == [{"a": n, "since": date(2013, 1, 2), "note": None} for n in (1, 2)]
 
 
 def test_a_sensitive_field_is_not_kept_in_rest() -> None:

@@ -120,6 +120,21 @@ def test_a_file_without_a_required_column_ends_the_merge_and_is_named(tmp_path):
         table.merge(table.stage([{"id": 0, "note": "new"}]))
 
 
+@pytest.mark.parametrize("required", [True, False])
+def test_rows_of_files_without_a_column_keep_the_columns_first_default(tmp_path, required):
+    """See apache/iceberg#15932: the default of existing rows and that of new ones are two values."""
+    fields = [NestedField(1, "id", LongType(), required=True), NestedField(2, "note", StringType(), required=False)]
+    older = MadeTable(tmp_path / "older", Schema(*fields), MergeRules(("id",)))
+    older.land([{"id": number, "note": "old"} for number in range(3)])
+    tier = NestedField(3, "tier", IntegerType(), required=required, initial_default=5, write_default=7)
+    table = MadeTable(tmp_path, Schema(*fields, tier), MergeRules(("id",), how="copy-on-write"), files=older.files)
+
+    table.merge(table.stage([{"id": 0, "note": "new", "tier": 7}]))
+
+    found = sorted((row["id"], row["note"], row["tier"]) for row in table.rows())
+    assert found == [(0, "new", 7), (1, "old", 5), (2, "old", 5)]
+
+
 def test_times_of_imported_files_stay(tmp_path):
     """See apache/iceberg-rust#2299: in nanoseconds, Parquet's old type of a time wraps around in the year 2262."""
     moments = [datetime(year, 12, 14, 11, 33, 10, 965000, tzinfo=UTC) for year in (1, 1970, 2026, 3332, 9999)]

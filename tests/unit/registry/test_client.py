@@ -42,28 +42,33 @@ def test_a_schema_is_requested_once(server: MadeRegistry) -> None:
     assert server.requested == ["/schemas/ids/7"]
 
 
-def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> None:
-    def of(text: str, *references: tuple[str, str, int]) -> list[Answer]:
-        keys = ("name", "subject", "version")
-        return [
-            (
-                200,
-                {
-                    "schema": text,
-                    "schemaType": "PROTOBUF",
-                    "references": [dict(zip(keys, r, strict=True)) for r in references],
-                },
-            )
-        ]
+def referring(text: str, *references: tuple[str, str, int]) -> list[Answer]:
+    keys = ("name", "subject", "version")
+    found = [dict(zip(keys, reference, strict=True)) for reference in references]
+    return [(200, {"schema": text, "schemaType": "PROTOBUF", "references": found})]
 
+
+def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> None:
     a, b = ("a.proto", "a/b c", 1), ("b.proto", "b", 2)
     server.answers = {
-        "/schemas/ids/1": of("top", a, b),
-        "/subjects/a%2Fb%20c/versions/1?deleted=true": of("A", b),
-        "/subjects/b/versions/2?deleted=true": of("B", b),
+        "/schemas/ids/1": referring("top", a, b),
+        "/subjects/a%2Fb%20c/versions/1?deleted=true": referring("A", b),
+        "/subjects/b/versions/2?deleted=true": referring("B", b),
     }
     assert opened(server.url).get(1) == SchemaText("PROTOBUF", "top", (("b.proto", "B"), ("a.proto", "A")))
     assert len(server.requested) == 3
+
+
+def test_of_two_versions_of_a_schema_the_first_counts_as_in_confluents_clients(server: MadeRegistry) -> None:
+    """See confluentinc/schema-registry#4381: unless told otherwise, a registry accepts them."""
+    a, old, new = ("A", "a", 1), ("B", "b", 1), ("B", "b", 2)
+    server.answers = {
+        "/schemas/ids/1": referring("top", a, new),
+        "/subjects/a/versions/1?deleted=true": referring("A", old),
+        "/subjects/b/versions/1?deleted=true": referring("old"),
+        "/subjects/b/versions/2?deleted=true": referring("new"),
+    }
+    assert opened(server.url).get(1).references == (("B", "old"), ("A", "A"))
 
 
 def test_an_id_without_a_schema_is_requested_again_only_after_a_while(server: MadeRegistry) -> None:
@@ -144,7 +149,7 @@ def test_an_answer_without_an_end_is_not_kept(server: MadeRegistry) -> None:
 def test_a_long_chain_of_references_is_an_unknown_schema(server: MadeRegistry) -> None:
     for i in range(10):
         path = f"/subjects/s{i}/versions/1?deleted=true" if i else "/schemas/ids/1"
-        reference = {"name": "x", "subject": f"s{i + 1}", "version": 1}
+        reference = {"name": f"n{i}", "subject": f"s{i + 1}", "version": 1}
         server.answers[path] = [(200, {"schema": "{}", "references": [reference]})]
     said = "a chain of more than 8 other schemas"
     with mock.patch.object(client, "MAX_REFERENCE_DEPTH", 8), pytest.raises(UnknownSchema, match=said):
