@@ -63,7 +63,7 @@ def test_a_missing_topic_and_a_catalog_out_of_reach_are_an_error_each(
     result = validate(*map(str, files))
     assert result.exit_code == 10
     no_topic, no_catalog = result.stderr.splitlines()
-    both = f"{files[0]}, {files[1]}"
+    both = "rides, trips"
     assert no_topic.startswith(f"{both}: source: TopicMissing: ")
     assert no_catalog.startswith(f"{both}: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://12")
 
