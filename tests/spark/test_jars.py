@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
 import subprocess
 import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from frazil.dev.process import choose_free_port
 from frazil.errors import EnvironmentUnusable
 from frazil.spark import jars
 from frazil.spark.jars import MavenCoordinates
+from tests.secured_kafka import Authority
 
 CONTENT = {"org.one:first:1.0": b"the first jar", "org.two:second:2.0": b"the second jar"}
 
@@ -84,20 +88,37 @@ def test_a_jar_that_is_not_published_is_one_sentence_that_names_it(repository: P
         jars.ensure_jars("both", lock_file)
 
 
+def _point_ivy_at(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = folder / "settings.xml"
+    settings.write_text(
+        '<ivysettings><settings defaultResolver="other"/><resolvers>'
+        f'<ibiblio name="other" m2compatible="true" root="{url}"/></resolvers></ivysettings>'
+    )
+    monkeypatch.setenv("FRAZIL_IVY_SETTINGS", str(settings))
+    monkeypatch.setenv("FRAZIL_JARS", str(folder / "cache"))
+
+
 def test_a_network_that_does_not_answer_is_said_in_one_sentence(
     tmp_path: Path, lock_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tmp_path / "nowhere.xml"
-    settings.write_text(
-        '<ivysettings><settings defaultResolver="nowhere"/><resolvers>'
-        f'<ibiblio name="nowhere" m2compatible="true" root="http://127.0.0.1:{choose_free_port()}/"/>'
-        "</resolvers></ivysettings>"
-    )
-    monkeypatch.setenv("FRAZIL_IVY_SETTINGS", str(settings))
-    monkeypatch.setenv("FRAZIL_JARS", str(tmp_path / "cache"))
+    _point_ivy_at(f"http://127.0.0.1:{choose_free_port()}/", tmp_path, monkeypatch)
     with pytest.raises(EnvironmentUnusable, match="the network does not respond") as raised:
         jars.ensure_jars("both", lock_file)
     assert "\n" not in str(raised.value)
+
+
+def test_a_certificate_that_java_does_not_trust_is_named_as_the_cause(
+    tmp_path: Path, lock_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(Authority(tmp_path / "authority").issue("proxy"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        _point_ivy_at(f"https://127.0.0.1:{server.server_port}/", tmp_path, monkeypatch)
+        with pytest.raises(EnvironmentUnusable, match=r"does not trust the server's certificate.*keytool -importcert"):
+            jars.ensure_jars("both", lock_file)
+        server.shutdown()
 
 
 def test_progress_says_how_many_jars_and_megabytes(

@@ -69,6 +69,7 @@ ROOTS = {
 DEFAULT_SETS = ("kafka", "spark")
 _POLL_INTERVAL_S = 0.3
 _NOT_FOUND_PATTERN = re.compile(r"(?:module not found:|\[FAILED\s*\]) ([^\s!:]+)")
+_UNTRUSTED_PATTERN = re.compile(r"PKIX path|SSLHandshakeException")
 _NO_CONNECTION_PATTERN = re.compile(r"Server access error|UnknownHostException|ConnectException", re.IGNORECASE)
 
 
@@ -350,6 +351,11 @@ def _failure_message(log: Path) -> str:
     missing = [found.replace("#", ":").replace(";", ":") for found in _NOT_FOUND_PATTERN.findall(text)]
     if "No space left on device" in text:
         cause = f"the disk of {log.parent} is full"
+    elif _UNTRUSTED_PATTERN.search(text):
+        cause = (
+            "Java does not trust the server's certificate. If a proxy issued it, import the proxy's CA into Java's "
+            "truststore (keytool -importcert -cacerts)"
+        )
     elif _NO_CONNECTION_PATTERN.search(text):
         cause = "the network does not respond"
     elif missing:
