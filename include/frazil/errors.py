@@ -18,7 +18,6 @@ FrazilError                  exit  restart?
 │   ├── StorageUnavailable    32   yes  the storage could not be reached, is full or read-only, for too long
 │   └── TableLost             25   yes  the stream's own table is not in the catalog, or another table has its name
 ├── KafkaUnavailable          22   yes  the brokers could not be reached for too long
-│   ├── BrokersSilent         22   yes  no broker responds
 │   └── TopicMissing          24   yes  the brokers respond, but do not have the topic (yet)
 ├── PythonStartTimeout        23   yes  this host is too busy for Spark to start its Python processes in time
 ├── VersionChanged            26   yes  another version of frazil was installed while the writer ran
@@ -58,7 +57,7 @@ class FrazilError(Exception):
     restartable: bool = False
 
     def __init__(self, *args: object, stream: str | None = None, remedy: str = "", **details: Any) -> None:
-        """Create an error. Its text has the stream, the reason and, if not in the reason, the remedy as a sentence."""
+        """Create an error. Its text has the stream, the reason and the remedy, a sentence."""
         super().__init__(*args, **details)
         self.stream, self.remedy = stream, remedy
 
@@ -129,10 +128,9 @@ class StorageUnavailable(CommitUnavailable, exit_code=32): ...
 class TableLost(CommitUnavailable, exit_code=25): ...
 
 
-class KafkaUnavailable(FrazilError, exit_code=22, restartable=True): ...
-
-
-class BrokersSilent(KafkaUnavailable): ...
+class KafkaUnavailable(FrazilError, exit_code=22, restartable=True):
+    all_brokers = False
+    """Whether no broker described the topics. Other requests fail if one partition's leader does not respond."""
 
 
 class TopicMissing(KafkaUnavailable, exit_code=24): ...

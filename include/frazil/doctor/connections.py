@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from frazil import clock
-from frazil.errors import BrokersSilent, FrazilError, TopicMissing
+from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
 from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
@@ -43,7 +43,7 @@ class Connections:
     """Declared layouts that existing tables do not have."""
     _checked: dict[tuple[str | None, str, str | None, bool], list[tuple[str, str]]] = field(default_factory=dict)
     """Causes and fixes by catalog, namespace, location, and whether commits are atomic."""
-    _silent: dict[frozenset[tuple[str, str]], BrokersSilent] = field(default_factory=dict)
+    _silent: dict[frozenset[tuple[str, str]], KafkaUnavailable] = field(default_factory=dict)
 
     @classmethod
     def check(cls, streams: Iterable[StreamSpec]) -> Connections:
@@ -131,8 +131,9 @@ class Connections:
             raise silent
         try:
             return _check_kafka(spec)
-        except BrokersSilent as error:
-            self._silent[brokers] = error
+        except KafkaUnavailable as error:
+            if error.all_brokers:
+                self._silent[brokers] = error
             raise
 
 

@@ -77,7 +77,7 @@ def test_an_end_after_which_no_writer_starts_is_an_alert_at_once(
     assert (rule["rule"], rule["shown"], rule["hold-ms"]) == ("writer", f"stopped: {error.__name__}", 0)
     for words in (("health",), ("health", "demo.made")):
         assert call(tmp_path, *words).count(f"stream made is stopped: {said}") == 1
-    assert faults(tmp_path, made) == [f"{tmp_path / 'made.yaml'}: stopped: {said}"]
+    assert faults(tmp_path, made) == [f"made: stopped: {said}"]
 
 
 def test_an_end_that_a_restart_may_fix_has_its_grace(made: MadeStream, tmp_path: Path) -> None:

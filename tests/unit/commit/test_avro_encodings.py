@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 from fastavro import reader
-from frazil.maintenance.deep import _EntryReader
+from frazil.maintenance.partition_files import _EntryReader
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import (

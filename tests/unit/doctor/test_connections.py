@@ -197,7 +197,7 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
     files[2].write_text(files[2].read_text().replace("127.0.0.1:1", "127.0.0.1:2"))
     result = validate(*map(str, files))
     assert (result.exit_code, requested) == (10, ["bikes", "trips"])
-    cause = "source: BrokersSilent: describing topics"
+    cause = "source: KafkaUnavailable: describing topics"
     assert [line.partition(" at ")[0] for line in result.stderr.splitlines()] == [
         f"bikes, rides: {cause} bikes",
         f"trips: {cause} trips",
