@@ -291,6 +291,24 @@ def test_every_header_is_found_among_records_without_any(
     assert found == [b"%d" % i if i % 3 == 0 else None for i in range(1000)]
 
 
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_kafkas_time_is_the_brokers_if_the_topic_says_so_and_null_if_a_record_has_none(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext, compression: str
+) -> None:
+    """See zendesk/ruby-kafka#706: with LogAppendTime, one time of the batch counts for all of its records."""
+    before = datetime.now(UTC)
+    names = topic(message_timestamp_type="LogAppendTime"), topic()
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "linger.ms": 50, "compression.type": compression})
+    for name, first_ms, step_ms in [(names[0], 1_000, 60_000), (names[1], -1, 0)]:
+        for number in range(20):
+            producer.produce(name, event(number), partition=0, timestamp=first_ms + number * step_ms)
+    assert producer.flush(30) == 0
+    result = run(context, *(OffsetRange(name, 0, 0, 20) for name in names))
+    times = {name: [row["kafka_timestamp"] for row in landed(result) if row["kafka_topic"] == name] for name in names}
+    assert all(abs((time - before).total_seconds()) < 60 for time in times[names[0]])
+    assert (len(times[names[0]]), times[names[1]]) == (20, [None] * 20)
+
+
 def test_odd_moments_of_records_and_of_kafka_are_dead_letters(
     kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
 ) -> None:

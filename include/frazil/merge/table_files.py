@@ -75,7 +75,13 @@ COMPARABLE_TYPES = frozenset({int, str, date})
 ColumnBounds = Mapping[str, tuple[Any, Any]]
 _DELETES_SCHEMA = pa.schema(
     [
-        pa.field("file_path", pa.string(), nullable=False, metadata={"PARQUET:field_id": str(PATH_ID)}),
+        # As plain texts, the paths of all rows may take more than the 2 GiB of an array.
+        pa.field(
+            "file_path",
+            pa.dictionary(pa.int32(), pa.string()),
+            nullable=False,
+            metadata={"PARQUET:field_id": str(PATH_ID)},
+        ),
         pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": str(POSITION_ID)}),
     ]
 )
@@ -129,11 +135,12 @@ class TableFileReader:
         """Return the sorted positions that a delete file deletes, by data file."""
         if path.endswith(PUFFIN_SUFFIX):
             return read_vectors(self.io.new_input(path).open().read())
-        rows = pq.read_table(pa.BufferReader(self.io.new_input(path).open().read()), columns=["file_path", "pos"])
+        file = pa.BufferReader(self.io.new_input(path).open().read())
+        rows = pq.read_table(file, columns=_DELETES_SCHEMA.names, read_dictionary=["file_path"]).unify_dictionaries()
         self.count_read_rows(rows)
         if not rows.num_rows:
             return {}
-        paths = column(rows, "file_path").dictionary_encode()
+        paths = column(rows, "file_path")
         codes = paths.indices.to_numpy()
         ordered = column(rows, "pos").to_numpy()[np.argsort(codes, kind="stable")]
         ends = np.cumsum(np.bincount(codes, minlength=len(paths.dictionary)))
@@ -346,7 +353,8 @@ def write_deletes(io: FileIO, file: TableFile, positions: Numbers, *, target: Ta
             content, sizes = encode_vector(file.path, positions)
             out.write(content)
         else:
-            paths, sizes = pa.repeat(pa.scalar(file.path, pa.string()), len(positions)), {}
+            paths = pa.DictionaryArray.from_arrays(np.zeros(len(positions), np.int32), [file.path])
+            sizes = {}
             rows = pa.Table.from_arrays([paths, pa.array(positions)], schema=_DELETES_SCHEMA)
             pq.write_table(rows, out, compression="zstd", store_schema=False)
         size = out.tell()

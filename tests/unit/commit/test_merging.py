@@ -6,7 +6,10 @@ import dataclasses
 
 import pyarrow as pa
 import pytest
-from pyiceberg.types import StringType
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 from frazil.commit.marked_update import prepare_merge
 from frazil.commit.marker import BatchKey
@@ -18,8 +21,9 @@ from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeRules
 from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
+from tests.unit.commit import upserts
 from tests.unit.commit.conftest import event_time, new_world
-from tests.unit.commit.upserts import BY_BUCKET, BY_REGION, WHOLE, upsert_world
+from tests.unit.commit.upserts import BY_BUCKET, BY_REGION, SCHEMA, WHOLE, upsert_world
 
 
 @pytest.fixture(params=[BY_BUCKET, BY_REGION, WHOLE], ids=["by bucket", "by region", "unpartitioned"])
@@ -204,6 +208,26 @@ def test_a_renamed_column_between_plan_and_swap_is_met(bucketed, catalog):
 
     rows = {row["id"]: row["sum"] for row in bucketed.load().scan().to_arrow().to_pylist()}
     assert rows == {**{k: v[1] for k, v in FIRST}, 0: 100}
+
+
+@pytest.mark.parametrize("transform", [BucketTransform(4), IdentityTransform(), None], ids=str)
+def test_a_key_that_another_program_widened_finds_its_rows(catalog, tmp_path, monkeypatch, transform):
+    """See apache/iceberg-python#3744: bounds of older files keep the four bytes of an int."""
+    narrow = Schema(NestedField(1, "id", IntegerType(), required=True), *SCHEMA.fields[1:])
+    monkeypatch.setattr(upserts, "SCHEMA", narrow)
+    parts = [] if transform is None else [PartitionField(1, 1000, transform, "part")]
+    world = upsert_world(catalog, tmp_path, PartitionSpec(*parts))
+    committer = world.begin()
+    world.upsert(committer, FIRST)
+    with world.load().update_schema() as update:
+        update.update_column("id", LongType())
+
+    world.upsert(committer, [(0, ("us", 100)), (1, None), (2**40, ("eu", 9))])
+    world.upsert(committer, [(0, ("us", 101)), (2**40, ("eu", 10))])
+
+    rows = dict(FIRST) | {0: ("us", 101), 2**40: ("eu", 10)}
+    del rows[1]
+    assert world.accounts() == rows
 
 
 def test_a_long_merge_that_lost_a_race_is_planned_again(bucketed, catalog):
