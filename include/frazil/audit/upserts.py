@@ -273,7 +273,12 @@ def _report_table_differences(
         may_delete = "another stream of the table" if deleted is None or counts.inserted <= deleted else None
         if replay.not_read:
             may_delete = f"a record of {', '.join(replay.not_read)}, which cannot be read,"
-        yield from _report_keys(counts, keys, replay.spec, subject, may_delete=may_delete, by_others=deleted or 0)
+        defaults = {column.name for column in replay.spec.columns if column.default is not None}
+        defaults |= {field.name for field in schema.fields if field.write_default is not None}
+        by_others, defaulted = deleted or 0, sorted(defaults)
+        yield from _report_keys(
+            counts, keys, replay.spec, subject, may_delete, by_others=by_others, defaulted=defaulted
+        )
         return
     if missing := _inserted_offsets(done, changes, context):
         count = sum(map(len, missing.values()))
@@ -307,11 +312,15 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     keys: ChangedKeys,
     spec: StreamSpec,
     subject: str,
-    *,
     may_delete: str | None = None,
+    *,
     by_others: int = 0,
+    defaulted: Sequence[str] = (),
 ) -> Iterator[Finding]:
-    """Report keys that merging all records would change. `may_delete` names possible causes of missing keys."""
+    """Report keys that merging all records would change.
+
+    `may_delete` names possible causes of missing keys. `defaulted` are the columns with a default.
+    """
     again = f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream"
     restored = (
         f". This also restores {format_count(by_others, 'row')} that other streams of the table deleted"
@@ -324,9 +333,15 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     if may_delete:
         absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"
     updated, deleted = counts.updated - keys.others_updated, counts.deleted - keys.others_deleted
+    former = f". Rows keep a default of {', '.join(defaulted)} that was changed later" if defaulted else ""
     for kind, count, which, what in (
         (absent, counts.inserted, keys.inserted, of_absent),
-        (FindingKind.MISCOUNTED, updated, keys.updated, f"has other values in the table than in {of_key}{again}"),
+        (
+            FindingKind.MISCOUNTED,
+            updated,
+            keys.updated,
+            f"has other values in the table than in {of_key}{former}{again}",
+        ),
         (FindingKind.UNCLAIMED, deleted, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
     ):
         if count:

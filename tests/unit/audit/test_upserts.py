@@ -55,6 +55,12 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
     assert ("an older change in a later batch than the delete" in deleted.sentence) == bool(order_by)
 
 
+def test_rows_with_other_values_may_have_a_former_default() -> None:
+    keys = ChangedKeys(updated=({"ref": "a"},))
+    (found,) = _report_keys(MergeCounts(updated=1), keys, StreamSpec.model_validate(ORDERS), "orders", defaulted=["b"])
+    assert "in Kafka. Rows keep a default of b that was changed later. To merge" in found.sentence
+
+
 def test_offsets_that_were_committed_again_are_reported_for_their_topic_partition() -> None:
     def ranges(*spans: tuple[int, int], topic_id: str = "a") -> tuple[CommittedRange, ...]:
         return tuple(CommittedRange(start, end, end - start, 0, topic_id) for start, end in spans)
