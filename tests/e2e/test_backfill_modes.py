@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pyiceberg.exceptions import ForbiddenError, NoSuchTableError
 
 from frazil.audit.declared_stream import audit_declared_stream
 from frazil.backfill import commit as backfill_commit
 from frazil.backfill.commit import BackfillCommitter
+from frazil.backfill.estimate import estimate
 from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run, stage
 from frazil.commit.backfill_records import BackfillMarker, BackfillState
 from frazil.commit.sweep import bare_path
 from frazil.errors import CommitUnavailable, SpecError, WriterBusy
+from frazil.ingest import transform
 from frazil.table.catalogs import load_catalog
 from tests.in_process_engine import InProcessEngine
 
@@ -137,6 +140,25 @@ def test_only_deleted_rows_come_back(stream: Any, declare: Any, kind: str) -> No
     assert {name: rows(f"test.{name}") for name in expected} == before
     assert done.records == {"route": 1}.get(kind, done.records)
     assert is_right(stream)
+
+
+def test_a_dry_run_evaluates_the_transform_in_another_process(
+    stream: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory limit may abort a process that also reads Kafka."""
+    stream.produce(OLD)
+    declare("", start=True)
+    path = stream.streams / "events.yaml"
+    declared = yaml.safe_load(path.read_text())
+    declared["source"]["schema"] = declared["schema"]
+    declared["transform"] = 'SELECT id, "at", note FROM records WHERE id < 4'
+    path.write_text(yaml.safe_dump(declared))
+    stream.produce(NEW)
+    stream.catch_up()
+    monkeypatch.setattr(transform, "limit_memory", lambda _: pytest.fail("the transform runs in this process"))
+    with asking(stream) as backfill:
+        found = estimate(backfill, backfill.plan())
+    assert (found.records, found.rejected) == (4, 1)
 
 
 def test_repeats_in_very_many_pieces_are_read_with_the_rows_between(

@@ -131,7 +131,9 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult
         with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
             context = route.add_targets(declared) if route else declared
             targets = {name: dataclasses.replace(t, folder=f"{folder}/{name}") for name, t in context.targets.items()}
-            return stage(dataclasses.replace(context, targets=targets), task, attempt=0)
+            # As in `SourceRecords.stage`, a transform is evaluated in a child process.
+            transforms = context.transform is not None
+            return stage(dataclasses.replace(context, targets=targets), task, attempt=int(transforms))
 
     is_small = backfill.source.max_records(plan.spans) <= MAX_EXACT_RECORDS
     for task in backfill.source.tasks(plan.spans, 1) if is_small else backfill.source.sample(plan.spans):

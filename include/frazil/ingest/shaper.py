@@ -60,9 +60,8 @@ class Shaper:
         """`decode` is a `RecordDecoder`, or runs one in another process. `keeps_json` keeps variants as text."""
         self._decode = decode
         self._protect = protect
-        self._transforms, changes = context.transform is not None, context.changes
-        # Rows of files have no raw values, and none of them is a tombstone.
-        self._changes = ChangeReader(dataclasses.replace(changes, tombstones=False)) if changes else None
+        self._transforms = context.transform is not None
+        self._changes = ChangeReader(context.changes) if context.changes else None
         from_keys = context.key_columns is not None and context.is_in_topic_format and not self._transforms
         self._key_columns = context.key_columns.columns if context.key_columns and from_keys else ()
         unnests = context.transform is not None and bool(context.transform.unnested)

@@ -295,7 +295,7 @@ class _Stage:
         shape, drift = self._shaper_for(chunk.target), shaped.drift
         # Their casts are not in `drift`, and the decoder may fail for them again.
         failed = [r.index for r in shaped.rejections if r.error_class in {UNWRITABLE, CRASHED}]
-        if self._context.changes and self._context.files:
+        if self._context.changes and self._context.replays:
             shaped = reject_records_without_rows(shaped, len(chunk))
         if shaped.rejections and isinstance(chunk, RowChunk):
             rejection = shaped.rejections[0]

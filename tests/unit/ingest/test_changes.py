@@ -238,6 +238,27 @@ def test_events_of_no_row_are_counted_and_trip_nothing(world: World) -> None:
     assert replayed.rejects.counts == {"NoChange": 3, "NotAnEnvelope": 1}
 
 
+@pytest.mark.parametrize(("within", "expected"), [(None, {0: ("a", 1), 1: ("b", 2)}), ((0, 10), {0: ("a", 1)})])
+def test_rows_of_a_parquet_file_in_the_event_time_range_are_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: tuple[int, int] | None, expected: dict[int, Any]
+) -> None:
+    world = World(tmp_path, StreamSpec.model_validate({**ORDERS, "delete": None}), monkeypatch)
+    columns = {
+        "kafka_topic": ["t"] * 2,
+        "kafka_partition": pa.array([0] * 2, pa.int32()),
+        "kafka_offset": [RANGE_START, RANGE_START + 1],
+        "ref": ["a", "b"],
+        "at": pa.array([5, 15], pa.timestamp("us", "UTC")),
+        "price": pa.array([1, 2], pa.int32()),
+    }
+    pq.write_table(pa.table(columns), path := tmp_path / "in.parquet")
+    of = OffsetRange("t", 0, RANGE_START, RANGE_START + 2)
+    file = RecordFile(str(path), path.stat().st_size, 0, (of,))
+    result = stage(replace(context(world), files=(file,), event_times_us=within), StageTask(0, (of,)), attempt=0)
+    found = {n: (row["ref"], row["price"]) for n, row in changes(result).items() if row[CHANGE] == UPSERT}
+    assert (found, rows(result, "dead-letters")) == (expected, {})
+
+
 def test_files_are_of_one_partition_each_with_bounds_of_the_key_alone(world: World) -> None:
     result = world.stage([Record(b'{%s, "price": 1}' % AT.encode(), b"%d" % n) for n in range(50)], context(world))
     files = [file for file in result.files if file.target == "main"]
