@@ -31,7 +31,7 @@ from pyiceberg.types import LongType, NestedField, StringType
 from frazil.commit import manifest_writing
 from frazil.commit.manifest_lists import ListWriter
 from frazil.commit.manifest_writing import MAX_CACHED_ENCODINGS, ManifestLayout, NewManifest, write_added
-from frazil.maintenance.deep import _EntryReader
+from frazil.maintenance.partition_files import _EntryReader
 from frazil.table.faster_commits import BoundedCache
 
 SCHEMA = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "day", StringType()), schema_id=3)
