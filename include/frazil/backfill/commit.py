@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.update import SetPropertiesUpdate
 
@@ -40,6 +42,7 @@ from frazil.commit.backfill_records import (
     branch_name,
     chunk_topic_ids,
     committed_chunks,
+    list_given_up_targets,
     load_record,
     property_name,
     read_backfill,
@@ -48,7 +51,7 @@ from frazil.commit.backfill_records import (
 )
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
-from frazil.commit.history import windows_summary
+from frazil.commit.history import merge_counts, windows_summary
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import BranchRemoval, require_unchanged
 from frazil.commit.marker import BatchKey, read_marker
@@ -62,6 +65,7 @@ from frazil.history.recorder import record_action
 from frazil.ingest.contract import StagedFile, is_routed
 from frazil.offsets.spans import Offsets, spans_overlap
 from frazil.spec.units import format_count
+from frazil.table.branches import summary_value
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
@@ -339,6 +343,18 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     tables.store.delete([*waited, *(f.path for f in copies)])
     if backfill.replays:
         tables.store_of("dead-letters").delete([f.path for f in rejected])
+
+
+def count_changes(tables: StreamTables, backfill: BackfillMarker) -> Counter[str]:
+    """Return what a backfill's merges did to the rows of all its tables, by outcome. Omits expired snapshots."""
+    staged = {file.target for chunk in committed_chunks(tables.journals, backfill) for file in chunk.files}
+    found = Counter[str]()
+    for target in staged - {"dead-letters"} - list_given_up_targets(tables.journals, backfill.id):
+        with suppress(NoSuchTableError):  # a routed table that was dropped
+            for snapshot in tables.handle(target).refresh().metadata.snapshots:
+                if summary_value(snapshot, "frazil.backfill") == backfill.id:
+                    found.update(merge_counts(snapshot.summary))
+    return found
 
 
 def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:

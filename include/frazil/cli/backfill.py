@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
 from datetime import datetime
@@ -10,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pyiceberg.table.metadata import TableMetadata
 
 from frazil import clock
-from frazil.backfill.commit import abandon
+from frazil.backfill.commit import abandon, count_changes
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.rules import describe_interruption
 from frazil.backfill.run import open_backfill
 from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, format_counts, progress
 from frazil.commit.backfill_records import BackfillMarker, BackfillState, branch_name, read_backfill
-from frazil.commit.history import merge_counts
 from frazil.commit.marker import nest_by_topic
 from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
 from frazil.fast_imports import allow_pandas
@@ -31,7 +28,6 @@ from frazil.offsets.spans import Offsets
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.table.branches import summary_value
 
 
 class TimeOrOffsetsParam(click.ParamType[datetime | Offsets]):
@@ -89,7 +85,7 @@ def backfill(  # noqa: PLR0913 - a command's options
         metadata = opened.tables.main.refresh().metadata
         last = read_backfill(metadata.properties, stream)
         why = describe_interruption(last, metadata, now_ms=clock.now_ms()) if last else None
-        _print_result(last, spec, metadata, as_json=as_json, why=why) if status else _abandon(opened, last, yes=yes)
+        _print_result(last, opened, as_json=as_json, why=why) if status else _abandon(opened, last, yes=yes)
         return
     request = _build_request(stream, wanted)
     if not dry_run:
@@ -127,7 +123,7 @@ def _run_backfill(spec: StreamSpec, request: BackfillRequest, *, as_json: bool) 
     if last is None and not as_json:
         echo(f"Stream {spec.name}: no requested record is missing.")
     else:
-        _print_result(last, spec, requested.opened.tables.main.refresh().metadata, as_json=as_json)
+        _print_result(last, requested.opened, as_json=as_json)
 
 
 def _build_request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
@@ -148,16 +144,9 @@ def _build_request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
     return parse_request(raw)
 
 
-def _count_changes(last: BackfillMarker | None, metadata: TableMetadata) -> dict[str, int]:
-    """Return what the published changes did to the table's rows; empty if their snapshot has expired."""
-    own = (s for s in metadata.snapshots if last and summary_value(s, "frazil.backfill") == last.id)
-    return dict(sum((Counter(merge_counts(snapshot.summary)) for snapshot in own), Counter()))
-
-
-def _print_result(
-    last: BackfillMarker | None, spec: StreamSpec, metadata: TableMetadata, *, as_json: bool, why: str | None = None
-) -> None:
-    changes = _count_changes(last, metadata) if spec.sinks.mode.merges else {}
+def _print_result(last: BackfillMarker | None, opened: OpenStream, *, as_json: bool, why: str | None = None) -> None:
+    spec = opened.spec
+    changes = count_changes(opened.tables, last) if last and spec.sinks.mode.merges else {}
     if as_json:
         known = last and {f.name.replace("_", "-"): getattr(last, f.name) for f in fields(last)}
         echo_json(known and {**known, "changes": changes})
@@ -174,7 +163,7 @@ def _print_result(
                 "state": f"{last.state}{on_branch}" + (f"; {why}" if why else ""),
                 "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}" if last.chunks else "none yet",
                 f"{mode.noun}s": staged,
-                **({"changed rows": format_counts(changes)} if changes else {}),
+                **({"changed rows": format_counts(changes)} if any(changes.values()) else {}),
                 "dead letters": f"{last.rejected:,}",
                 "requested": ", ".join(f"{k}: {v}" for k, v in last.request.items() if k != "stream"),
             }

@@ -18,7 +18,7 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from frazil.backfill.commit import find_unfinished, finish_ended_backfill
+from frazil.backfill.commit import count_changes, find_unfinished, finish_ended_backfill
 from frazil.backfill.estimate import stage_sample
 from frazil.backfill.files import FileSource
 from frazil.backfill.request import BackfillRequest, check_coordinates, parse_request
@@ -27,7 +27,6 @@ from frazil.backfill.rules import check_no_backfill, check_run_not_abandoned
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
 from frazil.commit.backfill_records import BackfillMarker, committed_chunks, list_given_up_targets, read_backfill
-from frazil.commit.history import merge_counts
 from frazil.commit.marker import require_own_marker
 from frazil.commit.open_streams import OpenStream
 from frazil.dead_letters.selection import (
@@ -46,7 +45,6 @@ from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
-from frazil.table.branches import summary_value
 
 TARGET_FILE_ROWS = 100_000
 COPY_RETENTION_MS = 86_400_000
@@ -159,14 +157,8 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
     tables, rows = opened.tables, Counter[Target]()
     for file in (file for chunk in committed_chunks(tables.journals, last) for file in chunk.files):
         rows[file.target] += file.records
-    discarded = list_given_up_targets(tables.journals, last.id)
-    without = sum(rows[target] for target in discarded)
-    repeated = sum(
-        merge_counts(snapshot.summary).get("repeated", 0)
-        for target in (rows.keys() - discarded - {"dead-letters"} if opened.spec.sinks.mode.drops_repeats else ())
-        for snapshot in tables.handle(target).refresh().metadata.snapshots
-        if summary_value(snapshot, "frazil.backfill") == last.id
-    )
+    without = sum(rows[target] for target in list_given_up_targets(tables.journals, last.id))
+    repeated = count_changes(tables, last)["repeated"] if opened.spec.sinks.mode.drops_repeats else 0
     return ReplayResult(last.id, last.records - without - repeated, last.rejected, given_up=without, repeated=repeated)
 
 

@@ -121,6 +121,24 @@ def test_each_dead_letter_goes_to_the_table_that_its_record_routes_to(made: Shop
     check_audit(made)
 
 
+def test_the_changed_rows_of_a_replay_are_those_of_all_its_tables(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+    in_this_process: None,  # noqa: ARG001
+) -> None:
+    spec = shop(mode="upsert", key=["kind"], schema={"kind": "string not null", "at": "timestamptz"})
+    (tmp_path / "shop.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json", by_alias=True, exclude_unset=True)))
+    made = Shop(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)
+    made.begin_route("a")
+    made.run({}, rejected=len(KINDS))
+    replay(open_stream(made.spec), Selection())
+    landed = sum(made.rows().values())
+    assert len(made.rows()) > 2
+    load_catalog(None).drop_table(RAW_A)
+    shown = CliRunner().invoke(frazil, ["backfill", "shop", "--status", "--streams", str(tmp_path)]).output
+    assert f"changed rows  {landed - 1} inserted\n" in shown
+
+
 def test_a_dry_run_predicts_a_dead_letter_that_also_has_a_row(made: Shop) -> None:
     home, dead_letters = load_catalog(None).load_table(HOME), made.tables.dead_letters.refresh().scan().to_arrow()
     row = home.scan().to_arrow()

@@ -156,7 +156,7 @@ def test_the_lag_of_a_table_that_was_rolled_back_is_unknown_and_says_why(spec: S
     assert (found.lag, found.rolled_back) == (None, True)
     unknown = "the lag is unknown: the table was rolled back to a snapshot before the marker's"
     assert unknown in found.problems
-    assert not any("KafkaUnavailable" in one for one in found.problems), "the marker says nothing about it"
+    assert not any("got no answer" in one for one in found.problems), "the marker says nothing about it"
 
 
 @pytest.mark.parametrize(("after_ms", "runs"), [(0, True), (86_400_000, None)])
