@@ -141,7 +141,7 @@ def test_brokers_that_are_down_are_waited_for_briefly(
     assert (code, waits_s) == (KafkaUnavailable.exit_code, [INTERACTIVE_TIMEOUT_S])
     # librdkafka may have tried to connect by then, and its error is added.
     assert re.fullmatch(
-        r"BrokersSilent: describing topics rides at 127\.0\.0\.1:1 got no answer within 0\.1 s\. Check "
+        r"KafkaUnavailable: describing topics rides at 127\.0\.0\.1:1 got no answer within 0\.1 s\. Check "
         r"source\.bootstrap-servers and the brokers(; the last error was: .*)?\n",
         said,
     )
