@@ -104,7 +104,7 @@ def check_lag_without_a_writer(stream: Any, status: Status, *, waits: int) -> No
     stream.declare()
     seen = status()
     assert seen["lag"] is None
-    assert "the lag is unknown: BrokersSilent: " in seen["problems"][0]
+    assert "the lag is unknown: KafkaUnavailable: " in seen["problems"][0]
 
 
 def check_others_are_refused(stream: Any, seen: dict[str, Any]) -> None:
