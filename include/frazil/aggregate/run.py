@@ -33,21 +33,13 @@ from frazil.aggregate.day_input import (
     load_day_signals,
     reuse_input,
 )
-from frazil.aggregate.spec import (
-    DAY_COLUMN,
-    SOURCE_VIEW,
-    AggregationSpec,
-    find_aggregation,
-    find_aggregation_file,
-    parse_day,
-)
+from frazil.aggregate.spec import DAY_COLUMN, SOURCE_VIEW, AggregationSpec, find_aggregation, parse_day
 from frazil.commit.history import ancestors
 from frazil.errors import CommitUnavailable, FrazilError, SchemaIncompatible, SpecError
 from frazil.host.process_log import log_to_stderr
 from frazil.lineage.facts import RunFacts, Totals, table_dataset
 from frazil.lineage.jobs import JobReporter, openlineage_jobs
 from frazil.spark.application import start_session
-from frazil.spec.sql_error import SqlError
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 
 if TYPE_CHECKING:
@@ -138,8 +130,7 @@ def run_aggregation(name: str, *, folder: Path, day: str, snapshot_id: int | Non
             finally:
                 spark.stop()
     except FrazilError as error:
-        in_file = error.describe_in(find_aggregation_file(folder, name)) if isinstance(error, SqlError) else error
-        log.error("%s: %s", type(error).__name__, in_file)  # noqa: TRY400
+        log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
         return error.exit_code
     return 0
 
@@ -183,10 +174,9 @@ def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:
         rows.where((moment >= begin) & (moment < end)).createOrReplaceTempView(SOURCE_VIEW)
         return spark.sql(spec.sql).select(F.lit(day).alias(DAY_COLUMN), "*")
     except AnalysisException as error:
-        problem = f"aggregation {spec.name}: Spark cannot run the SQL on {spec.source}: {_first_line(error)}"
-        if (offset := _find_offset(error, spec.sql)) is None:
-            raise SpecError(f"{problem}. Correct the SQL") from error
-        raise SqlError("sql", spec.sql, offset, problem) from error
+        raise SpecError(
+            f"aggregation {spec.name}: Spark cannot run the SQL on {spec.source}: {_first_line(error)}. Correct the SQL"
+        ) from error
 
 
 def _create_target(spark: SparkSession, run: DayRun, result: DataFrame) -> None:
@@ -233,12 +223,3 @@ def _spark_name(catalog: Catalog, identifier: str) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n", 1)[0]
-
-
-def _find_offset(error: AnalysisException, sql: str) -> int | None:
-    """Return where the SQL is wrong, if Spark reports it."""
-    origin: Any = getattr(error, "_origin", None)  # the JVM's exception, which has no public name
-    if origin is None or not (origin.line().isDefined() and origin.startPosition().isDefined()):
-        return None
-    lines = sql.splitlines(keepends=True)[: origin.line().get() - 1]
-    return sum(map(len, lines)) + int(origin.startPosition().get())

@@ -79,13 +79,9 @@ def find_aggregation(folder: Path, name: str) -> AggregationSpec:
 
 
 def _load_named(folder: Path, name: str) -> AggregationSpec:
-    return load_aggregation(find_aggregation_file(folder, name))
-
-
-def find_aggregation_file(folder: Path, name: str) -> Path:
     files = {path.stem: path for path in list_stream_files(folder)}
     if name in files:
-        return files[name]
+        return load_aggregation(files[name])
     close = get_close_matches(name, files, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise SpecError(f"no aggregation {name!r} in {folder}; {hint}known: {', '.join(files) or 'none'}")

@@ -21,7 +21,6 @@ from frazil.spec.formats import FORMATS
 from frazil.spec.load import list_stream_files, load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import find_warnings
-from frazil.spec.sql_error import SqlError
 from frazil.spec.units import format_duration
 from frazil.spec.values import field_descriptions
 
@@ -107,7 +106,7 @@ def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list
         except SpecError as error:
             errors.extend(str(error).splitlines())
     for path, spec in streams.items():
-        errors.extend(_find_problems(path, spec))
+        errors.extend(f"{path}: {problem}" for problem in _find_problems(spec))
     clashes = find_conflicts({**_sibling_streams(files), **streams})
     return streams, errors + [each for each in clashes if any(each.startswith(f"{path}:") for path in streams)]
 
@@ -122,18 +121,12 @@ def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
     return siblings
 
 
-def _find_problems(path: Path, spec: StreamSpec) -> Iterator[str]:
+def _find_problems(spec: StreamSpec) -> Iterator[str]:
     """Yield errors that would also stop the writer's start. Imports librdkafka, Arrow and DuckDB only if needed."""
     try:
         _transform_columns(spec)
-    except SqlError as error:
-        yield error.describe_in(path)
     except SpecError as error:
-        yield from (f"{path}: {line}" for line in str(error).splitlines())
-    yield from (f"{path}: {problem}" for problem in _find_other_problems(spec))
-
-
-def _find_other_problems(spec: StreamSpec) -> Iterator[str]:
+        yield from str(error).splitlines()
     if spec.source.properties:
         from frazil.kafka.client import property_problems
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from frazil.errors import SpecError
 from frazil.ingest.transform_sql import UNNESTED, open_connection
-from frazil.spec.sql_error import SqlError
 
 Node = dict[str, Any]
 _ALLOWED_CLASSES = frozenset(
@@ -81,14 +80,18 @@ class SqlTree:
         return found
 
     def parse_select(self, sql: str) -> Node:
-        """Return the only SELECT of a text. Raises SpecError, as SqlError for its syntax."""
+        """Return the only SELECT of a text. Raises SpecError."""
         parsed = self.parse(sql)
         if parsed["error"]:
             if parsed["error_type"] != "parser":
                 raise SpecError("transform: write one SELECT statement")
             offset = len(sql.encode()[: int(parsed.get("position", 0))].decode(errors="ignore"))
-            hint = 'Quote names that are keywords, such as "at"'
-            raise SqlError("transform", sql, offset, parsed["error_message"], hint)
+            before = sql[:offset].split("\n")
+            line, column, text = len(before), len(before[-1]) + 1, sql.split("\n")[len(before) - 1].strip()
+            raise SpecError(
+                f"transform: line {line}, column {column} of the SELECT: {parsed['error_message']}: `{text}`. Quote "
+                'names that are keywords, such as "at"'
+            )
         if len(parsed["statements"]) != 1:
             raise SpecError("transform: write one SELECT statement")
         node: Node = parsed["statements"][0]["node"]

@@ -62,12 +62,6 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     return _FILES.get(path)
 
 
-def compose(text: str) -> yaml.Node | None:
-    """Return the syntax tree of a valid file, with the places of its values."""
-    root: yaml.Node | None = yaml.compose(text, Loader=_StreamLoader)
-    return root
-
-
 def _load_mapping(path: Path) -> Mapping[str, Any]:
     text = _read_text(path)
     try:
