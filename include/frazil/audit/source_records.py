@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -65,8 +64,8 @@ class SourceRecords:
     def topics(self) -> set[str]:
         return {topic for (topic, _), of in self.spans.items() if of}
 
-    def stage(self, folder: Path) -> tuple[list[StageResult], StageContext]:
-        """Stage the records in subfolders of `folder`. Returns each task's result, and the context."""
+    def stage(self, folder: Path) -> tuple[StageResult, StageContext]:
+        """Stage the records in subfolders of `folder`."""
         kafka = executor_kafka_properties(self.spec, os.environ)
         base = build_stage_context(
             self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids
@@ -77,10 +76,9 @@ class SourceRecords:
         dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
         existing = {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
         context = dataclasses.replace(base, targets=targets, existing_dead_letters=existing)
-        rounds = zip_longest(*([OffsetRange(*tp, *span) for span in of] for tp, of in self.spans.items()))
-        tasks = [StageTask(index, tuple(filter(None, ranges))) for index, ranges in enumerate(rounds)]
+        task = StageTask(0, tuple(OffsetRange(*tp, *span) for tp, of in self.spans.items() for span in of))
         # A transform is evaluated in a child process, because its memory limit may abort the process that reads.
-        return [stage(context, task, attempt=int(self.spec.transform is not None)) for task in tasks], context
+        return stage(context, task, attempt=int(self.spec.transform is not None)), context
 
 
 def records_by_table(
@@ -91,9 +89,8 @@ def records_by_table(
     replay = SourceRecords(spec, tables, sinks, marker.source.topic_ids, {tp: [span] for tp, span in spans.items()})
     paths = defaultdict[Target, list[str]](list)
     with scratch_folder(spec.name) as folder:
-        for result in replay.stage(folder)[0]:
-            for file in result.files:
-                paths[file.target].append(file.path)
+        for file in replay.stage(folder)[0].files:
+            paths[file.target].append(file.path)
         io = load_file_io({}, location=str(folder))
         return {target: tally_files(io, of) for target, of in paths.items() if target != "dead-letters"}
 

@@ -382,7 +382,7 @@ def test_records_are_staged_for_the_tables_of_each_value(
     files = made.write(main, key, "main", {0: [0, 1]}, folder=folder)
     files += made.write(made.tables.dead_letters.refresh(), key, "dead-letters", {0: [2]}, folder=folder)
     staged = StageResult(files=files, progress=())
-    monkeypatch.setattr(SourceRecords, "stage", lambda *_: ([staged], None))
+    monkeypatch.setattr(SourceRecords, "stage", lambda *_: (staged, None))
     assert ComparedTables.load(made.spec, made.tables, main, made.home()).by_value == {
         "order": "shop.orders",
         "a": "shop.raw_a",
@@ -415,9 +415,9 @@ def test_a_record_that_is_a_dead_letter_is_staged_again_as_the_same(
     staged: list[Any] = []
     monkeypatch.setattr(source_records, "stage", lambda *given, **_: staged.append(given))
     sinks = ComparedTables.load(made.spec, made.tables, made.tables.main.refresh(), made.home())
-    spans = {("shop", 0): [(0, 3)]}
+    spans = {("shop", 0): [(0, 1), (2, 3)]}
     SourceRecords(made.spec, made.tables, sinks, made.source.topic_ids, spans).stage(tmp_path)
     ((context, task),) = staged
-    assert [(r.start, r.end) for r in task.ranges] == [(0, 3)]
+    assert [(r.start, r.end) for r in task.ranges] == [(0, 1), (2, 3)]
     letters = {tp: sorted(BitMap64.deserialize(data)) for tp, data in context.existing_dead_letters.items()}
     assert letters == {("shop", 0): [2]}

@@ -10,7 +10,7 @@ import numpy as np
 
 from frazil.ingest.compiled import load64, load_big_endian, memcpy, memmove, store64
 from frazil.ingest.formats.json.nodes import Numbers
-from frazil.ingest.formats.json.scalars import parse_decimal, parse_double
+from frazil.ingest.formats.json.scalars import multiply, parse_decimal, parse_double
 from frazil.ingest.formats.json.scan import (
     NO,
     Octets,
@@ -33,7 +33,7 @@ MAX_DIGITS = 38
 _MULTIPLIER, _ALL = np.uint64(0x9E3779B97F4A7C15), np.uint64(2**64 - 1)
 _SEEN, _TRACED, _KNOWN, _CLOSED, _SHAPED = range(5)
 """Places in `Scratch.track`: keys seen, keys traced, different keys, and the end of `shapes` now and when traced."""
-_32, _40 = np.uint64(32), np.uint64(40)
+_40 = np.uint64(40)
 
 
 class Scratch(NamedTuple):
@@ -175,10 +175,10 @@ def _find_key(b: Octets, p: int, stop: int, escaped: bool, keys: int, s: Scratch
     # The hash begins with an address, which no producer knows, so none can choose keys that collide.
     value = np.uint64(length) ^ np.uint64(s.names.ctypes.data)
     for q in range(0, length, 8):
-        value = (value ^ _word(s.names, start + q, length - q)) * _MULTIPLIER
-        value ^= value >> _32
+        high, low = multiply(value ^ _word(s.names, start + q, length - q), _MULTIPLIER)
+        value = high ^ low
     mask = len(s.slots) - 1
-    slot = np.int64(value * _MULTIPLIER >> _40) & mask
+    slot = np.int64(value >> _40) & mask
     while s.slots[slot] >= 0 and _compare(s, s.slots[slot], start, length) != 0:
         slot = (slot + 1) & mask
     if s.slots[slot] < 0:
