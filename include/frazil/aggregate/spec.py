@@ -70,16 +70,12 @@ def parse_day(text: str | None) -> date:
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
     """Return an aggregation of a folder: its last valid declaration if its file is broken. Raises SpecError."""
     try:
-        return _load_named(folder, name)
+        return load_aggregation(find_aggregation_file(folder, name))
     except SpecError as error:
         if (last := recall_declaration(folder, name, AGGREGATIONS)) is None:
             raise
         log.warning("using the last valid declaration of the aggregation %s: %s", name, error)
         return last
-
-
-def _load_named(folder: Path, name: str) -> AggregationSpec:
-    return load_aggregation(find_aggregation_file(folder, name))
 
 
 def find_aggregation_file(folder: Path, name: str) -> Path:
