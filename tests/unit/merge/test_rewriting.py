@@ -52,7 +52,9 @@ def test_small_files_join_what_is_written_once_there_are_four() -> None:
 
 
 @pytest.mark.parametrize(("leave", "joined"), [(300, {"0", "1", "2", "3"}), (900, set())])
-def test_the_more_rows_a_rewritten_file_keeps_the_larger_are_the_files_that_join_it(leave: int, joined: set[str]) -> None:
+def test_the_more_rows_a_rewritten_file_keeps_the_larger_are_the_files_that_join_it(
+    leave: int, joined: set[str]
+) -> None:
     rewritten, others = made(MIB), [made(MIB, name=str(n)) for n in range(4)]
     assert files_to_rewrite("auto", {rewritten: leave}, [rewritten, *others], new_rows=1) == {"a", *joined}
 
