@@ -297,7 +297,10 @@ def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Find
             missing = max(missing, lost - dead_letters.compare(group)[0])
         if e.drops_repeats and of_rows:
             missing = 0
-        surplus = max(0, surplus - len(both & group.offsets))  # another finding reports these
+        reported = len(both & group.offsets)  # by another finding, for one of the tables
+        if of_rows:
+            reported = max(0, reported - dead_letters.compare(group)[1])
+        surplus = max(0, surplus - reported)
         fewer, more = fewer + missing, more + surplus
         unknown += max(0, table.count_missing_records(group, group.ranges_by_topic_id) - missing)
         first = first or (group if missing or surplus else None)

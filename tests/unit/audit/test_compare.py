@@ -126,6 +126,12 @@ def test_a_gap_is_not_named_as_a_missing_record(
     assert [f.sentence.partition("count, ")[2] for f in found if " is missing " in f.sentence] == [where]
 
 
+def test_a_row_with_a_dead_letter_does_not_hide_another_surplus_row() -> None:
+    world = World(frozenset({0, 1, 3}), frozenset(), (0, 4))
+    harmed = replace(world.evidence(rows=[0, 1, 2, 3], dead_letters=[1]), kafka=None)
+    assert wrong(compare_partition(harmed)) == [(FindingKind.ROW_AND_DEAD_LETTER, 1), (FindingKind.MISCOUNTED, 1)]
+
+
 @given(worlds(), st.sets(st.integers(0, 20), min_size=1))
 def test_rows_past_the_marker_are_claimed_by_nobody(world: World, beyond: set[int]):
     landed = sorted(world.kafka - world.rejected) + [world.bounds[-1] + n for n in sorted(beyond)]
