@@ -292,16 +292,23 @@ def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Find
     accounted, both = e.seen | find_missing_offsets(e) | _accepted_offsets(e), _rows_with_dead_letters(e)
     for group in table.groups:
         missing, surplus = table.compare(group)
+        lost = group.lowest(_claimed_records) - len(accounted & group.offsets)
         if of_rows and _is_exact(e, group):
-            lost = group.lowest(_claimed_records) - len(accounted & group.offsets)
             missing = max(missing, lost - dead_letters.compare(group)[0])
         if e.drops_repeats and of_rows:
             missing = 0
-        surplus = max(0, surplus - len(both & group.offsets))  # another finding reports these
+        reported = len(both & group.offsets)  # by another finding, for one of the tables
+        if of_rows:
+            reported = max(0, reported - dead_letters.compare(group)[1])
+        surplus = max(0, surplus - reported)
         fewer, more = fewer + missing, more + surplus
         unknown += max(0, table.count_missing_records(group, group.ranges_by_topic_id) - missing)
         first = first or (group if missing or surplus else None)
-        offsets |= _find_unseen(e, group) if missing else BitMap64()
+        # Records of a former topic, or from before a truncation, may be at the offsets of missing records.
+        is_known = e.kafka is None and lost >= missing and len(group.ranges_by_topic_id) == 1
+        is_known = is_known and not covered_offsets(e.rewritten) & group.offsets
+        if missing:
+            offsets |= group.offsets - accounted if is_known else group.offsets
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, unknown,
         f"{e.tables} is missing {format_count(unknown, table.name)}, which may be of a former topic of this name. To "
@@ -310,20 +317,10 @@ def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Find
     if first is not None:
         fewer_words = [f"is missing {format_count(fewer, table.name)} that the commit records count"] if fewer else []
         has = [f"has {format_count(more, table.name)} that no commit record counts"] if more else []
-        where = _locate(first, offsets, is_exact=len(offsets) == fewer and not more)
+        where = _locate(first, BitMap64() if more else offsets, is_exact=len(offsets) == fewer and not more)
         where += "; `--source` names them" if fewer and e.kafka is None and len(offsets) != fewer else ""
         sentence = f"{e.tables} {' and '.join(fewer_words + has)}, {where}"
         yield _make_finding(e, FindingKind.MISCOUNTED, fewer + more, sentence)
-
-
-def _find_unseen(e: Evidence, group: OverlappingRanges) -> BitMap64:
-    """Return the group's offsets without a record in a table: gaps and missing records. Return all offsets that
-    records of a former topic may have.
-    """
-    found = group.offsets
-    if len(group.ranges_by_topic_id) > 1 or covered_offsets(e.rewritten) & found:
-        return found
-    return found - e.seen - find_missing_offsets(e) - _accepted_offsets(e)
 
 
 def _locate(first: OverlappingRanges, missing: BitMap64, *, is_exact: bool) -> str:

@@ -57,6 +57,9 @@ FindRemainingOffsets = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, 
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
 """Returns the offsets in these spans that belong in each table, according to the declared route."""
 
+MAX_JOINED_PARTITIONS = 3
+"""Maximum number of topic-partitions that the finding of a table lists. Of more, each has its own finding."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Run:
@@ -300,11 +303,12 @@ def _add_other_claims(
 def _join_table_counts(
     notes: tuple[Finding, ...], found: tuple[Finding, ...]
 ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Join the counts by table with those by partition, if both report the same rows. Returns both, joined."""
+    """Join the counts by table with those by partition, if both report the same rows and the sentence stays short."""
     by_table = [f for f in notes if f.kind is FindingKind.MISCOUNTED]
     rows = {FindingKind.MISSING, FindingKind.MISCOUNTED, FindingKind.DUPLICATES}
     by_partition = [f for f in found if f.kind in rows]
-    if not by_table or sum(f.count for f in by_table) != sum(f.count for f in by_partition):
+    same = sum(f.count for f in by_table) == sum(f.count for f in by_partition)
+    if not by_table or not same or len(by_partition) > MAX_JOINED_PARTITIONS:
         return notes, found
     where = "; ".join(f"{f.where}: {f.sentence}" for f in by_partition)
     last = replace(by_table[-1], kind=by_partition[0].kind, sentence=f"{by_table[-1].sentence}. By partition: {where}")

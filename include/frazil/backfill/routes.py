@@ -136,7 +136,7 @@ class BackfillRoute:
     def _check_tables_exist(self) -> None:
         if self.routed.absent:
             target, why = min(self.routed.absent.items(), key=itemgetter(0))
-            reason = f"table {target} cannot be used: {why.reason}"
+            reason = why.reason if target in why.reason else f"table {target} cannot be used: {why.reason}"
             raise _refusal(self.tables.stream, Explanation(reason, why.remedy))
 
     def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.rules import describe_interruption
 from frazil.backfill.run import open_backfill
 from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
-from frazil.cli.output import ask, echo, echo_fields, echo_json, format_counts, progress
+from frazil.cli.output import ask, echo, echo_fields, echo_json, format_counts, progress, to_json_value
 from frazil.commit.backfill_records import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nest_by_topic
 from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
@@ -148,8 +147,7 @@ def _print_result(last: BackfillMarker | None, opened: OpenStream, *, as_json: b
     spec = opened.spec
     changes = count_changes(opened.tables, last) if last and spec.sinks.mode.merges else {}
     if as_json:
-        known = last and {f.name.replace("_", "-"): getattr(last, f.name) for f in fields(last)}
-        echo_json(known and {**known, "changes": changes})
+        echo_json(last and {**to_json_value(last), "changes": changes})
     elif last is None:
         echo(f"Stream {spec.name} has never had a backfill.")
     else:

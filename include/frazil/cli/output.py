@@ -36,7 +36,7 @@ def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
 
 def echo_json(document: object) -> None:
     """Print one JSON document. Names of fields become kebab-case; values of other types become strings."""
-    echo(json.dumps(_to_json_value(document), indent=2, default=str))
+    echo(json.dumps(to_json_value(document), indent=2, default=str))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,13 +185,13 @@ def _make_console(*, err: bool = False) -> Console:
     return console
 
 
-def _to_json_value(value: object) -> Any:
+def to_json_value(value: object) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name.replace("_", "-"): _to_json_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name.replace("_", "-"): to_json_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(k): _to_json_value(v) for k, v in value.items()}
+        return {str(k): to_json_value(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_to_json_value(v) for v in value]
+        return [to_json_value(v) for v in value]
     return value
 
 

@@ -143,7 +143,7 @@ class StreamRoute:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {describe_lagging_tables(behind)}. This has lasted for longer than "
                 f"route.lag ({format_duration(self._lag)}). The rows are kept",
-                remedy="Then start the writer again" if behind[0].remedy else fix,
+                remedy="Once this is fixed, start the writer again" if behind[0].remedy else fix,
             )
 
 

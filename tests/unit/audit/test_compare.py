@@ -109,6 +109,29 @@ def test_a_record_that_is_both_row_and_dead_letter_is_said(world: World, data: s
     assert wrong(compare_partition(harmed)) == [(FindingKind.ROW_AND_DEAD_LETTER, len(both))]
 
 
+@pytest.mark.parametrize(
+    ("rows", "dead_letters", "with_kafka", "where"),
+    [
+        ([0, 3, 4, 5], [], True, "first between offsets 2 and 6"),
+        ([0, 4, 5], [3, 6], False, "first between offsets 2 and 6; `--source` names them"),
+    ],
+    ids=["a dead letter that Kafka names", "a row that became a dead letter"],
+)
+def test_a_gap_is_not_named_as_a_missing_record(
+    rows: list[int], dead_letters: list[int], with_kafka: bool, where: str
+) -> None:
+    world = World(frozenset({0, 3, 4, 5, 6}), frozenset({6}), (0, 2, 7))
+    harmed = world.evidence(rows=rows, dead_letters=dead_letters)
+    found = compare_partition(harmed if with_kafka else replace(harmed, kafka=None))
+    assert [f.sentence.partition("count, ")[2] for f in found if " is missing " in f.sentence] == [where]
+
+
+def test_a_row_with_a_dead_letter_does_not_hide_another_surplus_row() -> None:
+    world = World(frozenset({0, 1, 3}), frozenset(), (0, 4))
+    harmed = replace(world.evidence(rows=[0, 1, 2, 3], dead_letters=[1]), kafka=None)
+    assert wrong(compare_partition(harmed)) == [(FindingKind.ROW_AND_DEAD_LETTER, 1), (FindingKind.MISCOUNTED, 1)]
+
+
 @given(worlds(), st.sets(st.integers(0, 20), min_size=1))
 def test_rows_past_the_marker_are_claimed_by_nobody(world: World, beyond: set[int]):
     landed = sorted(world.kafka - world.rejected) + [world.bounds[-1] + n for n in sorted(beyond)]

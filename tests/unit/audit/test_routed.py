@@ -15,10 +15,10 @@ from frazil.audit import declared_stream, source_records
 from frazil.audit.claims import Claims, CommittedRange
 from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.evidence import Evidence, RemainingOffsets
-from frazil.audit.findings import Audit, FindingKind
+from frazil.audit.findings import Audit, Finding, FindingKind
 from frazil.audit.routed_tables import PublishedReplays, RoutedRows, compare_table_counts, find_misplaced_rows
 from frazil.audit.source_records import ComparedTables, SourceRecords, records_by_table
-from frazil.audit.stream_audit import audit_stream
+from frazil.audit.stream_audit import MAX_JOINED_PARTITIONS, _join_table_counts, audit_stream
 from frazil.commit.history import Period
 from frazil.commit.marker import BatchKey
 from frazil.ingest.contract import StageResult
@@ -94,6 +94,15 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
         "shop.other": "the table has 3 rows, but commit records count 2. By partition: shop-0: 1 row too many in the "
         "route, at offset 3"
     }
+
+
+@pytest.mark.parametrize("partitions", [MAX_JOINED_PARTITIONS, MAX_JOINED_PARTITIONS + 1])
+def test_a_count_by_table_is_joined_with_few_partitions_only(partitions: int) -> None:
+    table = Finding(FindingKind.MISCOUNTED, partitions, "the table has 0 rows", "shop.raw_a")
+    found = tuple(Finding(FindingKind.MISSING, 1, "1 record", f"shop-{number}") for number in range(partitions))
+    joined, left = _join_table_counts((table,), found)
+    expected = ("; ".join(f"{one.where}: 1 record" for one in found), ()) if partitions < 4 else ("", found)
+    assert (joined[-1].sentence.partition(". By partition: ")[2], left) == expected
 
 
 def test_rows_that_wait_for_a_table_are_there_and_reported(made: MadeRoute) -> None:

@@ -337,7 +337,7 @@ def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(ma
 def test_a_start_that_ends_because_a_table_was_dropped_says_each_thing_once(made: Shop) -> None:
     _down_for_an_hour(made)
     load_catalog(None).drop_table(A)
-    with pytest.raises(RouteBehind, match="Then start the writer again") as ended:
+    with pytest.raises(RouteBehind, match="Once this is fixed, start the writer again") as ended:
         made.start()
     assert (str(ended.value).count("--give-up"), str(ended.value).count("was dropped")) == (1, 1)
 
