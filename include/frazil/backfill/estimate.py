@@ -19,7 +19,7 @@ from frazil.spec.sinks import Mode
 from frazil.spec.units import format_count
 from frazil.table.branches import summary_value
 
-MAX_EXACT_RECORDS = 20_000
+MAX_EXACT_RECORDS = 5_000
 """Maximum number of missing records that are all decoded. Of more records, a sample is decoded."""
 
 
