@@ -89,8 +89,8 @@ class SqlTree:
             before = sql[:offset].split("\n")
             line, column, text = len(before), len(before[-1]) + 1, sql.split("\n")[len(before) - 1].strip()
             raise SpecError(
-                f"transform: line {line}, column {column} of the SELECT: {parsed['error_message']}: `{text}`. Quote "
-                'names that are keywords, such as "at"'
+                f"transform: line {line}, column {column} of the SELECT: {parsed['error_message']}: `{text}`. Check "
+                'the commas, and quote names that are keywords, such as "at"'
             )
         if len(parsed["statements"]) != 1:
             raise SpecError("transform: write one SELECT statement")

@@ -164,7 +164,7 @@ class StreamSpec(Model):
     route: Route | None = None
     """Further tables, and the records that go to them. `table` gets all other records."""
     rest: str | None = Field(default=None, min_length=1)
-    """The `string` column of all fields without a column, as a JSON object."""
+    """The `string` or `variant` column of all fields without a column, as a JSON object."""
     event_time: EventTime
     """The column of the event time, or a mapping of column and unit."""
     partition_by: tuple[str, ...] = ()
