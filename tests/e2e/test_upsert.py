@@ -100,7 +100,7 @@ def test_the_table_has_the_newest_version_of_each_key(
     stream.catch_up()
     source.check()
     again = frazil("audit", "events", "--source")
-    assert "committed more than once, for example after a reset: their changes and dead letters" in again.stdout
+    assert "committed more than once, by a backfill or a reset: their changes and dead letters" in again.stdout
     assert f"{2 * source.sent} changes, and each key matches its newest change in Kafka" in again.stdout
 
 

@@ -426,7 +426,7 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
         accepted = (span for span in e.given_up if not seen & offset_bitmap(*span))
         holes = covered_offsets([*accepted, *((a[1], b[0]) for a, b in pairwise(read) if a[1] < b[0])])
         skipped = format_count(len(holes), "offset", "was|were")
-        sentence = f"{skipped} skipped, by a reset or by source.on-gap: {_format_offsets(holes)}"
+        sentence = f"{skipped} skipped, by a reset, source.start or source.on-gap: {_format_offsets(holes)}"
         yield _make_finding(e, FindingKind.SKIPPED, len(holes), sentence)
     again = covered_offsets(e.rewritten)
     yield _make_finding(

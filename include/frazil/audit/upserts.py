@@ -128,7 +128,7 @@ def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
     for (topic, partition), of in sorted(claimed.ranges.items()):
         if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(of).values()):
             sentence = (
-                f"{format_count(again, 'offset', 'was|were')} committed more than once, for example after a reset: "
+                f"{format_count(again, 'offset', 'was|were')} committed more than once, by a backfill or a reset: "
                 "their changes and dead letters are counted each time"
             )
             yield Finding(FindingKind.READ_AGAIN, again, sentence, f"{topic}-{partition}")

@@ -75,9 +75,11 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
         return new.with_epoch(epoch, request.run)
     if backfill.digest != request.digest:
         check_no_replay(backfill)
+        on_branch = backfill.state is BackfillState.STAGED and backfill.request.get("target") == "branch"
+        again = "without --branch to publish it" if on_branch else "again to finish it"
         raise WriterBusy(
             f"another backfill of stream {request.stream!r} is {backfill.state}: {backfill.id}, with the request "
-            f"{json.dumps(backfill.request)}. Run that request again to finish it, or end it with `frazil backfill "
+            f"{json.dumps(backfill.request)}. Run that request {again}, or end it with `frazil backfill "
             f"{request.stream} --abandon`"
         )
     return backfill.with_epoch(epoch, request.run)

@@ -48,8 +48,8 @@ def cost(  # noqa: PLR0913 - a command's options
 
     Sums the commit records, which contain the CPU time of each batch's tasks, and of the writer and its JVM. CPU time
     between batches counts for the next batch. Counts requests to object storage, except those of a REST catalog. Does
-    not include Kafka, Airflow, maintenance, audits or readers. The price of storage assumes that the table always had
-    its current size.
+    not include Kafka, Airflow, maintenance, backfills, replays, audits or readers. The price of storage assumes that
+    the tables always had their current size.
 
     \b
     Example:

@@ -149,6 +149,8 @@ def _problem_messages(streams: list[StreamState]) -> list[str]:
 def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
     if one.flow is None or not one.flow.rejected_last_day:
         return None
+    if one.flow.rejected_since_ms is not None:  # replays are counted by hour, also those of earlier dead letters
+        return None
     try:
         main = load_stream_table(spec)
         dead_letters = main and main.catalog.load_table(spec.dead_letter_table)

@@ -60,7 +60,8 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     checked = Connections.check(streams.values())
     good = checked.good
     if len(good) > MAX_LISTED_CONNECTIONS:
-        good = [f"all other connections of {format_count(len(streams), 'stream')} work"]
+        which = "all other" if checked.faults else "all"
+        good = [f"{which} connections of {format_count(len(streams), 'stream')} work"]
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WARNING, warning) for warning in checked.warnings)
     yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)

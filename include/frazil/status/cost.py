@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from pydantic import Field, ValidationError
+from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.commit.journal import BatchCost, JournalStore
 from frazil.errors import SpecError
@@ -15,6 +17,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model
 from frazil.spec.yaml_file import read_mapping
 from frazil.table.branches import summary_value
+from frazil.table.declared import load_route_tables
 from frazil.table.tables import load_stream_table
 from frazil.timetext import format_day
 
@@ -65,6 +68,7 @@ class CostReport:
     owner: str
     days: dict[str, StreamCost]
     stored_bytes: int
+    """The current size of all tables of the stream."""
 
     @property
     def total(self) -> StreamCost:
@@ -82,8 +86,11 @@ def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
     days: dict[str, StreamCost] = {}
     for day, cost in _costs(journals, since_ms):
         days[day] = days.get(day, StreamCost()) + cost
-    head = table.current_snapshot()
-    return CostReport(spec.name, owner, days, int(summary_value(head, "total-files-size") or 0))
+    tables = [table, *load_route_tables(table.catalog, spec.sinks).values()]
+    with suppress(NoSuchTableError):
+        tables.append(table.catalog.load_table(spec.dead_letter_table))
+    stored = sum(int(summary_value(one.current_snapshot(), "total-files-size") or 0) for one in tables)
+    return CostReport(spec.name, owner, days, stored)
 
 
 def _costs(journals: JournalStore, since_ms: int) -> Iterator[tuple[str, StreamCost]]:

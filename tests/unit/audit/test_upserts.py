@@ -71,7 +71,7 @@ def test_offsets_that_were_committed_again_are_reported_for_their_topic_partitio
     (found,) = _report_offsets_read_again(Claims({("t", 0): once, ("t", 1): made_again, ("t", 2): thrice}))
     assert (found.kind, found.where, found.count, found.kind.is_wrong) == (FindingKind.READ_AGAIN, "t-2", 26, False)
     assert found.sentence == (
-        "26 offsets were committed more than once, for example after a reset: "
+        "26 offsets were committed more than once, by a backfill or a reset: "
         "their changes and dead letters are counted each time"
     )
 

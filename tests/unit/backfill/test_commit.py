@@ -259,6 +259,15 @@ def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_n
     assert BackfillCommitter.begin(live.tables, other).backfill.id != committer.backfill.id
 
 
+def test_another_backfill_is_told_how_the_one_on_a_branch_is_published(live: Any) -> None:
+    committer = BackfillCommitter.begin(live.tables, REQUEST.model_copy(update={"target": "branch"}))
+    stage(live, committer)
+    committer.mark_staged()
+    other = parse_request({"stream": "events", "to-offsets": {"events": {"0": 5}}})
+    with pytest.raises(WriterBusy, match="Run that request without --branch to publish it"):
+        BackfillCommitter.begin(live.tables, other)
+
+
 def test_a_run_whose_backfill_a_user_abandoned_begins_none_again_and_a_new_run_does(live: Any) -> None:
     first, second = (parse_request({"stream": "events", "run": run}) for run in ("dag/first", "dag/second"))
     committer = BackfillCommitter.begin(live.tables, first)

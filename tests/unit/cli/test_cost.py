@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from frazil.cli.main import frazil
 from frazil.commit.journal import BatchCost
 from frazil.errors import SpecError
+from frazil.status.cost import cost_of
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import BEGIN_MS, YAML, land, made_stream
 
@@ -54,6 +55,14 @@ def test_commits_are_summed_and_priced(made: MadeStream, tmp_path: Path):
     shown = call(tmp_path, "--prices", str(prices)).stdout
     assert "EUR1.6100" in shown
     assert "Also EUR0.0000 to store" in shown
+
+
+def test_all_tables_of_a_stream_are_stored(made: MadeStream):
+    at = made.tables.marker().offsets[made.topic, 0]  # type: ignore[union-attr]
+    made.land({0: (at, at + 400)}, rejected={0: range(at, at + 400)})
+    heads = [table.refresh().current_snapshot() for table in (made.tables.main, made.tables.dead_letters)]
+    stored = sum(int(head.summary["total-files-size"]) for head in heads)  # type: ignore[union-attr,index]
+    assert cost_of(made.spec, since_ms=0).stored_bytes == stored
 
 
 def test_costs_are_summed_by_owner_and_by_day(made: MadeStream, tmp_path: Path):

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from frazil.cli import run
 from frazil.cli.main import frazil
 from frazil.cli.marker import describe_next_step
-from frazil.cli.status import StatusReport
+from frazil.cli.status import StatusReport, _count_dead_letters_left
 from frazil.commit.dead_letter_counts import Reason
 from frazil.errors import WriterBusy
 from frazil.home import run_folder
@@ -36,6 +36,7 @@ from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
 from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, describe_writer_process, shorten_error
 from frazil.status.state import StreamState
+from frazil.status.stream import read_stream_state
 from frazil.supervise.decide import decide
 from frazil.supervise.decision import HEARTBEAT_TTL_MS, DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
 from frazil.supervise.desired import open_desired_store
@@ -562,6 +563,10 @@ def test_what_was_rejected_in_the_last_day_is_counted_and_what_is_left_of_it(tmp
     assert f"rejected      2 in the last day; {reported}\n" in shown("made")
     CliRunner().invoke(frazil, ["dlq", "discard", "made", "--because", "a test", "--yes", "--streams", str(tmp_path)])
     assert f"rejected      2 in the last day, 0 of them left; {reported}\n" in shown("made")
+    state = read_stream_state(made.spec, now_ms=made.now_ms)
+    assert state.flow is not None
+    expired = replace(state, flow=replace(state.flow, rejected_since_ms=made.now_ms))
+    assert _count_dead_letters_left(made.spec, expired, now_ms=made.now_ms) is None
     made.land({0: (3, 6)}, rejected={0: [4, 5]}, reasons={"NotJson": Reason(1)})  # a person accepted the other
     assert f"rejected      4 in the last day; {reported}\n" in shown("made")
     head, row, *_ = shown().splitlines()
