@@ -259,7 +259,7 @@ def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_n
     assert BackfillCommitter.begin(live.tables, other).backfill.id != committer.backfill.id
 
 
-def test_another_backfill_is_told_how_the_one_on_a_branch_is_published(live: Any) -> None:
+def test_an_error_names_how_to_publish_another_backfill_on_a_branch(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, REQUEST.model_copy(update={"target": "branch"}))
     stage(live, committer)
     committer.mark_staged()
