@@ -45,7 +45,7 @@ from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.lost import absent_table_error
+from frazil.table.lost_tables import absent_table_error
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files, state_location

@@ -30,7 +30,7 @@ from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
 from frazil.table.declared import list_matching_names
-from frazil.table.lost import open_stream_catalog
+from frazil.table.lost_tables import open_stream_catalog
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10

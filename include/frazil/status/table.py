@@ -41,7 +41,7 @@ from frazil.supervise.decision import DesiredState, has_committed
 from frazil.supervise.desired import DesiredStore, table_fingerprint
 from frazil.table.branches import count_live_rows, head_of, summary_value
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
-from frazil.table.lost import explain_dropped_table
+from frazil.table.lost_tables import explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_declaration_fits, load_stream_table
 from frazil.timetext import format_elapsed

@@ -27,7 +27,7 @@ from frazil.table.declared import (
     declared_table,
     table_identifier,
 )
-from frazil.table.lost import STATE_FOLDER, explain_lost_table, find_remains
+from frazil.table.lost_tables import STATE_FOLDER, explain_lost_table, find_remains
 from frazil.table.schema_update import check_readable_schema, evolve_to, find_evolutions
 
 logger = logging.getLogger(__name__)

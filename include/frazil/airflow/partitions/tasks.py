@@ -42,7 +42,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import is_template_view, partitions_dag_id
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.lost import open_stream_catalog
+from frazil.table.lost_tables import open_stream_catalog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
