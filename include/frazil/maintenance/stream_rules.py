@@ -29,7 +29,7 @@ from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
-from frazil.table.declared import list_matching_names
+from frazil.table.declared_tables import list_matching_names
 from frazil.table.lost_tables import open_stream_catalog
 from frazil.timetext import format_elapsed, format_utc
 

@@ -18,7 +18,7 @@ from frazil.spec.iceberg import format_declaration, iceberg_type, parse_former_c
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE_TYPES
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.declared import DeclaredTable, declared_table, table_identifier
+from frazil.table.declared_tables import DeclaredTable, declared_table, table_identifier
 from frazil.table.evolution import (
     ACCEPTED_SCHEMA,
     PARTITION_NAME_PROBLEM,

@@ -20,7 +20,7 @@ from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
 from frazil.spec.iceberg import check_variants, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
-from frazil.table.declared import (
+from frazil.table.declared_tables import (
     WRITTEN_VERSIONS,
     DeclaredTable,
     declared_dead_letters,
