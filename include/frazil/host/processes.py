@@ -21,7 +21,7 @@ from frazil import installed
 from frazil.home import home
 from frazil.host.exchange import read_json, replace_json
 from frazil.host.records import ProcessMark
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 START_TOLERANCE_S = 2.0
 """Maximum difference between two readings of `create_time`, which shifts when the clock is corrected."""

@@ -15,7 +15,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.spec.iceberg import iceberg_type
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 Path = tuple[str, ...]
 """Names of the fields that lead to a value. `element` and `value` lead into lists and maps, as in Iceberg's schemas."""

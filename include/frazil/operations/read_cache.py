@@ -23,7 +23,7 @@ from frazil import installed
 from frazil.errors import error_text
 from frazil.host.exchange import read_json, replace_json
 from frazil.status.state import StreamState
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from frazil.stream.attempt import check_not_abandoned
 from frazil.stream.progress import MIN_MERGE_WRITE_INTERVAL_S, ProgressFolder
 from frazil.stream.stage_rows import VersionRefusal, error_answer, parse_answer, rebuild
 from frazil.table.storage_mistakes import translate_staging_failure
-from frazil.typed import convert, decode
+from frazil.typed_json import convert, decode
 
 log = logging.getLogger(__name__)
 
