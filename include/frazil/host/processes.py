@@ -49,7 +49,7 @@ def started_at(process: psutil.Process, started_at_s: float) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether the process is gone, or is a zombie without other threads, which may hold ports and files."""
+    """Whether the process is gone, or is a zombie with no other threads: these could still hold ports and files."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Array functions for types, and for required fields inside null structs, that Arrow's own functions reject."""
+"""Functions for arrays that Arrow's own functions reject: of some types, or with required fields in null structs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def child_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def with_children(array: pa.Array, children: Iterable[pa.Array], kind: pa.DataType, *, valid: bool = False) -> pa.Array:
-    """Return a nested array with new `child_arrays` (no slice). With `valid`, nulls get arbitrary values."""
+    """Return a nested array, which is not a slice, with new children. With `valid`, nulls get arbitrary values."""
     mask = array.is_null() if array.null_count and not valid else None
     if pa.types.is_struct(kind):
         return pa.StructArray.from_arrays([*children], fields=list(kind), mask=mask)

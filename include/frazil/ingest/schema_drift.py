@@ -1,5 +1,5 @@
-"""Schema drift: new fields of records, and values that need wider or optional columns. The result does not depend on
-the order of records, because `merge_types` is associative, commutative and idempotent.
+"""Schema drift: new fields of records, and values that need wider or optional columns. The merged
+drift of records does not depend on their order: `merge_types` is associative, commutative and idempotent.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
 def find_incomplete_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> IncompleteWindow | None:
-    """Return the table's first window without a signal, if known, with the reason if it is due."""
+    """Return the table's first window without a signal, and what it waits for once it is due. None if unknown."""
     cursor, spec = signals.cursor, specs[0]
     if cursor is not None:
         window = Window.containing(cursor.through_us, cursor.grain)

@@ -240,7 +240,7 @@ class Agent:
                 self._cluster.open(former.submission).kill()
 
     def _kill(self) -> None:
-        """The order records the kill, so that a later agent continues it."""
+        """Kill the driver. The order records the kill, so that a later agent continues it."""
         if self._order is None:
             return
         if not self._order.kill:

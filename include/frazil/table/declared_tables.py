@@ -1,5 +1,6 @@
-"""Describes a stream's tables as frazil would create them, even if they exist. Recognises tables that a route's
-template has created by their properties, not only by name.
+"""Describes a stream's tables as frazil would create them, even if they exist.
+
+The properties of a table, not only its name, show whether a route's template created it.
 """
 
 from __future__ import annotations

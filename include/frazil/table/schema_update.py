@@ -138,7 +138,7 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
 
 
 def _undeclared_fields(column: NestedField, declared: IcebergType | None) -> Iterator[NestedField]:
-    """Yield the fields of a column that its declared type does not have, with their paths as names."""
+    """Yield a column's undeclared fields: those missing in the `declared` type. Each name is the field's path."""
     known = {(), *(path for path, _ in walk_fields(declared, ()))} if declared else set()
     for path, field in walk_fields(column.field_type, ()):
         if path not in known and path[:-1] in known:
