@@ -18,7 +18,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, StorageUnavailable
-from frazil.table.catalog_mistakes import one_line
+from frazil.table.catalog_errors import one_line
 from frazil.table.storage_mistakes import is_credentials_expiry, is_storage_failure
 
 log = logging.getLogger(__name__)
