@@ -38,7 +38,7 @@ from frazil.status.state import StreamState
 from frazil.stream.circuit_breaker import read_acceptance
 from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
 from frazil.supervise.decision import DesiredState, has_committed
-from frazil.supervise.desired import DesiredStore, table_fingerprint
+from frazil.supervise.desired_state import DesiredStore, table_fingerprint
 from frazil.table.branches import count_live_rows, head_of, summary_value
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost_tables import explain_dropped_table

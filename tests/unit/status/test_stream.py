@@ -37,7 +37,7 @@ from frazil.status.stream import read_stream_state
 from frazil.stream.circuit_breaker import AcceptedRejects, store_acceptance
 from frazil.supervise.decide import decide
 from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
-from frazil.supervise.desired import open_desired_store
+from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 

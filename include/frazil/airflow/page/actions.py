@@ -64,7 +64,7 @@ from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import resend_signals
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import partitions_dag_of
-from frazil.supervise.desired import DesiredStore, open_desired_store
+from frazil.supervise.desired_state import DesiredStore, open_desired_store
 from frazil.table.lost_tables import open_stream_catalog
 from frazil.table.parallel import DaemonThreads
 
