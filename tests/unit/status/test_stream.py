@@ -35,8 +35,8 @@ from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
 from frazil.status.stream import read_stream_state
 from frazil.stream.circuit_breaker import AcceptedRejects, store_acceptance
-from frazil.supervise.decide import decide
 from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
+from frazil.supervise.decision_rules import decide
 from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream

@@ -120,8 +120,8 @@ class HostedStreamTrigger(UserActionTrigger):
         from frazil.spec.application import find_application
         from frazil.status.derive import derive_from_decision, describe_state
         from frazil.status.state import StreamState
-        from frazil.supervise.decide import decide
         from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
+        from frazil.supervise.decision_rules import decide
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
