@@ -28,7 +28,7 @@ from frazil.host.processes import KILL_SIGNAL, record_agent
 from frazil.remote.agent_rules import KILLED_CODE, AgentAction, AgentStep, DriverObservation, decide
 from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, WantedDriver
 from frazil.remote.driver_inputs import DriverInputs, prepare_driver
-from frazil.remote.mirror import HeartbeatMirror
+from frazil.remote.heartbeat_mirror import HeartbeatMirror
 from frazil.remote.submitter import Submitter, create_submitter
 from frazil.safe_text import escape_unsafe
 from frazil.spec.model import StreamSpec
