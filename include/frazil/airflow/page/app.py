@@ -74,11 +74,11 @@ def operations_page() -> FastAPI:
     def stream(  # noqa: PLR0913 - a request's options
         name: str, user: GetUserDep, *, hours: int = 6, tables: str = "", begin: Moment = None, end: Moment = None
     ) -> Response:
-        from frazil.airflow.page import one_stream
+        from frazil.airflow.page import stream_page
 
-        view_options = one_stream.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
+        view_options = stream_page.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
         sees, may_act = partial(visible_streams, user), partial(is_permitted, user, "PUT")
-        found = one_stream.build_stream_view(name, view_options, sees, may_act)
+        found = stream_page.build_stream_view(name, view_options, sees, may_act)
         if found is None:
             raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
         return _view_response(found)
@@ -263,7 +263,7 @@ async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 def _preload() -> None:
-    from frazil.airflow.page import actions, one_stream, one_table, views  # noqa: F401 - as above
+    from frazil.airflow.page import actions, one_table, stream_page, views  # noqa: F401 - as above
     from frazil.host.processes import register_page_server
 
     try:
