@@ -31,7 +31,7 @@ from frazil.airflow.page.forms import (
     parse_reset_target,
     read_text,
 )
-from frazil.airflow.page.one_table import find_table, find_visible_streams, specs_for_table
+from frazil.airflow.page.table_page import find_table, find_visible_streams, specs_for_table
 from frazil.airflow.page.views import (
     SelectVisible,
     answer_cache,

@@ -85,9 +85,9 @@ def operations_page() -> FastAPI:
 
     @app.get("/api/table/{name}")
     def table(name: str, user: GetUserDep) -> Response:
-        from frazil.airflow.page import one_table
+        from frazil.airflow.page import table_page
 
-        found = one_table.build_table_view(name, partial(visible_streams, user), partial(is_permitted, user, "PUT"))
+        found = table_page.build_table_view(name, partial(visible_streams, user), partial(is_permitted, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"no stream writes to table {name}, or you may not see it")
         return _view_response(found)
@@ -263,7 +263,7 @@ async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 def _preload() -> None:
-    from frazil.airflow.page import actions, one_table, stream_page, views  # noqa: F401 - as above
+    from frazil.airflow.page import actions, stream_page, table_page, views  # noqa: F401 - as above
     from frazil.host.processes import register_page_server
 
     try:
