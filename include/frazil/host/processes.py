@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from frazil import installed
+from frazil import outdated_code
 from frazil.home import home
 from frazil.host.exchange import read_json, replace_json
 from frazil.host.records import ProcessMark
@@ -150,12 +150,14 @@ class PageServer:
 
     @property
     def is_outdated(self) -> bool:
-        return installed.hash_files(Path(self.folder)) != self.files
+        return outdated_code.hash_files(Path(self.folder)) != self.files
 
 
 def register_page_server() -> None:
     """Record that this process serves the page, and remove records of ended processes. Raises OSError."""
-    own = PageServer(identify_process(os.getpid()), str(installed.FOLDER), installed.hash_files(installed.FOLDER))
+    own = PageServer(
+        identify_process(os.getpid()), str(outdated_code.FOLDER), outdated_code.hash_files(outdated_code.FOLDER)
+    )
     for file, server in _read_records():
         if server is None or not is_alive(server.process):
             file.unlink(missing_ok=True)

@@ -27,8 +27,8 @@ from frazil.commit.marker import Marker, keep_same_topics, read_marker
 from frazil.commit.open_streams import explain_lost_table, open_read_only
 from frazil.errors import FrazilError, RolledBack, TableLost, error_text
 from frazil.host.local import LocalLauncher
-from frazil.installed import explain_outdated
 from frazil.offsets.spans import count_unread
+from frazil.outdated_code import explain_outdated
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.status.fixes import Service, suggest_fix

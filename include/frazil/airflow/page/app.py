@@ -32,7 +32,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from frazil import installed
+from frazil import outdated_code
 from frazil.safe_text import MAX_REASON_CHARACTERS, escape_unsafe
 
 # Scripts and styles come only from this server, and all content of records is text.
@@ -231,14 +231,14 @@ def _with_http_errors(work: Callable[[], Any]) -> Any:
     except (TimeoutError, forms.OutcomeUnknown) as error:
         raise HTTPException(504, str(error)) from error
     except Exception as error:  # whatever a catalog, storage, Kafka or Airflow raises
-        if said := installed.explain_outdated(error):
+        if said := outdated_code.explain_outdated(error):
             log.warning("an action failed: %s", said, exc_info=error)
             raise HTTPException(500, said) from error
         raise HTTPException(409, f"{type(error).__name__}: {error}") from error
 
 
 async def _handle_unexpected(_: Request, error: Exception) -> Response:
-    said = installed.explain_outdated(error) or (
+    said = outdated_code.explain_outdated(error) or (
         f"{type(error).__name__}: {error}. Check the state before you repeat it; the API server's log has details"
     )
     return json_response({"detail": said}, 500)
@@ -257,7 +257,7 @@ async def _handle_invalid_request(_: Request, error: Exception) -> Response:
 @asynccontextmanager
 async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
     """Load PyIceberg and the declarations in a thread while the API server starts."""
-    installed.remember_files("API server")
+    outdated_code.remember_files("API server")
     threading.Thread(target=_preload, daemon=True).start()
     yield
 
