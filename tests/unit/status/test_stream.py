@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
-from frazil import installed
+from frazil import outdated_code
 from frazil.cli.main import frazil
 from frazil.cli.status import _overview_cells
 from frazil.commit.dead_letter_counts import Reason
@@ -63,7 +63,7 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
         None,
         ("the table cannot be read: ImportError: cannot import name 'x'",),
     )
-    monkeypatch.setattr(installed, "_starts", [installed.ProcessStart("API server", frozenset())])
+    monkeypatch.setattr(outdated_code, "_starts", [outdated_code.ProcessStart("API server", frozenset())])
     with pytest.raises(ImportError):
         read_stream_state(spec, now_ms=0)
 
