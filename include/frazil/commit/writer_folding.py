@@ -1,4 +1,4 @@
-"""Folds the small files that a writer appends, so that a query of a partition that still grows opens few files.
+"""Folds the small files that a writer appends, so that queries of an open partition read few files.
 
 A thread writes the rows of several files again as one file. Between two batches, the writer then replaces these files
 with one commit. Maintenance rewrites all other files, such as files of an earlier process.

@@ -30,7 +30,7 @@ def unwrap_extension(array: pa.Array) -> pa.Array:
 
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
-    """Return the column as one array, also for extension types."""
+    """Return the column as one array, even for extension types."""
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 
@@ -92,7 +92,7 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def floor_nanoseconds(array: pa.Array) -> pa.Array:
-    """Round times in nanoseconds, also nested ones, down to microseconds. Arrow's cast would round toward 1970."""
+    """Round times in nanoseconds, including nested ones, down to microseconds. Arrow's cast would round toward 1970."""
     if "timestamp[ns" not in str(array.type):
         return array
     if pa.types.is_timestamp(array.type):

@@ -208,7 +208,7 @@ class ExpressionChecker:
         return ""
 
     def _length(self, expression: Node) -> int:
-        """Return a constant length, also of a text of digits; -1 if unknown."""
+        """Return a constant length, which may be a text of digits; -1 if unknown."""
         value = self._tree.constant(expression)
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
             return int(value)

@@ -109,7 +109,7 @@ def clean_orphans(
     """Delete the orphan files that an earlier run also found. A dry run changes nothing.
 
     `neighbours` is a result of `load_all_folders`, which may be an hour old: newer files of other tables are not
-    deleted anyway. Raises SpecError if the table does not exist, TableLost if only its files do, and NotMadeByRoute.
+    deleted anyway. Raises SpecError if the table does not exist, TableLost if only its files exist, and NotMadeByRoute.
     Before the first deletion, raises any error.
     """
     report = OrphanReport(table.identifier, dry_run)
