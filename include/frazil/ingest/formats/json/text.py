@@ -114,7 +114,7 @@ def may_be_special(texts: Sequence[bytes]) -> list[bool]:
     return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
 
-def encode_specials(text: bytes) -> bytes:
+def encode_special_numbers(text: bytes) -> bytes:
     nan, infinity = text.find(b"NaN"), text.find(b"Inf")
     if nan < 0 and infinity < 0:
         return text
@@ -135,7 +135,7 @@ def change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Calla
     return (b'"' if plain else b"").join(parts)
 
 
-def decode_specials(text: bytes) -> bytes:
+def decode_special_numbers(text: bytes) -> bytes:
     def restore(part: bytes) -> bytes:
         return _ENCODED_PATTERN.sub(lambda found: _SPECIAL_NAMES[found[1]], part)
 
