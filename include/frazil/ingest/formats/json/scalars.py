@@ -1,7 +1,9 @@
 """Converts JSON numbers, and ISO 8601 dates and times in quotation marks, in compiled code.
 
 Numbers become exact integers, decimals, or the nearest double; dates and times become days and microseconds. `NO` means
-that the text is invalid, or that the result is uncertain. Doubles: Clinger's fast path, then Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021).
+that the text is invalid, or that the result is uncertain.
+
+Doubles: Clinger's fast path, then Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021).
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR1714 - compiled code follows the grammar, and each call and container costs
