@@ -1,4 +1,4 @@
-"""Functions for arrays that Arrow's own functions reject: of some types, or with required fields in null structs."""
+"""Array functions for cases that Arrow's own reject: some types, and required fields inside null structs."""
 
 from __future__ import annotations
 
