@@ -20,7 +20,7 @@ from frazil.supervise.decision import (
 )
 from frazil.supervise.decision_rules import decide
 from frazil.timetext import format_utc
-from tests.unit.supervise.test_decide import (
+from tests.unit.supervise.test_decision_rules import (
     GIVEN_UP,
     MINUTE,
     NOW,
