@@ -30,7 +30,7 @@ from frazil.host.records import GivenUp, SupervisorNotes, write_notes
 from frazil.kafka.admin import KafkaAdmin
 from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.spec.load import load_stream
-from frazil.supervise.desired import DesiredStore
+from frazil.supervise.desired_state import DesiredStore
 from tests.made_batches import MadeStream
 from tests.made_history import HOUR_MS, MINUTE_MS, MadeHistory
 from tests.silent_server import silent_server

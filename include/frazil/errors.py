@@ -41,7 +41,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What is wrong, and what to do: a sentence, empty if unknown."""
+    """What is wrong, and what to do. The remedy is a sentence, or empty if unknown."""
 
     reason: str
     remedy: str = ""
@@ -57,7 +57,7 @@ class FrazilError(Exception):
     restartable: bool = False
 
     def __init__(self, *args: object, stream: str | None = None, remedy: str = "", **details: Any) -> None:
-        """Create an error. Its text has the stream, the reason and the remedy, a sentence."""
+        """Create an error. Its text has the stream, the reason and the `remedy`, which is a sentence."""
         super().__init__(*args, **details)
         self.stream, self.remedy = stream, remedy
 
@@ -130,7 +130,7 @@ class TableLost(CommitUnavailable, exit_code=25): ...
 
 class KafkaUnavailable(FrazilError, exit_code=22, restartable=True):
     all_brokers = False
-    """Whether no broker described the topics. Other requests fail if one partition's leader does not respond."""
+    """True if no broker described the topics in time. False if only one leader may be silent."""
 
 
 class TopicMissing(KafkaUnavailable, exit_code=24): ...

@@ -281,18 +281,18 @@ def ask(  # noqa: PLR0913 - who asks, and what
 
 def meet_other_files(change: bool) -> None:
     """Make frazil's files look replaced under the running API server, so actions fail to load; or undo this."""
-    from frazil import installed
+    from frazil import outdated_code
     from frazil.airflow.page import actions  # needs AIRFLOW_HOME
 
     def cannot_be_loaded(*_: Any) -> Any:
         raise ImportError("cannot import name 'PageAction'")
 
     if change:
-        installed._starts[:] = [installed.ProcessStart("API server", frozenset())]
+        outdated_code._starts[:] = [outdated_code.ProcessStart("API server", frozenset())]
         actions.__dict__["action_subject_before"] = actions.find_action_subject
         actions.find_action_subject = cannot_be_loaded
     else:
-        installed._starts.clear()
+        outdated_code._starts.clear()
         actions.find_action_subject = actions.__dict__.pop("action_subject_before")
 
 

@@ -17,7 +17,7 @@ from frazil.host.exchange import replace_json
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.host.supervising_run import announce_given_up, confirm_given_up
-from frazil.supervise.desired import DesiredStore
+from frazil.supervise.desired_state import DesiredStore
 
 STREAM = """
 name: s

@@ -19,7 +19,7 @@ from frazil.errors import SpecError
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window
 from frazil.spec.load import load_stream
-from frazil.supervise.desired import DesiredStore
+from frazil.supervise.desired_state import DesiredStore
 from tests.dags import in_airflow
 from tests.dags.in_airflow import CHECKOUT, AirflowProcess
 from tests.polling import eventually

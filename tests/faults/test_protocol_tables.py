@@ -40,7 +40,7 @@ from frazil.commit.routed_table_records import write_table_record
 from frazil.commit.sweep import sweep
 from frazil.errors import CommitUnavailable, Fenced, RolledBack, RouteBehind, StaleBatch
 from frazil.stream import routed_tables
-from frazil.table.declared import declare_routed_table
+from frazil.table.declared_tables import declare_routed_table
 from frazil.table.tables import ensure_declared
 from tests.unit.commit.conftest import catalog_in
 

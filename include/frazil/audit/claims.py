@@ -82,7 +82,7 @@ class OverlappingRanges:
         return group_by_topic_id((*self.audited, *self.others))
 
     def bounds(self, claimed: Callable[[CommittedRange], int]) -> dict[str, tuple[int, int]]:
-        """Return the lowest and highest number of records within `offsets`, by topic id."""
+        """Return the minimum and the maximum possible number of records within `offsets`, by topic id."""
         offsets, bounds = self.offsets, dict[str, tuple[int, int]]()
         for topic_id, ranges in self.ranges_by_topic_id.items():
             inside = {r: offsets.range_cardinality(r.start, r.end) for r in ranges}

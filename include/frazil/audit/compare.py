@@ -1,5 +1,6 @@
 """Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
-Pure. Compaction, transactions and retention leave gaps, so a missing offset must be in Kafka and in a commit record.
+Pure. Compaction, transactions and retention leave gaps, so an offset counts as missing only if Kafka and a commit
+record have it.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Fin
 
 
 def find_ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that an earlier topic's record may have, too, or a record before a truncation."""
+    """Return the offsets that may have a second record: of an earlier topic, or from before a truncation."""
     former = claimed_offsets(r for r in (*e.ranges, *e.ranges_outside_period) if r.topic_id != e.topic_id)
     return former | covered_offsets(e.rewritten)
 
@@ -344,7 +345,7 @@ def _is_exact(e: Evidence, group: OverlappingRanges) -> bool:
 
 
 def _hidden_rows(e: Evidence, group: OverlappingRanges) -> int:
-    """Return how many missing rows of overlapping ranges may stay hidden, because dead letters have their offsets."""
+    """Return the maximum number of missing rows that dead letters with the same offsets may hide."""
     dead_letters = _dead_letter_claims(e)
     if all(e.dead_letters.seen.range_cardinality(r.start, r.end) == dead_letters.claimed(r) for r in group.audited):
         return 0

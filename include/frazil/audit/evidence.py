@@ -104,7 +104,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
 ) -> tuple[Evidence, ...]:
-    """Return the evidence of each claimed partition. With `covers_history`, also of partitions without claims."""
+    """Return the evidence of each claimed partition. With `covers_history`, includes partitions without claims."""
     tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if covers_history else set())
     return tuple(
         Evidence(

@@ -44,7 +44,7 @@ from frazil.offsets.spans import OffsetSets, TopicPartition, offset_bitmap
 from frazil.offsets.tally import OffsetTally, Tallies, get_offsets, merge_tallies, seen_offsets
 from frazil.spec.units import format_count
 from frazil.table.landed_offsets import COORDINATES, OffsetRanges, RowSelection, tally_files, tally_rows
-from frazil.table.lost import registration_command
+from frazil.table.lost_tables import registration_command
 from frazil.table.parallel import run_in_parallel
 
 MAX_READ_ATTEMPTS = 3

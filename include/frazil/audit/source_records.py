@@ -35,7 +35,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import executor_kafka_properties
 from frazil.spec.sinks import Sinks
 from frazil.stream.stage_context import build_stage_context, staged_target
-from frazil.table.declared import load_route_tables
+from frazil.table.declared_tables import load_route_tables
 from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
 
 

@@ -1,4 +1,4 @@
-"""Counts what a backfill would write, by decoding its records into a temporary folder; a sample of them if many."""
+"""Counts what a backfill would write. Decodes its records, or a sample of many, into a temporary folder."""
 
 from __future__ import annotations
 

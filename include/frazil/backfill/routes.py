@@ -46,7 +46,7 @@ from frazil.stream.route_values import RouteValues
 from frazil.stream.routed_tables import RoutedTables
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import load_catalog, open_existing_catalog, translate_catalog_errors
-from frazil.table.declared import list_matching_names, load_route_tables
+from frazil.table.declared_tables import list_matching_names, load_route_tables
 from frazil.table.landed_offsets import tally_files
 from frazil.table.tables import check_rows_fit, data_location
 

@@ -19,7 +19,7 @@ from frazil.spark.java import require_pyspark
 from frazil.spark.package import STORAGE_PACKAGES, find_installed_storages, make_package
 from frazil.spec.units import format_count
 from frazil.table.catalogs import catalog_config, load_catalog, translate_catalog_errors
-from frazil.table.lost import file_name, find_newest_metadata, find_other_name, registration_command
+from frazil.table.lost_tables import file_name, find_newest_metadata, find_other_name, registration_command
 from frazil.table.reader_configuration import Reader, configuration
 from frazil.table.spark_catalog import needed_jar_sets
 from frazil.table.storage import open_store

@@ -33,7 +33,7 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.stream.dropped_tables import describe_unknown_table, find_dropped_tables, shorten_dropped_tables
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.declared import load_route_tables
+from frazil.table.declared_tables import load_route_tables
 from frazil.timetext import format_utc
 
 Engine = Literal["spark", "trino", "duckdb"]

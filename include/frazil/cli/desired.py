@@ -20,7 +20,7 @@ from frazil.spec.last_valid import find_or_recall
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.stream import read_stream_state
-from frazil.supervise.desired import DesiredStore, open_desired_store
+from frazil.supervise.desired_state import DesiredStore, open_desired_store
 
 MAX_NAMED_PARTITIONS = 5
 _reason_option = click.option(

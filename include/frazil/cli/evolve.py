@@ -17,7 +17,7 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.reading_rules import FORMATS_WITH_FIELD_NAMES
 from frazil.spec.units import format_count
-from frazil.table.declared import load_route_tables
+from frazil.table.declared_tables import load_route_tables
 from frazil.table.renamed_columns import ColumnChanges, change_columns, check_changes, layout_field_ids
 
 

@@ -35,7 +35,7 @@ from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
 from frazil.status.table import describe_missing_tables
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.lost import lost_dead_letters_error
+from frazil.table.lost_tables import lost_dead_letters_error
 from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import load_stream_table
 from frazil.timetext import format_elapsed, format_utc

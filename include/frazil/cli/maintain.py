@@ -34,7 +34,7 @@ from frazil.spec.last_valid import find_declared_streams
 from frazil.spec.maintenance import Maintenance
 from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.lost import absent_table_error
+from frazil.table.lost_tables import absent_table_error
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

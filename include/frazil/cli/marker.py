@@ -47,7 +47,7 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.branches import count_live_rows
-from frazil.table.lost import find_lost_table
+from frazil.table.lost_tables import find_lost_table
 from frazil.table.tables import ensure_table, load_stream_table
 from frazil.timetext import format_utc
 

@@ -24,7 +24,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import is_template_view, never_complete_message
 from frazil.spec.units import format_duration
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.lost import absent_table_error
+from frazil.table.lost_tables import absent_table_error
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from frazil.stream.dropped_tables import (
 )
 from frazil.stream.routed_tables import is_foreign_table
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.declared import load_route_tables
+from frazil.table.declared_tables import load_route_tables
 from frazil.timetext import format_utc
 
 _GIVE_UP_HELP = "Let this table continue without its waiting rows; may be repeated."

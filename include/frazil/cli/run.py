@@ -303,7 +303,7 @@ def _count_waiting(spec: StreamSpec) -> tuple[int, int | None]:
 
 def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
     from frazil.supervise.decision import DesiredMode
-    from frazil.supervise.desired import open_desired_store  # once the writer has loaded PyIceberg
+    from frazil.supervise.desired_state import open_desired_store  # once the writer has loaded PyIceberg
 
     try:
         desired = open_desired_store(spec).read()

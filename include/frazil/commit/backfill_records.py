@@ -29,7 +29,7 @@ from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.host.processes import identify_process
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import OffsetSets, TopicPartition
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."

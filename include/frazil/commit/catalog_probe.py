@@ -32,10 +32,10 @@ from frazil.errors import AccessDenied, CommitRefused
 from frazil.home import home, make_folder
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import head_of
-from frazil.table.catalog_mistakes import configuration_error
+from frazil.table.catalog_errors import configuration_error
 from frazil.table.catalogs import CatalogConfig, catalog_config, translate_catalog_errors
-from frazil.table.declared import DEFAULT_PROPERTIES, FORMAT_VERSION
-from frazil.table.lost import STATE_FOLDER
+from frazil.table.declared_tables import DEFAULT_PROPERTIES, FORMAT_VERSION
+from frazil.table.lost_tables import STATE_FOLDER
 from frazil.table.storage import open_store
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpd
 from frazil.commit.failed_attempts import Outage, Refusals, Step, TableNames, classify_error, may_refuse_one_update
 from frazil.errors import FrazilError
 from frazil.table.atomic_catalogs import CommitTables, TableChange
-from frazil.table.catalog_mistakes import retry_after_s
+from frazil.table.catalog_errors import retry_after_s
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel

@@ -89,7 +89,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
 
 
 def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Iterator[Snapshot]:
-    """Yield frazil's snapshots from before main's history, which writers left when they expired newer snapshots."""
+    """Yield frazil's snapshots older than main's history. Writers left them when they expired newer snapshots."""
     oldest = (main[-1].sequence_number or 0) if main else 0
     for snapshot in metadata.snapshots:
         written = snapshot.summary.additional_properties if snapshot.summary else {}

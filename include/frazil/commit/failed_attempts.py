@@ -18,8 +18,8 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 
 from frazil.errors import AccessDenied, CommitRefused, CommitUnavailable, StorageUnavailable
-from frazil.table.catalog_mistakes import one_line
-from frazil.table.storage_mistakes import is_credentials_expiry, is_storage_failure
+from frazil.table.catalog_errors import one_line
+from frazil.table.storage_errors import is_credentials_expiry, is_storage_failure
 
 log = logging.getLogger(__name__)
 

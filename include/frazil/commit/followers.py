@@ -51,7 +51,7 @@ MAX_PARALLEL_COMMITS = 16
 RETRY_TIMEOUT_S = 30.0
 RETRY_TIMEOUT_BEHIND_S = 3.0
 COMMIT_GRACE_MS = round(2 * RETRY_TIMEOUT_S * 1000)
-"""Maximum age of a journal for its commit to a routed table to count as in progress."""
+"""Maximum age of a journal whose commit to a routed table still counts as in progress."""
 CreateTable = Callable[[Target, Sequence[Journal]], None]
 """Creates or loads a table and writes its first marker. The table's rows wait next to the default table."""
 
@@ -99,7 +99,7 @@ class LaggingTable:
         return str(Explanation(self.description, self.remedy))
 
     def find_remedy(self, stream: str, fix: str) -> str:
-        """Return the table's remedy; if unknown, `fix` or to give up the rows."""
+        """Return the table's remedy. If it is unknown, return `fix`, and the command that gives up the rows."""
         command = f"`frazil route {stream} --give-up {self.target}`"
         return self.remedy or f"{fix}, or continue without these rows: {command}"
 

@@ -89,7 +89,7 @@ MAX_CACHED_ENCODINGS = 64
 MAX_REMEMBERED_BYTES = 64 * 2**20
 """Maximum memory (bytes) for manifest entries: about 1 KB per file, and 40 bytes per column of a file."""
 MAX_REMEMBERED_FILES = 32
-"""Maximum number of files in a commit for keeping the files' entries in memory."""
+"""Maximum number of a commit's files whose entries are kept in memory."""
 MAX_REMEMBERED_ENTRIES = 1_024
 """Maximum number of a manifest's entries that are kept in memory. Larger manifests are not merged again."""
 

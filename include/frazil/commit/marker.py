@@ -128,7 +128,7 @@ class Marker:
         return BatchOutcome.COMMITTED if key.batch <= self.batches.get(key.epoch, 0) else BatchOutcome.NOT_COMMITTED
 
     def has_committed(self, key: BatchKey) -> bool:
-        """Return whether a batch up to the settled one was committed. Batches of forgotten epochs count, too."""
+        """Return whether a batch, up to the settled one, was committed. An unknown outcome counts as committed."""
         is_settled = self.settled is not None and key <= self.settled
         return is_settled and self.outcome_of(key) is not BatchOutcome.NOT_COMMITTED
 

@@ -41,7 +41,7 @@ from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition
 from frazil.table.branches import head_of, summary_value
-from frazil.table.lost import check_own_folder, find_other_table
+from frazil.table.lost_tables import check_own_folder, find_other_table
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)

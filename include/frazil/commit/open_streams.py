@@ -24,7 +24,7 @@ from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaAdmin
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
-from frazil.table.lost import (
+from frazil.table.lost_tables import (
     find_lost_table,
     find_newest_metadata,
     find_other_name,

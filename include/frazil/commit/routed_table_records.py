@@ -19,7 +19,7 @@ from frazil.commit.staging_targets import list_targets, object_path
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import FrazilError, format_error
 from frazil.ingest.contract import Target
-from frazil.table.lost import MetadataFile, find_newest_metadata
+from frazil.table.lost_tables import MetadataFile, find_newest_metadata
 from frazil.table.parallel import run_in_parallel
 from frazil.table.storage import open_store
 

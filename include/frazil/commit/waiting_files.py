@@ -28,7 +28,7 @@ from frazil.errors import format_error
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.table.tables import data_location
-from frazil.typed import decode
+from frazil.typed_json import decode
 
 log = logging.getLogger(__name__)
 

@@ -120,7 +120,7 @@ class WriterExpiry:
         return withdrawn
 
     def continue_after(self, table: Table) -> None:
-        """After a commit, start the thread if files or snapshots are due for removal. Does not wait."""
+        """Start the thread if files or snapshots are due for removal. Does not wait. Call this after a commit."""
         last, self._last = self._last, table
         proposed, self._proposed = self._proposed, ()
         if last is not None:

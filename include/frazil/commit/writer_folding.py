@@ -1,4 +1,4 @@
-"""Folds the small files that a writer appends, so that a query of a partition that still grows opens few files.
+"""Folds the small files that a writer appends, so that queries of an open partition read few files.
 
 A thread writes the rows of several files again as one file. Between two batches, the writer then replaces these files
 with one commit. Maintenance rewrites all other files, such as files of an earlier process.
@@ -86,7 +86,7 @@ class WriterFolding:
         return cls(tables.stream, tables.main, settings.fold_files, tables.clock_ms)
 
     def continue_after(self, files: Iterable[StagedFile]) -> None:
-        """After the commit of these files, commit a finished fold, and start the next one in the thread, if due."""
+        """Commit a finished fold, and start the next one in the thread, if due. Call this after a commit of `files`."""
         for file in files:
             self._add(file, level=0)
         if self._running and self._running.is_alive():

@@ -67,7 +67,7 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay would do with a sample of the dead letters. `rejects` are the errors of the replay."""
+    """The expected result of a replay, from a sample of the dead letters. `rejects` are the replay's errors."""
 
     landing: int = 0
     failing: int = 0

@@ -74,7 +74,7 @@ log.cleaner.dedupe.buffer.size=16777216
 
 
 class EmbeddedKafka(process.EmbeddedServer):
-    """A broker in one folder; one that already runs there is used. `settings` secure additional `listeners`."""
+    """A broker in one folder. A broker that already runs there is used. `settings` secure additional `listeners`."""
 
     TITLE, RECORD, READY_TIMEOUT_S = "Kafka", "kafka", 120
 
@@ -89,7 +89,7 @@ class EmbeddedKafka(process.EmbeddedServer):
         super().__init__(folder, port=port)
         self._listeners, self._settings = dict(listeners), dict(settings)
         self.archive_options: list[str] | None = None
-        """Options about the archive of classes, instead of those that load it."""
+        """Options for the class archive. If set, they replace the options that load it."""
 
     @property
     def bootstrap(self) -> str:

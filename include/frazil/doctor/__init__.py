@@ -14,7 +14,7 @@ from frazil.table.parallel import DaemonThreads
 class CheckState(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """What was checked works now, but may fail later or elsewhere."""
+    """The check passed now, but may fail later or on another host."""
     WRONG = "wrong"
     SKIPPED = "skipped"
 

@@ -157,7 +157,7 @@ def _copy_per_namespace(spec: StreamSpec) -> list[StreamSpec]:
 
 
 def _check_kafka(spec: StreamSpec) -> str:
-    from frazil.commit.open_streams import open_kafka  # librdkafka, only where it is asked
+    from frazil.commit.open_streams import open_kafka  # librdkafka, only for this check
     from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S
     from frazil.kafka.fetch import check_readable
 
@@ -178,7 +178,7 @@ def _check_kafka(spec: StreamSpec) -> str:
 
 def _transaction_partitions(spec: StreamSpec, properties: Mapping[str, str]) -> Sequence[TopicPartition] | None:
     """Return the partitions of the transaction topic, empty if it does not exist; None if none is declared."""
-    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaAdmin  # librdkafka, only where it is asked
+    from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaAdmin  # librdkafka, only for this check
 
     envelope = envelope_of(spec.source.format)
     if envelope is None or envelope.transactions is None:
@@ -204,7 +204,7 @@ def _describe_transactions(spec: StreamSpec, ends: Sequence[TopicPartition] | No
 
 def _check_registry(spec: StreamSpec) -> str:
     """Check the stream's schema registry. Return a message about it. Raises RegistryUnavailable and SpecError."""
-    from frazil.registry.client import UnknownSchema, shared_registry  # only where it is asked
+    from frazil.registry.client import UnknownSchema, shared_registry  # only for this check
 
     declared = registry_of(spec.source.format)
     assert declared is not None

@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 from frazil.errors import format_error
 from frazil.history.points import EventKind, HistoryEvent, HistoryPart, Point, RecordedHistory, StreamHistory
 from frazil.spec.model import StreamSpec
-from frazil.table.lost import STATE_FOLDER
+from frazil.table.lost_tables import STATE_FOLDER
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
 from frazil.table.tables import load_stream_table

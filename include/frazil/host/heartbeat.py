@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from frazil.host.exchange import Exchange
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 NAME = "status.json"
 

@@ -18,7 +18,7 @@ from frazil.errors import EnvironmentUnusable, WriterBusy
 from frazil.home import make_folder
 from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 LOCK_FILE = "lock"
 INHERITED_LOCK = "FRAZIL_WRITER_LOCK_FD"

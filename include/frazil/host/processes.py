@@ -17,11 +17,11 @@ from typing import Any
 
 import psutil
 
-from frazil import installed
+from frazil import outdated_code
 from frazil.home import home
 from frazil.host.exchange import read_json, replace_json
 from frazil.host.records import ProcessMark
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 START_TOLERANCE_S = 2.0
 """Maximum difference between two readings of `create_time`, which shifts when the clock is corrected."""
@@ -49,7 +49,7 @@ def started_at(process: psutil.Process, started_at_s: float) -> bool:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether the process is gone, or is a zombie without other threads, which may hold ports and files."""
+    """Whether the process is gone, or is a zombie with no other threads: these could still hold ports and files."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:
@@ -150,12 +150,14 @@ class PageServer:
 
     @property
     def is_outdated(self) -> bool:
-        return installed.hash_files(Path(self.folder)) != self.files
+        return outdated_code.hash_files(Path(self.folder)) != self.files
 
 
 def register_page_server() -> None:
     """Record that this process serves the page, and remove records of ended processes. Raises OSError."""
-    own = PageServer(identify_process(os.getpid()), str(installed.FOLDER), installed.hash_files(installed.FOLDER))
+    own = PageServer(
+        identify_process(os.getpid()), str(outdated_code.FOLDER), outdated_code.hash_files(outdated_code.FOLDER)
+    )
     for file, server in _read_records():
         if server is None or not is_alive(server.process):
             file.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from frazil.host.exchange import read_json, replace_json
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 EXITS_FILE = "exit.json"
 SUPERVISOR_FILE = "supervisor.json"

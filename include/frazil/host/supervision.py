@@ -116,7 +116,7 @@ def start_hint(stream: str) -> str:
 
 
 def _observe(stream: str) -> Observation:
-    """Observe the writer as far as its record can be read: `frazil status` reports an unreadable one."""
+    """Observe the writer. An unreadable record counts as none, because `frazil status` reports it."""
     try:
         return LocalLauncher(stream).observe()
     except (OSError, ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""Array functions for types, and for required fields inside null structs, that Arrow's own functions reject."""
+"""Array functions for cases that Arrow's own reject: some types, and required fields inside null structs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def unwrap_extension(array: pa.Array) -> pa.Array:
 
 
 def combine_chunks(column: pa.ChunkedArray) -> pa.Array:
-    """Return the column as one array, also for extension types."""
+    """Return the column as one array, even for extension types."""
     found = column.combine_chunks()
     return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
 
@@ -46,7 +46,7 @@ def child_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def with_children(array: pa.Array, children: Iterable[pa.Array], kind: pa.DataType, *, valid: bool = False) -> pa.Array:
-    """Return a nested array with new `child_arrays` (no slice). With `valid`, nulls get arbitrary values."""
+    """Return a nested array, which is not a slice, with new children. With `valid`, nulls get arbitrary values."""
     mask = array.is_null() if array.null_count and not valid else None
     if pa.types.is_struct(kind):
         return pa.StructArray.from_arrays([*children], fields=list(kind), mask=mask)
@@ -92,7 +92,7 @@ def cast_unchecked(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def floor_nanoseconds(array: pa.Array) -> pa.Array:
-    """Round times in nanoseconds, also nested ones, down to microseconds. Arrow's cast would round toward 1970."""
+    """Round times in nanoseconds, including nested ones, down to microseconds. Arrow's cast would round toward 1970."""
     if "timestamp[ns" not in str(array.type):
         return array
     if pa.types.is_timestamp(array.type):

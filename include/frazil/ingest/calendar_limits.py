@@ -24,7 +24,8 @@ class OutOfRangeValue(NamedTuple):
     number: int
     unit: str
 
-    def text(self, sent: str | None) -> str:
+    def error_text(self, sent: str | None) -> str:
+        """Return the error text. `sent` is the value as sent, if known."""
         name = ".".join(self.path)
         return range_error(name, self.number, self.unit) if sent is None else f"{name}: {sent} is {_OUTSIDE}"
 

@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.route import Route
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 Target = str
 """A table that a batch writes to: "main", "dead-letters", or a routed table's identifier, which contains a dot."""

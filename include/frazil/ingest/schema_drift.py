@@ -1,5 +1,5 @@
-"""Schema drift: new fields of records, and values that need wider or optional columns. The result does not depend on
-the order of records, because `merge_types` is associative, commutative and idempotent.
+"""Schema drift: new fields of records, and values that need wider or optional columns. The merged
+drift of records does not depend on their order: `merge_types` is associative, commutative and idempotent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.spec.iceberg import iceberg_type
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 Path = tuple[str, ...]
 """Names of the fields that lead to a value. `element` and `value` lead into lists and maps, as in Iceberg's schemas."""

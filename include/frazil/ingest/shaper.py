@@ -178,7 +178,7 @@ def range_error_text(moment: OutOfRangeValue, record: bytes | None, *, quote: Qu
     """Return the error text, which quotes the value as sent in `record`. `units` has full column names."""
     words = None if record is None else quote(record, record_path(moment.path, units))
     unit = unit_of(units.get(".".join(moment.path)))
-    return moment.text(words if words is None or unit is None else f"{words} (unit: {unit})")
+    return moment.error_text(words if words is None or unit is None else f"{words} (unit: {unit})")
 
 
 def find_lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:

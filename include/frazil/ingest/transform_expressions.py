@@ -42,7 +42,7 @@ _LENGTH_ARGUMENTS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("generate_series", "range"), (0, 3)),
     "bar": (1, 4),
 }
-"""Arguments that set the length of a function's result: the first, and the end. DuckDB's memory limit ignores it."""
+"""Range of arguments (first index, end) that set a result's length. DuckDB's memory limit ignores this length."""
 MAX_RESULT_LENGTH = 100_000
 _COMPARISONS = ("damerau_levenshtein", "editdist3", "jaro_similarity", "jaro_winkler_similarity", "levenshtein")
 _REPLACEMENTS = ("regexp_replace", "replace")
@@ -52,7 +52,7 @@ _SHORT_ARGUMENTS: dict[str, tuple[int, int | None, int]] = {
     **dict.fromkeys(_COMPARISONS, (0, None, MAX_COMPARED_LENGTH)),
     **dict.fromkeys(_REPLACEMENTS, (2, 3, MAX_INSERTED_LENGTH)),
 }
-"""Arguments with a length that multiplies a function's time or memory: the first, the end, and their maximum length."""
+"""Range of arguments whose length multiplies time or memory: first index, end, and the arguments' maximum length."""
 
 
 def find_nodes(part: Any) -> Iterator[Node]:
@@ -208,7 +208,7 @@ class ExpressionChecker:
         return ""
 
     def _length(self, expression: Node) -> int:
-        """Return a constant length, also of a text of digits; -1 if unknown."""
+        """Return a constant length, which may be a text of digits; -1 if unknown."""
         value = self._tree.constant(expression)
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,18}", value):
             return int(value)

@@ -143,7 +143,7 @@ class Librdkafka:
         return client
 
     def token_callback(self, make_token: TokenFunction) -> Any:
-        """Return a callback that gives a client this function's tokens or error."""
+        """Return a callback that passes a client the token, or the error, of `make_token`."""
 
         def refresh(client: int, config: bytes | None, _: int | None) -> None:
             problem = ctypes.create_string_buffer(_ERROR_BUFFER_BYTES)

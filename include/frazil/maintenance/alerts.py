@@ -20,7 +20,7 @@ from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import format_rounded_bytes
 from frazil.status.freshness import freshness_ms, late_message
 from frazil.timetext import format_utc
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 DEFAULT_RUNBOOK = "docs/runbook.md"
 CLEAR_RATIO = 0.8

@@ -29,8 +29,8 @@ class ManifestPlan:
 def plan_manifests(
     groups: Sequence[ManifestGroup], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """Plan a rewrite of manifests, if there are too many: of each partition spec with a group that would halve.
-    A rewrite merges only manifests of the same group.
+    """Plan a rewrite of each partition spec that has a group whose number of manifests would halve. Plans nothing
+    below `max-count`. A rewrite merges only manifests of the same group.
     """
     total = sum(group.manifests for group in groups)
     if total < settings.max_count:
@@ -100,7 +100,7 @@ def _check_compaction(health: TableHealth, settings: Compaction, *, again: bool)
 
 
 def _has_many_deletes(health: TableHealth, settings: Compaction) -> bool:
-    """Return whether many rows are deleted for the average file's size, or delete files without data files remain."""
+    """Return whether many rows are deleted (fewer suffice if files are small), or delete files outnumber data files."""
     dangling = health.delete_files > health.data_files
     share = min(health.average_file_bytes / health.target_file_bytes, 1)
     return dangling or 2 * health.deleted_percent >= settings.deleted_rows * share

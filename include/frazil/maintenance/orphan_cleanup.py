@@ -45,7 +45,7 @@ from frazil.maintenance.tables import MaintainedTable
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.lost import absent_table_error
+from frazil.table.lost_tables import absent_table_error
 from frazil.table.object_store import ObjectStore
 from frazil.table.storage import open_store
 from frazil.table.tables import may_delete_files, state_location
@@ -109,7 +109,7 @@ def clean_orphans(
     """Delete the orphan files that an earlier run also found. A dry run changes nothing.
 
     `neighbours` is a result of `load_all_folders`, which may be an hour old: newer files of other tables are not
-    deleted anyway. Raises SpecError if the table does not exist, TableLost if only its files do, and NotMadeByRoute.
+    deleted anyway. Raises SpecError if the table does not exist, TableLost if only its files exist, and NotMadeByRoute.
     Before the first deletion, raises any error.
     """
     report = OrphanReport(table.identifier, dry_run)

@@ -19,7 +19,7 @@ from pyiceberg.typedef import Identifier
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.maintenance.orphans import ListedFile, Place, References, TableFolders, UndecidedFiles, normalise_path
-from frazil.table.lost import METADATA_SUFFIX
+from frazil.table.lost_tables import METADATA_SUFFIX
 from frazil.table.tables import data_location
 
 VERSION_HINT = "version-hint.text"

@@ -35,7 +35,7 @@ from frazil.commit.marker import BatchKey, read_markers
 from frazil.spec.maintenance import Orphans
 from frazil.spec.units import format_count
 from frazil.table.object_store import FileInfo
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from frazil.maintenance.tables import MaintainedTable
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 
 class Ending(StrEnum):

@@ -37,7 +37,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import view_from_table
 from frazil.table.branches import head_of
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.declared import DEFAULT_PROPERTIES
+from frazil.table.declared_tables import DEFAULT_PROPERTIES
 from frazil.table.tables import data_location
 
 METADATA_PROPERTIES = ("write.metadata.delete-after-commit.enabled", "write.metadata.previous-versions-max")

@@ -29,8 +29,8 @@ from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
-from frazil.table.declared import list_matching_names
-from frazil.table.lost import open_stream_catalog
+from frazil.table.declared_tables import list_matching_names
+from frazil.table.lost_tables import open_stream_catalog
 from frazil.timetext import format_elapsed, format_utc
 
 MIN_BAD_RECORDS = 10
@@ -342,7 +342,7 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
 def find_incomplete_window(
     catalog: Catalog, specs: Sequence[StreamSpec], signals: TableSignals, *, now_ms: int
 ) -> IncompleteWindow | None:
-    """Return the table's first window without a signal, if known, with the reason if it is due."""
+    """Return the table's first window without a signal, and what it waits for once it is due. None if unknown."""
     cursor, spec = signals.cursor, specs[0]
     if cursor is not None:
         window = Window.containing(cursor.through_us, cursor.grain)

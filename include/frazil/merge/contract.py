@@ -71,6 +71,7 @@ class DeleteFile:
 
     @property
     def removable_key(self) -> str | None:
+        """The key with which a merge may drop this delete file; None if it concerns other data files, too."""
         return self.key or (self.path if self.alone else None)
 
 

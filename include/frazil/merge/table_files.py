@@ -213,8 +213,8 @@ class DataFileReader:
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
     def _missing_columns(self, schema: Schema, physical: Schema) -> tuple[Schema, dict[int, pa.Scalar | None]]:
-        """Return the schema to read, and the values, by index, of columns that the file does not have: those of its
-        partition, and null for variants.
+        """Return the schema to read, and the values, by index, of columns that the file does not have. These are
+        partition values, and null for variants.
         """
         fields, values = list(schema.fields), {}
         for place, wanted in enumerate(schema.fields):

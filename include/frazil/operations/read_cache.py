@@ -19,11 +19,11 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from frazil import installed
+from frazil import outdated_code
 from frazil.errors import error_text
 from frazil.host.exchange import read_json, replace_json
 from frazil.status.state import StreamState
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 T = TypeVar("T")
 
@@ -211,7 +211,7 @@ class AnswerCache:
                 try:
                     value = one.read()
                 except Exception as error:  # any error of a catalog or storage is the answer
-                    restart = installed.explain_outdated(error)
+                    restart = outdated_code.explain_outdated(error)
                     problem = restart or error_text(error)
                     if restart and problem != one.problem:  # log it once, although the read is repeated
                         log.warning("a read for the operations page failed: %s", problem, exc_info=error)

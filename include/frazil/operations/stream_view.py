@@ -59,7 +59,7 @@ class Period:
 
     @classmethod
     def of(cls, hours: int, begin_ms: int | None, end_ms: int | None, *, now_ms: int) -> Period:
-        """Return the period between two times; if it is empty, the last `hours`, if allowed, or the shortest period."""
+        """Return the period between two times. If it is empty, return the last `hours`, or else the default period."""
         begin_ms = max(begin_ms or now_ms, now_ms - TENS_RETENTION_MS)
         if begin_ms < (end := min(end_ms or now_ms, now_ms)):
             return cls(begin_ms, end)

@@ -177,7 +177,7 @@ def slowest_partition(
     partitions: Collection[TopicPartition],
     idle: Collection[TopicPartition],
 ) -> TopicPartition | None:
-    """Return the partition without a record or furthest behind; None if all are idle."""
+    """Return a partition that has had no record, else the one that is furthest behind. None if all are idle."""
     active = sorted(tp for tp in partitions if tp not in idle)
     return min(active, key=lambda tp: (tp in max_event_times_us, max_event_times_us.get(tp, 0)), default=None)
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from frazil import errors
 from frazil.errors import FrazilError, SpecError
-from frazil.typed import decode
+from frazil.typed_json import decode
 
 _SUPPORTED = """
 expect_column_distinct_values_to_be_in_set expect_column_distinct_values_to_contain_set

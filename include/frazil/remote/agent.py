@@ -25,10 +25,10 @@ from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
 from frazil.host.process_log import log_to_stderr
 from frazil.host.processes import KILL_SIGNAL, record_agent
+from frazil.remote.agent_rules import KILLED_CODE, AgentAction, AgentStep, DriverObservation, decide
 from frazil.remote.driver_folder import DriverFolder, DriverReport, LogEnd, Order, WantedDriver
 from frazil.remote.driver_inputs import DriverInputs, prepare_driver
-from frazil.remote.follow import KILLED_CODE, AgentAction, AgentStep, DriverObservation, decide
-from frazil.remote.mirror import HeartbeatMirror
+from frazil.remote.heartbeat_mirror import HeartbeatMirror
 from frazil.remote.submitter import Submitter, create_submitter
 from frazil.safe_text import escape_unsafe
 from frazil.spec.model import StreamSpec
@@ -87,7 +87,7 @@ class StopSignals:
 
 
 class Agent:
-    """Follows one driver until it has ended: polls, decides (`frazil.remote.follow`) and acts."""
+    """Follows one driver until it has ended: polls, decides (`frazil.remote.agent_rules`) and acts."""
 
     def __init__(  # noqa: PLR0913 - what an agent works with
         self,
@@ -240,7 +240,7 @@ class Agent:
                 self._cluster.open(former.submission).kill()
 
     def _kill(self) -> None:
-        """The order records the kill, so that a later agent continues it."""
+        """Kill the driver. The order records the kill, so that a later agent continues it."""
         if self._order is None:
             return
         if not self._order.kill:

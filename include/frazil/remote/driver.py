@@ -28,7 +28,7 @@ from frazil.signals import read_pins
 from frazil.spec.load import validate_stream
 from frazil.stream.main import write
 from frazil.supervise.decision import DesiredMode
-from frazil.supervise.desired import DesiredStore
+from frazil.supervise.desired_state import DesiredStore
 from frazil.table.catalogs import load_catalog
 
 log = logging.getLogger(__name__)

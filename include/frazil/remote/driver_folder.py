@@ -21,7 +21,7 @@ from frazil.commit.compare_and_swap import TableHandle
 from frazil.host.heartbeat import Heartbeat
 from frazil.table.object_store import ObjectStore
 from frazil.table.tables import state_location
-from frazil.typed import convert
+from frazil.typed_json import convert
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from frazil.spec.references import (
 )
 from frazil.spec.references import find_connections as declared_connections
 from frazil.spec.resources import ClusterManager, Resources
-from frazil.supervise.desired import DesiredStore
+from frazil.supervise.desired_state import DesiredStore
 from frazil.table.catalogs import catalog_config, load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table
 

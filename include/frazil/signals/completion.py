@@ -47,8 +47,8 @@ from frazil.spec.routed_stream import RoutedStream, never_complete_message, part
 from frazil.spec.units import format_count
 from frazil.table.branches import head_of, summary_value
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
-from frazil.table.declared import list_matching_names, load_route_tables
-from frazil.table.lost import find_lost_table
+from frazil.table.declared_tables import list_matching_names, load_route_tables
+from frazil.table.lost_tables import find_lost_table
 from frazil.table.parallel import run_in_parallel
 
 log = logging.getLogger(__name__)

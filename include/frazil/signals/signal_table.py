@@ -41,7 +41,7 @@ from frazil.partitions.windows import Grain, Window, microseconds
 from frazil.spec.iceberg import filter_between
 from frazil.spec.route import VALUE_PLACEHOLDER
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.declared import DeclaredTable
+from frazil.table.declared_tables import DeclaredTable
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location, ensure_declared
 

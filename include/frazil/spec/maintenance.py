@@ -58,7 +58,7 @@ class Expiry(SwitchableAction):
     at_least: Count = 20
     """Number of newest snapshots that are always kept."""
     at_most: Count = 500
-    """Maximum number of snapshots kept because of `keep`. Writers expire the oldest at an eighth above this number."""
+    """Maximum number of snapshots kept because of `keep`. Writers expire the oldest once an eighth more exist."""
 
 
 class Orphans(SwitchableAction):

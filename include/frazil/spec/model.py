@@ -180,7 +180,7 @@ class StreamSpec(Model):
     watermark: Watermark = Watermark()
     """How event time advances."""
     complete: Literal["hour", "day", "none"] | None = None
-    """The windows to signal. By default, as the table is partitioned by event time."""
+    """The windows to signal: hours or days. By default, those of the table's event-time partitions."""
     complete_from: Moment | None = None
     """The first window to signal; by default the one that is open at the first check."""
     evolution: Evolution = Evolution()

@@ -17,7 +17,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model
 from frazil.spec.yaml_file import read_mapping
 from frazil.table.branches import summary_value
-from frazil.table.declared import load_route_tables
+from frazil.table.declared_tables import load_route_tables
 from frazil.table.tables import load_stream_table
 from frazil.timetext import format_day
 

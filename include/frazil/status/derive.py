@@ -19,7 +19,6 @@ from frazil.spec.references import shown_servers
 from frazil.spec.units import format_count
 from frazil.status.freshness import freshness_limit_ms, freshness_ms, late_message
 from frazil.status.state import Level, State, StreamState, WriterProcess
-from frazil.supervise.decide import consecutive_crashes
 from frazil.supervise.decision import (
     Cause,
     Decision,
@@ -30,6 +29,7 @@ from frazil.supervise.decision import (
     get_fresh_heartbeat,
     get_known_lag,
 )
+from frazil.supervise.decision_rules import consecutive_crashes
 from frazil.timetext import format_elapsed
 
 MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms

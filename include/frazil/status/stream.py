@@ -25,7 +25,6 @@ from frazil.status.derive import derive_from_decision, process_problems, refine_
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
 from frazil.status.table import TableReading, read_stream_table
-from frazil.supervise.decide import RESTARTABLE_EXIT_CODES, decide, exits_without_commit
 from frazil.supervise.decision import (
     DecisionInput,
     SupervisionPolicy,
@@ -37,6 +36,7 @@ from frazil.supervise.decision import (
     has_committed,
     is_fenced,
 )
+from frazil.supervise.decision_rules import RESTARTABLE_EXIT_CODES, decide, exits_without_commit
 from frazil.timetext import format_utc
 
 KAFKA_TIMEOUT_S = 1.0

@@ -27,8 +27,8 @@ from frazil.commit.marker import Marker, keep_same_topics, read_marker
 from frazil.commit.open_streams import explain_lost_table, open_read_only
 from frazil.errors import FrazilError, RolledBack, TableLost, error_text
 from frazil.host.local import LocalLauncher
-from frazil.installed import explain_outdated
 from frazil.offsets.spans import count_unread
+from frazil.outdated_code import explain_outdated
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.status.fixes import Service, suggest_fix
@@ -38,10 +38,10 @@ from frazil.status.state import StreamState
 from frazil.stream.circuit_breaker import read_acceptance
 from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
 from frazil.supervise.decision import DesiredState, has_committed
-from frazil.supervise.desired import DesiredStore, table_fingerprint
+from frazil.supervise.desired_state import DesiredStore, table_fingerprint
 from frazil.table.branches import count_live_rows, head_of, summary_value
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
-from frazil.table.lost import explain_dropped_table
+from frazil.table.lost_tables import explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_declaration_fits, load_stream_table
 from frazil.timetext import format_elapsed

@@ -141,7 +141,7 @@ class BatchRunner:
         self.route.report()
 
     def follow(self) -> None:
-        """Between batches, retry commits to routed tables and check the fence. Raises RouteBehind and Fenced."""
+        """Check the fence and retry commits to routed tables. Called between batches. Raises RouteBehind and Fenced."""
         self.fence.check(self.tables, epoch=self.committer.epoch)
         self.route.follow()
 

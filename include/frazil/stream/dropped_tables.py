@@ -30,8 +30,8 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
 from frazil.spec.units import shorten_list
 from frazil.table.catalogs import list_table_names, load_catalog, translate_catalog_errors
-from frazil.table.declared import declare_routed_table
-from frazil.table.lost import TableFolder, find_newest_metadata, find_remains, read_remains, registration_command
+from frazil.table.declared_tables import declare_routed_table
+from frazil.table.lost_tables import TableFolder, find_newest_metadata, find_remains, read_remains, registration_command
 from frazil.table.parallel import run_in_parallel
 from frazil.table.storage import open_store
 from frazil.table.tables import ensure_declared

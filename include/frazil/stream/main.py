@@ -1,6 +1,6 @@
 """The writer's process: its signal handlers, and its exit code for the supervisor.
 
-Starts the JVM first, because importing the writer's other modules takes over a second.
+Starts the JVM first, because importing the writer's other modules takes more than a second.
 """
 
 from __future__ import annotations

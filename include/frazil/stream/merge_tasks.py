@@ -21,8 +21,8 @@ from frazil.merge.task import run_merge_task
 from frazil.stream.attempt import check_not_abandoned
 from frazil.stream.progress import MIN_MERGE_WRITE_INTERVAL_S, ProgressFolder
 from frazil.stream.stage_rows import VersionRefusal, error_answer, parse_answer, rebuild
-from frazil.table.storage_mistakes import translate_staging_failure
-from frazil.typed import convert, decode
+from frazil.table.storage_errors import translate_staging_failure
+from frazil.typed_json import convert, decode
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from frazil.errors import CommitUnavailable, RegistryUnavailable, TableLost
-from frazil.table.storage_mistakes import is_credentials_expiry
+from frazil.table.storage_errors import is_credentials_expiry
 
 log = logging.getLogger(__name__)
 

@@ -156,9 +156,9 @@ class BatchPlanner:
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
     def _is_poll_due(self, now: float) -> bool:
-        """Return whether `poll_s` has passed, or a batch is due. Its poll adds the records that have just arrived.
+        """Return whether `poll_s` has passed, or a batch is due: the poll adds records that have just arrived to it.
 
-        Otherwise these records would wait from the last poll on, and their batch would start too early.
+        Without this poll, these records would count as older than they are, and their batch would start too early.
         """
         if (age_s := now - self.polled_at) >= self.settings.poll_s:
             return True

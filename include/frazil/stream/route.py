@@ -118,7 +118,7 @@ class StreamRoute:
         self.followers.commit()
 
     def follow(self) -> None:
-        """Once per commit interval, retry commits to tables that are missing rows. Raises RouteBehind."""
+        """Retry commits to tables that are missing rows, once per commit interval. Raises RouteBehind."""
         interval_s = self.spec.commit.interval / timedelta(seconds=1)
         if (self.followers.waiting or self._reported) and time.monotonic() - self.tried_at_s >= interval_s:
             self.tried_at_s = time.monotonic()

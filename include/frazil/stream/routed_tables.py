@@ -47,7 +47,7 @@ from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evo
 from frazil.stream.route_values import RouteValues
 from frazil.stream.stage_context import staged_target
 from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
-from frazil.table.declared import declare_routed_table, list_matching_names, table_identifier
+from frazil.table.declared_tables import declare_routed_table, list_matching_names, table_identifier
 from frazil.table.parallel import run_in_parallel
 from frazil.table.renamed_columns import copy_renames
 from frazil.table.schema_update import evolve_for_records

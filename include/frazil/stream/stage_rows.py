@@ -23,7 +23,7 @@ from frazil.ingest.progress import OnProgress, compilation
 from frazil.ingest.sensitive import to_safe_error
 from frazil.stream.attempt import check_not_abandoned
 from frazil.stream.progress import ProgressFolder, RecordCounts, writer_task_name
-from frazil.table.storage_mistakes import translate_staging_failure
+from frazil.table.storage_errors import translate_staging_failure
 
 if TYPE_CHECKING:
     from frazil.ingest.stage import PossibleRecordError

@@ -1,7 +1,8 @@
 """Finds stalls of a healthy writer, and the topic-partition that causes them. Pure.
 
-A stalled writer is not restarted. A stall is reported after three commit intervals, but at least 20 s, without
-progress. A writer's first batch has more time. If several rules of `find_stall` match, the first one reports the stall.
+A stalled writer is not restarted. A stall is reported after three commit intervals without progress, and at
+least 20 s. A writer's first batch has more time. If several rules of `find_stall` match, the first one reports the
+stall.
 """
 
 from __future__ import annotations

@@ -21,12 +21,13 @@ STAGE_MODULE = "frazil.stream.stage_rows"
 LATE_IMPORTS = ("frazil.ingest.stage", "frazil.ingest.kafka_columns", "frazil.ingest.formats.json.decoder")
 """Modules that staging would import late. After an upgrade, a forked worker would mix versions."""
 _ARCHIVE = re.compile(r"/((pyspark|py4j-[^/]*-src)\.zip|spark-core_[^/]*\.jar)(/|$)")
-WITHOUT_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+SINGLE_THREADED = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+"""Variables that keep OpenBLAS and jemalloc from starting threads."""
 
 
 def preload() -> None:
     """Import what staging needs. If this fails, each worker tries again and reports the error."""
-    os.environ |= WITHOUT_THREADS
+    os.environ |= SINGLE_THREADED
     _remove_archives_from_path()
     # Spark reads the daemon's port from standard output, so nothing else may be printed there. Imported objects are
     # excluded from garbage collection, which would copy the pages that workers share with the daemon.

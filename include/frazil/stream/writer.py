@@ -70,7 +70,7 @@ from frazil.stream.route import StreamRoute
 from frazil.stream.routed_tables import create_missing_table
 from frazil.stream.stall import StallLimits
 from frazil.table.catalogs import load_catalog, open_existing_catalog, translate_catalog_errors
-from frazil.table.lost import check_own_folder, missing_table_error
+from frazil.table.lost_tables import check_own_folder, missing_table_error
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
 log = logging.getLogger(__name__)

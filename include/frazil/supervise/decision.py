@@ -56,7 +56,7 @@ class DecisionInput:
     desired: DesiredState | UnreadableState
     notes: SupervisorNotes = field(default_factory=SupervisorNotes)
     table_fingerprint: str | None = None
-    """The table's fingerprint (`frazil.supervise.desired.table_fingerprint`), if it was read."""
+    """The table's fingerprint (`frazil.supervise.desired_state.table_fingerprint`), if it was read."""
     watched_since_ms: int = 0
     """Start of uninterrupted supervision. Earlier missing heartbeats are ignored: the machine may have slept."""
     away_since_ms: int = 0

@@ -33,7 +33,7 @@ from frazil.supervise.decision import (
     UnreadableState,
     ValidDeclaration,
 )
-from frazil.supervise.desired import DesiredStore, open_desired_store, table_fingerprint
+from frazil.supervise.desired_state import DesiredStore, open_desired_store, table_fingerprint
 from frazil.table.tables import load_stream_table
 
 FetchConnections = Callable[[frozenset[str]], Mapping[str, str]]

@@ -23,8 +23,8 @@ from frazil.host.records import (
     write_notes,
     write_supervision_times,
 )
-from frazil.supervise.decide import FIXED_BY_TABLE_CHANGE, decide
 from frazil.supervise.decision import Cause, Decision, DecisionInput, DesiredState, UnreadableState, WriterAction
+from frazil.supervise.decision_rules import FIXED_BY_TABLE_CHANGE, decide
 from frazil.supervise.supervised import FetchConnections, SupervisedProgram
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,6 @@ def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
 
 
 def summary_value(snapshot: Snapshot | None, key: str) -> str | None:
-    """Return a value of a snapshot's summary, if any."""
     return snapshot.summary.get(key) if snapshot and snapshot.summary else None
 
 

@@ -49,11 +49,11 @@ from frazil.extras import check_configuration, report_missing_extras
 from frazil.home import home, make_folder
 from frazil.pyiceberg_fixes import make_hive_errors_mutable
 from frazil.spec.addresses import find_path_problem
-from frazil.table.catalog_mistakes import check_storage, translate_client_error, translate_loading_error
+from frazil.table.catalog_errors import check_storage, translate_client_error, translate_loading_error
 from frazil.table.faster_commits import reuse_metadata, write_small_objects_in_one_request
 from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.spark_catalog import catalog_type, to_spark_properties
-from frazil.table.storage_mistakes import is_credentials_expiry
+from frazil.table.storage_errors import is_credentials_expiry
 
 SQLITE_BUSY_SECONDS = 30
 """How long (s) to wait for another process that writes."""

@@ -364,7 +364,7 @@ class _ColumnNames:
 
 
 def partition_names(specs: Iterable[PartitionSpec], *, source_id: int | None = None) -> set[str]:
-    """Return the names of partition fields, which a column cannot have, except one that is partitioned by its value."""
+    """Return the partition fields' names, which columns must not have. Omits those allowed for column `source_id`."""
     same_value = (IdentityTransform, VoidTransform)
     fields = (field for spec in specs for field in spec.fields)
     return {f.name for f in fields if f.source_id != source_id or not isinstance(f.transform, same_value)}

@@ -16,7 +16,7 @@ from pyiceberg.io.fsspec import FsspecFileIO
 import frazil.pyiceberg_fixes  # noqa: F401 - configures gcsfs
 from frazil.errors import AccessDenied, CommitUnavailable, FrazilError
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore, count_request, file_io_properties
-from frazil.table.storage_mistakes import is_credentials_expiry, translate_client_failure
+from frazil.table.storage_errors import is_credentials_expiry, translate_client_failure
 
 R = TypeVar("R")
 

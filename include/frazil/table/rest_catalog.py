@@ -21,7 +21,7 @@ from requests import HTTPError, PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from frazil.table.catalog_mistakes import NotIcebergResponse
+from frazil.table.catalog_errors import NotIcebergResponse
 
 if TYPE_CHECKING:
     from frazil.table.atomic_catalogs import TableChange

@@ -18,7 +18,7 @@ from frazil.spec.iceberg import format_declaration, iceberg_type, parse_former_c
 from frazil.spec.model import StreamSpec
 from frazil.spec.types import UNREADABLE_TYPES
 from frazil.table.catalogs import translate_catalog_errors
-from frazil.table.declared import DeclaredTable, declared_table, table_identifier
+from frazil.table.declared_tables import DeclaredTable, declared_table, table_identifier
 from frazil.table.evolution import (
     ACCEPTED_SCHEMA,
     PARTITION_NAME_PROBLEM,
@@ -138,7 +138,7 @@ def undeclared_columns(table: Table, spec: StreamSpec) -> tuple[str, ...]:
 
 
 def _undeclared_fields(column: NestedField, declared: IcebergType | None) -> Iterator[NestedField]:
-    """Yield the fields of a column that its declared type does not have, with their paths as names."""
+    """Yield a column's undeclared fields: those missing in the `declared` type. Each name is the field's path."""
     known = {(), *(path for path, _ in walk_fields(declared, ()))} if declared else set()
     for path, field in walk_fields(column.field_type, ()):
         if path not in known and path[:-1] in known:

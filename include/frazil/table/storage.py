@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from frazil.errors import AccessDenied, EnvironmentUnusable, FrazilError, SpecError
 from frazil.spec.addresses import OBJECT_STORES
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore
-from frazil.table.storage_mistakes import FULL_DISK_ERRORS
+from frazil.table.storage_errors import FULL_DISK_ERRORS
 
 _TEMPORARY_SUFFIX = ".frazil-tmp"
 _NO_HARD_LINK_ERRORS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})

@@ -20,14 +20,14 @@ from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
 from frazil.spec.iceberg import check_variants, parse_former_columns
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
-from frazil.table.declared import (
+from frazil.table.declared_tables import (
     WRITTEN_VERSIONS,
     DeclaredTable,
     declared_dead_letters,
     declared_table,
     table_identifier,
 )
-from frazil.table.lost import STATE_FOLDER, explain_lost_table, find_remains
+from frazil.table.lost_tables import STATE_FOLDER, explain_lost_table, find_remains
 from frazil.table.schema_update import check_readable_schema, evolve_to, find_evolutions
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from frazil.host.records import read_exits
 from frazil.status.stream import read_stream_state
 from frazil.stream.hosting import Hosting
 from frazil.supervise.decision import UnreadableState
-from frazil.supervise.desired import open_desired_store
+from frazil.supervise.desired_state import open_desired_store
 from frazil.supervise.supervised import Program, SupervisedApplication, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
 from frazil.table.parallel import DaemonThreads

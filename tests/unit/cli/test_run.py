@@ -30,7 +30,7 @@ from frazil.spec.model import StreamSpec
 from frazil.status.derive import describe_writer_process
 from frazil.status.state import WriterProcess
 from frazil.stream.recording import log_event
-from frazil.supervise.desired import DesiredStore
+from frazil.supervise.desired_state import DesiredStore
 from tests.made_routes import shop
 from tests.polling import eventually
 
@@ -275,7 +275,7 @@ def test_a_run_of_a_paused_stream_says_so(frazil_home: Path, monkeypatch: pytest
 
 
 def test_a_run_goes_on_where_nobody_can_say_whether_its_stream_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frazil.supervise.desired.load_stream_table", lambda _: 1 / 0)
+    monkeypatch.setattr("frazil.supervise.desired_state.load_stream_table", lambda _: 1 / 0)
     said = list[str]()
     voice: Any = SimpleNamespace(say=said.append)
     run._report_pause(shop(), voice)

@@ -37,9 +37,9 @@ from frazil.spec.load import load_stream
 from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, describe_writer_process, shorten_error
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
-from frazil.supervise.decide import decide
 from frazil.supervise.decision import HEARTBEAT_TTL_MS, DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
-from frazil.supervise.desired import open_desired_store
+from frazil.supervise.decision_rules import decide
+from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table
 from tests.made_batches import MadeStream

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil import extras, installed
+from frazil import extras, outdated_code
 from frazil.cli.main import frazil
 from frazil.doctor import Check, CheckState, Finding, connections, host, run_checks
 from frazil.doctor import host as airflow
@@ -262,7 +262,7 @@ def test_an_api_server_under_which_frazil_was_changed_is_named_until_it_is_resta
     package = tmp_path / "frazil"
     package.mkdir()
     (package / "one.py").write_text("a = 1")
-    monkeypatch.setattr(installed, "FOLDER", package)
+    monkeypatch.setattr(outdated_code, "FOLDER", package)
     assert found().state is CheckState.SKIPPED
     register_page_server()
     assert found().state is CheckState.OK

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from frazil import installed
+from frazil import outdated_code
 from frazil.operations.read_cache import STALE_AFTER_S, UNRESPONSIVE_AFTER_S, Answer, AnswerCache
 from tests.polling import eventually
 
@@ -79,7 +79,7 @@ def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers:
 def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_until_one_succeeds(
     answers: AnswerCache, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(installed, "_starts", [installed.ProcessStart("API server", frozenset())])
+    monkeypatch.setattr(outdated_code, "_starts", [outdated_code.ProcessStart("API server", frozenset())])
 
     checks = []
 
@@ -88,7 +88,10 @@ def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_unt
         raise ImportError("cannot import name 'x'")
 
     found = answers.fetch_one("g", "k", fails, keep_s=0, timeout_s=60)
-    assert (found.outdated, found.problem) == (True, installed.explain_outdated(ImportError("cannot import name 'x'")))
+    assert (found.outdated, found.problem) == (
+        True,
+        outdated_code.explain_outdated(ImportError("cannot import name 'x'")),
+    )
     clock.s += 61
     assert eventually(lambda: answers.fetch_one("g", "k", fails, keep_s=60, timeout_s=0) and len(checks) == 2)
     assert eventually(lambda: answers.fetch_one("g", "k", lambda: 7, keep_s=0, timeout_s=0).value == 7)

@@ -23,7 +23,7 @@ from frazil.remote import agent as agents
 from frazil.remote.agent import Agent, StopSignals
 from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd
 from frazil.remote.driver_inputs import DriverInputs
-from frazil.remote.mirror import HeartbeatMirror
+from frazil.remote.heartbeat_mirror import HeartbeatMirror
 from frazil.remote.submitter import create_submitter
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
@@ -162,8 +162,8 @@ def world(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(agents, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(agents, "QUERY_INTERVAL_S", 0.01)
     monkeypatch.setattr(agents, "KILL_INTERVAL_S", 0.01)
-    monkeypatch.setattr("frazil.remote.mirror.HEARTBEAT_INTERVAL_S", 0.02)
-    monkeypatch.setattr("frazil.remote.follow.SUBMISSION_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("frazil.remote.heartbeat_mirror.HEARTBEAT_INTERVAL_S", 0.02)
+    monkeypatch.setattr("frazil.remote.agent_rules.SUBMISSION_TIMEOUT_S", 0.3)
     file = tmp_path / "ticks.yaml"
     file.write_text(DECLARED)
     run_folder("ticks").mkdir(parents=True)
@@ -282,7 +282,7 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
 def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(
     world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frazil.remote.follow.SUBMISSION_TIMEOUT_S", 60.0)
+    monkeypatch.setattr("frazil.remote.agent_rules.SUBMISSION_TIMEOUT_S", 60.0)
     world.cluster.silent = 1
     world.start()
     order = eventually(world.folder.order)

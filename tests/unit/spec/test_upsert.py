@@ -8,7 +8,7 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.spec.rules import find_problems
 from frazil.spec.values import Problem
-from frazil.table.declared import declared_table
+from frazil.table.declared_tables import declared_table
 
 ORDERS = {
     "name": "orders",

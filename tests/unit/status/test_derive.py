@@ -11,7 +11,6 @@ from frazil.host.launcher import ProcessState
 from frazil.status.derive import derive_from_decision
 from frazil.status.state import State, StreamState
 from frazil.status.stream import _recovery_notices
-from frazil.supervise.decide import decide
 from frazil.supervise.decision import (
     DecisionInput,
     RemovedDeclaration,
@@ -19,8 +18,9 @@ from frazil.supervise.decision import (
     UnreadableState,
     ValidDeclaration,
 )
+from frazil.supervise.decision_rules import decide
 from frazil.timetext import format_utc
-from tests.unit.supervise.test_decide import (
+from tests.unit.supervise.test_decision_rules import (
     GIVEN_UP,
     MINUTE,
     NOW,

@@ -15,7 +15,7 @@ import yaml
 from click.testing import CliRunner
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
-from frazil import installed
+from frazil import outdated_code
 from frazil.cli.main import frazil
 from frazil.cli.status import _overview_cells
 from frazil.commit.dead_letter_counts import Reason
@@ -35,9 +35,9 @@ from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
 from frazil.status.stream import read_stream_state
 from frazil.stream.circuit_breaker import AcceptedRejects, store_acceptance
-from frazil.supervise.decide import decide
 from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
-from frazil.supervise.desired import open_desired_store
+from frazil.supervise.decision_rules import decide
+from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
 from tests.made_batches import MadeStream
 
@@ -63,7 +63,7 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
         None,
         ("the table cannot be read: ImportError: cannot import name 'x'",),
     )
-    monkeypatch.setattr(installed, "_starts", [installed.ProcessStart("API server", frozenset())])
+    monkeypatch.setattr(outdated_code, "_starts", [outdated_code.ProcessStart("API server", frozenset())])
     with pytest.raises(ImportError):
         read_stream_state(spec, now_ms=0)
 

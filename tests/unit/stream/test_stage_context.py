@@ -24,7 +24,7 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_context import build_stage_context
 from frazil.stream.stage_rows import StageRows
 from frazil.table.catalogs import load_catalog
-from frazil.table.declared import declared_table
+from frazil.table.declared_tables import declared_table
 from frazil.table.object_store import IoProperties
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.unit.stream_with_secret import SPEC

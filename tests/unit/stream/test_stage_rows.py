@@ -22,7 +22,7 @@ from frazil.stream import stage_rows
 from frazil.stream.engine import read_answers
 from frazil.stream.progress import ProgressFolder, RecordCounts
 from frazil.stream.stage_rows import StageRows, VersionRefusal
-from frazil.supervise.decide import RESTARTABLE_EXIT_CODES
+from frazil.supervise.decision_rules import RESTARTABLE_EXIT_CODES
 
 TARGET = TargetTable("{}", "{}", "{}", {"a": "b"}, "/data/1/1", 1, io={"s3.region": "x"})
 WORK = StageRows(

@@ -32,7 +32,7 @@ from frazil.stream.progress import ProgressFolder
 from frazil.stream.reporter import Reporter
 from frazil.stream.stall import StallLimits
 from frazil.stream.writer import MAX_START_ATTEMPTS, Epoch, Writer
-from frazil.supervise.decide import RESTARTABLE_EXIT_CODES
+from frazil.supervise.decision_rules import RESTARTABLE_EXIT_CODES
 from frazil.table.catalogs import load_catalog
 from frazil.table.sql_catalog import PreparedSqlCatalog
 from frazil.table.tables import ensure_dead_letters, ensure_table

@@ -19,7 +19,7 @@ from frazil.host.supervising_run import announce_given_up, confirm_announcement,
 from frazil.spec.last_valid import MAX_FOLDER_ABSENCE_MS
 from frazil.spec.load import find_stream
 from frazil.supervise.decision import Cause, WriterAction
-from frazil.supervise.desired import open_desired_store
+from frazil.supervise.desired_state import open_desired_store
 from frazil.supervise.supervised import Program, SupervisedStream, TableReader
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
 from frazil.table.catalogs import load_catalog

@@ -27,8 +27,8 @@ from frazil.errors import AccessDenied, SpecError, TableLost
 from frazil.signals.signal_table import SIGNALS_PARTITION_SPEC, SIGNALS_SCHEMA, SIGNALS_TABLE
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.declared import DeclaredTable
-from frazil.table.lost import find_lost_table
+from frazil.table.declared_tables import DeclaredTable
+from frazil.table.lost_tables import find_lost_table
 from frazil.table.tables import ensure_dead_letters, ensure_declared, ensure_table, load_stream_table, state_location
 
 Stream = Callable[..., StreamSpec]

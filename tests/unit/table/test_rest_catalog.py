@@ -11,7 +11,7 @@ import pytest
 
 from frazil.errors import CommitUnavailable, FrazilError
 from frazil.table import rest_catalog
-from frazil.table.catalog_mistakes import retry_after_s
+from frazil.table.catalog_errors import retry_after_s
 from frazil.table.catalogs import CatalogConfig, _open, translate_catalog_errors
 from frazil.table.rest_catalog import nest_properties
 from tests.troubled_proxy import (

@@ -19,7 +19,7 @@ from frazil.errors import AccessDenied, CommitUnavailable, SpecError, StorageUna
 from frazil.table.object_storage import MAX_CACHED_FILE_IOS, MAX_KEYS_PER_REQUEST, FsspecStore, _translate_errors
 from frazil.table.object_store import ObjectStore, file_io_properties
 from frazil.table.storage import LocalStore, open_store
-from frazil.table.storage_mistakes import is_storage_failure, translate_staging_failure
+from frazil.table.storage_errors import is_storage_failure, translate_staging_failure
 
 
 @pytest.fixture(params=["plain", "uri"])

@@ -19,7 +19,7 @@ from frazil.spec import iceberg
 from frazil.spec.iceberg import FORMER_COLUMNS_PROPERTY
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
-from frazil.table.declared import declared_table
+from frazil.table.declared_tables import declared_table
 from frazil.table.evolution import ACCEPTED_SCHEMA
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.storage import open_store

@@ -77,9 +77,10 @@ def daily_dags(
 
     A declaration that cannot be used gets only its daily DAG, which shows the problem.
 
-    :param aggregations: folder of the declared aggregations. :param streams: folder of the declared streams, which
-    define whether a source's windows are hours or days. :param application: the PySpark file, by default the package's
-    own. :param on_failure: notifiers, called when a day could not be aggregated after all retries.
+    :param aggregations: folder of the declared aggregations.
+    :param streams: folder of the declared streams, which define whether a source's windows are hours or days.
+    :param application: the PySpark file, by default the package's own.
+    :param on_failure: notifiers, called when a day could not be aggregated after all retries.
     """
     dags = []
     folder = Path(aggregations)

@@ -65,10 +65,11 @@ def maintenance_dag(
     It runs hourly, or more often if a table's `maintenance.every` is shorter. Each table is checked at its own
     interval.
 
-    :param streams: folder of the declared streams. :param application: the PySpark file, by default the package's own.
-    :param spark: Spark properties of the application, which override the connection's. :param on_failure: notifiers,
-    called once for each table that needs attention. :param on_late: called when a run has not ended in time; by default
-    the triggerer logs it.
+    :param streams: folder of the declared streams.
+    :param application: the PySpark file, by default the package's own.
+    :param spark: Spark properties of the application, which override the connection's.
+    :param on_failure: notifiers, called once for each table that needs attention.
+    :param on_late: called when a run has not ended in time; by default the triggerer logs it.
     """
     folder = str(Path(streams).absolute())
     specs = valid_specs(Path(streams))

@@ -31,7 +31,7 @@ from frazil.airflow.page.forms import (
     parse_reset_target,
     read_text,
 )
-from frazil.airflow.page.one_table import find_table, find_visible_streams, specs_for_table
+from frazil.airflow.page.table_page import find_table, find_visible_streams, specs_for_table
 from frazil.airflow.page.views import (
     SelectVisible,
     answer_cache,
@@ -64,8 +64,8 @@ from frazil.partitions.windows import Grain, windows_between
 from frazil.signals.completion import resend_signals
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import partitions_dag_of
-from frazil.supervise.desired import DesiredStore, open_desired_store
-from frazil.table.lost import open_stream_catalog
+from frazil.supervise.desired_state import DesiredStore, open_desired_store
+from frazil.table.lost_tables import open_stream_catalog
 from frazil.table.parallel import DaemonThreads
 
 T = TypeVar("T")

@@ -32,7 +32,7 @@ from fastapi.responses import RedirectResponse, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from frazil import installed
+from frazil import outdated_code
 from frazil.safe_text import MAX_REASON_CHARACTERS, escape_unsafe
 
 # Scripts and styles come only from this server, and all content of records is text.
@@ -74,20 +74,20 @@ def operations_page() -> FastAPI:
     def stream(  # noqa: PLR0913 - a request's options
         name: str, user: GetUserDep, *, hours: int = 6, tables: str = "", begin: Moment = None, end: Moment = None
     ) -> Response:
-        from frazil.airflow.page import one_stream
+        from frazil.airflow.page import stream_page
 
-        view_options = one_stream.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
+        view_options = stream_page.ViewOptions(hours, tables, _to_ms(begin), _to_ms(end))
         sees, may_act = partial(visible_streams, user), partial(is_permitted, user, "PUT")
-        found = one_stream.build_stream_view(name, view_options, sees, may_act)
+        found = stream_page.build_stream_view(name, view_options, sees, may_act)
         if found is None:
             raise HTTPException(404, f"stream {name} is not declared, or you may not see it")
         return _view_response(found)
 
     @app.get("/api/table/{name}")
     def table(name: str, user: GetUserDep) -> Response:
-        from frazil.airflow.page import one_table
+        from frazil.airflow.page import table_page
 
-        found = one_table.build_table_view(name, partial(visible_streams, user), partial(is_permitted, user, "PUT"))
+        found = table_page.build_table_view(name, partial(visible_streams, user), partial(is_permitted, user, "PUT"))
         if found is None:
             raise HTTPException(404, f"no stream writes to table {name}, or you may not see it")
         return _view_response(found)
@@ -231,14 +231,14 @@ def _with_http_errors(work: Callable[[], Any]) -> Any:
     except (TimeoutError, forms.OutcomeUnknown) as error:
         raise HTTPException(504, str(error)) from error
     except Exception as error:  # whatever a catalog, storage, Kafka or Airflow raises
-        if said := installed.explain_outdated(error):
+        if said := outdated_code.explain_outdated(error):
             log.warning("an action failed: %s", said, exc_info=error)
             raise HTTPException(500, said) from error
         raise HTTPException(409, f"{type(error).__name__}: {error}") from error
 
 
 async def _handle_unexpected(_: Request, error: Exception) -> Response:
-    said = installed.explain_outdated(error) or (
+    said = outdated_code.explain_outdated(error) or (
         f"{type(error).__name__}: {error}. Check the state before you repeat it; the API server's log has details"
     )
     return json_response({"detail": said}, 500)
@@ -257,13 +257,13 @@ async def _handle_invalid_request(_: Request, error: Exception) -> Response:
 @asynccontextmanager
 async def _lifespan(_: FastAPI) -> AsyncIterator[None]:
     """Load PyIceberg and the declarations in a thread while the API server starts."""
-    installed.remember_files("API server")
+    outdated_code.remember_files("API server")
     threading.Thread(target=_preload, daemon=True).start()
     yield
 
 
 def _preload() -> None:
-    from frazil.airflow.page import actions, one_stream, one_table, views  # noqa: F401 - as above
+    from frazil.airflow.page import actions, stream_page, table_page, views  # noqa: F401 - as above
     from frazil.host.processes import register_page_server
 
     try:

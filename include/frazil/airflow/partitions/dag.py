@@ -163,7 +163,7 @@ def release(streams: str) -> None:
     """Release the window in the form, for the user who triggered the run."""
     from frazil.partitions.windows import Window
     from frazil.signals import completion
-    from frazil.table.lost import open_stream_catalog
+    from frazil.table.lost_tables import open_stream_catalog
 
     context = get_current_context()
     form, user = context["params"], context["dag_run"].triggering_user_name or "Airflow"

@@ -42,7 +42,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import is_template_view, partitions_dag_id
 from frazil.table.branches import head_of
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.lost import open_stream_catalog
+from frazil.table.lost_tables import open_stream_catalog
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HELD_REPORTED_TO_KEY = "frazil.published-to"
-"""The store's key for a signal's number. Held windows were reported up to this signal."""
+"""The store's key for the number of the last signal up to which held windows were reported."""
 MAX_GATED_WINDOWS = 12
 """Maximum number of windows that one run gates, one after the other."""
 MAX_EVENTS = 100
-"""Each event contains the facts about all windows of the task: 100 events take 2 MB in Airflow's database."""
+"""Maximum number of a task's events. Each has the facts about all windows: 100 events take 2 MB in the database."""
 MAX_GROUP_WINDOWS = 2_000
 GATED_KEY = "gated"
 """The store's key for whether the table's suite had expectations when it was last read."""
@@ -238,7 +238,7 @@ def _spark_properties() -> dict[str, str]:
 
 
 SENT_TO_KEY = "frazil.sent-to"
-"""The store's key for a signal's number: Airflow has the events of all signals up to this number."""
+"""The store's key for the number of the last signal up to which Airflow has all events."""
 SENDING_KEY = "frazil.sending"
 """The store's key for the record of the last task that sent events: see `record_sending`."""
 MAX_CLOCK_DIFFERENCE = timedelta(days=1)

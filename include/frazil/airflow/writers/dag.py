@@ -37,10 +37,12 @@ def writer_dags(
     If a file becomes unreadable, its DAG does not change, and shows the error. The DAG of a removed stream stays for a
     while, so that its run can stop the writer.
 
-    :param streams: folder of the declared streams. :param application: the writer's Python file, by default the
-    package's own. :param shared_application: the Python file of shared applications, by default the package's own.
-    :param on_failure: notifiers, called when the supervisor gives up on a writer. :param queue: the queue of all
-    writers, or queues by application name. Writers run on the hosts whose triggerer serves their queue.
+    :param streams: folder of the declared streams.
+    :param application: the writer's Python file, by default the package's own.
+    :param shared_application: the Python file of shared applications, by default the package's own.
+    :param on_failure: notifiers, called when the supervisor gives up on a writer.
+    :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
+        serves their queue.
     """
     own: list[DeclaredStream] = []
     shared: dict[str, list[DeclaredStream]] = defaultdict(list)

@@ -22,7 +22,7 @@ from frazil.supervise.decision import describe_progress
 if TYPE_CHECKING:
     from frazil.host.records import ExitRecord, GivenUp
     from frazil.status.state import StreamState
-    from frazil.supervise.desired import DesiredStore
+    from frazil.supervise.desired_state import DesiredStore
 
 POLL_INTERVAL_S = 5.0
 
@@ -120,8 +120,8 @@ class HostedStreamTrigger(UserActionTrigger):
         from frazil.spec.application import find_application
         from frazil.status.derive import derive_from_decision, describe_state
         from frazil.status.state import StreamState
-        from frazil.supervise.decide import decide
         from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
+        from frazil.supervise.decision_rules import decide
 
         application = find_application(Path(self.streams), self.application)
         if application is None or all(spec.name != self.stream for spec in application.streams):
@@ -191,7 +191,7 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _open_desired(self) -> DesiredStore:
         from frazil.spec.last_valid import find_or_recall  # needed by a running trigger only
-        from frazil.supervise.desired import open_desired_store  # loads PyIceberg
+        from frazil.supervise.desired_state import open_desired_store  # loads PyIceberg
 
         spec, _ = find_or_recall(Path(self.streams), self.stream)
         return open_desired_store(spec)

@@ -115,7 +115,7 @@ class UserActionTrigger(BaseTrigger):
 
     stream: str
     argument_names: ClassVar[tuple[str, ...]]
-    """The names of attributes from which Airflow makes the trigger again."""
+    """The names of the attributes from which Airflow recreates the trigger."""
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         arguments = {name: getattr(self, name) for name in self.argument_names}

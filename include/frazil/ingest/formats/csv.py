@@ -237,7 +237,7 @@ def write_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 @loop
 def write_field(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool, to: Octets, at: int) -> int:
-    """Write a field that is not null as a JSON value. Returns the position after it."""
+    """Write a non-null field as a JSON value. Returns the position after the value."""
     if kind != TEXT:
         while p < end and (b[p] == _SPACE or b[p] == _TAB):
             p += 1

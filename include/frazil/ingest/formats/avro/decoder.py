@@ -160,7 +160,7 @@ class AvroDecoder(FormatDecoder):
 
     @contextmanager
     def _json_texts_in_columns(self, data: NDArray[np.uint8]) -> Iterator[None]:
-        """Show encoded values in JSON text columns as JSON inside this context."""
+        """Replace encoded values in JSON text columns by JSON, until this context ends."""
         columns, spans = self._columns, self._program.spans
         if not spans:
             yield

@@ -48,7 +48,7 @@ class TargetColumn(NamedTuple):
     path: str
 
     def inside(self, field: iceberg.NestedField, node: int) -> TargetColumn:
-        """Return the target for a field, element, key or value of this one."""
+        """Return the target for a field, element, key or value of this target."""
         path = f"{self.path}.{field.name}" if self.path else field.name
         return TargetColumn(field.field_type, node, field.field_id, path)
 

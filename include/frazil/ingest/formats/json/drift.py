@@ -11,7 +11,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.record import RecordReader, Row
-from frazil.ingest.formats.json.text import RecordError, encode_specials, strip_message
+from frazil.ingest.formats.json.text import RecordError, encode_special_numbers, strip_message
 from frazil.ingest.formats.json.types import Units
 from frazil.ingest.schema_drift import (
     MAX_OBJECT_FIELDS,
@@ -148,7 +148,7 @@ def _parse(value: bytes | None) -> object:
         try:
             return _decode_untyped(text)
         except msgspec.DecodeError:
-            return _decode_untyped(encode_specials(text))
+            return _decode_untyped(encode_special_numbers(text))
     except (RecordError, msgspec.DecodeError, RecursionError):
         return None
 

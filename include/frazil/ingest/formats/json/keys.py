@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.text import WHITE_SPACE, encode_specials
+from frazil.ingest.formats.json.text import WHITE_SPACE, encode_special_numbers
 from frazil.ingest.formats.json.types import inner_types
 
 _PLAIN_NAME = re.compile(r"[^\"/\\\x00-\x1f\x7f-\U0010ffff]+")
@@ -56,7 +56,7 @@ class DuplicateKeyFinder:
         if self._quoted and (plain := _unescape_ascii(text)) is not None and self._has_unique_names(plain):
             return None
         try:
-            return _duplicate_path(self._decode(encode_specials(text).decode()), self._schema)
+            return _duplicate_path(self._decode(encode_special_numbers(text).decode()), self._schema)
         except ValueError:
             return None
 

@@ -19,7 +19,13 @@ from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.keys import DuplicateKeyFinder
 from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of, rest_structs
-from frazil.ingest.formats.json.text import RecordError, encode_specials, malformed_text, may_be_special, strip_message
+from frazil.ingest.formats.json.text import (
+    RecordError,
+    encode_special_numbers,
+    malformed_text,
+    may_be_special,
+    strip_message,
+)
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, LISTED, OF_REST, Units, inner_types
 from frazil.ingest.formats.json.values import (
     MISSING,
@@ -154,7 +160,7 @@ class RecordReader:
 
     def _row(self, text: bytes, special: bool) -> Row | RecordError:
         if special:
-            plain = encode_specials(text)
+            plain = encode_special_numbers(text)
             # Near the largest double the parser is very slow.
             if plain != text or (self._has_floats and _HUGE_EXPONENT.search(text)):
                 return self._special_row(plain)
@@ -298,7 +304,7 @@ def field_names_at(text: bytes, path: Sequence[str]) -> Collection[str]:
 def field_names(value: bytes | None) -> Collection[str]:
     """Return the field names of a record; empty if it cannot be parsed."""
     try:
-        return _decode_members(encode_specials(strip_message(value))).keys()
+        return _decode_members(encode_special_numbers(strip_message(value))).keys()
     except (RecordError, msgspec.DecodeError, RecursionError):
         return ()
 
@@ -308,7 +314,7 @@ def _read_field(text: bytes, name: str) -> Any:
     try:
         return part(text).part
     except msgspec.DecodeError:
-        return part(encode_specials(text)).part
+        return part(encode_special_numbers(text)).part
 
 
 def _strip_or_error(value: bytes | None) -> bytes | RecordError:

@@ -1,5 +1,8 @@
-"""Converts JSON numbers to exact integers, the nearest double, and decimals, and ISO 8601 dates and times in quotation
-marks to days and microseconds, in compiled code. `NO` means that the text is invalid, or that the result is uncertain.
+"""Converts JSON numbers, and ISO 8601 dates and times in quotation marks, in compiled code.
+
+Numbers become exact integers, decimals, or the nearest double; dates and times become days and microseconds. `NO` means
+that the text is invalid, or that the result is uncertain.
+
 Doubles: Clinger's fast path, then Lemire and Eisel ("Number Parsing at a Gigabyte per Second", 2021).
 """
 

@@ -114,7 +114,7 @@ def may_be_special(texts: Sequence[bytes]) -> list[bool]:
     return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
 
-def encode_specials(text: bytes) -> bytes:
+def encode_special_numbers(text: bytes) -> bytes:
     nan, infinity = text.find(b"NaN"), text.find(b"Inf")
     if nan < 0 and infinity < 0:
         return text
@@ -128,14 +128,14 @@ def encode_specials(text: bytes) -> bytes:
 
 
 def change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
-    """Apply `changed` to each part outside strings that contains `one` or `other`."""
+    """Apply `changed` to text outside strings: to each piece with `one` or `other` in it."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
     parts = text.split(b'"') if plain else _STRINGS.split(text)
     parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]
     return (b'"' if plain else b"").join(parts)
 
 
-def decode_specials(text: bytes) -> bytes:
+def decode_special_numbers(text: bytes) -> bytes:
     def restore(part: bytes) -> bytes:
         return _ENCODED_PATTERN.sub(lambda found: _SPECIAL_NAMES[found[1]], part)
 

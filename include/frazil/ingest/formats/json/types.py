@@ -1,4 +1,4 @@
-"""The forms of values in records that a column's type does not determine, and the types inside a nested type."""
+"""Names the forms of values in records, where the column's type leaves a choice. Walks through nested types."""
 
 from __future__ import annotations
 

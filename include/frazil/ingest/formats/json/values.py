@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from pyiceberg import types as iceberg
 
-from frazil.ingest.formats.json.text import SPECIALS, decode_specials
+from frazil.ingest.formats.json.text import SPECIALS, decode_special_numbers
 from frazil.ingest.formats.json.types import JSON_IN_TEXT
 
 MISSING = "required, and missing or null"
@@ -104,7 +104,7 @@ def to_json_text(raw: msgspec.Raw) -> str:
     text = bytes(raw)
     if text == b"null":
         raise InvalidValue(MISSING)
-    return decode_specials(text).decode()
+    return decode_special_numbers(text).decode()
 
 
 def string_or_json_text(raw: msgspec.Raw) -> str:

@@ -1,6 +1,6 @@
 """Reads Protobuf messages into columns (`json.words`), in compiled code: one loop, controlled by a table of operations.
-A record that fails leaves no values. The record's size limits lengths, and the number of values for absent fields. A
-repeated field of a message replaces its value, or continues the nested message or list.
+A record that fails leaves no values. Lengths, and the number of values for absent fields, are limited by the record's
+size. If a field occurs again, its value is replaced, or its nested message or list continues.
 """
 
 # ruff: noqa: PLR0911, PLR0912, PLR0913, PLR0915, PLR0917, PLR1714 - compiled code follows the encoding, and each call and container costs

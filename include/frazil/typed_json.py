@@ -1,6 +1,6 @@
-"""Converts JSON to declared types, also in several threads at once.
+"""Converts JSON to declared types, safely in several threads.
 
-msgspec describes a type when it is first used, and crashes the process if another thread uses the type meanwhile.
+msgspec inspects a type at its first use, and crashes the process if another thread uses the type meanwhile.
 """
 
 from __future__ import annotations

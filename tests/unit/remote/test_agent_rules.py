@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frazil.cluster.driver import DriverState, DriverStatus
-from frazil.remote.driver_folder import DriverExit, DriverReport, Order, WantedDriver
-from frazil.remote.follow import (
+from frazil.remote.agent_rules import (
     EXIT_TIMEOUT_S,
     REPORT_TIMEOUT_S,
     SUBMISSION_TIMEOUT_S,
@@ -19,6 +18,7 @@ from frazil.remote.follow import (
     DriverObservation,
     decide,
 )
+from frazil.remote.driver_folder import DriverExit, DriverReport, Order, WantedDriver
 
 WANTED = WantedDriver("f1", "1.0")
 ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", 0, submission="driver-1")

@@ -21,7 +21,7 @@ from frazil.errors import SpecError, TableLost
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import catalog_config, list_table_names, open_existing_catalog, translate_catalog_errors
-from frazil.table.declared import DeclaredTable, declared_dead_letters, declared_table
+from frazil.table.declared_tables import DeclaredTable, declared_dead_letters, declared_table
 from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.parallel import run_in_parallel
 from frazil.table.storage import open_store

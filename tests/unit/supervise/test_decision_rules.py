@@ -27,7 +27,6 @@ from frazil.host.records import (
     append_exit,
     read_exits,
 )
-from frazil.supervise.decide import EXTERNAL_CAUSE_EXIT_CODES, FIXED_BY_TABLE_CHANGE, RESTARTABLE_EXIT_CODES, decide
 from frazil.supervise.decision import (
     ADVANCE_LIMITS_MS,
     Cause,
@@ -40,6 +39,12 @@ from frazil.supervise.decision import (
     UnreadableState,
     ValidDeclaration,
     WriterAction,
+)
+from frazil.supervise.decision_rules import (
+    EXTERNAL_CAUSE_EXIT_CODES,
+    FIXED_BY_TABLE_CHANGE,
+    RESTARTABLE_EXIT_CODES,
+    decide,
 )
 
 NOW = 1_800_000_000_000

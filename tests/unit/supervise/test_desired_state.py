@@ -16,7 +16,7 @@ from frazil.home import home, run_folder
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.supervise.decision import DesiredMode, DesiredState
-from frazil.supervise.desired import (
+from frazil.supervise.desired_state import (
     CHAIN_FOLDER,
     DESIRED_FILE,
     DesiredStore,

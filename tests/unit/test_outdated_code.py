@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil import installed
+from frazil import outdated_code
 
 CODE = ImportError("cannot import name 'route_of'")
 
@@ -16,30 +16,30 @@ CODE = ImportError("cannot import name 'route_of'")
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "room").mkdir()
     (tmp_path / "room" / "one.py").write_text("a = 1")
-    monkeypatch.setattr(installed, "FOLDER", tmp_path)
-    monkeypatch.setattr(installed, "_starts", [])
+    monkeypatch.setattr(outdated_code, "FOLDER", tmp_path)
+    monkeypatch.setattr(outdated_code, "_starts", [])
     return tmp_path
 
 
 def test_an_error_of_code_is_outdated_once_a_file_is_another_and_no_other_error_is(package: Path):
-    assert installed.explain_outdated(CODE) is None, "a process that does not go on for long"
-    installed.remember_files("API server")
+    assert outdated_code.explain_outdated(CODE) is None, "a process that does not go on for long"
+    outdated_code.remember_files("API server")
     (package / "room" / "one.pyc").write_text("compiled")
-    assert installed.explain_outdated(CODE) is None
+    assert outdated_code.explain_outdated(CODE) is None
     os.utime(package / "room" / "one.py", ns=(1, 1))  # an older one, as of a rollback
-    said = str(installed.explain_outdated(CODE))
+    said = str(outdated_code.explain_outdated(CODE))
     assert said.startswith("frazil's files were replaced after this API server started")
     assert said.endswith(str(CODE)), "which may be a fault of a catalog"
-    assert installed.explain_outdated(OSError("no route to host")) is None
-    installed.remember_files("API server")
-    assert installed.explain_outdated(CODE) is None
+    assert outdated_code.explain_outdated(OSError("no route to host")) is None
+    outdated_code.remember_files("API server")
+    assert outdated_code.explain_outdated(CODE) is None
 
 
 def test_a_file_that_came_or_went_is_a_change_too(package: Path):
-    installed.remember_files("API server")
+    outdated_code.remember_files("API server")
     (package / "two.py").write_text("b = 2")
-    assert installed.explain_outdated(AttributeError("b"))
+    assert outdated_code.explain_outdated(AttributeError("b"))
     (package / "two.py").unlink()
-    assert installed.explain_outdated(AttributeError("b")) is None
+    assert outdated_code.explain_outdated(AttributeError("b")) is None
     (package / "room" / "one.py").unlink()
-    assert installed.explain_outdated(AttributeError("a"))
+    assert outdated_code.explain_outdated(AttributeError("a"))

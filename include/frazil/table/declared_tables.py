@@ -1,5 +1,6 @@
-"""Describes a stream's tables as frazil would create them, even if they exist. Recognises tables that a route's
-template has created by their properties, not only by name.
+"""Describes a stream's tables as frazil would create them, even if they exist.
+
+The properties of a table, not only its name, show whether a route's template created it.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def list_matching_names(catalog: Catalog, sinks: Sinks) -> list[str]:
 
 
 def load_route_tables(catalog: Catalog, sinks: Sinks, *, names: Iterable[str] | None = None) -> dict[str, Table]:
-    """Load the route's existing tables, listed or created by the template: the tables in `names`, or all."""
+    """Load the existing tables of a route, or those in `names`. Omits tables that the template did not create."""
 
     def load(identifier: str) -> Table | None:
         try:

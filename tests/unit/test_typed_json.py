@@ -12,7 +12,7 @@ import pytest
 RACE = """
 import sys, threading, time
 from dataclasses import dataclass
-from frazil import typed
+from frazil import typed_json
 
 describing = threading.Event()
 
@@ -31,7 +31,7 @@ class Outer:
     inner: Inner
 
 def use():
-    found = typed.convert({"name": "a", "inner": {"number": 1}}, Outer)
+    found = typed_json.convert({"name": "a", "inner": {"number": 1}}, Outer)
     sys.stdout.write(f"{found.name} {found.inner.number}\\n")
 
 thread = threading.Thread(target=use)
@@ -51,4 +51,4 @@ def test_two_threads_may_use_a_type_for_the_first_time_at_once():
 def test_each_module_converts_to_declared_types_in_this_way():
     direct = re.compile(r"msgspec\.convert\(|msgspec\.json\.decode\(.*type=(?!str\b)")
     found = {path.name for path in Path("include/frazil").rglob("*.py") if direct.search(path.read_text())}
-    assert found == {"typed.py"}
+    assert found == {"typed_json.py"}
