@@ -77,8 +77,7 @@ class SourceRecords:
         existing = {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
         context = dataclasses.replace(base, targets=targets, existing_dead_letters=existing)
         task = StageTask(0, tuple(OffsetRange(*tp, *span) for tp, of in self.spans.items() for span in of))
-        # A transform is evaluated in a child process, because its memory limit may abort the process that reads.
-        return stage(context, task, attempt=int(self.spec.transform is not None)), context
+        return stage(context, task, isolated=self.spec.transform is not None), context
 
 
 def records_by_table(

@@ -38,7 +38,6 @@ from frazil.dead_letters.selection import (
 )
 from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
-from frazil.ingest.dead_letters import join_rejects
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
 from frazil.ingest.sealing import place_of, unsealer_of
 from frazil.ingest.stage import stage
@@ -89,10 +88,9 @@ def preview(opened: OpenStream, selection: Selection, *, run: str | None = None)
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection))
         backfill = Backfill(files.with_listing(request), opened, files)
         backfill.check()
-        results = list(stage_sample(backfill, backfill.plan()))
-    progress = [part for result in results for part in result.progress]
-    landing, failing = sum(part.records for part in progress), sum(part.rejected for part in progress)
-    return Preview(landing, failing, join_rejects(result.rejects for result in results))
+        result = stage_sample(backfill, backfill.plan())
+    landing, failing = sum(part.records for part in result.progress), sum(part.rejected for part in result.progress)
+    return Preview(landing, failing, result.rejects)
 
 
 EMPTY_RESULT = ReplayResult("", 0, 0)
@@ -227,7 +225,7 @@ class InProcessEngine:
         answers = []
         for plan in plans:
             task, began = StageTask.from_json(json.loads(plan)), time.monotonic()
-            result = stage(work.context, task, attempt=1)
+            result = stage(work.context, task, isolated=True)
             answers.append(TaskAnswer(result, time.monotonic() - began))
         return tuple(answers)
 
