@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.backfill.request import BackfillRequest
@@ -62,10 +63,11 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.recorder import record_action
-from frazil.ingest.contract import StagedFile, is_routed
+from frazil.ingest.contract import StagedFile, Target, is_routed
 from frazil.offsets.spans import Offsets, spans_overlap
 from frazil.spec.units import format_count
 from frazil.table.branches import summary_value
+from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
@@ -348,12 +350,18 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 def count_changes(tables: StreamTables, backfill: BackfillMarker) -> Counter[str]:
     """Return what a backfill's merges did to the rows of all its tables, by outcome. Omits expired snapshots."""
     staged = {file.target for chunk in committed_chunks(tables.journals, backfill) for file in chunk.files}
+    changed = staged - {"dead-letters"} - list_given_up_targets(tables.journals, backfill.id)
     found = Counter[str]()
-    for target in staged - {"dead-letters"} - list_given_up_targets(tables.journals, backfill.id):
-        with suppress(NoSuchTableError):  # a routed table that was dropped
-            for snapshot in tables.handle(target).refresh().metadata.snapshots:
-                if summary_value(snapshot, "frazil.backfill") == backfill.id:
-                    found.update(merge_counts(snapshot.summary))
+
+    def load_snapshots(target: Target) -> Sequence[Snapshot]:
+        try:
+            return tables.handle(target).refresh().metadata.snapshots
+        except NoSuchTableError:  # a routed table that was dropped
+            return ()
+
+    for snapshot in chain.from_iterable(run_in_parallel(load_snapshots, sorted(changed))):
+        if summary_value(snapshot, "frazil.backfill") == backfill.id:
+            found.update(merge_counts(snapshot.summary))
     return found
 
 
