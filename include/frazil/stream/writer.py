@@ -251,7 +251,7 @@ class Writer:
                 return read_pins(own, self.spec.table.identifier, expiry, now_ms=clock.now_ms())
 
             tables.main.expiry = WriterExpiry(expiry, pins, clock.now_ms)
-        reporter.set_table(main.location(), progress, merges=tables.merging is not None)
+        reporter.set_progress(progress, merges=tables.merging is not None)
         return tables, progress
 
     def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:
