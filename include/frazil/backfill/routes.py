@@ -135,9 +135,8 @@ class BackfillRoute:
 
     def _check_tables_exist(self) -> None:
         if self.routed.absent:
-            target, why = min(self.routed.absent.items(), key=itemgetter(0))
-            reason = why.reason if target in why.reason else f"table {target} cannot be used: {why.reason}"
-            raise _refusal(self.tables.stream, Explanation(reason, why.remedy))
+            _, why = min(self.routed.absent.items(), key=itemgetter(0))
+            raise _refusal(self.tables.stream, why)
 
     def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
         """Return the chunk's context with the route's tables. Their files are staged in the waiting folder."""
@@ -195,7 +194,7 @@ def wait_for_routed_tables(tables: StreamTables) -> Marker:
         if not (behind := find_lagging_tables(tables, default_marker)):
             return default_marker
         if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):
-            raise _refusal(tables.stream, Explanation(behind[0].description, behind[0].remedy))
+            raise _refusal(tables.stream, behind[0].explain())
 
 
 def _refusal(stream: str, why: Explanation) -> RouteBehind:

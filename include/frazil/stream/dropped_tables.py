@@ -45,12 +45,11 @@ class DroppedTable:
     """A routed table that was dropped, renamed, or replaced by another table."""
 
     target: Target
-    reason: str
-    remedy: str
+    why: Explanation
     absence: TableAbsence
 
     def __str__(self) -> str:
-        return str(Explanation(self.reason, self.remedy))
+        return str(self.why)
 
 
 def find_dropped_tables(
@@ -81,8 +80,7 @@ def _make_dropped_table(
     spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None
 ) -> DroppedTable:
     absence = TableAbsence.REPLACED if replacement else TableAbsence.MISSING
-    why = describe_dropped_table(spec, tables, record, replacement)
-    return DroppedTable(record.target, why.reason, why.remedy, absence)
+    return DroppedTable(record.target, describe_dropped_table(spec, tables, record, replacement), absence)
 
 
 def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
@@ -119,7 +117,7 @@ def find_lagging_and_dropped_tables(
 
     def explain(target: Target) -> Explanation:
         if known := dropped.get(target):
-            return Explanation(known.reason, known.remedy)
+            return known.why
         return describe_dropped_table(spec, tables, _find_record(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
@@ -130,15 +128,13 @@ def find_lagging_and_dropped_tables(
         for b in behind:
             dropped |= _report_replacement(spec, tables, b.target)
     sentences = [
-        dataclasses.replace(b, reason=found.reason, remedy=found.remedy, gone=found.absence)
-        if (found := dropped.pop(b.target, None))
-        else b
+        dataclasses.replace(b, why=found.why, gone=found.absence) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
     backfilled = [
         b
         if route_may_include(spec, tables, b.target) or catalog.table_exists(b.target)
-        else dataclasses.replace(b, **dataclasses.asdict(explain(b.target)), gone=TableAbsence.MISSING)
+        else dataclasses.replace(b, why=explain(b.target), gone=TableAbsence.MISSING)
         for b in find_tables_missing_backfill(tables, loaded or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())

@@ -35,7 +35,7 @@ from frazil.commit.waiting_files import (
     load_missing_table_notes,
     write_missing_table_note,
 )
-from frazil.errors import AdoptionRequired, Explanation, Fenced, RouteBehind, TableLost, format_error
+from frazil.errors import AdoptionRequired, Explanation, Fenced, FrazilError, RouteBehind, TableLost, format_error
 from frazil.ingest.contract import StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
@@ -164,6 +164,7 @@ class RoutedTables(RouteValues):
     behind: Mapping[Target, LaggingTable] = field(default_factory=dict)
     """Tables that are missing rows."""
     absent: dict[Target, Explanation] = field(default_factory=dict)
+    """Tables that cannot be used, and why. Each reason names the table."""
     _recorded: set[Target] = field(default_factory=set)
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
     """Each table's layout, and the location of the metadata from which the layout was made."""
@@ -237,13 +238,11 @@ class RoutedTables(RouteValues):
             if atomic is True or (atomic and target in atomic):
                 raise
             why = explain_table_error(error)
+            if not isinstance(error, FrazilError):  # a client's error may not name the table
+                why = dataclasses.replace(why, reason=f"table {target} cannot be loaded or created: {why.reason}")
             if target not in self.absent:
-                log.warning(
-                    "table %s cannot be loaded or created: %s. Its rows wait next to the default table",
-                    target,
-                    why,
-                )
-            write_missing_table_note(self.tables, MissingTableNote(target, value, why.reason, remedy=why.remedy))
+                log.warning("rows for table %s wait next to the default table: %s", target, why)
+            write_missing_table_note(self.tables, MissingTableNote(target, value, why))
             self.absent[target] = why
         else:
             if self.absent.pop(target, None):
@@ -332,7 +331,7 @@ class RoutedTables(RouteValues):
         if behind := self.behind.get(identifier):
             fix = "Restore the former table" if behind.gone else "Fix the table"
             remedy = behind.find_remedy(self.spec.name, fix)
-            raise RouteBehind(f"stream {self.spec.name!r}: {behind.description}", remedy=remedy)
+            raise RouteBehind(f"stream {self.spec.name!r}: {behind.explain().reason}", remedy=remedy)
 
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table
