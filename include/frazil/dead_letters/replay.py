@@ -11,9 +11,8 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -42,7 +41,6 @@ from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
 from frazil.ingest.sealing import place_of, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
 TARGET_FILE_ROWS = 100_000
@@ -212,15 +210,6 @@ class InProcessEngine:
 
     parallelism = 1
 
-    def ready(self, until: Callable[[], bool]) -> bool:  # noqa: ARG002
-        return True
-
-    def warm_up(self) -> None:
-        """Do nothing."""
-
-    def check(self) -> None:
-        """Do nothing."""
-
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         answers = []
         for plan in plans:
@@ -228,12 +217,3 @@ class InProcessEngine:
             result = stage(work.context, task, isolated=True)
             answers.append(TaskAnswer(result, time.monotonic() - began))
         return tuple(answers)
-
-    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        return [*work(plans)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""
