@@ -70,10 +70,6 @@ class CostReport:
     stored_bytes: int
     """The current size of all tables of the stream."""
 
-    @property
-    def total(self) -> StreamCost:
-        return sum(self.days.values(), StreamCost())
-
     def storage_price(self, prices: Prices, period: timedelta) -> float:
         return self.stored_bytes / 1e9 * prices.gigabyte_month * (period / timedelta(days=30))
 

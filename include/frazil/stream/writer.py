@@ -228,7 +228,7 @@ class Writer:
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
-        run = MergeRunner(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
+        run = MergeRunner(self.engine.merge, progress, lambda merge_s: emit(ChangesMerged(merge_s)))
         tables = StreamTables.open(
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
