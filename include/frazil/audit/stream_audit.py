@@ -270,7 +270,7 @@ def _has_new_replay(run: _Run) -> bool:
     """Return whether a replay was published during the audit. Rows may then seem to be missing."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
-        now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
+        now = run.tables.last_backfill()
         if now and now.replays and now.state is BackfillState.PUBLISHED and now != backfill:
             return True
     own = read_backfill(run.tables.dead_letters.current().properties, run.marker.stream)

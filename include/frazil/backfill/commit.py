@@ -296,18 +296,18 @@ def _add_to_history(tables: StreamTables, sentence: str) -> None:
 
 def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
     """Return the last backfill or replay if it is open, or its dead letters are not published yet."""
-    backfill = _load_backfill(tables.main, tables.stream)
+    backfill = tables.last_backfill()
     if backfill is None or backfill.is_open:
         return backfill
     if backfill.state is not BackfillState.PUBLISHED:
         return None
-    dead_letters = _load_backfill(tables.dead_letters, tables.stream)
+    dead_letters = tables.last_backfill("dead-letters")
     return backfill if dead_letters and dead_letters.id == backfill.id and dead_letters.is_open else None
 
 
 def finish_ended_backfill(tables: StreamTables) -> str | None:
     """Finish the last backfill's dead letters and leftovers, if the backfill has ended. Returns its id, or None."""
-    backfill = _load_backfill(tables.main, tables.stream)
+    backfill = tables.last_backfill()
     if backfill is None or backfill.is_open:
         return None
     own = _staging_tables(tables, backfill.id)
@@ -331,7 +331,7 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     """
     own_chunks = committed_chunks(tables.journals, backfill)
     rejected = staged_files(own_chunks, "dead-letters")
-    found = _load_backfill(tables.dead_letters, tables.stream)
+    found = tables.last_backfill("dead-letters")
     if found is not None and found.id == backfill.id and found.is_open:
         commit_to_routed_tables(tables, backfill, own_chunks)
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
@@ -381,10 +381,6 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
     journals = backfill_journals(tables.journals, backfill_id)
     return dataclasses.replace(tables, stream=staging_stream(tables.stream, backfill_id), journals=journals)
-
-
-def _load_backfill(handle: TableHandle, stream: str) -> BackfillMarker | None:
-    return read_backfill(handle.refresh().metadata.properties, stream)
 
 
 def _commit_marker(tables: StreamTables, handle: TableHandle, decide: BackfillStep) -> BackfillMarker:

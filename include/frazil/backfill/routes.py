@@ -21,7 +21,6 @@ from frazil.commit.backfill_records import (
     is_last_backfill,
     list_given_up_targets,
     property_name,
-    read_backfill,
     staging_stream,
 )
 from frazil.commit.commit_checks import files_fit
@@ -255,7 +254,7 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     def propose(table: Table) -> Done[None] | Change[None]:
         if is_last_backfill(table.metadata.properties, backfill):
             return Done(None)
-        found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
+        found = tables.last_backfill()
         if found is None or found.id != backfill.id:
             raise Fenced(
                 f"another `{backfill.command}` has finished this backfill or replay: this command makes no "

@@ -25,7 +25,7 @@ from frazil.backfill.routes import BackfillRoute, wait_for_routed_tables
 from frazil.backfill.rules import check_no_backfill, check_run_not_abandoned
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
-from frazil.commit.backfill_records import BackfillMarker, committed_chunks, list_given_up_targets, read_backfill
+from frazil.commit.backfill_records import BackfillMarker, committed_chunks, list_given_up_targets
 from frazil.commit.marker import require_own_marker
 from frazil.commit.open_streams import OpenStream
 from frazil.dead_letters.selection import (
@@ -122,7 +122,7 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
 def _find_open_replay(opened: OpenStream, run: str | None) -> BackfillMarker | None:
     """Return the unfinished replay, if any. Raises the errors of `replay` if no replay can begin or continue."""
     check_coordinates(opened.spec)
-    check_run_not_abandoned(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
+    check_run_not_abandoned(opened.tables.last_backfill(), run)
     last = find_unfinished(opened.tables)
     check_no_backfill(last)
     return last if last and last.replays else None
@@ -159,7 +159,7 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
 
 
 def _last_epoch(opened: OpenStream) -> int:
-    last = read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
+    last = opened.tables.last_backfill()
     return last.epoch if last else 0
 
 
