@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tempfile
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from frazil.ingest.contract import StagedFile, StageResult, StageTask
 from frazil.ingest.stage import stage
 from frazil.spec.sinks import Mode
 from frazil.spec.units import format_count
+from frazil.stream.stage_context import stage_below
 from frazil.table.branches import summary_value
 
 MAX_EXACT_RECORDS = 5_000
@@ -132,9 +132,7 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> StageResult:
     def try_stage() -> StageResult:
         with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
             context = route.add_targets(declared) if route else declared
-            targets = {name: dataclasses.replace(t, folder=f"{folder}/{name}") for name, t in context.targets.items()}
-            isolated = context.transform is not None
-            return stage(dataclasses.replace(context, targets=targets), task, isolated=isolated)
+            return stage(stage_below(context, folder), task, isolated=context.transform is not None)
 
     result = try_stage()
     if route and result.values:  # rows whose table a writer would create first

@@ -43,7 +43,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.stream.route_values import RouteValues
 from frazil.stream.routed_tables import RoutedTables
-from frazil.stream.stage_context import staged_target
+from frazil.stream.stage_context import add_routed_targets
 from frazil.table.catalogs import load_catalog, open_existing_catalog, translate_catalog_errors
 from frazil.table.declared import list_matching_names, load_route_tables
 from frazil.table.landed_offsets import tally_files
@@ -177,11 +177,7 @@ class PredictedRoute(RouteValues):
                 self.targets[value] = target
 
     def add_targets(self, context: StageContext) -> StageContext:
-        routed = {
-            target: staged_target(self.spec, self.found[target], "") if target in self.found else context.main
-            for target in self.targets.values()
-        }
-        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=self.destinations())
+        return add_routed_targets(context, self.spec, self.found, self.destinations())
 
 
 def wait_for_routed_tables(tables: StreamTables) -> Marker:
