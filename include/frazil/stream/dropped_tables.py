@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.followers import Followers, LaggingTable, TableAbsence
@@ -29,7 +28,7 @@ from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
 from frazil.spec.units import shorten_list
-from frazil.table.catalogs import list_table_names, load_catalog, translate_catalog_errors
+from frazil.table.catalogs import find_table, list_table_names, load_catalog, translate_catalog_errors
 from frazil.table.declared import declare_routed_table
 from frazil.table.lost import TableFolder, find_newest_metadata, find_remains, read_remains, registration_command
 from frazil.table.parallel import run_in_parallel
@@ -96,12 +95,10 @@ def _find_replacement(catalog: Catalog, record: RoutedTableRecord, loaded: Mappi
     """Return the table that now has the recorded name, unless it is the route's own table."""
     table = loaded.get(record.target)
     if table is None:  # the template did not create the current table of this name
-        try:
-            with translate_catalog_errors(catalog.name):
-                table = catalog.load_table(record.target)
-        except NoSuchTableError:  # dropped meanwhile: the next check reports it
-            return None
-    return table if record.is_other_table(table) else None
+        with translate_catalog_errors(catalog.name):
+            table = find_table(catalog, record.target)
+    # A table that was dropped meanwhile is reported by the next check.
+    return table if table is not None and record.is_other_table(table) else None
 
 
 def find_lagging_and_dropped_tables(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.commit_checks import check_fence
@@ -46,7 +45,7 @@ from frazil.stream.dropped_tables import describe_dropped_table, has_other_route
 from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evolve_table
 from frazil.stream.route_values import RouteValues
 from frazil.stream.stage_context import staged_target
-from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
+from frazil.table.catalogs import explain_table_error, find_table, load_catalog, translate_catalog_errors
 from frazil.table.declared import declare_routed_table, list_matching_names, table_identifier
 from frazil.table.parallel import run_in_parallel
 from frazil.table.renamed_columns import copy_renames
@@ -66,9 +65,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
     value = _route_value_in_note(spec, tables, target)
     declared = declare_routed_table(spec, target, value)
     with translate_catalog_errors(catalog.name):
-        try:
-            table = catalog.load_table(target)
-        except NoSuchTableError:
+        if (table := find_table(catalog, target)) is None:
             _check_not_dropped(spec, tables, target)
             _check_no_files_in_dropped_table(tables, target, journals)
             table = ensure_declared(catalog, declared, spec.name)
@@ -220,7 +217,7 @@ class RoutedTables(RouteValues):
 
     def _load_or_create_table(self, identifier: Target, value: str | None) -> Table:
         """Load the table. Create it if the route never had it. Raises TableLost if the table was dropped."""
-        table = self._load(identifier)
+        table = find_table(self.catalog, identifier)
         if table is None:
             if identifier in self._recorded:
                 _check_not_dropped(self.spec, self.tables, identifier)
@@ -261,7 +258,7 @@ class RoutedTables(RouteValues):
     def _load_template_tables(self, default_marker: Marker) -> None:
         def load_existing(identifier: str) -> None:
             try:
-                table = self._load(identifier)
+                table = find_table(self.catalog, identifier)
             except Exception as error:  # catalogs' clients raise anything; its record has the table's value
                 log.warning("table %s cannot be loaded: %s", identifier, format_error(error))
                 self.unread.add(identifier)
@@ -297,12 +294,6 @@ class RoutedTables(RouteValues):
         self._prepare_table(table, value, default_marker)
         self.targets[value] = identifier
         log.info("created table %s for the value %r", identifier, value)
-
-    def _load(self, identifier: str) -> Table | None:
-        try:
-            return self.catalog.load_table(identifier)
-        except NoSuchTableError:
-            return None
 
     def _prepare_table(self, table: Table, value: str | None, default_marker: Marker) -> None:
         """Evolve a table; write its record and first marker if missing. Raises TableLost, RouteBehind and others."""
