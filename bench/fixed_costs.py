@@ -33,7 +33,7 @@ from bench.meter.process_tree import SampledTree
 from bench.substrates import NAMES, substrate
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.spec.load import find_stream
-from frazil.status.cost import cost_of
+from frazil.status.cost import StreamCost, cost_of
 
 RECORDS = 1_000
 PARTITIONS = 4
@@ -201,7 +201,7 @@ def main() -> None:
                         print("requests: " + ", ".join(f"{n} {kind}" for kind, n in sorted((calls - before).items())))
             finally:
                 writer.stop()
-            print(cost_of(find_stream(streams, "ticks"), since_ms=0).total)
+            print(sum(cost_of(find_stream(streams, "ticks"), since_ms=0).days.values(), StreamCost()))
             shutil.rmtree(home, ignore_errors=True)
     walls, cpus = sorted(w for w, _ in starts), sorted(c for _, c in starts)
     print(f"\n{len(starts)} starts: wall p50 {walls[len(walls) // 2]:.1f} s, CPU p50 {cpus[len(cpus) // 2]:.1f} core-s")

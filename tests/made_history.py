@@ -156,7 +156,7 @@ class MadeHistory:
         self.launch(identify_process(pid), committed_ms=self.at_ms)
         if stall is not None:
             self.record(StallBegan(stall))
-        marker, folder, table = self.marker, open_exchange(run_folder(self.name)), self.made.tables.main.current()
+        marker, folder = self.marker, open_exchange(run_folder(self.name))
         lag = sum(self.waits.values())
 
         def heartbeat(now_ms: int) -> None:
@@ -164,7 +164,7 @@ class MadeHistory:
                 self.name, pid, self.spec.fingerprint(), Phase.WAITING, now_ms, now_ms,
                 epoch=marker.at.epoch, batch=marker.at.batch, lag=lag, backpressure_ms=backpressure_ms,
                 last_commit_at_ms=self.at_ms, last_commit_snapshot=marker.snapshot_id,
-                watermark_ms=marker.watermark_ms, table_location=table.location(), stall=stall,
+                watermark_ms=marker.watermark_ms, stall=stall,
             ).write(folder)  # fmt: skip
 
         self.heartbeats(heartbeat)

@@ -68,7 +68,6 @@ class BatchCommitted:
 class ChangesMerged:
     """Spark tasks merged the next batch's changes. A conflict may require more tasks."""
 
-    tasks: int
     merge_s: float
 
 

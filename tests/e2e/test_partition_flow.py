@@ -208,7 +208,7 @@ def state(client: Any, run_id: str, task_id: str) -> str:
 def check_page(airflow: EmbeddedAirflow, page: str) -> None:
     """A signed-in user sees the gate's page, and nothing next to it; no one else sees anything."""
     url = f"{airflow.url}/frazil/data-docs"
-    signed = {"Authorization": f"Bearer {airflow.token('viewer')}"}
+    signed = {"Authorization": f"Bearer {airflow.client('viewer').token()}"}
     assert httpx.get(f"{url}/{page}", trust_env=False).status_code == 401
     assert "fare" in httpx.get(f"{url}/{page}", headers=signed, trust_env=False).text
     assert page in httpx.get(f"{url}/index.html", headers=signed, trust_env=False).text

@@ -207,7 +207,7 @@ def test_of_two_drivers_whose_submission_was_not_answered_one_writes(
     assert order is not None
     # As if the agent had died between its submission and the answer, and the driver were not heard from for a minute.
     first.suspend()
-    supervised.folder.put_order(dataclasses.replace(order, id="0" * 32, submission=None, ordered_at_ms=0))
+    supervised.folder.put_order(dataclasses.replace(order, id="0" * 32, submission=None))
     launch = supervised.launcher.observe().launch
     assert launch is not None
     assert launch.writer is not None

@@ -97,15 +97,14 @@ class StageOperator(SubmitOperator):
 
     def _check_not_abandoned(self, request: dict[str, Any]) -> None:
         from frazil.backfill.rules import check_run_not_abandoned  # a DAG file that is parsed needs no PyIceberg
-        from frazil.commit.backfill_records import read_backfill
         from frazil.commit.open_streams import open_read_only
         from frazil.errors import BackfillAbandoned
         from frazil.spec.load import find_stream
 
         spec = find_stream(Path(self.streams), request["stream"])
-        properties = open_read_only(spec).tables.main.refresh().metadata.properties
+        last = open_read_only(spec).tables.last_backfill()
         try:
-            check_run_not_abandoned(read_backfill(properties, spec.name), request.get("run"))
+            check_run_not_abandoned(last, request.get("run"))
         except BackfillAbandoned as error:
             raise AirflowFailException(f"BackfillAbandoned: {error}") from error
 

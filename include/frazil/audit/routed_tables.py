@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from pyiceberg.exceptions import NoSuchTableError
@@ -47,6 +47,8 @@ from frazil.table.landed_offsets import COORDINATES, OffsetRanges, RowSelection,
 from frazil.table.lost_tables import registration_command
 from frazil.table.parallel import run_in_parallel
 
+MAX_JOINED_PARTITIONS = 3
+"""Maximum number of topic-partitions that the finding of a table lists. Of more, each has its own finding."""
 MAX_READ_ATTEMPTS = 3
 """Maximum number of attempts to read a table whose waiting rows are being committed."""
 
@@ -235,6 +237,22 @@ def compare_table_counts(
             waits = f" and {format_count(waiting[name], 'row', 'waits|wait')} for it," if waiting[name] else ""
             sentence = f"the table has {has},{waits} but commit records count {expected:,}"
             yield Finding(FindingKind.MISCOUNTED, abs(rows - expected), sentence, name)
+
+
+def join_table_counts(
+    notes: tuple[Finding, ...], found: tuple[Finding, ...]
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Join the counts by table with those by partition, if both report the same rows and the sentence stays short."""
+    by_table = [f for f in notes if f.kind is FindingKind.MISCOUNTED]
+    rows = {FindingKind.MISSING, FindingKind.MISCOUNTED, FindingKind.DUPLICATES}
+    by_partition = [f for f in found if f.kind in rows]
+    same = sum(f.count for f in by_table) == sum(f.count for f in by_partition)
+    if not by_table or not same or len(by_partition) > MAX_JOINED_PARTITIONS:
+        return notes, found
+    where = "; ".join(f"{f.where}: {f.sentence}" for f in by_partition)
+    last = replace(by_table[-1], kind=by_partition[0].kind, sentence=f"{by_table[-1].sentence}. By partition: {where}")
+    others = tuple(f for f in notes if f is not by_table[-1])
+    return (*others, last), tuple(f for f in found if f not in by_partition)
 
 
 def row_counts(

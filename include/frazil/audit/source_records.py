@@ -34,7 +34,7 @@ from frazil.offsets.tally import Tallies
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import executor_kafka_properties
 from frazil.spec.sinks import Sinks
-from frazil.stream.stage_context import build_stage_context, staged_target
+from frazil.stream.stage_context import add_routed_targets, build_stage_context, stage_below
 from frazil.table.declared_tables import load_route_tables
 from frazil.table.landed_offsets import RowSelection, tally_files, tally_rows
 
@@ -70,15 +70,13 @@ class SourceRecords:
         base = build_stage_context(
             self.spec, self.tables, BatchKey(0, 0), kafka_properties=kafka, topic_ids=self.topic_ids
         )
-        base = self.sinks.add_route(self.spec, base)
-        targets = {target: dataclasses.replace(of, folder=str(folder / target)) for target, of in base.targets.items()}
+        base = stage_below(self.sinks.add_route(self.spec, base), str(folder))
         wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
         dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
         existing = {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
-        context = dataclasses.replace(base, targets=targets, existing_dead_letters=existing)
+        context = dataclasses.replace(base, existing_dead_letters=existing)
         task = StageTask(0, tuple(OffsetRange(*tp, *span) for tp, of in self.spans.items() for span in of))
-        # A transform is evaluated in a child process, because its memory limit may abort the process that reads.
-        return stage(context, task, attempt=int(self.spec.transform is not None)), context
+        return stage(context, task, isolated=self.spec.transform is not None), context
 
 
 def records_by_table(
@@ -121,13 +119,7 @@ class ComparedTables:
     def add_route(self, spec: StreamSpec, context: StageContext) -> StageContext:
         if (route := spec.route) is None:
             return context
-        routed = {
-            target: staged_target(spec, self.tables[target], "") if target in self.tables else context.main
-            for target in self.by_value.values()
-        }
-        return dataclasses.replace(
-            context, targets={**context.targets, **routed}, destinations=Destinations.of(route, self.by_value)
-        )
+        return add_routed_targets(context, spec, self.tables, Destinations.of(route, self.by_value))
 
 
 def _not_comparable(

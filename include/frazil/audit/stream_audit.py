@@ -32,6 +32,7 @@ from frazil.audit.routed_tables import (
     RoutedRows,
     compare_table_counts,
     find_misplaced_rows,
+    join_table_counts,
     read_routed_rows,
     report_uncounted_tables,
     report_unread_rows,
@@ -56,9 +57,6 @@ FindRemainingOffsets = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, 
 """Returns the claimed offsets that Kafka has, and findings about ranges that Kafka can no longer show."""
 PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
 """Returns the offsets in these spans that belong in each table, according to the declared route."""
-
-MAX_JOINED_PARTITIONS = 3
-"""Maximum number of topic-partitions that the finding of a table lists. Of more, each has its own finding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +213,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
         notes = (*notes, *of_repeats)
     found = tuple(f for e in evidence for f in compare_partition(e))
     if not drops_repeats and all(map(is_counted_once, evidence)):
-        notes, found = _join_table_counts(notes, found)
+        notes, found = join_table_counts(notes, found)
     return _build_audit(run, claimed, evidence, (*before, *notes, *found))
 
 
@@ -270,7 +268,7 @@ def _has_new_replay(run: _Run) -> bool:
     """Return whether a replay was published during the audit. Rows may then seem to be missing."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
-        now = read_backfill(run.tables.main.refresh().properties, run.marker.stream)
+        now = run.tables.last_backfill()
         if now and now.replays and now.state is BackfillState.PUBLISHED and now != backfill:
             return True
     own = read_backfill(run.tables.dead_letters.current().properties, run.marker.stream)
@@ -298,22 +296,6 @@ def _add_other_claims(
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compared(e)):
         return evidence
     return with_other_claims(evidence, load_all_claims(run.tables.journals, run.marker, run.table.metadata), claimed)
-
-
-def _join_table_counts(
-    notes: tuple[Finding, ...], found: tuple[Finding, ...]
-) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Join the counts by table with those by partition, if both report the same rows and the sentence stays short."""
-    by_table = [f for f in notes if f.kind is FindingKind.MISCOUNTED]
-    rows = {FindingKind.MISSING, FindingKind.MISCOUNTED, FindingKind.DUPLICATES}
-    by_partition = [f for f in found if f.kind in rows]
-    same = sum(f.count for f in by_table) == sum(f.count for f in by_partition)
-    if not by_table or not same or len(by_partition) > MAX_JOINED_PARTITIONS:
-        return notes, found
-    where = "; ".join(f"{f.where}: {f.sentence}" for f in by_partition)
-    last = replace(by_table[-1], kind=by_partition[0].kind, sentence=f"{by_table[-1].sentence}. By partition: {where}")
-    others = tuple(f for f in notes if f is not by_table[-1])
-    return (*others, last), tuple(f for f in found if f not in by_partition)
 
 
 def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import SetPropertiesUpdate
 
 from frazil.backfill.request import BackfillRequest
@@ -62,10 +63,11 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folders, discard_batch, sweep_batch
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.recorder import record_action
-from frazil.ingest.contract import StagedFile, is_routed
+from frazil.ingest.contract import StagedFile, Target, is_routed
 from frazil.offsets.spans import Offsets, spans_overlap
 from frazil.spec.units import format_count
 from frazil.table.branches import summary_value
+from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import may_delete_files
 
 log = logging.getLogger(__name__)
@@ -294,18 +296,18 @@ def _add_to_history(tables: StreamTables, sentence: str) -> None:
 
 def find_unfinished(tables: StreamTables) -> BackfillMarker | None:
     """Return the last backfill or replay if it is open, or its dead letters are not published yet."""
-    backfill = _load_backfill(tables.main, tables.stream)
+    backfill = tables.last_backfill()
     if backfill is None or backfill.is_open:
         return backfill
     if backfill.state is not BackfillState.PUBLISHED:
         return None
-    dead_letters = _load_backfill(tables.dead_letters, tables.stream)
+    dead_letters = tables.last_backfill("dead-letters")
     return backfill if dead_letters and dead_letters.id == backfill.id and dead_letters.is_open else None
 
 
 def finish_ended_backfill(tables: StreamTables) -> str | None:
     """Finish the last backfill's dead letters and leftovers, if the backfill has ended. Returns its id, or None."""
-    backfill = _load_backfill(tables.main, tables.stream)
+    backfill = tables.last_backfill()
     if backfill is None or backfill.is_open:
         return None
     own = _staging_tables(tables, backfill.id)
@@ -329,7 +331,7 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
     """
     own_chunks = committed_chunks(tables.journals, backfill)
     rejected = staged_files(own_chunks, "dead-letters")
-    found = _load_backfill(tables.dead_letters, tables.stream)
+    found = tables.last_backfill("dead-letters")
     if found is not None and found.id == backfill.id and found.is_open:
         commit_to_routed_tables(tables, backfill, own_chunks)
         written: SnapshotWriter | RowChangeWriter = SnapshotWriter(rejected)
@@ -348,12 +350,18 @@ def finish_published(tables: StreamTables, backfill: BackfillMarker) -> None:
 def count_changes(tables: StreamTables, backfill: BackfillMarker) -> Counter[str]:
     """Return what a backfill's merges did to the rows of all its tables, by outcome. Omits expired snapshots."""
     staged = {file.target for chunk in committed_chunks(tables.journals, backfill) for file in chunk.files}
+    changed = staged - {"dead-letters"} - list_given_up_targets(tables.journals, backfill.id)
     found = Counter[str]()
-    for target in staged - {"dead-letters"} - list_given_up_targets(tables.journals, backfill.id):
-        with suppress(NoSuchTableError):  # a routed table that was dropped
-            for snapshot in tables.handle(target).refresh().metadata.snapshots:
-                if summary_value(snapshot, "frazil.backfill") == backfill.id:
-                    found.update(merge_counts(snapshot.summary))
+
+    def load_snapshots(target: Target) -> Sequence[Snapshot]:
+        try:
+            return tables.handle(target).refresh().metadata.snapshots
+        except NoSuchTableError:  # a routed table that was dropped
+            return ()
+
+    for snapshot in chain.from_iterable(run_in_parallel(load_snapshots, sorted(changed))):
+        if summary_value(snapshot, "frazil.backfill") == backfill.id:
+            found.update(merge_counts(snapshot.summary))
     return found
 
 
@@ -373,10 +381,6 @@ def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:
     journals = backfill_journals(tables.journals, backfill_id)
     return dataclasses.replace(tables, stream=staging_stream(tables.stream, backfill_id), journals=journals)
-
-
-def _load_backfill(handle: TableHandle, stream: str) -> BackfillMarker | None:
-    return read_backfill(handle.refresh().metadata.properties, stream)
 
 
 def _commit_marker(tables: StreamTables, handle: TableHandle, decide: BackfillStep) -> BackfillMarker:

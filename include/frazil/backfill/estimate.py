@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frazil.backfill.routes import PredictedRoute
 from frazil.backfill.rules import staged_spans
 from frazil.backfill.run import Backfill, BackfillPlan
+from frazil.backfill.source import offset_ranges
 from frazil.commit.marker import BatchKey
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.ingest.contract import StagedFile, StageResult, StageTask
 from frazil.ingest.stage import stage
 from frazil.spec.sinks import Mode
 from frazil.spec.units import format_count
+from frazil.stream.stage_context import stage_below
 from frazil.table.branches import summary_value
 
 MAX_EXACT_RECORDS = 5_000
@@ -54,11 +54,10 @@ class Estimate:
 
 def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
     """Count the missing records, and count or estimate what they become. Changes nothing in the tables."""
-    results = list(stage_sample(backfill, plan))
-    read = backfill.source.max_records(staged_spans(results))
-    landed = sum(p.records for r in results for p in r.progress)
-    rejected = sum(p.rejected for r in results for p in r.progress)
-    files = [f for r in results for f in r.files if f.target != "dead-letters"]
+    result = stage_sample(backfill, plan)
+    read = backfill.source.max_records(staged_spans([result]))
+    landed, rejected = sum(p.records for p in result.progress), sum(p.rejected for p in result.progress)
+    files = [f for f in result.files if f.target != "dead-letters"]
     max_records = backfill.source.max_records(plan.spans)
     records = round(max_records * landed / read) if read else 0
     per_record = _bytes_per_record(backfill, files)
@@ -120,28 +119,26 @@ def estimate_messages(dry_run: Estimate, *, stream: str, mode: Mode) -> list[str
     return [missing, size, touched]
 
 
-def stage_sample(backfill: Backfill, plan: BackfillPlan) -> Iterator[StageResult]:
+def stage_sample(backfill: Backfill, plan: BackfillPlan) -> StageResult:
     """Stage the plan's records into a temporary folder; a sample if they are many. Changes nothing in the tables."""
     if not plan.spans:
-        return
+        return StageResult((), ())
     route = PredictedRoute.open(backfill.spec)
     declared = backfill.context(backfill.opened.tables, BatchKey(0, 0), plan.source.topic_ids)
 
-    def try_stage(task: StageTask) -> StageResult:
+    is_small = backfill.source.max_records(plan.spans) <= MAX_EXACT_RECORDS
+    task = StageTask(0, offset_ranges(plan.spans if is_small else backfill.source.sample(plan.spans)))
+
+    def try_stage() -> StageResult:
         with tempfile.TemporaryDirectory(prefix="frazil-backfill-") as folder:
             context = route.add_targets(declared) if route else declared
-            targets = {name: dataclasses.replace(t, folder=f"{folder}/{name}") for name, t in context.targets.items()}
-            # As in `SourceRecords.stage`, a transform is evaluated in a child process.
-            transforms = context.transform is not None
-            return stage(dataclasses.replace(context, targets=targets), task, attempt=int(transforms))
+            return stage(stage_below(context, folder), task, isolated=context.transform is not None)
 
-    is_small = backfill.source.max_records(plan.spans) <= MAX_EXACT_RECORDS
-    for task in backfill.source.tasks(plan.spans, 1) if is_small else backfill.source.sample(plan.spans):
-        result = try_stage(task)
-        if route and result.values:  # rows whose table a writer would create first
-            route.make({*result.values})
-            result = try_stage(task)
-        yield result
+    result = try_stage()
+    if route and result.values:  # rows whose table a writer would create first
+        route.make({*result.values})
+        result = try_stage()
+    return result
 
 
 def _bytes_per_record(backfill: Backfill, sample: list[StagedFile]) -> float:

@@ -147,11 +147,10 @@ class FileSource:
         pieces = self.chunks(spans, limit=math.ceil(self.max_records(spans) / cores))
         return [StageTask(index, offset_ranges(piece)) for index, piece in enumerate(pieces)]
 
-    def sample(self, spans: Spans) -> list[StageTask]:
-        """Return a single task for the whole sample, so that each file is read only once."""
+    def sample(self, spans: Spans) -> Spans:
         points = self.chunks(spans, limit=math.ceil(self.max_records(spans) / MAX_SAMPLE_POINTS))
-        samples = (select_first_records(point, self.index.records, limit=MAX_SAMPLE_OFFSETS) for point in points)
-        return [StageTask(0, tuple(r for sample in samples for r in offset_ranges(sample)))]
+        samples = [select_first_records(point, self.index.records, limit=MAX_SAMPLE_OFFSETS) for point in points]
+        return {tp: tuple(span for sample in samples for span in sample.get(tp, ())) for tp in spans}
 
     def context(self, context: StageContext) -> StageContext:
         return dataclasses.replace(context, kafka={}, files=self.index.files)

@@ -21,7 +21,6 @@ from frazil.commit.backfill_records import (
     is_last_backfill,
     list_given_up_targets,
     property_name,
-    read_backfill,
     staging_stream,
 )
 from frazil.commit.commit_checks import files_fit
@@ -44,7 +43,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.stream.route_values import RouteValues
 from frazil.stream.routed_tables import RoutedTables
-from frazil.stream.stage_context import staged_target
+from frazil.stream.stage_context import add_routed_targets
 from frazil.table.catalogs import load_catalog, open_existing_catalog, translate_catalog_errors
 from frazil.table.declared_tables import list_matching_names, load_route_tables
 from frazil.table.landed_offsets import tally_files
@@ -135,9 +134,8 @@ class BackfillRoute:
 
     def _check_tables_exist(self) -> None:
         if self.routed.absent:
-            target, why = min(self.routed.absent.items(), key=itemgetter(0))
-            reason = why.reason if target in why.reason else f"table {target} cannot be used: {why.reason}"
-            raise _refusal(self.tables.stream, Explanation(reason, why.remedy))
+            _, why = min(self.routed.absent.items(), key=itemgetter(0))
+            raise _refusal(self.tables.stream, why)
 
     def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
         """Return the chunk's context with the route's tables. Their files are staged in the waiting folder."""
@@ -179,11 +177,7 @@ class PredictedRoute(RouteValues):
                 self.targets[value] = target
 
     def add_targets(self, context: StageContext) -> StageContext:
-        routed = {
-            target: staged_target(self.spec, self.found[target], "") if target in self.found else context.main
-            for target in self.targets.values()
-        }
-        return dataclasses.replace(context, targets={**context.targets, **routed}, destinations=self.destinations())
+        return add_routed_targets(context, self.spec, self.found, self.destinations())
 
 
 def wait_for_routed_tables(tables: StreamTables) -> Marker:
@@ -195,7 +189,7 @@ def wait_for_routed_tables(tables: StreamTables) -> Marker:
         if not (behind := find_lagging_tables(tables, default_marker)):
             return default_marker
         if retry_policy.clock() >= deadline or retry_policy.wait(min(1.0, ROUTED_TABLES_TIMEOUT_S)):
-            raise _refusal(tables.stream, Explanation(behind[0].description, behind[0].remedy))
+            raise _refusal(tables.stream, behind[0].explain())
 
 
 def _refusal(stream: str, why: Explanation) -> RouteBehind:
@@ -256,7 +250,7 @@ def _commit_to_table(tables: StreamTables, backfill: BackfillMarker, target: Tar
     def propose(table: Table) -> Done[None] | Change[None]:
         if is_last_backfill(table.metadata.properties, backfill):
             return Done(None)
-        found = read_backfill(tables.main.refresh().metadata.properties, tables.stream)
+        found = tables.last_backfill()
         if found is None or found.id != backfill.id:
             raise Fenced(
                 f"another `{backfill.command}` has finished this backfill or replay: this command makes no "

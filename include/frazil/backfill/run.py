@@ -60,7 +60,6 @@ from frazil.commit.backfill_records import (
     BackfillState,
     branch_name,
     committed_chunks,
-    read_backfill,
 )
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import BatchKey, Marker, open_branch_name, read_marker
@@ -129,7 +128,7 @@ class Backfill:
 
     def last(self) -> BackfillMarker | None:
         """Return the marker of this request's backfill; None if the last backfill was for another request."""
-        last = _load_backfill(self.opened)
+        last = self.opened.tables.last_backfill()
         return last if last and last.digest == self.request.digest else None
 
     def plan(self, last: BackfillMarker | None = None) -> BackfillPlan:
@@ -249,7 +248,7 @@ class Backfill:
 
     def check_run_not_abandoned(self) -> None:
         """Raise BackfillAbandoned if an operator abandoned the backfill of this run, or of its earlier attempt."""
-        last = _load_backfill(self.opened)
+        last = self.opened.tables.last_backfill()
         check_not_abandoned(last, self.backfill_id)
         check_run_not_abandoned(last, self.request.run)
 
@@ -260,7 +259,7 @@ class Backfill:
         new backfill would not fit the tables.
         """
         table, _ = self._load_table_and_marker()
-        next_epoch(_load_backfill(self.opened), self.request)
+        next_epoch(self.opened.tables.last_backfill(), self.request)
         if not ((last := self.last()) and last.is_open):
             check_rows_fit(table, self.opened.tables.dead_letters.refresh(), self.spec, start_hint=start_hint)
 
@@ -413,10 +412,6 @@ class Backfill:
 
 def _topics(spans: Spans) -> set[str]:
     return {topic for topic, _ in spans}
-
-
-def _load_backfill(opened: OpenStream) -> BackfillMarker | None:
-    return read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
 
 
 @contextmanager

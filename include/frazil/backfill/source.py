@@ -157,15 +157,14 @@ class KafkaSource:
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
         return list(split_ranges(offset_ranges(spans), tasks=cores))
 
-    def sample(self, spans: Spans) -> list[StageTask]:
-        """Return tasks that read a few records at several points of the spans."""
+    def sample(self, spans: Spans) -> Spans:
+        """Return the offsets of a few records at several points of the spans."""
         longest = max((count_offsets({tp: of}) for tp, of in spans.items()), default=0)
         count = min(math.ceil(longest / MAX_SAMPLE_OFFSETS), MAX_SAMPLE_POINTS)
-        points = (
-            {tp: _take_share(of, index, count, limit=MAX_SAMPLE_OFFSETS) for tp, of in spans.items()}
-            for index in range(count)
-        )
-        return [StageTask(index, offset_ranges(point)) for index, point in enumerate(points)]
+        return {
+            tp: tuple(s for index in range(count) for s in _take_share(of, index, count, limit=MAX_SAMPLE_OFFSETS))
+            for tp, of in spans.items()
+        }
 
     def context(self, context: StageContext) -> StageContext:
         """Return the context unchanged, because tasks resolve the references in Kafka's properties themselves."""

@@ -15,7 +15,7 @@ from frazil.commit.sweep import discard_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StageResult
 from frazil.offsets.spans import Spans
-from frazil.stream.engine import Engine
+from frazil.stream.engine import TaskRunner
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.stage_rows import StageRows
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def run(
-    backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
+    backfill: Backfill, engine: TaskRunner, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
     """Stage, audit and publish a backfill. If the stream changed, starts over. Returns None if no record is missing."""
     for attempt in range(MAX_ATTEMPTS):
@@ -36,7 +36,7 @@ def run(
 
 
 def stage(
-    backfill: Backfill, engine: Engine, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
+    backfill: Backfill, engine: TaskRunner, on_chunk: Callable[[BackfillMarker], None] = lambda _: None
 ) -> BackfillMarker | None:
     """Stage all missing records on the branch, one chunk at a time. Returns None if no record is missing.
 
@@ -72,7 +72,7 @@ def stage(
 
 
 def _stage_chunks(
-    backfill: Backfill, engine: Engine, committer: BackfillCommitter, plan: BackfillPlan
+    backfill: Backfill, engine: TaskRunner, committer: BackfillCommitter, plan: BackfillPlan
 ) -> Iterator[BackfillMarker]:
     chunks = backfill.source.chunks(plan.spans, limit=backfill.request.chunk_records)
     planned = committer.backfill.chunks + len(chunks)
@@ -92,7 +92,7 @@ def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
 
 
 def _stage_chunk(
-    backfill: Backfill, engine: Engine, committer: BackfillCommitter, spans: Spans, plan: BackfillPlan
+    backfill: Backfill, engine: TaskRunner, committer: BackfillCommitter, spans: Spans, plan: BackfillPlan
 ) -> tuple[Journal, list[StageResult]]:
     opened, own, key = backfill.opened, committer.own, committer.next_key()
     context = backfill.context(own, key, plan.source.topic_ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import get_args
 
 import click
 from pyiceberg.catalog import Catalog, MetastoreCatalog
@@ -20,7 +19,7 @@ from frazil.spark.package import STORAGE_PACKAGES, find_installed_storages, make
 from frazil.spec.units import format_count
 from frazil.table.catalogs import catalog_config, load_catalog, translate_catalog_errors
 from frazil.table.lost_tables import file_name, find_newest_metadata, find_other_name, registration_command
-from frazil.table.reader_configuration import Reader, configuration
+from frazil.table.reader_configuration import READERS, Reader, configuration
 from frazil.table.spark_catalog import needed_jar_sets
 from frazil.table.storage import open_store
 from frazil.timetext import format_utc
@@ -28,7 +27,7 @@ from frazil.timetext import format_utc
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--for", "reader", type=click.Choice(get_args(Reader)), required=True, help="The engine.")
+@click.option("--for", "reader", type=click.Choice(READERS), required=True, help="The engine.")
 @json_option
 def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
     """Print a query engine's configuration for the tables of catalog NAME.

@@ -19,7 +19,7 @@ from frazil.commit.marker_changes import is_ahead
 from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
 from frazil.commit.routed_table_records import delete_table_record, read_table_record, write_table_record
 from frazil.commit.waiting_files import load_missing_table_note
-from frazil.errors import Explanation, MarkerUnreadable, RolledBack, SpecError
+from frazil.errors import MarkerUnreadable, RolledBack, SpecError
 from frazil.host.supervision import find_supervision
 from frazil.spec.load import find_stream
 from frazil.spec.units import format_count
@@ -125,7 +125,7 @@ def _print_differences(found: _RouteDifferences, stream: str, output: CommandOut
         rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", format_utc(b.since_ms)) for b in found.behind]
         output.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
     for behind in found.behind:
-        output.say(prefix_subject(behind.target, str(Explanation(behind.reason, behind.remedy))))
+        output.say(prefix_subject(behind.target, str(behind.why)))
     for dropped in found.dropped:
         output.say(str(dropped))
     for table in found.ahead:

@@ -147,16 +147,14 @@ def _problem_messages(streams: list[StreamState]) -> list[str]:
 
 
 def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
-    if one.flow is None or not one.flow.rejected_last_day:
-        return None
-    if one.flow.rejected_since_ms is not None:  # replays are counted by hour, also those of earlier dead letters
+    # Without the whole day: replays are counted by hour, and may be replays of earlier dead letters.
+    if one.flow is None or not one.flow.rejected_last_day or one.flow.rejected_since_ms is not None:
         return None
     try:
-        main = load_stream_table(spec)
-        dead_letters = main and main.catalog.load_table(spec.dead_letter_table)
+        if (main := load_stream_table(spec)) is None:
+            return None
+        dead_letters = main.catalog.load_table(spec.dead_letter_table)
     except Exception:  # catalogs' clients raise anything, and the reason is shown with the stream
-        return None
-    if main is None or dead_letters is None:
         return None
     treatments = find_treatments(dead_letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
     found = count_rejected(main.metadata, spec.name, treatments, now_ms=now_ms)

@@ -74,11 +74,9 @@ class LaggingTable:
     """When the oldest journal that waits for the table was created (ms since 1970)."""
     batches: int
     rows: int
-    reason: str
+    why: Explanation
     backfill: str | None = None
     """The backfill or replay with the missing rows; None for batches. For a backfill, `batches` counts chunks."""
-    remedy: str = ""
-    """What to do, as a sentence; empty if unknown."""
     only_last: bool = False
     """Whether only the default table's last batch is missing, and no error occurred."""
     gone: TableAbsence | None = None
@@ -90,18 +88,18 @@ class LaggingTable:
     def is_about_to_commit(self, now_ms: int) -> bool:
         return self.only_last and now_ms - self.since_ms < COMMIT_GRACE_MS
 
-    @property
-    def description(self) -> str:
+    def explain(self) -> Explanation:
         of = format_count(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
-        return f"{self.target} is missing {format_count(self.rows, 'row')} of {of}: {self.reason}"
+        missing = f"{self.target} is missing {format_count(self.rows, 'row')} of {of}"
+        return dataclasses.replace(self.why, reason=f"{missing}: {self.why.reason}")
 
     def __str__(self) -> str:
-        return str(Explanation(self.description, self.remedy))
+        return str(self.explain())
 
     def find_remedy(self, stream: str, fix: str) -> str:
         """Return the table's remedy. If it is unknown, return `fix`, and the command that gives up the rows."""
         command = f"`frazil route {stream} --give-up {self.target}`"
-        return self.remedy or f"{fix}, or continue without these rows: {command}"
+        return self.why.remedy or f"{fix}, or continue without these rows: {command}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +306,7 @@ class Followers:
 def make_lagging_table(target: Target, journals: Sequence[Journal], why: Explanation) -> LaggingTable:
     since_ms = min(journal.created_at_ms for journal in journals)
     rows = _row_count(journals, target)
-    return LaggingTable(target, since_ms, len(journals), rows, why.reason, remedy=why.remedy)
+    return LaggingTable(target, since_ms, len(journals), rows, why)
 
 
 def _row_count(journals: Iterable[Journal], target: Target) -> int:

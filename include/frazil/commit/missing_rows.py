@@ -66,8 +66,7 @@ def _check_table(
         journals, is_loaded = later_journals(marker, waiting), True
     except Exception as error:  # catalogs' clients raise anything
         note = load_missing_table_note(tables, target) if all_files_wait(tables, waiting, target) else None
-        known = note and Explanation(note.reason, note.remedy)
-        why = known or explain_error(error, tables.stream, target)
+        why = note.why if note else explain_error(error, tables.stream, target)
         if isinstance(error, NoSuchTableError):
             gone = TableAbsence.MISSING
             if note is None:

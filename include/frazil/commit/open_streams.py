@@ -23,7 +23,7 @@ from frazil.ingest.contract import Target
 from frazil.kafka.admin import INTERACTIVE_TIMEOUT_S, KafkaAdmin
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
-from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
+from frazil.table.catalogs import find_table, open_existing_catalog, translate_catalog_errors
 from frazil.table.lost_tables import (
     find_lost_table,
     find_newest_metadata,
@@ -72,10 +72,9 @@ def open_dead_letters(spec: StreamSpec) -> StreamTables | None:
     """Open the dead-letter table of a stream that has no table. Returns None if it has no dead-letter table either."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
-        try:
-            table = catalog.load_table(spec.dead_letter_table)
-        except NoSuchTableError:
-            return None
+        table = find_table(catalog, spec.dead_letter_table)
+    if table is None:
+        return None
     handle, retry_policy = TableHandle.from_table(table), RetryPolicy(total_s=RETRY_TIMEOUT_S)
     journals = JournalStore(handle.store, state_location(table, spec.name))
     return StreamTables(spec.name, {"dead-letters": handle}, journals, clock.now_ms, retry_policy)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
 
+from frazil.commit.backfill_records import BackfillMarker, read_backfill
 from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import BatchKey, Marker, OwnTable, landed_ends, read_marker
@@ -94,6 +95,10 @@ class StreamTables:
 
     def marker(self) -> Marker | None:
         return read_marker(self.main.refresh().metadata.properties, self.stream)
+
+    def last_backfill(self, target: Target = "main") -> BackfillMarker | None:
+        """Load a table, and return its marker of the stream's last backfill or replay. Raises MarkerUnreadable."""
+        return read_backfill(self.targets[target].refresh().metadata.properties, self.stream)
 
     def landed(self, table: Table) -> tuple[tuple[str, int], ...]:
         """Return the end of a table's records by `topic/partition`; see `MergeRules.landed`."""

@@ -24,7 +24,7 @@ from frazil.commit.merging import MERGING_MODES
 from frazil.commit.staging_targets import object_path, target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
-from frazil.errors import format_error
+from frazil.errors import Explanation, format_error
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.table.tables import data_location
@@ -42,10 +42,9 @@ class MissingTableNote:
     target: Target
     value: str | None
     """The table's route value, if a template names the table."""
-    reason: str
+    why: Explanation
     given_up: BatchKey | None = None
     """The last batch with rows for this table that an operator discarded."""
-    remedy: str = ""
 
 
 def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:

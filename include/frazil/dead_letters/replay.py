@@ -11,9 +11,8 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +25,7 @@ from frazil.backfill.routes import BackfillRoute, wait_for_routed_tables
 from frazil.backfill.rules import check_no_backfill, check_run_not_abandoned
 from frazil.backfill.run import Backfill
 from frazil.backfill.stage import run
-from frazil.commit.backfill_records import BackfillMarker, committed_chunks, list_given_up_targets, read_backfill
+from frazil.commit.backfill_records import BackfillMarker, committed_chunks, list_given_up_targets
 from frazil.commit.marker import require_own_marker
 from frazil.commit.open_streams import OpenStream
 from frazil.dead_letters.selection import (
@@ -38,12 +37,10 @@ from frazil.dead_letters.selection import (
 )
 from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
-from frazil.ingest.dead_letters import join_rejects
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
 from frazil.ingest.sealing import place_of, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
-from frazil.stream.merge_tasks import MergeTasks
 from frazil.stream.stage_rows import StageRows
 
 TARGET_FILE_ROWS = 100_000
@@ -89,10 +86,9 @@ def preview(opened: OpenStream, selection: Selection, *, run: str | None = None)
         request = BackfillRequest(stream=opened.spec.name, files=folder, dead_letters=str(selection))
         backfill = Backfill(files.with_listing(request), opened, files)
         backfill.check()
-        results = list(stage_sample(backfill, backfill.plan()))
-    progress = [part for result in results for part in result.progress]
-    landing, failing = sum(part.records for part in progress), sum(part.rejected for part in progress)
-    return Preview(landing, failing, join_rejects(result.rejects for result in results))
+        result = stage_sample(backfill, backfill.plan())
+    landing, failing = sum(part.records for part in result.progress), sum(part.rejected for part in result.progress)
+    return Preview(landing, failing, result.rejects)
 
 
 EMPTY_RESULT = ReplayResult("", 0, 0)
@@ -126,7 +122,7 @@ def replay(opened: OpenStream, selection: Selection, *, run: str | None = None) 
 def _find_open_replay(opened: OpenStream, run: str | None) -> BackfillMarker | None:
     """Return the unfinished replay, if any. Raises the errors of `replay` if no replay can begin or continue."""
     check_coordinates(opened.spec)
-    check_run_not_abandoned(read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name), run)
+    check_run_not_abandoned(opened.tables.last_backfill(), run)
     last = find_unfinished(opened.tables)
     check_no_backfill(last)
     return last if last and last.replays else None
@@ -163,7 +159,7 @@ def _replay_result(opened: OpenStream, last: BackfillMarker) -> ReplayResult:
 
 
 def _last_epoch(opened: OpenStream) -> int:
-    last = read_backfill(opened.tables.main.refresh().metadata.properties, opened.spec.name)
+    last = opened.tables.last_backfill()
     return last.epoch if last else 0
 
 
@@ -214,28 +210,10 @@ class InProcessEngine:
 
     parallelism = 1
 
-    def ready(self, until: Callable[[], bool]) -> bool:  # noqa: ARG002
-        return True
-
-    def warm_up(self) -> None:
-        """Do nothing."""
-
-    def check(self) -> None:
-        """Do nothing."""
-
     def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
         answers = []
         for plan in plans:
             task, began = StageTask.from_json(json.loads(plan)), time.monotonic()
-            result = stage(work.context, task, attempt=1)
+            result = stage(work.context, task, isolated=True)
             answers.append(TaskAnswer(result, time.monotonic() - began))
         return tuple(answers)
-
-    def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
-        return [*work(plans)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing."""

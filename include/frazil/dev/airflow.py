@@ -180,9 +180,6 @@ class EmbeddedAirflow(process.EmbeddedService):
     def client(self, user: str = "admin") -> AirflowClient:
         return AirflowClient(self.url, user=user, password=self.password_for(user))
 
-    def token(self, user: str = "admin") -> str:
-        return self.client(user).token()
-
     def log(self, component: Component) -> Path:
         return self.home / "logs" / f"{component}.log"
 

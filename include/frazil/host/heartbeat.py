@@ -79,8 +79,6 @@ class Heartbeat:
     last_commit_at_ms: int | None = None
     last_commit_snapshot: int | None = None
     watermark_ms: int | None = None
-    table_location: str | None = None
-    """The location of the table, the desired state and the journals, once the table exists."""
     error: str | None = None
     stall: Stall | None = None
     throttle: str | None = None

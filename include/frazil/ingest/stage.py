@@ -51,17 +51,19 @@ class PossibleRecordError(Exception):
         self.error = error
 
 
-def stage(
+def stage(  # noqa: PLR0913 - each choice is an argument
     context: StageContext,
     task: StageTask,
     *,
-    attempt: int,
+    attempt: int = 0,
+    isolated: bool = False,
     on_progress: OnProgress = lambda *_: None,
     now_us: Callable[[], int] = _now_us,
 ) -> StageResult:
     """Read the task's ranges, then decode, split, sort and write their records.
 
-    `attempt` counts from 0. Later attempts decode in a child process, because a record may have crashed the first one.
+    `isolated` decodes in a child process, because a record or a transform's memory limit may crash the decoder.
+    `attempt` counts from 0. Later attempts are isolated too, because a record may have crashed the first one.
     `on_progress` is called about once a second; an Exception that it raises is logged.
 
     After an error that a record may have caused, the ranges are read again, and each chunk is first written in memory.
@@ -72,7 +74,7 @@ def stage(
     """
 
     def run(*, with_trial: bool) -> StageResult:
-        made = _Stage(context, task, attempt=attempt, now_us=now_us)
+        made = _Stage(context, task, attempt=attempt, isolated=isolated, now_us=now_us)
         (result,) = _stage_ranges(made, on_progress, with_trial=with_trial)
         assert isinstance(result, StageResult)  # without a shuffle, there are no parcels
         return result
@@ -205,14 +207,16 @@ def _wrap_record_errors() -> Iterator[None]:
 
 
 class _Stage:
-    def __init__(self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int]) -> None:
+    def __init__(
+        self, context: StageContext, task: StageTask, *, attempt: int, now_us: Callable[[], int], isolated: bool = False
+    ) -> None:
         name = file_namer(task.index, attempt)
         self._context = context
         self._ranges = task.ranges
         self.reader = partial(open_reader, context, task)
         self._now_us = now_us
         make = partial(TargetDecoder, context)
-        self._decode = make() if attempt == 0 else IsolatedDecoder(make)
+        self._decode = IsolatedDecoder(make) if isolated or attempt > 0 else make()
         self._protect = Protector(context) if context.sensitive else None
         self._alike = find_equal_targets(context)
         self._shapers: dict[Target, Shaper] = {}

@@ -11,7 +11,6 @@ from datetime import timedelta
 from itertools import islice
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.aggregate.day_input import WaitingDay
@@ -29,6 +28,7 @@ from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
 from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
 from frazil.status.state import State, StreamState
+from frazil.table.catalogs import find_table
 from frazil.table.declared_tables import list_matching_names
 from frazil.table.lost_tables import open_stream_catalog
 from frazil.timetext import format_elapsed, format_utc
@@ -353,9 +353,7 @@ def find_incomplete_window(
     due_ms = (window.end_us + max(int(spec.lateness.total_seconds() * 1_000_000) for spec in specs)) // 1_000
     if due_ms > now_ms:
         return IncompleteWindow(str(window), due_ms, "")
-    try:
-        table = catalog.load_table(signals.table)
-    except NoSuchTableError:
+    if (table := find_table(catalog, signals.table)) is None:
         return None
     feeds = find_feeds(table, specs)
     begin_ms = min((snapshot.timestamp_ms for snapshot in table.metadata.snapshots), default=now_ms)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestFile
 from pyiceberg.table import Table
 
@@ -52,7 +51,7 @@ from frazil.status.cost import PRICES_VARIABLE, Prices
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
 from frazil.table.branches import MAIN, head_of
-from frazil.table.catalogs import open_existing_catalog
+from frazil.table.catalogs import find_table, open_existing_catalog
 from frazil.table.landed_offsets import has_coordinates
 from frazil.table.tables import load_stream_table
 
@@ -90,10 +89,8 @@ def fetch_history(spec: StreamSpec, *, lookback_ms: int) -> TableHistory | None:
         marker = None
     now_ms = clock.now_ms()
     past = past_of(table, spec.name, since_ms=now_ms - lookback_ms)
-    try:
-        dead_letters = table.catalog.load_table(spec.dead_letter_table).metadata
-    except NoSuchTableError:
-        dead_letters = None
+    found = find_table(table.catalog, spec.dead_letter_table)
+    dead_letters = None if found is None else found.metadata
     return build_table_history(table.metadata, spec, marker, past, dead_letters, now_ms=now_ms, lookback_ms=lookback_ms)
 
 

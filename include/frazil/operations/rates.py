@@ -26,7 +26,6 @@ class Rate:
 class Trend:
     arrived_per_s: float
     records_per_s: float
-    over_ms: int
     caught_up_in_ms: int | None = None
 
 
@@ -107,7 +106,7 @@ def compute_trend(points: Sequence[Point], lag: int | None, *, now_ms: int) -> T
     arrived, written = fmean(r.arrived_per_s or 0 for r in rates), fmean(r.records_per_s for r in rates)
     falls = written - arrived
     caught_up_ms = round(lag / falls * 1000) if lag and falls > 0 else None
-    return Trend(arrived, written, now_ms - lately[0].at_ms, caught_up_ms)
+    return Trend(arrived, written, caught_up_ms)
 
 
 def _mean(at_ms: int, parts: Sequence[tuple[Point, Rate]]) -> Rate:

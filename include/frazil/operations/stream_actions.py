@@ -11,7 +11,7 @@ from frazil.backfill.commit import abandon
 from frazil.backfill.request import check_coordinates
 from frazil.backfill.rules import check_no_backfill, check_no_replay, require_marker
 from frazil.commit import marker_changes
-from frazil.commit.backfill_records import BackfillMarker, BackfillState, read_backfill
+from frazil.commit.backfill_records import BackfillMarker, BackfillState
 from frazil.commit.marker import Marker, keep_same_topics, keep_topics, require_own_marker
 from frazil.commit.open_streams import open_kafka, open_read_only, open_stream
 from frazil.commit.reset_plan import (
@@ -298,7 +298,7 @@ def reset_message(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -
 
 def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAction:
     tables = open_read_only(spec).tables
-    backfill = read_backfill(tables.main.refresh().metadata.properties, spec.name)
+    backfill = tables.last_backfill()
     if backfill is None or not backfill.is_open:
         return PreparedAction((), "", lambda: None, refused=f"{spec.name} has no backfill or replay in progress")
 

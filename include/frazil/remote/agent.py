@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from frazil import __version__, clock
+from frazil import __version__
 from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus
 from frazil.errors import Fenced, FrazilError
 from frazil.home import make_folder, run_folder
@@ -214,7 +214,6 @@ class Agent:
             wanted=self._wanted_driver(),
             declared=self._inputs.declared,
             master=self._inputs.resources.master,
-            ordered_at_ms=clock.now_ms(),
         )
         if self._order is None and (other := self._folder.order()) is not None:
             self._order = other  # from a concurrent agent: the next poll decides about its driver

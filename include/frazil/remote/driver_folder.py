@@ -47,7 +47,6 @@ class Order:
     declared: Mapping[str, Any]
     """The stream's declaration with unresolved references."""
     master: str
-    ordered_at_ms: int
     submission: str | None = None
     """The driver's name in the cluster, once known."""
     stop: str | None = None

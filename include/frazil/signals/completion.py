@@ -46,7 +46,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream, never_complete_message, partitions_dag_of
 from frazil.spec.units import format_count
 from frazil.table.branches import head_of, summary_value
-from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
+from frazil.table.catalogs import find_table, open_existing_catalog, translate_catalog_errors
 from frazil.table.declared_tables import list_matching_names, load_route_tables
 from frazil.table.lost_tables import find_lost_table
 from frazil.table.parallel import run_in_parallel
@@ -130,10 +130,7 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
         decided = {
             spec.name: DefaultTableProgress.load(catalog, spec) for spec in specs if isinstance(spec, RoutedStream)
         }
-        try:
-            table = catalog.load_table(specs[0].table.identifier)
-        except NoSuchTableError:
-            table = None
+        table = find_table(catalog, specs[0].table.identifier)
     if table is None:
         if lost := next(filter(None, map(find_lost_table, specs)), None):
             raise TableLost(lost)

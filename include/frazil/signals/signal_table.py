@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan, StartsWith
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -40,7 +39,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, microseconds
 from frazil.spec.iceberg import filter_between
 from frazil.spec.route import VALUE_PLACEHOLDER
-from frazil.table.catalogs import translate_catalog_errors
+from frazil.table.catalogs import find_table, translate_catalog_errors
 from frazil.table.declared_tables import DeclaredTable
 from frazil.table.storage import open_store
 from frazil.table.tables import data_location, ensure_declared
@@ -164,10 +163,7 @@ class TableSignals:
     def load(cls, catalog: Catalog, table: str) -> TableSignals:
         """Load the signals of one table or group. Raises MarkerUnreadable for an unknown cursor."""
         with translate_catalog_errors(catalog.name):
-            try:
-                signals = catalog.load_table(SIGNALS_TABLE)
-            except NoSuchTableError:
-                return cls(table, None, 0, None)
+            signals = find_table(catalog, SIGNALS_TABLE)
         return cls(table, None, 0, signals).for_table(table)
 
     def for_table(self, table: str) -> TableSignals:

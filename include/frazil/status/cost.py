@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from pydantic import Field, ValidationError
-from pyiceberg.exceptions import NoSuchTableError
 
 from frazil.commit.journal import BatchCost, JournalStore
 from frazil.errors import SpecError
@@ -17,6 +15,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.values import Model
 from frazil.spec.yaml_file import read_mapping
 from frazil.table.branches import summary_value
+from frazil.table.catalogs import find_table
 from frazil.table.declared_tables import load_route_tables
 from frazil.table.tables import load_stream_table
 from frazil.timetext import format_day
@@ -70,10 +69,6 @@ class CostReport:
     stored_bytes: int
     """The current size of all tables of the stream."""
 
-    @property
-    def total(self) -> StreamCost:
-        return sum(self.days.values(), StreamCost())
-
     def storage_price(self, prices: Prices, period: timedelta) -> float:
         return self.stored_bytes / 1e9 * prices.gigabyte_month * (period / timedelta(days=30))
 
@@ -86,9 +81,11 @@ def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
     days: dict[str, StreamCost] = {}
     for day, cost in _costs(journals, since_ms):
         days[day] = days.get(day, StreamCost()) + cost
-    tables = [table, *load_route_tables(table.catalog, spec.sinks).values()]
-    with suppress(NoSuchTableError):
-        tables.append(table.catalog.load_table(spec.dead_letter_table))
+    routed, dead_letters = (
+        load_route_tables(table.catalog, spec.sinks),
+        find_table(table.catalog, spec.dead_letter_table),
+    )
+    tables = filter(None, (table, *routed.values(), dead_letters))
     stored = sum(int(summary_value(one.current_snapshot(), "total-files-size") or 0) for one in tables)
     return CostReport(spec.name, owner, days, stored)
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.followers import Followers, LaggingTable, TableAbsence
@@ -29,7 +28,7 @@ from frazil.ingest.contract import Target
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
 from frazil.spec.units import shorten_list
-from frazil.table.catalogs import list_table_names, load_catalog, translate_catalog_errors
+from frazil.table.catalogs import find_table, list_table_names, load_catalog, translate_catalog_errors
 from frazil.table.declared_tables import declare_routed_table
 from frazil.table.lost_tables import TableFolder, find_newest_metadata, find_remains, read_remains, registration_command
 from frazil.table.parallel import run_in_parallel
@@ -45,12 +44,11 @@ class DroppedTable:
     """A routed table that was dropped, renamed, or replaced by another table."""
 
     target: Target
-    reason: str
-    remedy: str
+    why: Explanation
     absence: TableAbsence
 
     def __str__(self) -> str:
-        return str(Explanation(self.reason, self.remedy))
+        return str(self.why)
 
 
 def find_dropped_tables(
@@ -81,8 +79,7 @@ def _make_dropped_table(
     spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None
 ) -> DroppedTable:
     absence = TableAbsence.REPLACED if replacement else TableAbsence.MISSING
-    why = describe_dropped_table(spec, tables, record, replacement)
-    return DroppedTable(record.target, why.reason, why.remedy, absence)
+    return DroppedTable(record.target, describe_dropped_table(spec, tables, record, replacement), absence)
 
 
 def _find_missing_names(catalog: Catalog, names: Set[Target]) -> set[Target]:
@@ -98,12 +95,10 @@ def _find_replacement(catalog: Catalog, record: RoutedTableRecord, loaded: Mappi
     """Return the table that now has the recorded name, unless it is the route's own table."""
     table = loaded.get(record.target)
     if table is None:  # the template did not create the current table of this name
-        try:
-            with translate_catalog_errors(catalog.name):
-                table = catalog.load_table(record.target)
-        except NoSuchTableError:  # dropped meanwhile: the next check reports it
-            return None
-    return table if record.is_other_table(table) else None
+        with translate_catalog_errors(catalog.name):
+            table = find_table(catalog, record.target)
+    # A table that was dropped meanwhile is reported by the next check.
+    return table if table is not None and record.is_other_table(table) else None
 
 
 def find_lagging_and_dropped_tables(
@@ -119,7 +114,7 @@ def find_lagging_and_dropped_tables(
 
     def explain(target: Target) -> Explanation:
         if known := dropped.get(target):
-            return Explanation(known.reason, known.remedy)
+            return known.why
         return describe_dropped_table(spec, tables, _find_record(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
@@ -130,15 +125,13 @@ def find_lagging_and_dropped_tables(
         for b in behind:
             dropped |= _report_replacement(spec, tables, b.target)
     sentences = [
-        dataclasses.replace(b, reason=found.reason, remedy=found.remedy, gone=found.absence)
-        if (found := dropped.pop(b.target, None))
-        else b
+        dataclasses.replace(b, why=found.why, gone=found.absence) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
     backfilled = [
         b
         if route_may_include(spec, tables, b.target) or catalog.table_exists(b.target)
-        else dataclasses.replace(b, **dataclasses.asdict(explain(b.target)), gone=TableAbsence.MISSING)
+        else dataclasses.replace(b, why=explain(b.target), gone=TableAbsence.MISSING)
         for b in find_tables_missing_backfill(tables, loaded or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())

@@ -1,4 +1,4 @@
-"""The interface of engines, which run a function on each task of a batch: on Spark, or in a test's process."""
+"""The interface of engines, which run a function on each task of a batch: on Spark, or in the calling process."""
 
 from __future__ import annotations
 
@@ -31,20 +31,24 @@ Stage = Callable[[StageRows], tuple[TaskAnswer, ...]]
 """Runs `Engine.run` with the plans of the current batch."""
 
 
-class Engine(Protocol):
-    """Runs tasks. Entering the engine's context starts the engine in the background."""
+class TaskRunner(Protocol):
+    """Runs the tasks that stage records."""
 
     @property
     def parallelism(self) -> int: ...
+
+    def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
+        """Run `work` on each plan (a `StageTask` as JSON) in a separate task. Raises a task's error."""
+
+
+class Engine(TaskRunner, Protocol):
+    """Runs a writer's tasks. Entering the engine's context starts the engine in the background."""
 
     def ready(self, until: Callable[[], bool]) -> bool:
         """Wait until a cluster can run tasks. Return False if `until` returns True first."""
 
     def warm_up(self) -> None:
         """Start workers for the first batch in the background."""
-
-    def run(self, plans: Sequence[str], work: StageRows) -> tuple[TaskAnswer, ...]:
-        """Run `work` on each plan (a `StageTask` as JSON) in a separate task. Raises a task's error."""
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         """Run `work` on each plan of a merge task, and return the answers in order."""

@@ -99,8 +99,8 @@ class MergeRunner:
 
     merge: Callable[[Sequence[str], MergeTasks], Sequence[str]]
     progress: ProgressFolder
-    on_job: Callable[[int, float], object] = lambda _tasks, _seconds: None
-    """Called after each job with its number of tasks and its duration (s)."""
+    on_job: Callable[[float], object] = lambda _: None
+    """Called after each job with its duration (s)."""
     _waiting: list[_Request] = field(default_factory=list)
     _changing: threading.Lock = field(default_factory=threading.Lock)
     _running: threading.Lock = field(default_factory=threading.Lock)
@@ -135,7 +135,7 @@ class MergeRunner:
             for request in job if len(job) > 1 else ():  # an error of one table must not stop the others
                 self._run_job([request])
             return
-        self.on_job(len(plans), time.monotonic() - began)
+        self.on_job(time.monotonic() - began)
         for request in job:
             try:
                 request.results.set_result(read_results([next(answers) for _ in request.tasks]))

@@ -158,9 +158,8 @@ class Reporter:
         self._phase_since_ms = self._clock_ms()
         self._update(phase=phase, outage=None, merged_rows=0, **at)
 
-    def set_table(self, location: str, progress: ProgressFolder, *, merges: bool = False) -> None:
+    def set_progress(self, progress: ProgressFolder, *, merges: bool = False) -> None:
         self._progress, self._merges = progress, merges
-        self._update(table_location=location)
 
     def set_marker(self, marker: Marker, *, at_ms: int | None) -> None:
         with self._lock:

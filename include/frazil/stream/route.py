@@ -143,7 +143,7 @@ class StreamRoute:
             raise RouteBehind(
                 f"stream {self.spec.name!r}: {describe_lagging_tables(behind)}. This has lasted for longer than "
                 f"route.lag ({format_duration(self._lag)}). The rows are kept",
-                remedy="Once this is fixed, start the writer again" if behind[0].remedy else fix,
+                remedy="Once this is fixed, start the writer again" if behind[0].why.remedy else fix,
             )
 
 
@@ -153,6 +153,6 @@ def describe_lagging_tables(behind: Sequence[LaggingTable]) -> str:
 
 def remedy_pointer(stream: str, behind: Sequence[LaggingTable]) -> str:
     """Return the command that shows the remedies; "" if the message already has them."""
-    if len(behind) <= MAX_NAMED and all(found.remedy for found in behind):
+    if len(behind) <= MAX_NAMED and all(found.why.remedy for found in behind):
         return ""
     return f". `frazil route {stream}` shows the remedy"

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 
 from frazil.commit.commit_checks import check_fence
@@ -35,7 +34,7 @@ from frazil.commit.waiting_files import (
     load_missing_table_notes,
     write_missing_table_note,
 )
-from frazil.errors import AdoptionRequired, Explanation, Fenced, RouteBehind, TableLost, format_error
+from frazil.errors import AdoptionRequired, Explanation, Fenced, FrazilError, RouteBehind, TableLost, format_error
 from frazil.ingest.contract import StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
@@ -46,7 +45,7 @@ from frazil.stream.dropped_tables import describe_dropped_table, has_other_route
 from frazil.stream.evolve import EvolutionResult, columns_for_pending_files, evolve_table
 from frazil.stream.route_values import RouteValues
 from frazil.stream.stage_context import staged_target
-from frazil.table.catalogs import explain_table_error, load_catalog, translate_catalog_errors
+from frazil.table.catalogs import explain_table_error, find_table, load_catalog, translate_catalog_errors
 from frazil.table.declared_tables import declare_routed_table, list_matching_names, table_identifier
 from frazil.table.parallel import run_in_parallel
 from frazil.table.renamed_columns import copy_renames
@@ -66,9 +65,7 @@ def create_missing_table(spec: StreamSpec, tables: StreamTables, target: Target,
     value = _route_value_in_note(spec, tables, target)
     declared = declare_routed_table(spec, target, value)
     with translate_catalog_errors(catalog.name):
-        try:
-            table = catalog.load_table(target)
-        except NoSuchTableError:
+        if (table := find_table(catalog, target)) is None:
             _check_not_dropped(spec, tables, target)
             _check_no_files_in_dropped_table(tables, target, journals)
             table = ensure_declared(catalog, declared, spec.name)
@@ -164,6 +161,7 @@ class RoutedTables(RouteValues):
     behind: Mapping[Target, LaggingTable] = field(default_factory=dict)
     """Tables that are missing rows."""
     absent: dict[Target, Explanation] = field(default_factory=dict)
+    """Tables that cannot be used, and why. Each reason names the table."""
     _recorded: set[Target] = field(default_factory=set)
     _layouts: dict[Target, tuple[str, TargetTable]] = field(default_factory=dict)
     """Each table's layout, and the location of the metadata from which the layout was made."""
@@ -219,7 +217,7 @@ class RoutedTables(RouteValues):
 
     def _load_or_create_table(self, identifier: Target, value: str | None) -> Table:
         """Load the table. Create it if the route never had it. Raises TableLost if the table was dropped."""
-        table = self._load(identifier)
+        table = find_table(self.catalog, identifier)
         if table is None:
             if identifier in self._recorded:
                 _check_not_dropped(self.spec, self.tables, identifier)
@@ -237,13 +235,11 @@ class RoutedTables(RouteValues):
             if atomic is True or (atomic and target in atomic):
                 raise
             why = explain_table_error(error)
+            if not isinstance(error, FrazilError):  # a client's error may not name the table
+                why = dataclasses.replace(why, reason=f"table {target} cannot be loaded or created: {why.reason}")
             if target not in self.absent:
-                log.warning(
-                    "table %s cannot be loaded or created: %s. Its rows wait next to the default table",
-                    target,
-                    why,
-                )
-            write_missing_table_note(self.tables, MissingTableNote(target, value, why.reason, remedy=why.remedy))
+                log.warning("rows for table %s wait next to the default table: %s", target, why)
+            write_missing_table_note(self.tables, MissingTableNote(target, value, why))
             self.absent[target] = why
         else:
             if self.absent.pop(target, None):
@@ -262,7 +258,7 @@ class RoutedTables(RouteValues):
     def _load_template_tables(self, default_marker: Marker) -> None:
         def load_existing(identifier: str) -> None:
             try:
-                table = self._load(identifier)
+                table = find_table(self.catalog, identifier)
             except Exception as error:  # catalogs' clients raise anything; its record has the table's value
                 log.warning("table %s cannot be loaded: %s", identifier, format_error(error))
                 self.unread.add(identifier)
@@ -299,12 +295,6 @@ class RoutedTables(RouteValues):
         self.targets[value] = identifier
         log.info("created table %s for the value %r", identifier, value)
 
-    def _load(self, identifier: str) -> Table | None:
-        try:
-            return self.catalog.load_table(identifier)
-        except NoSuchTableError:
-            return None
-
     def _prepare_table(self, table: Table, value: str | None, default_marker: Marker) -> None:
         """Evolve a table; write its record and first marker if missing. Raises TableLost, RouteBehind and others."""
         identifier = table_identifier(table)
@@ -332,7 +322,7 @@ class RoutedTables(RouteValues):
         if behind := self.behind.get(identifier):
             fix = "Restore the former table" if behind.gone else "Fix the table"
             remedy = behind.find_remedy(self.spec.name, fix)
-            raise RouteBehind(f"stream {self.spec.name!r}: {behind.description}", remedy=remedy)
+            raise RouteBehind(f"stream {self.spec.name!r}: {behind.explain().reason}", remedy=remedy)
 
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table

@@ -16,7 +16,7 @@ from frazil.commit.merging import current_column_name, merge_config
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.ingest.contract import ChangeRules, KeyColumns, StageContext, Target, TargetTable, Transform
+from frazil.ingest.contract import ChangeRules, Destinations, KeyColumns, StageContext, Target, TargetTable, Transform
 from frazil.ingest.formats.fields import Unit, may_have_aliases
 from frazil.spec.column import COORDINATES, LINE_COLUMN
 from frazil.spec.formats import dump_portable_format
@@ -100,6 +100,22 @@ def key_columns(spec: StreamSpec) -> KeyColumns | None:
 def staged_target(spec: StreamSpec, table: Table, folder: str) -> TargetTable:
     merging = merge_config(spec)
     return target_table(table, folder=folder) if merging is None else merging.staging_target(table, folder=folder)
+
+
+def add_routed_targets(
+    context: StageContext, spec: StreamSpec, tables: Mapping[Target, Table], destinations: Destinations
+) -> StageContext:
+    """Return the context with the route's tables. A table that is not in `tables` has the default table's layout."""
+    routed = {
+        target: staged_target(spec, tables[target], "") if target in tables else context.main
+        for target in destinations.targets.values()
+    }
+    return replace(context, targets={**context.targets, **routed}, destinations=destinations)
+
+
+def stage_below(context: StageContext, folder: str) -> StageContext:
+    """Return the context with the files of each target in a subfolder of `folder`."""
+    return replace(context, targets={t: replace(of, folder=f"{folder}/{t}") for t, of in context.targets.items()})
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:

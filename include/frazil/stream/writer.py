@@ -228,7 +228,7 @@ class Writer:
         resources = self.spec.resources
         period_s = cluster_period_s(resources.cores) if resources.on_cluster else 0.0
         progress = ProgressFolder(f"{state_location(main, self.spec.name)}/progress", main.io.properties, period_s)
-        run = MergeRunner(self.engine.merge, progress, lambda tasks, merge_s: emit(ChangesMerged(tasks, merge_s)))
+        run = MergeRunner(self.engine.merge, progress, lambda merge_s: emit(ChangesMerged(merge_s)))
         tables = StreamTables.open(
             self.spec.name,
             {"main": main, "dead-letters": ensure_dead_letters(catalog, self.spec)},
@@ -251,7 +251,7 @@ class Writer:
                 return read_pins(own, self.spec.table.identifier, expiry, now_ms=clock.now_ms())
 
             tables.main.expiry = WriterExpiry(expiry, pins, clock.now_ms)
-        reporter.set_table(main.location(), progress, merges=tables.merging is not None)
+        reporter.set_progress(progress, merges=tables.merging is not None)
         return tables, progress
 
     def wait_without_slot(self, emit: Callable[[StreamEvent], None], seconds: float) -> bool:

@@ -23,6 +23,7 @@ from pyiceberg.exceptions import (
     BadRequestError,
     ForbiddenError,
     NoSuchNamespaceError,
+    NoSuchTableError,
     OAuthError,
     ServerError,
     ServiceUnavailableError,
@@ -30,6 +31,7 @@ from pyiceberg.exceptions import (
     TooManyRequestsError,
     UnauthorizedError,
 )
+from pyiceberg.table import Table
 from pyiceberg.utils.config import DEFAULT, Config
 from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy import Engine as SqlEngine
@@ -183,6 +185,14 @@ def list_table_names(catalog: Catalog, namespace: str) -> list[str]:
         return [f"{namespace}.{identifier[-1]}" for identifier in catalog.list_tables(namespace)]
     except NoSuchNamespaceError:
         return []
+
+
+def find_table(catalog: Catalog, identifier: str) -> Table | None:
+    """Load a table; None if it does not exist."""
+    try:
+        return catalog.load_table(identifier)
+    except NoSuchTableError:
+        return None
 
 
 def explain_table_error(error: Exception) -> Explanation:

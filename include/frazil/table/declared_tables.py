@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import ForbiddenError, NoSuchTableError
+from pyiceberg.exceptions import ForbiddenError
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -21,7 +21,7 @@ from frazil.spec import iceberg
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import value_property
 from frazil.spec.sinks import Sinks
-from frazil.table.catalogs import explain_table_error, list_table_names
+from frazil.table.catalogs import explain_table_error, find_table, list_table_names
 from frazil.table.parallel import run_in_parallel
 
 FORMAT_VERSION = 2
@@ -111,12 +111,10 @@ def load_route_tables(catalog: Catalog, sinks: Sinks, *, names: Iterable[str] | 
 
     def load(identifier: str) -> Table | None:
         try:
-            table = catalog.load_table(identifier)
-        except NoSuchTableError:
-            return None
+            table = find_table(catalog, identifier)
         except ForbiddenError as error:
             raise AccessDenied(f"table {identifier}: {explain_table_error(error)}") from error
-        return table if sinks.owns(identifier, table.properties) else None
+        return table if table is not None and sinks.owns(identifier, table.properties) else None
 
     names = sorted({*sinks.named_tables, *list_matching_names(catalog, sinks)} if names is None else names)
     loaded = run_in_parallel(load, names) if names else []

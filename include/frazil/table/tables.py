@@ -19,7 +19,7 @@ from frazil.errors import SchemaIncompatible, TableLost, restart_hint
 from frazil.spec.addresses import FOLDER_PROPERTIES, find_path_problem
 from frazil.spec.iceberg import check_variants, parse_former_columns
 from frazil.spec.model import StreamSpec
-from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
+from frazil.table.catalogs import find_table, open_existing_catalog, translate_catalog_errors
 from frazil.table.declared_tables import (
     WRITTEN_VERSIONS,
     DeclaredTable,
@@ -78,9 +78,7 @@ def check_existing_tables(spec: StreamSpec) -> list[str]:
     catalog, warnings = open_existing_catalog(spec.table.catalog), list[str]()
     for declared in (declared_table(spec), declared_dead_letters(spec)):
         with translate_catalog_errors(catalog.name):
-            try:
-                table = catalog.load_table(declared.identifier)
-            except NoSuchTableError:
+            if (table := find_table(catalog, declared.identifier)) is None:
                 continue
             _check_evolvable(table)
             find_evolutions(table, declared, spec.name)
@@ -134,11 +132,8 @@ def may_delete_files(properties: Mapping[str, str]) -> bool:
 def ensure_declared(catalog: Catalog, declared: DeclaredTable, stream: str) -> Table:
     """Return a declared table of a stream, created if missing. Raises the errors of `ensure_table`."""
     with translate_catalog_errors(catalog.name):
-        try:
-            table = catalog.load_table(declared.identifier)
-        except NoSuchTableError:
-            table = _create(catalog, declared)
-        return evolve_to_declaration(table, declared, stream)
+        table = find_table(catalog, declared.identifier)
+        return evolve_to_declaration(_create(catalog, declared) if table is None else table, declared, stream)
 
 
 def evolve_to_declaration(table: Table, declared: DeclaredTable, stream: str) -> Table:
@@ -206,8 +201,8 @@ def _wait_for_creation(catalog: Catalog, identifier: str) -> Table | None:
     deadline_s = time.monotonic() + CREATION_TIMEOUT_S
     while time.monotonic() < deadline_s:
         time.sleep(0.1)
-        with suppress(NoSuchTableError):
-            return catalog.load_table(identifier)
+        if (table := find_table(catalog, identifier)) is not None:
+            return table
     return None
 
 
@@ -223,7 +218,4 @@ def load_stream_table(spec: StreamSpec) -> Table | None:
     """Load the stream's table, if it exists. Creates nothing, not even a catalog."""
     catalog = open_existing_catalog(spec.table.catalog)
     with translate_catalog_errors(catalog.name):
-        try:
-            return catalog.load_table(spec.table.identifier)
-        except NoSuchTableError:
-            return None
+        return find_table(catalog, spec.table.identifier)

@@ -16,9 +16,16 @@ from frazil.audit.claims import Claims, CommittedRange
 from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.evidence import Evidence, RemainingOffsets
 from frazil.audit.findings import Audit, Finding, FindingKind
-from frazil.audit.routed_tables import PublishedReplays, RoutedRows, compare_table_counts, find_misplaced_rows
+from frazil.audit.routed_tables import (
+    MAX_JOINED_PARTITIONS,
+    PublishedReplays,
+    RoutedRows,
+    compare_table_counts,
+    find_misplaced_rows,
+    join_table_counts,
+)
 from frazil.audit.source_records import ComparedTables, SourceRecords, records_by_table
-from frazil.audit.stream_audit import MAX_JOINED_PARTITIONS, _join_table_counts, audit_stream
+from frazil.audit.stream_audit import audit_stream
 from frazil.commit.history import Period
 from frazil.commit.marker import BatchKey
 from frazil.ingest.contract import StageResult
@@ -100,7 +107,7 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
 def test_a_count_by_table_is_joined_with_few_partitions_only(partitions: int) -> None:
     table = Finding(FindingKind.MISCOUNTED, partitions, "the table has 0 rows", "shop.raw_a")
     found = tuple(Finding(FindingKind.MISSING, 1, "1 record", f"shop-{number}") for number in range(partitions))
-    joined, left = _join_table_counts((table,), found)
+    joined, left = join_table_counts((table,), found)
     expected = ("; ".join(f"{one.where}: 1 record" for one in found), ()) if partitions < 4 else ("", found)
     assert (joined[-1].sentence.partition(". By partition: ")[2], left) == expected
 

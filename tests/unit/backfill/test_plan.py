@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,9 @@ from pyroaring import BitMap64
 from frazil.backfill.estimate import Estimate, estimate_messages
 from frazil.backfill.request import check_not_in_future, parse_request
 from frazil.backfill.source import (
+    MAX_SAMPLE_OFFSETS,
+    MAX_SAMPLE_POINTS,
+    KafkaSource,
     missing_spans,
     requested_spans,
     select_first_records,
@@ -51,6 +54,21 @@ def test_what_is_missing_and_what_is_held_make_the_whole_and_share_nothing(wante
     there = {(tp, o) for tp, of in held.items() for o in of}
     assert each(left) == each(spans) - there
     assert merge_spans((tp, span) for tp, of in left.items() for span in of) == left, "the fewest spans, in order"
+
+
+@given(pieces)
+def test_a_sample_of_few_offsets_has_all_of_them(wanted):
+    spans = merge_spans(wanted)
+    assert each(KafkaSource(cast("Any", None), {}).sample(spans)) == each(spans)
+
+
+def test_a_sample_of_many_offsets_has_a_few_at_several_points_of_each_partition():
+    spans = {("t", 0): ((0, 50_000), (60_000, 110_000)), ("t", 1): ((0, 8_000),)}
+    sample = KafkaSource(cast("Any", None), {}).sample(spans)
+    assert each(sample) <= each(spans)
+    for of in sample.values():
+        assert [end - start for start, end in of] == [MAX_SAMPLE_OFFSETS] * MAX_SAMPLE_POINTS
+    assert sample["t", 0][-1][0] == 97_500, "the points are spread over all offsets"
 
 
 @given(pieces, st.integers(1, 20))

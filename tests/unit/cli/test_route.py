@@ -50,7 +50,7 @@ def made(tmp_path: Path, frazil_home: Path) -> MadeRoute:  # noqa: ARG001
 
 
 def explained(table: Mapping[str, Any]) -> str:
-    return f"{table['reason']}. {table['remedy']}"
+    return f"{table['why']['reason']}. {table['why']['remedy']}"
 
 
 def call(folder: Path, *words: str) -> Result:

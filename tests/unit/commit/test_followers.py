@@ -215,8 +215,8 @@ def test_a_table_that_was_rolled_back_is_behind_until_it_is_put_forward_again(ro
     routed.world.roll_back(1, routed.load(ORDERS))
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
     behind = routed.followers.behind[ORDERS]
-    assert "was rolled back" in behind.reason
-    assert "`frazil route events --give-up demo.orders`" in behind.remedy, "a reset is about home"
+    assert "was rolled back" in behind.why.reason
+    assert "`frazil route events --give-up demo.orders`" in behind.why.remedy, "a reset is about home"
     assert "reset" not in str(behind)
     assert routed.offsets(PAYMENTS) == [1, 3]
     routed.world.move_branch(head.snapshot_id, routed.load(ORDERS))
@@ -229,10 +229,10 @@ def test_a_table_that_was_dropped_is_behind_also_when_another_has_its_name(route
     routed.decide({ORDERS: [0], PAYMENTS: [1]}, 2)
     inner.drop_table(ORDERS)
     routed.followers.commit()
-    assert "no longer exists" in routed.followers.behind[ORDERS].reason
+    assert "no longer exists" in routed.followers.behind[ORDERS].why.reason
     inner.create_table(ORDERS, SCHEMA, partition_spec=BY_DAY, location=str(routed.world.root / "elsewhere"))
     routed.run({PAYMENTS: [2]}, 3)
-    assert "has no marker of stream 'events'" in routed.followers.behind[ORDERS].reason
+    assert "has no marker of stream 'events'" in routed.followers.behind[ORDERS].why.reason
     assert routed.offsets(PAYMENTS) == [1, 2]
 
 
@@ -242,7 +242,7 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
     (behind,) = find_lagging_tables(routed.tables, routed.world.marker())
     assert (behind.target, behind.rows, behind.batches) == (ORDERS, 1, 1)
-    assert "was rolled back" in behind.reason
+    assert "was rolled back" in behind.why.reason
     discard_rows_of_existing_table(routed.tables, ORDERS, routed.world.marker())
     assert find_lagging_tables(routed.tables, routed.world.marker()) == []
     routed.run({ORDERS: [4]}, 5)
@@ -309,7 +309,9 @@ def test_files_that_somebody_deleted_are_never_referenced(routed: Routed) -> Non
     journal = routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     Path(bare_path(journal.staged_for(ORDERS)[0].path)).unlink()
     routed.followers.commit()
-    assert routed.followers.behind[ORDERS].reason.startswith("1 file with rows for table demo.orders cannot be found")
+    assert routed.followers.behind[ORDERS].why.reason.startswith(
+        "1 file with rows for table demo.orders cannot be found"
+    )
     assert routed.offsets(ORDERS) == []
 
 
@@ -347,7 +349,7 @@ def test_a_table_that_is_dropped_while_rows_are_committed_to_it_leaves_no_warnin
     routed.tables.handle(ORDERS).current()
     routed.world.catalog.inner.drop_table(ORDERS)
     routed.followers.commit()
-    assert "no longer exists" in routed.followers.behind[ORDERS].reason
+    assert "no longer exists" in routed.followers.behind[ORDERS].why.reason
     warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert [text for text in warned if "unused files" in text] == []
 

@@ -114,7 +114,7 @@ def batch(records: int = 100, **others: float) -> BatchCommitted:
 
 def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.record(recorder, ChangesMerged(2, 0.1), ChangesMerged(1, 0.2), batch(), batch(stage_s=3.0))
+    bench.record(recorder, ChangesMerged(0.1), ChangesMerged(0.2), batch(), batch(stage_s=3.0))
     bench.record(recorder, LagMeasured(50, {("t", 0): 50}, 7_000, 400), LagMeasured(20, {("t", 0): 20}, 9_000, 0))
     recorder.write(NOW)
     (point,) = bench.stored().points()
@@ -149,7 +149,7 @@ def test_an_empty_commit_moves_the_watermark_and_is_no_batch(bench: Bench) -> No
 
 def test_a_merge_that_came_to_nothing_with_its_epoch_counts_for_no_batch(bench: Bench) -> None:
     recorder = bench.writer(4)
-    bench.record(recorder, ChangesMerged(1, 9.0), EpochBegan(5, MARKER, SettleResult()), ChangesMerged(1, 0.5), batch())
+    bench.record(recorder, ChangesMerged(9.0), EpochBegan(5, MARKER, SettleResult()), ChangesMerged(0.5), batch())
     recorder.write(NOW)
     assert bench.stored().points()[0].merge_ms == 500
 

@@ -100,7 +100,7 @@ def test_arrivals_are_what_was_written_and_what_the_lag_grew_by_and_say_when_it_
     arrived = [one.arrived_per_s for one in add_arrivals(compute_rates(points), points)]
     assert arrived == [None, 50, 50, 50]
     falls = compute_trend(points, 3_000, now_ms=4 * MINUTE_MS)
-    assert falls == Trend(50, 100, 4 * MINUTE_MS, MINUTE_MS)
+    assert falls == Trend(50, 100, MINUTE_MS)
     assert (compute_trend(points, 0, now_ms=4 * MINUTE_MS) or falls).caught_up_in_ms is None
     assert compute_trend(points[:3], 3_000, now_ms=3 * MINUTE_MS) is None
 

@@ -21,7 +21,7 @@ from frazil.remote.agent_rules import (
 from frazil.remote.driver_folder import DriverExit, DriverReport, Order, WantedDriver
 
 WANTED = WantedDriver("f1", "1.0")
-ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", 0, submission="driver-1")
+ORDER = Order("a" * 32, WANTED, {}, "spark://m:7077", submission="driver-1")
 REPORT = DriverReport(7, None, None)
 
 

@@ -37,7 +37,7 @@ from frazil.remote.driver_environment import (
 from frazil.remote.driver_folder import DriverExit, DriverFolder, Order, WantedDriver
 from frazil.table.storage import LocalStore
 
-ORDER = Order("a" * 32, WantedDriver("f1", "1.0"), {}, "yarn", 5)
+ORDER = Order("a" * 32, WantedDriver("f1", "1.0"), {}, "yarn")
 
 
 class Driver:

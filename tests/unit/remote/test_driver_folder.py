@@ -12,7 +12,7 @@ from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order, WantedDriver
 from frazil.table.storage import LocalStore
 
-ORDER = Order("a" * 32, WantedDriver("f1", "1.0", restart_generation=2), {"name": "ticks"}, "yarn", 5, stop="paused")
+ORDER = Order("a" * 32, WantedDriver("f1", "1.0", restart_generation=2), {"name": "ticks"}, "yarn", stop="paused")
 HEARTBEAT = Heartbeat(
     "ticks", 1, "f1", Phase.STAGING, 10, 9, stall=Stall(StallKind.OFFSETS, 1, None, "so"), notices=("a",)
 )

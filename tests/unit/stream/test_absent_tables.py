@@ -25,7 +25,7 @@ from frazil.commit.open_streams import OpenStream
 from frazil.commit.settle import settle
 from frazil.commit.sweep import bare_path
 from frazil.commit.waiting_files import load_missing_table_note, load_missing_table_notes
-from frazil.errors import AccessDenied, RouteBehind
+from frazil.errors import AccessDenied, Explanation, RouteBehind
 from frazil.events import StreamEvent, TablesBehind, WaitingRowsCommitted
 from frazil.ingest.contract import Target
 from frazil.maintenance.orphans import UndecidedFiles
@@ -137,9 +137,9 @@ def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(m
     assert (made.offsets(ORDERS), made.offsets(B)) == ([2], [4, 5, 6])
     (behind,) = find_lagging_tables(made.tables, made.home())
     assert (behind.target, behind.rows, behind.batches) == (A, 3, 2)
-    assert "not yours" in behind.reason, "who looks hears what the writer met"
+    assert "not yours" in behind.why.reason, "who looks hears what the writer met"
     assert describe_missing_tables(made.spec) == {A: str(behind)}
-    assert "not yours" in made.route.followers.behind[A].reason
+    assert "not yours" in made.route.followers.behind[A].why.reason
     found = audit_stream(made.tables, window=None)
     assert found.clean
     assert [f.sentence for f in found.findings] == [
@@ -255,7 +255,7 @@ def refusing_rows(made: Shop, broken: Broken) -> Shop:
 
     broken.met = refuse
     made.land(b=1)
-    assert "no rows" in made.route.followers.behind[A].reason
+    assert "no rows" in made.route.followers.behind[A].why.reason
     return made
 
 
@@ -370,7 +370,7 @@ def test_a_table_that_somebody_else_made_meanwhile_is_never_written_to(made: Sho
     broken.refused.clear()
     load_catalog(None).create_table(A, made.tables.main.current().schema())
     made.start()
-    assert "was not created for these rows" in made.route.followers.behind[A].reason
+    assert "was not created for these rows" in made.route.followers.behind[A].why.reason
     assert made.offsets(A) == []
     made.spec = shop(route={"by": "field", "name": "kind", "tables": {"a": A}})
     made.start()
@@ -510,7 +510,7 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
     assert not catalog.table_exists(A), "a start must not hide that"
     made.land(a=2, order=1)
     assert (made.offsets(ORDERS), catalog.table_exists(A)) == ([1, 5], False)
-    assert "was dropped or renamed" in made.route.followers.behind[A].reason
+    assert "was dropped or renamed" in made.route.followers.behind[A].why.reason
     caplog.clear()
     made.start()
     reported = [
@@ -544,7 +544,7 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
 
 
 def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> None:
-    plain, fixed = (LaggingTable(A, 0, 1, 1, "no writes", remedy=remedy) for remedy in ("", "Restore it"))
+    plain, fixed = (LaggingTable(A, 0, 1, 1, Explanation("no writes", remedy)) for remedy in ("", "Restore it"))
     assert remedy_pointer("shop", [fixed]) == ""
     for behind in ([plain], [fixed, plain], [fixed] * (MAX_NAMED + 1)):
         assert remedy_pointer("shop", behind) == ". `frazil route shop` shows the remedy"

@@ -77,7 +77,7 @@ class MergingWriter:
         self.progress = ProgressFolder(str(folder / "progress"), {})
         self.events = EventDispatcher("s", log_event, clock_ms=lambda: self.now_ms)
         self.reporter = Reporter(self.events, fingerprint="f", folder=folder, limits=StallLimits(60_000, 60_000))
-        self.reporter.set_table(str(folder), self.progress, merges=True)
+        self.reporter.set_progress(self.progress, merges=True)
         table = MadeTable(folder, SCHEMA, MergeRules(("id",)))
         for first in range(0, FILES * ROWS, ROWS):
             table.land([{"id": first + n, "value": 0} for n in range(ROWS)])

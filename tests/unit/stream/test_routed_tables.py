@@ -23,7 +23,7 @@ from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, batch_folder
-from frazil.errors import Fenced
+from frazil.errors import Explanation, Fenced
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.destinations import DividedRows
@@ -203,7 +203,7 @@ def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
     shop = Shop(template="shop.of_{value}")
     shop.open().make(["a"], shop.home())
     shop.catalog.purge_table("shop.of_a")
-    waiting = LaggingTable("shop.of_a", 1, 1, 5, "it no longer exists")
+    waiting = LaggingTable("shop.of_a", 1, 1, 5, Explanation("it no longer exists"))
     routed = shop.open(shop__of_a=waiting)
     routed.make(["a"], shop.home())
     assert routed.absent["shop.of_a"].reason.startswith(

@@ -73,7 +73,7 @@ def test_the_page_is_made_from_the_table() -> None:
 
 def test_a_batch_moves_its_counters_and_times() -> None:
     bench = Bench()
-    bench.record(ChangesMerged(2, 0.1), ChangesMerged(1, 0.2), BATCH, BATCH)
+    bench.record(ChangesMerged(0.1), ChangesMerged(0.2), BATCH, BATCH)
     counted = {
         metric.name: bench.value(metric) for metric in (m.BATCHES, m.RECORDS, m.DEAD_LETTERS, m.FILES, m.BYTES_WRITTEN)
     }
@@ -170,7 +170,7 @@ def test_a_thousand_partitions_make_no_series_unless_declared_and_those_that_cau
 def test_a_stream_has_as_many_series_as_the_page_says_whatever_happens() -> None:
     bench = Bench()
     for n in range(500):
-        bench.record(ChangesMerged(1, 0.1), BATCH, StallBegan(STALL), NoticeIssued(str(n)), OutageReported(str(n)))
+        bench.record(ChangesMerged(0.1), BATCH, StallBegan(STALL), NoticeIssued(str(n)), OutageReported(str(n)))
         bench.record(LagMeasured(n, {("t", n): n}, n, n), PhaseBegan(Phase.WAITING))
         bench.record(StallEnded(StallKind.OFFSETS, 1), EpochBegan(n, MARKER, SettleResult()))
     lines = [line for line in format_exposition(bench.meters).splitlines() if not line.startswith("#")]
