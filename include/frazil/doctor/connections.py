@@ -97,9 +97,13 @@ class Connections:
             same.streams.append(spec.name)
 
     def _check_existing_tables(self, spec: StreamSpec) -> None:
-        from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
+        from frazil.status.table import describe_own_missing_table  # PyIceberg is slow to load
+        from frazil.table.tables import check_existing_tables, load_stream_table
 
         try:
+            if missing := describe_own_missing_table(spec, load_stream_table(spec)):
+                self._add_fault(spec, Service.TABLE, missing, "")
+                return
             self.warnings += [f"{spec.name}: table: {warning}" for warning in check_existing_tables(spec)]
         except FrazilError as error:
             self._add_error(spec, Service.TABLE, error)

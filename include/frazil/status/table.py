@@ -229,15 +229,20 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
     return found and f"{TableLost.__name__}: {found}"
 
 
+def describe_own_missing_table(spec: StreamSpec, table: Table | None) -> str | None:
+    """Return what `describe_missing_table` returns, on the host of the stream's run folder."""
+    try:
+        committed = table is None and has_committed(LocalLauncher(spec.name).observe())
+    except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
+        committed = False
+    return describe_missing_table(spec, table, committed=committed)
+
+
 def describe_missing_tables(spec: StreamSpec) -> dict[str, str]:
     """Return why each missing table of the stream and its route is missing. Raises the errors of the catalog."""
     table = load_stream_table(spec)
     if table is None:
-        try:
-            committed = has_committed(LocalLauncher(spec.name).observe())
-        except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
-            committed = False
-        reason = describe_missing_table(spec, None, committed=committed)
+        reason = describe_own_missing_table(spec, None)
         return {spec.table.identifier: reason} if reason else {}
     default_marker = read_marker(table.properties, spec.name)
     if default_marker is None or default_marker.routed is None:
