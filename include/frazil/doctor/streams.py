@@ -64,7 +64,8 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         good = [f"{which} connections of {format_count(len(streams), 'stream')} work"]
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WARNING, warning) for warning in checked.warnings)
-    yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)
+    for problem in (fault.problem for fault in checked.faults):
+        yield Finding("connections", CheckState.WRONG, problem.reason, problem.remedy)
     from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
     wrong = defaultdict[str, list[str]](list)

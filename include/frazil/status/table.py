@@ -31,7 +31,7 @@ from frazil.installed import explain_outdated
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.status.fixes import Service, suggest_fix
+from frazil.status.fixes import Service, explain_error
 from frazil.status.flow import compute_flow
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
@@ -80,8 +80,9 @@ def read_stream_table(
         return TableReading(_with_desired(known, desired), desired=desired)
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
-        unread, fix = f"the table cannot be read: {error_text(error)}", suggest_fix(Service.TABLE, error)
-        return TableReading(replace(known, unread=unread, fix=fix, problems=(unread,)))
+        found = explain_error(Service.TABLE, error)
+        unread = f"the table cannot be read: {found.reason}"
+        return TableReading(replace(known, unread=unread, fix=found.remedy, problems=(unread,)))
 
 
 def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamState:
