@@ -9,7 +9,6 @@ from frazil.errors import (
     AccessDenied,
     Explanation,
     FrazilError,
-    KafkaUnavailable,
     MissingExtra,
     RegistryUnavailable,
     SchemaIncompatible,
@@ -32,10 +31,6 @@ class Service(StrEnum):
 _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
     Service.SOURCE: (
         (TopicMissing, "Create the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
-        (
-            KafkaUnavailable,
-            "Start the brokers, make them reachable from this host, or correct `source.bootstrap-servers`",
-        ),
         (AccessDenied, f"Correct user and secret in `source.properties`, or grant its permissions: {_ACL_COMMAND}"),
         (SpecError, "Set the variables of `source` for the user who runs the writer, or correct its properties"),
     ),
