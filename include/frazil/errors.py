@@ -128,6 +128,9 @@ class StorageUnavailable(CommitUnavailable, exit_code=32): ...
 class TableLost(CommitUnavailable, exit_code=25): ...
 
 
+BROKERS_REMEDY = "Start the brokers, make them reachable from this host, or correct source.bootstrap-servers"
+
+
 class KafkaUnavailable(FrazilError, exit_code=22, restartable=True):
     all_brokers = False
     """True if no broker described the topics in time. False if only one leader may be silent."""

@@ -62,7 +62,7 @@ def test_a_missing_topic_and_a_catalog_out_of_reach_are_an_error_each(
     files = [declare(tmp_path, topic="nowhere", bootstrap=kafka.bootstrap, name=name) for name in ("rides", "trips")]
     result = validate(*map(str, files))
     assert result.exit_code == 10
-    no_topic, no_catalog = result.stderr.splitlines()
+    no_topic, no_catalog = (line for line in result.stderr.splitlines() if not line.startswith("  → "))
     both = "rides, trips"
     assert no_topic.startswith(f"{both}: source: TopicMissing: ")
     assert no_catalog.startswith(f"{both}: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://12")

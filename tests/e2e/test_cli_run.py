@@ -137,4 +137,4 @@ def test_rows_of_a_journal_that_a_killed_writer_left_are_counted_by_the_run_that
     done = subprocess.run(again, capture_output=True, text=True, timeout=250, check=False)
 
     assert "batch 1-1: 200 rows, 1 dead letter" in done.stdout
-    assert f"caught up: 200 rows in test.{stream.name}, 1 dead letter" in done.stdout
+    assert f"caught up: 200 rows added to test.{stream.name}, 1 dead letter" in done.stdout

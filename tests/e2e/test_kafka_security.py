@@ -239,16 +239,16 @@ def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_sta
     spec = load_stream(requested.streams / f"{requested.name}.yaml")
     found = Connections.check([spec])
     (fault,) = found.faults
-    assert fault.problem == (
+    assert fault.problem.reason == (
         f"{requested.name}: source: AccessDenied: brokers {requested.bootstrap}: Kafka refuses to "
         "let the stream read theirs. Grant Read on them"
     )
-    assert fault.fix.endswith("--operation Describe --operation Read --topic NAME")
+    assert fault.problem.remedy.endswith("--operation Describe --operation Read --topic NAME")
 
     whole, reads = JsonFormat(envelope=Envelope(transactions=source.of_others)), (source.topic,)
     reported = spec.model_copy(update={"source": spec.source.model_copy(update={"topics": reads, "format": whole})})
     (fault,) = Connections.check([reported]).faults
-    assert "Kafka refuses to let the stream read theirs" in fault.problem, "of transactions"
+    assert "Kafka refuses to let the stream read theirs" in fault.problem.reason, "of transactions"
 
     admin = source.secured.broker.admin()
     groups = {group.group_id for group in admin.list_consumer_groups().result(30).valid}

@@ -229,7 +229,7 @@ def test_a_writer_whose_broker_is_away_says_so_and_may_be_restarted(stream: Any)
     stream.declare()
     done = stream.run()
     assert done.returncode == 22
-    assert "Check source.bootstrap-servers and the brokers" in done.stderr
+    assert "Start the brokers, make them reachable from this host, or correct source.bootstrap-servers" in done.stderr
     assert "Traceback" not in done.stderr
 
 

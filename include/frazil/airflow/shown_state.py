@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import SetXCom
 
 from frazil import clock
+from frazil.spec.units import mask_numbers
 from frazil.timetext import format_utc
 
 MIN_DEFERRAL_S = 15.0
@@ -126,12 +126,6 @@ MAX_WARNINGS_PER_HOUR, MAX_OTHERS_PER_HOUR = 200, 30
 MAX_ALIKE_WARNINGS, MAX_ALIKE_OTHERS = 10, 1
 """Maximum number of warnings, and of other lines, of one shape that are copied one by one."""
 HOUR_S = 3_600.0
-_NUMBERS = re.compile(r"\d[\d.,:]*")
-
-
-def mask_numbers(line: str) -> str:
-    """Return a line's shape: the line with # in place of each number."""
-    return _NUMBERS.sub("#", line)
 
 
 @dataclass(slots=True)

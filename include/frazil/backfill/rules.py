@@ -6,7 +6,6 @@ with their source and with the tables, before publication. Pure, except
 from __future__ import annotations
 
 import dataclasses
-import json
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from pyroaring import BitMap64
 
 from frazil.audit.claims import CommittedRange
 from frazil.backfill.request import BackfillRequest
-from frazil.commit.backfill_records import BackfillMarker, BackfillState, branch_name
+from frazil.commit.backfill_records import BackfillMarker, branch_name
 from frazil.commit.commit_checks import files_fit
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
@@ -68,21 +67,19 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
     """Return the next epoch's marker. Raises WriterBusy if another request's backfill is open."""
     check_run_not_abandoned(backfill, request.run)
     epoch = 1 + (backfill.epoch if backfill else 0)
+    wanted = request.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude={"run"})
     if backfill is None or not backfill.is_open:
-        wanted = request.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"run"})
         new = BackfillMarker(request.stream, f"{request.digest}-{epoch}", wanted, request.digest, epoch)
         new = dataclasses.replace(new, abandoned_runs=backfill.abandoned_runs if backfill else ())
         return new.with_epoch(epoch, request.run)
     if backfill.digest != request.digest:
         check_no_replay(backfill)
-        on_branch = backfill.state is BackfillState.STAGED and backfill.request.get("target") == "branch"
-        again = "without --branch to publish it" if on_branch else "again to finish it"
+        end = "publish" if backfill.stays_on_branch else "finish"
         raise WriterBusy(
-            f"another backfill of stream {request.stream!r} is {backfill.state}: {backfill.id}, with the request "
-            f"{json.dumps(backfill.request)}. Run that request {again}, or end it with `frazil backfill "
-            f"{request.stream} --abandon`"
+            f"another backfill of stream {request.stream!r} is {backfill.state}: {backfill.id}. To {end} it: "
+            f"`{backfill.command}`. To remove it: `frazil backfill {request.stream} --abandon`"
         )
-    return backfill.with_epoch(epoch, request.run)
+    return dataclasses.replace(backfill.with_epoch(epoch, request.run), request=wanted)
 
 
 def check_run_not_abandoned(found: BackfillMarker | None, run: str | None) -> None:
@@ -214,14 +211,16 @@ def describe_progress(last: BackfillMarker, metadata: TableMetadata, *, now_ms: 
 
 def describe_interruption(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str | None:
     """Return why an open backfill makes no progress, and what to do; None if it may be running."""
-    if not last.is_open or (last.state is BackfillState.STAGED and last.request.get("target") == "branch"):
+    if not last.is_open:
         return None
-    again = f"run `{last.command}`" if last.replays else "run the same command again"
-    ways = f"{again}, or `frazil backfill {last.stream} --abandon`"
+    end = f"To remove it: `frazil backfill {last.stream} --abandon`"
+    if last.stays_on_branch:
+        return f"its rows are not published. To publish them: `{last.command}`. {end}"
+    ways = f"to finish it: `{last.command}`. {end}"
     worker, head = last.worker, head_of(metadata, branch_name(last.stream))
     if worker is not None and worker.host == socket.gethostname():
         alive = is_alive(ProcessMark(worker.pid, worker.started_at_s))
-        return None if alive else f"its run failed or was interrupted. To finish or end it, {ways}"
+        return None if alive else f"its run failed or was interrupted; {ways}"
     quiet_ms = now_ms - head.timestamp_ms if head else 0
     if quiet_ms < COMMIT_TIMEOUT_MS:
         return None

@@ -163,9 +163,16 @@ def _print_result(last: BackfillMarker | None, opened: OpenStream, *, as_json: b
                 f"{mode.noun}s": staged,
                 **({"changed rows": format_counts(changes)} if any(changes.values()) else {}),
                 "dead letters": f"{last.rejected:,}",
-                "requested": ", ".join(f"{k}: {v}" for k, v in last.request.items() if k != "stream"),
+                **{name: _option_text(value) for name, value in last.options.items()},
             }
         )
+
+
+def _option_text(value: object) -> str:
+    if not isinstance(value, Mapping):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    offsets = [f"{topic}[{partition}] {offset:,}" for topic, of in value.items() for partition, offset in of.items()]
+    return f"offsets {', '.join(offsets)}"
 
 
 def _abandon(opened: OpenStream, last: BackfillMarker | None, *, yes: bool) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TextIO
 from frazil import clock
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
-from frazil.spec.units import format_count
+from frazil.spec.units import format_count, mask_numbers
 from frazil.timetext import format_elapsed
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 WAIT_REPORT_INTERVAL_S = 30.0
-"""Seconds until a wait is first shown, and between later lines about the same wait."""
+"""Seconds until a wait is first shown, and between lines about different reasons."""
+WAIT_REMINDER_INTERVAL_S = 3_600.0
+"""Seconds between lines about the same wait, which differ at most in their numbers."""
 MAX_BUFFERED_LINES = 1000
 """Maximum number of lines buffered for a blocked terminal. The writer's last lines may use twice as many."""
 CLEAR_LINE = "\r\x1b[K"
@@ -210,21 +212,26 @@ def batch_document(batch: BatchCommitted) -> dict[str, object]:
 
 
 class WaitReporter:
-    """Decides when to show what a writer waits for: after half a minute, and then every half minute."""
+    """Decides when to show what a writer waits for: after half a minute, at a new reason, and then every hour."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._reported_at: float | None = None
+        self._shape = ""
         self._none_since_commit = False
 
     def report(self, sentence: str) -> str | None:
         """Record a wait of the writer. Return the line to show; None if the wait is new or was just shown."""
         self._none_since_commit = False
-        now = self._clock()
-        if self._reported_at is not None and now - self._reported_at < WAIT_REPORT_INTERVAL_S:
+        now, shape = self._clock(), mask_numbers(sentence)
+        if self._reported_at is None:
+            self._reported_at, self._shape = now, ""
             return None
-        first, self._reported_at = self._reported_at is None, now
-        return None if first else f"waiting: {sentence}"
+        interval_s = WAIT_REMINDER_INTERVAL_S if shape == self._shape else WAIT_REPORT_INTERVAL_S
+        if now - self._reported_at < interval_s:
+            return None
+        self._reported_at, self._shape = now, shape
+        return f"waiting: {sentence}"
 
     def note_commit(self) -> None:
         self._none_since_commit = True
@@ -274,7 +281,7 @@ class RunTotals:
             return f"{self._end_text(how, 'for')}{more}; {rows}: `frazil route {self._stream}` shows why"
         if stopped and lag != 0 and not self._has_records:
             return f"{how}: no records were committed to {self._tables}{more}"
-        return self._end_text(how, "into" if self._merges else "in") + more
+        return self._end_text(how, "into" if self._merges else "added to") + more
 
     @property
     def _has_records(self) -> bool:

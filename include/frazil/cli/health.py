@@ -11,9 +11,9 @@ import click
 
 from frazil import clock
 from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
-from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, is_terminal_narrow, prefix_subject
+from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, group_messages, is_terminal_narrow
 from frazil.commit.marker import property_name
-from frazil.errors import FrazilError, SpecError, TableLost, error_text
+from frazil.errors import Explanation, FrazilError, SpecError, TableLost
 from frazil.host.supervision import start_hint
 from frazil.maintenance.alerts import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
@@ -31,6 +31,7 @@ from frazil.spec.last_valid import STREAMS, find_declared, find_declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import list_windowed_views
 from frazil.spec.units import format_count, format_rounded_bytes
+from frazil.status.fixes import Service, explain_error
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
 from frazil.status.table import describe_missing_tables
@@ -56,6 +57,7 @@ class TableReport:
     beyond: tuple[Reading, ...] = ()
     """Values that exceed the thresholds of their alerts now, even if the alerts have not fired yet."""
     problem: str | None = None
+    fix: str = ""
     missing: bool = False
     """Whether the catalog has lost the table, although its stream once had it or rows wait for it."""
 
@@ -105,7 +107,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         results = run_in_parallel(partial(_report_if_possible, requests, now_ms=now_ms, deep=deep), tables)
         measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
         reports, unknown = _add_missing_tables(measured, specs, requests)
-        unlisted += [TableReport(n, TableKind.ROUTED, problem=_problem_message(e)) for n, e in unknown.items()]
+        unlisted += [_unreadable_report(name, TableKind.ROUTED, error) for name, error in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
     if table is not None:
         specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
@@ -114,9 +116,10 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
         _print_tables(found, _rules_by_table(running), in_full=table is not None)
-        shown = [report.problem for report in found if report.problem]
-        beyond = (reading.sentence for stream in running for reading in stream.beyond)
-        echo_lines(sentence for sentence in beyond if not any(problem in sentence for problem in shown))
+        shown = {report.table: report.problem for report in found if report.problem}
+        for state, reading in ((stream.state, reading) for stream in running for reading in stream.beyond):
+            known = [*shown.values(), *([state.unread] if state.unread and state.table in shown else [])]
+            echo_lines([] if any(problem in reading.sentence for problem in known) else [reading.sentence])
     for error in () if as_json else errors:
         echo(error, err=True)
     if errors and (table is None or any(spec.name in broken for spec in maintained.streams)):
@@ -208,7 +211,7 @@ def _find_routed_tables(
         try:
             tables += requests.run(spec.table.catalog, partial(_load_routed_tables, spec, specs))
         except Exception as error:  # catalogs and storage raise anything; continue with the other tables
-            unlisted.append(TableReport(name, TableKind.ROUTED, problem=_problem_message(error)))
+            unlisted.append(_unreadable_report(name, TableKind.ROUTED, error))
     return tables, unlisted
 
 
@@ -216,8 +219,9 @@ def _load_routed_tables(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[M
     return find_template_tables(open_existing_catalog(spec.table.catalog), spec, specs)
 
 
-def _problem_message(error: Exception) -> str:
-    return f"it cannot be measured: {error_text(error)}"
+def _unreadable_report(table: str, kind: TableKind, error: Exception) -> TableReport:
+    found = explain_error(Service.TABLE, error)
+    return TableReport(table, kind, problem=f"the table cannot be read: {found.reason}", fix=found.remedy)
 
 
 def _report_if_possible(
@@ -228,7 +232,7 @@ def _report_if_possible(
     except NotMadeByRoute:
         return None
     except Exception as error:  # catalogs and storage raise what their clients raise; continue with the other tables
-        return TableReport(maintained.name, maintained.kind, problem=_problem_message(error))
+        return _unreadable_report(maintained.name, maintained.kind, error)
 
 
 def _read_stream(requests: CatalogRequests, spec: StreamSpec, *, now_ms: int) -> StreamReport:
@@ -257,9 +261,8 @@ def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Seque
         rows = [_table_row(report, stream_rules.get(report.table, ())) for report in found]
         cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
-    for report in found:
-        problems = [prefix_subject(report.table, report.problem)] if report.problem else []
-        echo_lines([*problems, *(reading.sentence for reading in report.beyond)])
+    echo_lines(group_messages((one.table, Explanation(one.problem, one.fix)) for one in found if one.problem))
+    echo_lines(reading.sentence for report in found for reading in report.beyond)
 
 
 def _table_row(report: TableReport, stream_rules: Sequence[str]) -> tuple[str, ...]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from frazil.cli.options import json_option
 from frazil.cli.output import echo, echo_json
+from frazil.home import streams_folder
 
 STREAMS_DAGS = '''\
 """The DAGs of frazil for the streams of this project."""
@@ -86,4 +88,10 @@ def init(folder: Path, *, as_json: bool) -> None:
         return
     for name, file in files.items():
         echo(f"{file}{'' if name in written else ': exists, kept'}")
-    echo("Set FRAZIL_KAFKA to the brokers' address, then run `frazil validate`.")
+    streams, read = folder.absolute() / "include" / "streams", streams_folder()
+    elsewhere = f" and FRAZIL_STREAMS to {streams} (now it is {read})" if os.environ.get("FRAZIL_STREAMS") else ""
+    where = "" if folder == Path() else f" in {folder}"
+    echo(
+        f"Set FRAZIL_KAFKA to the brokers' address{elsewhere if streams != read else ''}, then run `frazil validate`"
+        f"{where}."
+    )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from frazil.errors import Explanation
 from frazil.safe_text import escape_unsafe
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 INDENT = "    "
+REMEDY_INDENT = "  → "
+MAX_SUBJECTS = 3
+"""Maximum number of streams or tables that are named with a message about all of them."""
 _COMMAND = re.compile(r": `(frazil [^`]+)`(?:[;.,] ?|$)")
 """A command after a colon, in backticks, and the punctuation after it."""
 _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
@@ -82,6 +86,26 @@ def wrap_command(line: str, width: int) -> str:
 
 def prefix_subject(name: str, sentence: str) -> str:
     return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
+
+
+def group_messages(messages: Iterable[tuple[str, Explanation]]) -> list[str]:
+    """Return each message once, after the subjects that it concerns, and its remedy as the next line."""
+    subjects_by_message: dict[Explanation, list[str]] = {}
+    for subject, message in messages:
+        subjects_by_message.setdefault(message, []).append(subject)
+    lines = []
+    for message, subjects in subjects_by_message.items():
+        more = f" and {len(subjects) - MAX_SUBJECTS} more" if len(subjects) > MAX_SUBJECTS else ""
+        lines.append(f"{', '.join(subjects[:MAX_SUBJECTS])}{more}: {message.reason}")
+        lines += [f"{REMEDY_INDENT}{message.remedy}"] if message.remedy else []
+    return lines
+
+
+def echo_explanation(explanation: Explanation) -> None:
+    """Print an error's reason and, as the next line, its remedy to stderr."""
+    echo(explanation.reason, err=True)
+    if explanation.remedy:
+        echo(f"{REMEDY_INDENT}{explanation.remedy}", err=True)
 
 
 def build_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: frozenset[str]) -> Table:

@@ -18,10 +18,11 @@ from frazil.cli.output import (
     echo_lines,
     format_counts,
     format_fields,
+    group_messages,
     is_terminal_narrow,
     watch,
 )
-from frazil.errors import SpecError
+from frazil.errors import Explanation, SpecError
 from frazil.home import full_disk_message, home
 from frazil.host.heartbeat import Phase
 from frazil.host.local import LocalLauncher
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "watermark", "table", "rows")
 WIDE_COLUMNS = frozenset({"watermark", "table"})
 
-MAX_NAMED_STREAMS = 3
 MAX_UNDECLARED = 30
 
 
@@ -133,17 +133,11 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
 
 def _problem_messages(streams: list[StreamState]) -> list[str]:
     """Return each problem and notice once, with its streams and its fix, if known."""
-    streams_by_sentence: dict[str, list[str]] = {}
-    fixes = {one.unread: one.fix for one in streams if one.fix}
-    for one in streams:
-        for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices)):
-            streams_by_sentence.setdefault(sentence, []).append(one.name)
-    lines = []
-    for sentence, names in streams_by_sentence.items():
-        more = f" and {len(names) - MAX_NAMED_STREAMS} more" if len(names) > MAX_NAMED_STREAMS else ""
-        lines.append(f"{', '.join(names[:MAX_NAMED_STREAMS])}{more}: {sentence}")
-        lines += [f"  → {fixes[sentence]}"] if sentence in fixes else []
-    return lines
+    return group_messages(
+        (one.name, Explanation(sentence, one.fix if sentence == one.unread else ""))
+        for one in streams
+        for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices))
+    )
 
 
 def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:

@@ -14,8 +14,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core.core_schema import ModelSchema
 
 from frazil.cli.options import json_option, streams_option
-from frazil.cli.output import echo
-from frazil.errors import SpecError
+from frazil.cli.output import echo, echo_explanation
+from frazil.errors import Explanation, SpecError
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import FORMATS
 from frazil.spec.load import list_stream_files, load_stream
@@ -54,16 +54,14 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
         echo(render(), nl=False)
         return
     streams, errors = _load_streams(files or _find_stream_files(streams_folder))
-    invalid = tuple(errors)
     connections = None
     if connect:
         from frazil.doctor.connections import Connections  # PyIceberg, only if needed
 
         connections = Connections.check(streams.values())
-    errors += [fault.problem for fault in connections.faults] if connections else []
-    errors, more = errors[:MAX_PROBLEMS], len(errors) - MAX_PROBLEMS
-    if more > 0:
-        errors.append(f"and {more:,} more; fix these first")
+    problems = [*map(Explanation, errors), *(fault.problem for fault in (connections.faults if connections else ()))]
+    if (more := len(problems) - MAX_PROBLEMS) > 0:
+        problems[MAX_PROBLEMS:] = [Explanation(f"and {more:,} more; fix these first")]
     warned = [
         f"{path}: {w.key}: {w.value!r}: {w.message}" for path, spec in streams.items() for w in find_warnings(spec)
     ]
@@ -71,22 +69,22 @@ def validate(files: tuple[Path, ...], streams_folder: Path, *, as_json: bool, co
     if as_json:
         result = {
             "streams": [_stream_document(spec) for spec in streams.values()],
-            "errors": errors,
+            "errors": [*map(str, problems)],
             "warnings": warned,
         }
         result |= {"connections": connections.good} if connections else {}
         echo(json.dumps(result, indent=2))
     else:
         for path, spec in streams.items():
-            if not any(error.startswith(f"{path}:") for error in invalid):
+            if not any(error.startswith(f"{path}:") for error in errors):
                 echo(_describe_stream(spec))
         for good in connections.good if connections else ():
             echo(good)
         for warning in warned:
             echo(f"warning: {warning}", err=True)
-        for error in errors:
-            echo(error, err=True)
-    if errors:
+        for problem in problems:
+            echo_explanation(problem)
+    if problems:
         raise SystemExit(SpecError.exit_code)
 
 

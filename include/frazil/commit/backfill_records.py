@@ -11,6 +11,7 @@ import base64
 import dataclasses
 import json
 import os
+import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,18 @@ FORMAT_VERSION = 1
 PREFIX = "frazil.backfill."
 MAX_RUNS = 20
 """Maximum number of recorded runs. If an older run is cleared in Airflow, it may repeat its abandoned backfill."""
+
+_OPTIONS = {
+    "from-time": "from",
+    "from-offsets": "from",
+    "to-time": "to",
+    "to-offsets": "to",
+    "from-event-time": "event-from",
+    "to-event-time": "event-to",
+    "files": "files",
+    "chunk-records": "chunk-records",
+}
+"""Options of `frazil backfill` by the request's key."""
 
 
 class BackfillState(StrEnum):
@@ -96,12 +109,27 @@ class BackfillMarker:
         return "dead-letters" in self.request
 
     @property
+    def stays_on_branch(self) -> bool:
+        """Whether all its chunks are staged and, as requested, not published."""
+        return self.state is BackfillState.STAGED and self.request.get("target") == "branch"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The values of the request by the command's options. Offsets are `{topic: {partition: offset}}`."""
+        if self.replays:
+            return {"dead-letters": self.request["dead-letters"]}
+        return {option: value for name, option in _OPTIONS.items() if (value := self.request.get(name))}
+
+    @property
     def command(self) -> str:
-        """The command that continues a replay. For a backfill, its options are missing."""
-        if not self.replays:
-            return f"frazil backfill {self.stream}"
-        options = str(self.request["dead-letters"])  # a sentence in the records of earlier versions
-        return f"frazil dlq replay {self.stream} {options if options.startswith('--') else ''}".rstrip()
+        """The command that continues this backfill or replay. Publishes a backfill that stays on its branch."""
+        if self.replays:
+            options = str(self.request["dead-letters"])  # a sentence in the records of earlier versions
+            return f"frazil dlq replay {self.stream} {options if options.startswith('--') else ''}".rstrip()
+        texts = {name: v if isinstance(v, str) else json.dumps(v) for name, v in self.options.items()}
+        words = [f"--{name} {shlex.quote(text)}" for name, text in texts.items()]
+        words += ["--branch"] if self.request.get("target") == "branch" and not self.stays_on_branch else []
+        return " ".join(["frazil backfill", self.stream, *words])
 
     def has_chunk(self, key: BatchKey) -> bool:
         """Whether a chunk is committed. An epoch commits its chunks in order."""

@@ -8,29 +8,28 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from frazil import clock
-from frazil.errors import FrazilError, KafkaUnavailable, TopicMissing
+from frazil.errors import Explanation, FrazilError, KafkaUnavailable, TopicMissing
 from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, resolve_kafka_properties
 from frazil.spec.units import format_count
-from frazil.status.fixes import Service, suggest_fix
+from frazil.status.fixes import Service, explain_error
 
 
 @dataclass(slots=True)
 class Fault:
-    """A failed connection, or a missing permission. `fix` is empty if `cause` already says it."""
+    """A failed connection, or a missing permission."""
 
     streams: list[str]
     where: str
     """The service and, for another namespace than that of the stream's table, the namespace."""
-    cause: str
-    fix: str = ""
+    cause: Explanation
 
     @property
-    def problem(self) -> str:
-        return f"{', '.join(self.streams)}: {self.where}: {self.cause}"
+    def problem(self) -> Explanation:
+        return Explanation(f"{', '.join(self.streams)}: {self.where}: {self.cause.reason}", self.cause.remedy)
 
 
 @dataclass(slots=True)
@@ -41,8 +40,8 @@ class Connections:
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """Declared layouts that existing tables do not have."""
-    _checked: dict[tuple[str | None, str, str | None, bool], list[tuple[str, str]]] = field(default_factory=dict)
-    """Causes and fixes by catalog, namespace, location, and whether commits are atomic."""
+    _checked: dict[tuple[str | None, str, str | None, bool], list[Explanation]] = field(default_factory=dict)
+    """Problems by catalog, namespace, location, and whether commits are atomic."""
     _silent: dict[frozenset[tuple[str, str]], KafkaUnavailable] = field(default_factory=dict)
 
     @classmethod
@@ -68,8 +67,8 @@ class Connections:
             if key not in self._checked:
                 self._checked[key] = _check_catalog(copy)
             where = Service.TABLE + (f": namespace {_namespace(copy)}" if number else "")
-            for cause, fix in self._checked[key]:
-                self._add_fault(spec, where, cause, fix)
+            for found in self._checked[key]:
+                self._add_fault(spec, where, found)
         if self._count == before:
             self._check_existing_tables(spec)
             self._check_position(spec, in_kafka=has_kafka)
@@ -86,20 +85,24 @@ class Connections:
         return any(spec.name in fault.streams and fault.where.partition(":")[0] == service for fault in self.faults)
 
     def _add_error(self, spec: StreamSpec, service: Service, error: FrazilError) -> None:
-        self._add_fault(spec, service, _describe_cause(error), suggest_fix(service, error))
+        self._add_fault(spec, service, explain_error(service, error))
 
-    def _add_fault(self, spec: StreamSpec, where: str, cause: str, fix: str) -> None:
+    def _add_fault(self, spec: StreamSpec, where: str, cause: Explanation) -> None:
         """Add a fault, or add the stream to an earlier fault with the same cause."""
         same = next((fault for fault in self.faults if (fault.where, fault.cause) == (where, cause)), None)
         if same is None:
-            self.faults.append(Fault([spec.name], where, cause, fix))
+            self.faults.append(Fault([spec.name], where, cause))
         elif spec.name not in same.streams:
             same.streams.append(spec.name)
 
     def _check_existing_tables(self, spec: StreamSpec) -> None:
-        from frazil.table.tables import check_existing_tables  # PyIceberg is slow to load
+        from frazil.status.table import describe_own_missing_table  # PyIceberg is slow to load
+        from frazil.table.tables import check_existing_tables, load_stream_table
 
         try:
+            if missing := describe_own_missing_table(spec, load_stream_table(spec)):
+                self._add_fault(spec, Service.TABLE, Explanation(missing))
+                return
             self.warnings += [f"{spec.name}: table: {warning}" for warning in check_existing_tables(spec)]
         except FrazilError as error:
             self._add_error(spec, Service.TABLE, error)
@@ -135,11 +138,6 @@ class Connections:
             if error.all_brokers:
                 self._silent[brokers] = error
             raise
-
-
-def _describe_cause(error: FrazilError) -> str:
-    """Return an error's type and message without its stream, because several streams may have the same fault."""
-    return f"{type(error).__name__}: {' '.join(error.message.split())}"
 
 
 def _namespace(spec: StreamSpec) -> str:
@@ -213,8 +211,7 @@ def _check_registry(spec: StreamSpec) -> str:
     return "its schema registry answers"
 
 
-def _check_catalog(spec: StreamSpec) -> list[tuple[str, str]]:
-    """Return the cause and the fix of each problem."""
+def _check_catalog(spec: StreamSpec) -> list[Explanation]:
     from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
     from frazil.table.atomic_catalogs import find_commit_tables
     from frazil.table.catalogs import load_catalog
@@ -227,6 +224,6 @@ def _check_catalog(spec: StreamSpec) -> list[tuple[str, str]]:
                     find_commit_tables(catalog)
                 missing = probe(catalog, spec, now_ms=clock.now_ms())
     except FrazilError as error:
-        return [(_describe_cause(error), suggest_fix(Service.TABLE, error))]
-    fix = "make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
-    return [(f"the catalog {catalog.name!r} cannot hold a stream: {capability}", fix) for capability in missing]
+        return [explain_error(Service.TABLE, error)]
+    fix = "Make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
+    return [Explanation(f"the catalog {catalog.name!r} cannot hold a stream: {lack}", fix) for lack in missing]

@@ -64,14 +64,15 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         good = [f"{which} connections of {format_count(len(streams), 'stream')} work"]
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WARNING, warning) for warning in checked.warnings)
-    yield from (Finding("connections", CheckState.WRONG, fault.problem, fault.fix) for fault in checked.faults)
+    for problem in (fault.problem for fault in checked.faults):
+        yield Finding("connections", CheckState.WRONG, problem.reason, problem.remedy)
     from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
     wrong = defaultdict[str, list[str]](list)
     for spec in streams.values():
         state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=not checked.fails(spec, Service.SOURCE))
-        is_known = state.table_exists is None and checked.fails(spec, Service.TABLE)
-        if (state.missing is not None or state.needs_operator) and not is_known:
+        is_known = (state.table_exists is None or state.missing) and checked.fails(spec, Service.TABLE)
+        if state.needs_operator and not is_known:
             wrong[f"{state.state}: {state.sentence}"].append(spec.name)
     yield from (Finding("connections", CheckState.WRONG, f"{', '.join(of)}: {what}") for what, of in wrong.items())
 

@@ -17,7 +17,7 @@ import numpy as np
 from confluent_kafka import KafkaError, KafkaException
 from numpy.typing import NDArray
 
-from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
+from frazil.errors import BROKERS_REMEDY, FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
 from frazil.ingest import kafka_loop as loop
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
@@ -348,12 +348,13 @@ class ColumnReader(RecordReader):
         (topic, partition), i = next(iter(self._open.items()))
         causes = [text for code, text in self._troubles.items() if code not in _SECONDARY_ERRORS]
         reasons = causes or [*self._troubles.values()][-1:] or ["the brokers do not answer"]
-        todo = "" if causes else " Are the brokers reachable?"
+        remedy = "" if causes else BROKERS_REMEDY
         if self._throttled_s:
             reasons.append(self._throttle_text())
-            todo = " Raise the quota, or let producers send smaller batches: a batch must fit into 10 s of the quota."
+            remedy = "Raise the quota, or let producers send smaller batches: a batch must fit into 10 s of the quota"
         too_large = any(MAX_BYTES_PROPERTY in text for text in causes)  # permanent: reading the batch again cannot help
         return (SpecError if too_large else KafkaUnavailable)(
             f"no record arrived for {self._no_progress_timeout_s():.0f} s and {len(self._open)} ranges have not ended, "
-            f"among them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(reasons)}.{todo}"
+            f"among them {topic}[{partition}] at {self._positions[i]} of {self._ends[i]}: {'; '.join(reasons)}",
+            remedy=remedy,
         )

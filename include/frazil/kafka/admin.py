@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaExc
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing
+from frazil.errors import BROKERS_REMEDY, AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing
 from frazil.kafka.client import AdminClient, to_access_denied, translate_client_errors
 from frazil.kafka.fetch import find_diverged
 from frazil.kafka.logs import LogEnd
@@ -272,7 +272,7 @@ class KafkaAdmin:
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()
         last = f"; the last error was: {errors[-1].str()}" if is_late and errors else ""
-        found = KafkaUnavailable(f"{what} got no answer{why}. Check source.bootstrap-servers and the brokers{last}")
+        found = KafkaUnavailable(f"{what} got no answer{why}{last}", remedy=BROKERS_REMEDY)
         found.all_brokers = is_late and doing == DESCRIBING
         return found
 

@@ -14,7 +14,7 @@ import numpy as np
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from frazil.errors import AccessDenied, KafkaUnavailable
+from frazil.errors import BROKERS_REMEDY, AccessDenied, KafkaUnavailable
 from frazil.kafka.client import create_client, translate_client_errors
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
@@ -61,8 +61,8 @@ def find_diverged(
     if waiting:
         raise KafkaUnavailable(
             f"Kafka did not report within {RESPONSE_TIMEOUT_S:.0f} s whether the logs of "
-            f"{_join_names(f'{topic}-{p}' for topic, p in waiting)} still contain the stream's position. Check the "
-            "brokers"
+            f"{_join_names(f'{topic}-{p}' for topic, p in waiting)} still contain the stream's position",
+            remedy=BROKERS_REMEDY,
         )
     return frozenset(diverged)
 
@@ -89,8 +89,9 @@ def check_readable(
         )
     if waiting:
         raise KafkaUnavailable(
-            f"{where}: no response to a fetch of {_join_names(waiting)} within {timeout_s:g} s. Check the brokers",
+            f"{where}: no response to a fetch of {_join_names(waiting)} within {timeout_s:g} s",
             stream=stream,
+            remedy=BROKERS_REMEDY,
         )
 
 
@@ -126,9 +127,7 @@ def read_offsets(
             if messages:
                 last_message_at = time.monotonic()
             elif time.monotonic() - last_message_at > NO_MESSAGE_TIMEOUT_S:
-                raise KafkaUnavailable(
-                    f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s; check the brokers, then audit again"
-                )
+                raise KafkaUnavailable(f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s", remedy=BROKERS_REMEDY)
             pieces: dict[TopicPartition, list[int]] = {}
             for message in messages:
                 at, offset, is_record = _parse_message(message)

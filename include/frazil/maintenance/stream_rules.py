@@ -73,20 +73,14 @@ def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) ->
 
 
 def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:
-    name = state.name
+    name, hold_ms = state.name, min(alerts.stall, alerts.hold) // timedelta(milliseconds=1)
     sentence = (
         f"the declaration of stream {name} is broken. A running writer and the DAGs continue unchanged, but no writer "
         f"can be started. Correct the file, and check it with `frazil validate`: {state.problem}"
     )
     yield boolean_reading("declaration", state.problem is not None, sentence)
     yield boolean_reading("table", state.missing is not None, f"stream {name}: {state.missing}")
-    unread = state.writer.state == "unknown"
-    sentence = (
-        f"the run folder of stream {name} cannot be read, so no alert about its writer can fire: "
-        f"{next(iter(state.problems), 'unknown')}"
-    )
-    shown = "its run folder cannot be read" if unread else "its run folder was read"
-    yield Reading("unmeasured", int(unread), 0, shown, sentence)
+    yield _unmeasured_reading(state, hold_ms)
     yield _writer_reading(state, alerts, now_ms)
     waits = state.registry or state.state is State.REGISTRY_UNREACHABLE
     cause = state.last_words if state.registry else f"{state.sentence}."
@@ -96,7 +90,6 @@ def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterato
         "automatically, and nothing is lost"
     )
     shown = "the schema registry does not answer" if waits else "no writer waits for a schema registry"
-    hold_ms = min(alerts.stall, alerts.hold) // timedelta(milliseconds=1)
     yield Reading("registry", int(waits), 0, shown, sentence, hold_ms=hold_ms)
     yield _stall_reading(state, alerts, hold_ms)
     yield from _batch_readings(state, alerts)
@@ -210,9 +203,27 @@ def _writer_reading(state: StreamState, alerts: Alerts, now_ms: int) -> Reading:
     return Reading("writer", down_s, alerts.writer_down.total_seconds(), shown, sentence, hold_ms=hold_ms)
 
 
+def _unmeasured_reading(state: StreamState, hold_ms: int) -> Reading:
+    if state.writer.state == "unknown":
+        sentence = (
+            f"the run folder of stream {state.name} cannot be read, so no alert about its writer can fire: "
+            f"{next(iter(state.problems), 'unknown')}"
+        )
+        return Reading("unmeasured", 1, 0, "its run folder cannot be read", sentence)
+    if state.state is State.TABLE_UNREADABLE and not _is_stalled(state):
+        return Reading("unmeasured", 1, 0, str(state.state), f"stream {state.name}: {state.sentence}", hold_ms=hold_ms)
+    return Reading("unmeasured", 0, 0, "its run folder was read", "")
+
+
+def _is_stalled(state: StreamState) -> bool:
+    """Whether a service stops the stream's writer. Without a writer on this host, an unreadable table does not."""
+    outage = state.state in OUTAGES - {State.REGISTRY_UNREACHABLE}
+    return outage or (state.state is State.TABLE_UNREADABLE and state.writer.pid is not None)
+
+
 def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
     stall, name = state.stall, state.name
-    if state.state in {*OUTAGES, State.TABLE_UNREADABLE} - {State.REGISTRY_UNREACHABLE}:
+    if _is_stalled(state):
         return Reading("stall", 1, 0, str(state.state), f"stream {name}: {state.sentence}", hold_ms=hold_ms)
     if stall is None:
         return Reading("stall", 0, 0, "the writer is not stalled", "")

@@ -97,3 +97,11 @@ def format_bytes(size_bytes: int) -> str:
         if size_bytes % _BYTES_BY_UNIT[unit] == 0:
             return f"{size_bytes // _BYTES_BY_UNIT[unit]}{unit}"
     return f"{size_bytes}B"
+
+
+_NUMBERS = re.compile(r"\d[\d.,:]*")
+
+
+def mask_numbers(line: str) -> str:
+    """Return a line's shape: the line with # in place of each number."""
+    return _NUMBERS.sub("#", line)

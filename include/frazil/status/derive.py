@@ -10,7 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from frazil.errors import CommitUnavailable, KafkaUnavailable, RegistryUnavailable, StorageUnavailable, TopicMissing
+from frazil.errors import (
+    BROKERS_REMEDY,
+    CommitUnavailable,
+    KafkaUnavailable,
+    RegistryUnavailable,
+    StorageUnavailable,
+    TopicMissing,
+)
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, GivenUp, LaunchKind
@@ -266,7 +273,7 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
     match known.state:
         case State.KAFKA_UNREACHABLE:
             servers = shown_servers(spec, os.environ)
-            return known.state, f"Kafka at {servers} has not answered{lasted}; {calm} does"
+            return known.state, f"Kafka at {servers} has not answered{lasted}; {calm} does. {BROKERS_REMEDY}"
         case State.CATALOG_UNAVAILABLE:
             name = spec.table.catalog or "default"
             return known.state, f"the catalog {name!r} has not accepted a commit{lasted}; {calm} does: {cause}"

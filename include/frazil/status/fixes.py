@@ -7,9 +7,8 @@ from enum import StrEnum
 
 from frazil.errors import (
     AccessDenied,
-    CommitUnavailable,
+    Explanation,
     FrazilError,
-    KafkaUnavailable,
     MissingExtra,
     RegistryUnavailable,
     SchemaIncompatible,
@@ -31,42 +30,41 @@ class Service(StrEnum):
 
 _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
     Service.SOURCE: (
-        (TopicMissing, "create the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
-        (
-            KafkaUnavailable,
-            "start the brokers, make them reachable from this host, or correct `source.bootstrap-servers`",
-        ),
-        (AccessDenied, f"correct user and secret in `source.properties`, or grant its permissions: {_ACL_COMMAND}"),
-        (SpecError, "set the variables of `source` for the user who runs the writer, or correct its properties"),
+        (TopicMissing, "Create the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
+        (AccessDenied, f"Correct user and secret in `source.properties`, or grant its permissions: {_ACL_COMMAND}"),
+        (SpecError, "Set the variables of `source` for the user who runs the writer, or correct its properties"),
     ),
     Service.REGISTRY: (
         (
             RegistryUnavailable,
-            "start the registry, make it reachable from this host, or correct its url and credentials",
+            "Start the registry, make it reachable from this host, or correct its url and credentials",
         ),
-        (SpecError, "set the variables that `source.format.registry` refers to, or correct it"),
+        (SpecError, "Set the variables that `source.format.registry` refers to, or correct it"),
     ),
     Service.TABLE: (
         (
             TableLost,
-            "declare the right catalog, or register the table: `A lost catalog` in docs/how-to/operate-writers.md",
-        ),
-        (
-            CommitUnavailable,
-            "start catalog and storage, make them reachable from this host, or correct .pyiceberg.yaml",
+            "Declare the right catalog, or register the table: `A lost catalog` in docs/how-to/operate-writers.md",
         ),
         (
             AccessDenied,
-            "correct the credentials in .pyiceberg.yaml, or grant them permission to create, write, list and delete",
+            "Correct the credentials in .pyiceberg.yaml, or grant them permission to create, write, list and delete",
         ),
-        (SchemaIncompatible, "change the declaration, or write to a new table"),
-        (SpecError, "correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
+        (SchemaIncompatible, "Change the declaration, or write to a new table"),
+        (SpecError, "Correct `table.catalog`, or that catalog in .pyiceberg.yaml or PYICEBERG_CATALOG__NAME__…"),
     ),
 }
 """Fixes by service and error class. The first class that matches is used."""
 
 
-def suggest_fix(service: Service, error: Exception) -> str:
+def explain_error(service: Service, error: Exception) -> Explanation:
+    """Return an error's type and reason on one line, without its stream, which may be one of several, and its fix."""
+    own = Explanation(error.reason, error.remedy) if isinstance(error, FrazilError) else Explanation(str(error))
+    reason = f"{type(error).__name__}: {' '.join(own.reason.split())}"
+    return Explanation(reason, own.remedy or _suggest_fix(service, error))
+
+
+def _suggest_fix(service: Service, error: Exception) -> str:
     """Return the fix for an error; empty if its message states the fix, or none is known."""
     if isinstance(error, MissingExtra):
         return ""

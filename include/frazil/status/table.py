@@ -31,7 +31,7 @@ from frazil.offsets.spans import count_unread
 from frazil.outdated_code import explain_outdated
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.status.fixes import Service, suggest_fix
+from frazil.status.fixes import Service, explain_error
 from frazil.status.flow import compute_flow
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
@@ -80,8 +80,9 @@ def read_stream_table(
         return TableReading(_with_desired(known, desired), desired=desired)
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
-        unread, fix = f"the table cannot be read: {error_text(error)}", suggest_fix(Service.TABLE, error)
-        return TableReading(replace(known, unread=unread, fix=fix, problems=(unread,)))
+        found = explain_error(Service.TABLE, error)
+        unread = f"the table cannot be read: {found.reason}"
+        return TableReading(replace(known, unread=unread, fix=found.remedy, problems=(unread,)))
 
 
 def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamState:
@@ -229,15 +230,20 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
     return found and f"{TableLost.__name__}: {found}"
 
 
+def describe_own_missing_table(spec: StreamSpec, table: Table | None) -> str | None:
+    """Return what `describe_missing_table` returns, on the host of the stream's run folder."""
+    try:
+        committed = table is None and has_committed(LocalLauncher(spec.name).observe())
+    except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
+        committed = False
+    return describe_missing_table(spec, table, committed=committed)
+
+
 def describe_missing_tables(spec: StreamSpec) -> dict[str, str]:
     """Return why each missing table of the stream and its route is missing. Raises the errors of the catalog."""
     table = load_stream_table(spec)
     if table is None:
-        try:
-            committed = has_committed(LocalLauncher(spec.name).observe())
-        except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
-            committed = False
-        reason = describe_missing_table(spec, None, committed=committed)
+        reason = describe_own_missing_table(spec, None)
         return {spec.table.identifier: reason} if reason else {}
     default_marker = read_marker(table.properties, spec.name)
     if default_marker is None or default_marker.routed is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from frazil.commit.marker import BatchKey
-from frazil.errors import restart_hint
+from frazil.errors import BROKERS_REMEDY, restart_hint
 from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import Offsets, TopicPartition
@@ -195,7 +195,7 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
         return Stall(StallKind.TOPIC, since_ms, None, sample.missing)
     reason = (
         f"Kafka has not answered since {_since_text(since_ms, sample)}. Nothing is lost, and the writer continues by "
-        "itself once Kafka answers. Check that the brokers run and that this host reaches them"
+        f"itself once Kafka answers. {BROKERS_REMEDY}"
     )
     return Stall(StallKind.KAFKA, since_ms, None, reason)
 

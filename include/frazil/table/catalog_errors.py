@@ -39,6 +39,11 @@ _HIVE_3_TYPE = "timestamp with local time zone"
 _EXPIRED_CODES = frozenset({"ExpiredTokenException", "ExpiredToken"})
 
 
+def unreachable_error(problem: str) -> CommitUnavailable:
+    remedy = "Start the catalog and its storage, make them reachable from this host, or correct .pyiceberg.yaml"
+    return CommitUnavailable(problem, remedy=remedy)
+
+
 class NotIcebergResponse(RESTError):
     """The response comes from another service, such as a gateway or a login page."""
 
@@ -131,7 +136,7 @@ def _translate_aws(catalog: str, error: Any, boto: Any) -> FrazilError | None:
     if code is None and type(error).__name__.startswith(_MISCONFIGURED):
         return configuration_error(catalog, error)
     if code is None:  # includes missing credentials, which occur while a host's metadata service does not respond
-        return CommitUnavailable(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
+        return unreachable_error(f"the catalog {catalog!r} cannot be reached: {one_line(error)}")
     if code in _EXPIRED_CODES:
         return CommitUnavailable(f"the credentials for the catalog {catalog!r} have expired: {one_line(error)}")
     if code in _DENIED_CODES:
@@ -144,7 +149,7 @@ def _translate_metastore(catalog: str, error: Exception) -> FrazilError | None:
     transport, thrift = sys.modules.get("thrift.transport.TTransport"), sys.modules.get("thrift.Thrift")
     metastore = f"the metastore of the catalog {catalog!r}"
     if transport is not None and isinstance(error, transport.TTransportException):
-        return CommitUnavailable(f"{metastore} cannot be reached: {one_line(error)}")
+        return unreachable_error(f"{metastore} cannot be reached: {one_line(error)}")
     if type(error).__name__ == "MetaException" and _HIVE_3_TYPE in str(error):
         return SpecError(
             f"{metastore} does not have the type {_HIVE_3_TYPE!r} of Hive 3: set hive.hive2-compatible: true in the "

@@ -51,7 +51,12 @@ from frazil.extras import check_configuration, report_missing_extras
 from frazil.home import home, make_folder
 from frazil.pyiceberg_fixes import make_hive_errors_mutable
 from frazil.spec.addresses import find_path_problem
-from frazil.table.catalog_errors import check_storage, translate_client_error, translate_loading_error
+from frazil.table.catalog_errors import (
+    check_storage,
+    translate_client_error,
+    translate_loading_error,
+    unreachable_error,
+)
 from frazil.table.faster_commits import reuse_metadata, write_small_objects_in_one_request
 from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.spark_catalog import catalog_type, to_spark_properties
@@ -223,7 +228,7 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
         remedy = "Correct what the error names, in the declaration or the catalog's configuration"
         raise CommitRefused(f"the catalog {catalog!r} refuses the request: {error}. {remedy}") from error
     except _unreachable_errors() as error:
-        raise CommitUnavailable(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
+        raise unreachable_error(f"the catalog {catalog!r} cannot be reached{_connection_error_text(error)}") from error
     except OperationalError as error:
         reason = str(error.orig)
         if any(sign in reason for sign in _DATABASE_REFUSAL_TEXTS):
@@ -231,10 +236,10 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
                 f"the database of the catalog {catalog!r} refuses access: {reason}; correct its credentials or "
                 "permissions"
             ) from error
-        raise CommitUnavailable(
-            f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
-            + ("; check the free space on its disk first" if any(sign in reason for sign in _FULL_DISK_TEXTS) else "")
-        ) from error
+        problem = f"the database of the catalog {catalog!r} cannot be used: {' '.join(reason.split())}"
+        if any(sign in reason for sign in _FULL_DISK_TEXTS):
+            raise CommitUnavailable(problem, remedy="Check the free space on its disk first") from error
+        raise unreachable_error(problem) from error
     except FileNotFoundError as error:
         if METADATA_SUFFIX not in str(error):
             raise

@@ -264,7 +264,7 @@ def test_an_error_names_how_to_publish_another_backfill_on_a_branch(live: Any) -
     stage(live, committer)
     committer.mark_staged()
     other = parse_request({"stream": "events", "to-offsets": {"events": {"0": 5}}})
-    with pytest.raises(WriterBusy, match="Run that request without --branch to publish it"):
+    with pytest.raises(WriterBusy, match="To publish it: `frazil backfill events`"):
         BackfillCommitter.begin(live.tables, other)
 
 

@@ -19,7 +19,7 @@ from frazil.commit.backfill_records import BackfillMarker, Worker, read_backfill
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
-INTERRUPTED = "its run failed or was interrupted. To finish or end it, run the same command again"
+INTERRUPTED = "its run failed or was interrupted; to finish it: frazil backfill made"
 
 
 @pytest.fixture
@@ -47,9 +47,10 @@ def test_a_backfill_whose_process_was_killed_is_shown_as_interrupted(
     assert INTERRUPTED in call(tmp_path, "backfill", "made", "--status")
     shown = f"backfill {last.id}: staging, 0 of 0 chunks; {INTERRUPTED}"
     assert shown in call(tmp_path, "status", "made")
-    assert json.loads(CliRunner().invoke(frazil, ["status", "--json", "--streams", str(tmp_path)]).stdout)["streams"][
-        0
-    ]["backfill"].startswith(shown)
+    (stream,) = json.loads(CliRunner().invoke(frazil, ["status", "--json", "--streams", str(tmp_path)]).stdout)[
+        "streams"
+    ]
+    assert stream["backfill"].replace("`", "").startswith(shown)
 
 
 def test_a_backfill_on_which_a_process_works_is_only_open(
@@ -71,3 +72,24 @@ def test_the_process_of_another_host_is_known_by_its_last_commit(
     assert describe_interruption(last, metadata, now_ms=made.now_ms + COMMIT_TIMEOUT_MS // 2) is None
     said = describe_interruption(last, metadata, now_ms=made.now_ms + 2 * COMMIT_TIMEOUT_MS)
     assert f"by process {os.getpid()} of host elsewhere" in (said or "")
+
+
+def test_a_backfill_on_its_branch_is_published_by_the_command_that_its_status_shows(
+    made: MadeStream, tmp_path: Path
+) -> None:
+    offsets = {"made": {"0": 1200, "1": 7}}
+    request = parse_request({"stream": "made", "from-offsets": offsets, "chunk-records": 5, "target": "branch"})
+    committer = BackfillCommitter.begin(made.tables, request)
+    command = 'frazil backfill made --from \'{"made": {"0": 1200, "1": 7}}\' --chunk-records 5'
+    assert committer.backfill.command == f"{command} --branch", "an interrupted run must continue on the branch"
+    committer.mark_staged()
+    done = CliRunner().invoke(frazil, ["backfill", "made", "--status", "--streams", str(tmp_path)])
+    shown = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if not line.startswith(" "))
+    assert (shown["from"], shown["chunk-records"]) == ("offsets made[0] 1,200, made[1] 7", "5")
+    assert "its rows are not published. To publish them:" in shown["state"]
+    assert f"    {command}" in done.stdout.splitlines()
+    assert "    frazil backfill made --abandon" in done.stdout.splitlines()
+    assert f"To publish them: {command}" in call(tmp_path, "status", "made")
+    publishing = parse_request({"stream": "made", "from-offsets": offsets})
+    published = BackfillCommitter.begin(made.tables, publishing).backfill
+    assert (published.id, published.command) == (committer.backfill.id, command.partition(" --chunk")[0])

@@ -64,11 +64,11 @@ def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
     [
         ([], False, "caught up: no new records for city.rides"),
         ([landed(0)], True, "stopped: no records were committed to city.rides"),
-        ([landed(1), landed(1)], False, "caught up: 2 rows in city.rides"),
+        ([landed(1), landed(1)], False, "caught up: 2 rows added to city.rides"),
         (
             [landed(2, 1)],
             False,
-            f"caught up: 2 rows in city.rides, 1 dead letter ({SEE})",
+            f"caught up: 2 rows added to city.rides, 1 dead letter ({SEE})",
         ),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_stopped_run_reports_the_records_that_wait_in_kafka():
     waits = "stopped: no records were committed to city.rides; 50 records wait in Kafka"
     assert totals.end(stopped=True, lag=50) == waits
     totals.add(landed(2))
-    assert totals.end(stopped=True, lag=1) == "stopped: 2 rows in city.rides; 1 record waits in Kafka"
+    assert totals.end(stopped=True, lag=1) == "stopped: 2 rows added to city.rides; 1 record waits in Kafka"
     assert totals.document(stopped=True, lag=1)["lag"] == 1
 
 
@@ -95,7 +95,7 @@ def test_rows_that_wait_for_tables_of_the_route_are_distinguished():
         StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), "route": route})
     )
     totals.add(landed(5))
-    assert totals.end(stopped=True) == "stopped: 5 rows in the tables of the route of rides"
+    assert totals.end(stopped=True) == "stopped: 5 rows added to the tables of the route of rides"
     assert totals.end(stopped=True, waiting=3) == (
         "stopped: 5 rows for the tables of the route of rides; 3 rows wait for their tables: "
         "`frazil route rides` shows why"
@@ -103,18 +103,23 @@ def test_rows_that_wait_for_tables_of_the_route_are_distinguished():
     assert totals.document(stopped=True, waiting=3)["waiting"] == 3
     totals.waited = 67
     landed_late = "67 rows that had waited reached their tables"
-    assert totals.end(stopped=False) == f"caught up: 5 rows in the tables of the route of rides; {landed_late}"
+    assert totals.end(stopped=False) == f"caught up: 5 rows added to the tables of the route of rides; {landed_late}"
     assert totals.document(stopped=False)["waited"] == 67
 
 
-def test_what_the_writer_waits_for_is_said_each_half_minute_from_when_it_has_lasted_that_long():
+def test_a_wait_is_shown_after_half_a_minute_then_at_a_new_reason_and_else_hourly():
     now_s = 0.0
-    waits, said = WaitReporter(clock=lambda: now_s), list[float]()
-    for now_s in (0.0, 10.0, 29.9, 30.0, 45.0, 60.0):
-        if line := waits.report("city.a is missing 3 rows"):
-            assert line == "waiting: city.a is missing 3 rows"
-            said.append(now_s)
-    assert said == [30.0, 60.0]
+    waits, shown = WaitReporter(clock=lambda: now_s), list[tuple[float, str]]()
+    reasons = {at: f"city.a is missing {at:.0f} rows" for at in (0.0, 29.9, 30.0, 60.0, 3600.0, 3630.0, 3660.0)}
+    reasons |= dict.fromkeys((3670.0, 3690.0, 3720.0), "city.a does not exist")
+    for now_s, reason in reasons.items():
+        if line := waits.report(reason):
+            shown.append((now_s, line))
+    assert shown == [
+        (30.0, "waiting: city.a is missing 30 rows"),
+        (3630.0, "waiting: city.a is missing 3630 rows"),
+        (3670.0, "waiting: city.a does not exist"),
+    ]
 
 
 def test_a_wait_after_a_batch_without_one_is_another_and_one_that_batches_do_not_end_goes_on():
@@ -175,7 +180,7 @@ def test_of_a_stream_that_drops_repeats_the_records_and_the_rows_are_reported():
     said = totals.add(replace(landed(40), changes={"repeated": 30}))
     assert said == "batch 3-7: 40 records, 30 repeats dropped in 1 file, 1.2 s"
     totals.add(landed(2))
-    assert totals.end(stopped=False) == "caught up: 42 records read: 12 rows in city.rides, 30 repeats dropped"
+    assert totals.end(stopped=False) == "caught up: 42 records read: 12 rows added to city.rides, 30 repeats dropped"
     assert totals.document(stopped=False) == {"ended": "caught-up", "records": 42, "rejected": 0, "repeated": 30}
 
 

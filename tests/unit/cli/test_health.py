@@ -143,6 +143,26 @@ def test_a_catalog_out_of_reach_hides_no_other_table_and_is_an_error_of_its_own(
     assert isinstance(call(tmp_path, "demo.away").exception, CommitUnavailable)
 
 
+def test_a_catalog_out_of_reach_is_one_cause_with_its_tables_and_no_stall_of_a_writer(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__TYPE", "rest")
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", "http://127.0.0.1:9")
+    for name in ("first", "second", "third"):
+        table = YAML.replace("identifier: demo.made", f"catalog: away, identifier: demo.{name}")
+        (tmp_path / f"{name}.yaml").write_text(table.replace("name: made", f"name: {name}"))
+    shown = call(tmp_path).stdout
+    (cause,) = (line for line in shown.splitlines() if "cannot be reached" in line)
+    assert cause.startswith("demo.first, demo.first_dead_letters, demo.second and ")
+    assert shown.splitlines()[-1].startswith("  → Start the catalog and its storage, make them reachable")
+    assert "stall" not in shown
+    document = json.loads(call(tmp_path, "--json").stdout)
+    assert {reading["rule"] for stream in document["streams"] for reading in stream["beyond"]} == {"unmeasured"}
+    assert {table["fix"] for table in document["tables"]} == {shown.splitlines()[-1].removeprefix("  → ")}
+
+
 def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(made: MadeStream, tmp_path: Path):  # noqa: ARG001
     (tmp_path / "broken.yaml").write_text("name: [")
     done = call(tmp_path)

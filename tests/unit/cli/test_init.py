@@ -21,6 +21,17 @@ def test_a_new_project_has_dags_and_a_valid_example(tmp_path: Path, monkeypatch:
     assert load_stream(tmp_path / "new/include/streams/rides.yaml").table.identifier == "city.rides"
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_project_whose_streams_other_commands_do_not_read_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    streams = tmp_path / "new" / "include" / "streams"
+    monkeypatch.setenv("FRAZIL_STREAMS", str(tmp_path / "other" if elsewhere else streams))
+    done = CliRunner().invoke(frazil, ["init", str(tmp_path / "new")], catch_exceptions=False)
+    expected = f"and FRAZIL_STREAMS to {streams} (now it is {tmp_path / 'other'}), then run `frazil validate`"
+    assert (expected in done.output) == elsewhere
+
+
 def test_files_that_exist_are_kept(tmp_path: Path) -> None:
     (tmp_path / "dags").mkdir()
     (tmp_path / "dags/streams.py").write_text("# mine\n")

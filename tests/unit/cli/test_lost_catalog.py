@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from frazil.cli.main import frazil
 from frazil.commit.open_streams import explain_lost_table
 from frazil.doctor.streams import check_connections
-from frazil.errors import TableLost
+from frazil.errors import SpecError, TableLost
 from frazil.home import run_folder
 from frazil.host.exchange import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
@@ -44,6 +44,16 @@ def refused(folder: Path, *arguments: str) -> str:
     done = CliRunner().invoke(frazil, [*arguments, "--streams", str(folder)])
     assert isinstance(done.exception, TableLost), (done.output, done.exception)
     return str(done.exception)
+
+
+def assert_refused_by_checks(folder: Path, made: MadeStream, reason: str) -> None:
+    """Assert that `validate --connect` and `doctor` each report the lost table once."""
+    validated = CliRunner().invoke(frazil, ["validate", "--connect", "--json", "--streams", str(folder)])
+    assert validated.exit_code == SpecError.exit_code, validated.output
+    document = json.loads(validated.stdout)
+    for messages in (document["errors"], [finding.message for finding in check_connections({folder: made.spec})]):
+        assert [message.count(reason) for message in messages if reason in message] == [1], messages
+    assert not [good for good in document["connections"] if "can hold" in good]
 
 
 def problems(folder: Path) -> list[str]:
@@ -99,7 +109,8 @@ def test_a_table_that_is_gone_with_its_folder_is_said_on_the_host_that_committed
     tmp_path: Path,
     frazil_home: Path,  # noqa: ARG001
 ) -> None:
-    location = made_stream(tmp_path).tables.main.refresh().location()
+    made = made_stream(tmp_path)
+    location = made.tables.main.refresh().location()
     load_catalog(None).drop_table("demo.made")
     shutil.rmtree(location.removeprefix("file://"))
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
@@ -109,6 +120,7 @@ def test_a_table_that_is_gone_with_its_folder_is_said_on_the_host_that_committed
     append_exit(run_folder("made"), ExitRecord("launch-1", 0, 1, 2, "f", 0, committed=True))
     (said,) = (p for p in problems(tmp_path) if "TableLost" in p)
     assert "a writer of this host committed to the table demo.made" in said
+    assert_refused_by_checks(tmp_path, made, "a writer of this host committed to the table demo.made")
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
 
@@ -138,7 +150,7 @@ def test_a_table_that_was_replaced_is_said_everywhere_until_it_is_registered_aga
     assert "another table" in call(tmp_path, "status", "made")
     for words in (("health",), ("health", "demo.made")):
         assert call(tmp_path, *words).count(SAID_OF_ANOTHER) == 1, words
-    assert any(SAID_OF_ANOTHER in finding.message for finding in check_connections({tmp_path: made.spec}))
+    assert_refused_by_checks(tmp_path, made, SAID_OF_ANOTHER)
     for line in (["audit", "made"], ["adopt", "made", "--yes"], ["reset", "made", "--to", "earliest", "--yes"]):
         assert SAID_OF_ANOTHER in refused(tmp_path, *line), line
     load_catalog(None).drop_table("demo.made")
@@ -177,6 +189,7 @@ def test_a_dropped_table_whose_dead_letters_know_the_stream_is_not_one_that_neve
     load_catalog(None).drop_table("demo.made")
     shutil.rmtree(location.removeprefix("file://"))
     assert any("demo.made_dead_letters still has the stream's epoch 1" in p for p in problems(tmp_path))
+    assert_refused_by_checks(tmp_path, made, "still has the stream's epoch 1")
     assert "is not in the catalog" in refused(tmp_path, "audit", "made")
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]

@@ -118,7 +118,7 @@ def test_a_catalog_out_of_reach_is_said_of_its_stream_and_hides_no_other(
     replace_json(run_folder("other") / "lock", dataclasses.asdict(launch()))
     other, ticks = status(streams)["streams"]
     assert "cannot be reached" in other["problems"][-1]
-    assert other["fix"].startswith("start catalog and storage, make them reachable from this host")
+    assert other["fix"].startswith("Start the catalog and its storage, make them reachable from this host")
     assert f"  → {other['fix']}" in CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).output
     assert (other["table-exists"], other["desired"]) == (None, None)
     assert (other["epoch"], other["batch"], other["watermark-ms"]) == (4, 2, 5)

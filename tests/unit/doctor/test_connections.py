@@ -31,7 +31,7 @@ from frazil.offsets.spans import TopicPartition
 from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
-from frazil.status.fixes import Service, suggest_fix
+from frazil.status.fixes import Service, explain_error
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.made_registry import made_registry
@@ -54,6 +54,10 @@ def configure(monkeypatch: pytest.MonkeyPatch, **properties: str) -> None:
 
 def validate(*arguments: str) -> Result:
     return CliRunner().invoke(frazil, ["validate", "--connect", *arguments])
+
+
+def reasons(result: Result) -> list[str]:
+    return [line for line in result.stderr.splitlines() if not line.startswith("  → ")]
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +95,7 @@ def test_an_existing_table_that_the_writer_would_refuse_is_an_error_and_is_not_c
     assert "rides: table: SchemaIncompatible: the declared schema does not fit" in result.stderr
     assert "can hold" not in result.stdout
     (fault,) = Connections.check([load_stream(file)]).faults
-    assert fault.fix == "change the declaration, or write to a new table"
+    assert fault.problem.remedy == "Change the declaration, or write to a new table"
     assert [catalog.load_table(t.name()).metadata_location for t in tables] == [t.metadata_location for t in tables]
 
 
@@ -103,7 +107,7 @@ def test_a_table_that_cannot_be_loaded_is_reported_once_with_its_stream(
     table = ensure_table(load_catalog("lake"), load_stream(file))
     Path(table.metadata_location.removeprefix("file://")).unlink()
     (fault,) = Connections.check([load_stream(file)]).faults
-    assert fault.problem.startswith("rides: table: TableLost: ")
+    assert fault.problem.reason.startswith("rides: table: TableLost: ")
 
 
 def test_a_declared_layout_that_an_existing_table_does_not_get_is_a_warning(
@@ -198,7 +202,7 @@ def test_brokers_that_are_down_are_waited_for_once(tmp_path: Path, monkeypatch: 
     result = validate(*map(str, files))
     assert (result.exit_code, requested) == (10, ["bikes", "trips"])
     cause = "source: KafkaUnavailable: describing topics"
-    assert [line.partition(" at ")[0] for line in result.stderr.splitlines()] == [
+    assert [line.partition(" at ")[0] for line in reasons(result)] == [
         f"bikes, rides: {cause} bikes",
         f"trips: {cause} trips",
     ]
@@ -214,7 +218,7 @@ def test_a_silent_leader_of_one_topic_is_not_reported_for_other_topics(
     monkeypatch.setattr(connections, "_check_kafka", silent_leader)
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
     files = [declare(tmp_path, name) for name in ("bikes", "rides")]
-    assert [line.partition(" at ")[0] for line in validate(*map(str, files)).stderr.splitlines()] == [
+    assert [line.partition(" at ")[0] for line in reasons(validate(*map(str, files)))] == [
         f"{name}: source: KafkaUnavailable: listing offsets of topics {name}" for name in ("bikes", "rides")
     ]
 
@@ -237,7 +241,8 @@ def test_a_cause_is_reported_once_with_its_streams_and_their_catalog_is_asked_on
         "rides, trips: source: KafkaUnavailable: no broker answers",
         "rides, trips: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://127.0.0.1:1: ",
     ]
-    assert [line[: len(cause)] for line, cause in zip(result.stderr.splitlines(), causes, strict=True)] == causes
+    assert [line[: len(cause)] for line, cause in zip(reasons(result), causes, strict=True)] == causes
+    assert result.stderr.splitlines()[-1].startswith("  → Start the catalog and its storage")
     assert requested == ["rides"]
     found = [one.message for one in connections_of(*files)]
     assert [line[: len(cause)] for line, cause in zip(found, causes, strict=True)] == causes
@@ -284,12 +289,15 @@ def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
         assert registry.requested == ["/subjects/rides-value/versions/latest"]
         registry.answers[registry.requested[0]] = [(403, {"error_code": 403})]
         (refused, _) = Connections.check([spec]).faults
-        assert "refuses the credentials (403)" in refused.problem
+        assert "refuses the credentials (403)" in refused.problem.reason
     (away, no_catalog) = connections_of(file)
     assert "source.format.registry: RegistryUnavailable: the schema registry http://127" in away.message
     assert away.state is CheckState.WRONG
-    assert away.fix == "start the registry, make it reachable from this host, or correct its url and credentials"
-    assert no_catalog.fix == "start catalog and storage, make them reachable from this host, or correct .pyiceberg.yaml"
+    assert away.fix == "Start the registry, make it reachable from this host, or correct its url and credentials"
+    assert (
+        no_catalog.fix
+        == "Start the catalog and its storage, make them reachable from this host, or correct .pyiceberg.yaml"
+    )
 
 
 def connections_of(*files: Path) -> list[Finding]:
@@ -301,17 +309,16 @@ def connections_of(*files: Path) -> list[Finding]:
     ("place", "error", "said"),
     [
         (Service.SOURCE, TopicMissing(""), "kafka-topics.sh"),
-        (Service.SOURCE, KafkaUnavailable(""), "source.bootstrap-servers"),
         (Service.SOURCE, AccessDenied(""), "kafka-acls.sh"),
-        (Service.SOURCE, SpecError(""), "set the variables"),
+        (Service.SOURCE, SpecError(""), "Set the variables"),
         (Service.TABLE, TableLost(""), "A lost catalog"),
         (Service.TABLE, AccessDenied(""), "credentials"),
         (Service.TABLE, SpecError(""), "table.catalog"),
     ],
 )
 def test_the_fix_is_of_the_kind_of_fault(place: Service, error: FrazilError, said: str) -> None:
-    assert said in suggest_fix(place, error)
-    assert suggest_fix(place, MissingExtra("pip install")) == ""
+    assert said in explain_error(place, error).remedy
+    assert explain_error(place, MissingExtra("pip install")).remedy == ""
 
 
 def test_a_warehouse_that_may_not_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -389,6 +389,16 @@ def test_a_service_that_does_not_answer_is_one_alert_and_not_one_for_each_of_its
     assert set(beyond(state(**signs, **away))) == {"stall"}
 
 
+@pytest.mark.parametrize(("pid", "rule"), [(None, "unmeasured"), (7, "stall")])
+def test_an_unreadable_table_is_a_stall_only_of_a_writer_that_runs(pid: int | None, rule: str) -> None:
+    unread = "the table cannot be read: CommitUnavailable: the catalog 'lake' cannot be reached"
+    process = WriterProcess(ProcessState.RUNNING if pid else ProcessState.NEVER_LAUNCHED, pid=pid)
+    signs = {"state": State.TABLE_UNREADABLE, "sentence": unread, "table_exists": None}
+    one = dataclasses.replace(state(alive=None, **signs), writer=process)
+    (reading,) = (r for r in evaluate_stream_rules(one, ALERTS, now_ms=NOW_MS) if r.is_beyond)
+    assert (reading.rule, reading.sentence, reading.hold_ms) == (rule, f"stream s: {unread}", 45_000)
+
+
 def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_started(
     frazil_home: Path, tmp_path: Path
 ) -> None:

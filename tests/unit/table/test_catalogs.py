@@ -159,7 +159,7 @@ def test_a_moment_without_credentials_or_network_does_not_end_a_writer_for_good(
 @pytest.mark.parametrize("said", ["disk I/O error", "database or disk is full"])
 def test_what_sqlite_says_of_a_full_disk_leads_to_the_disk(said: str) -> None:
     with (
-        pytest.raises(CommitUnavailable, match=f"{said}; check the free space on its disk"),
+        pytest.raises(CommitUnavailable, match=f"{said}. Check the free space on its disk"),
         translate_catalog_errors("lake"),
     ):
         raise OperationalError("commit", None, sqlite3.OperationalError(said))

@@ -22,9 +22,10 @@ from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 from airflow.triggers.base import BaseTrigger, TaskSkippedEvent, TriggerEvent
 
-from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState, mask_numbers
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.errors import FrazilError
 from frazil.home import streams_folder
+from frazil.spec.units import mask_numbers
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

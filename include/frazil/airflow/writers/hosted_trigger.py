@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from airflow.triggers.base import TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
-from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState, mask_numbers
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.trigger import CHANGED_BY, TaskAction, UserActionTrigger, run_in_thread
 from frazil.errors import DesiredMoved
+from frazil.spec.units import mask_numbers
 from frazil.supervise.decision import describe_progress
 
 if TYPE_CHECKING:

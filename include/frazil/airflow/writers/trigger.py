@@ -21,9 +21,10 @@ from airflow.sdk.execution_time.comms import ErrorResponse, GetTaskStates, TaskS
 from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 
 from frazil import clock
-from frazil.airflow.shown_state import MIN_DEFERRAL_S, LineSelector, ShownState, mask_numbers
+from frazil.airflow.shown_state import MIN_DEFERRAL_S, LineSelector, ShownState
 from frazil.errors import SpecError
 from frazil.host.supervising_run import read_supervising_run
+from frazil.spec.units import mask_numbers
 from frazil.supervise.decision import WriterAction
 from frazil.timetext import format_utc
 
