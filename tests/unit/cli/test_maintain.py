@@ -61,7 +61,10 @@ def test_a_table_that_is_not_there_yet_is_an_error_that_says_so(command: Command
     assert command("--actions", "everything").exit_code == 2
 
 
-def test_a_template_is_named_among_the_tables_and_its_tables_come_with_their_records(command: Command, tmp_path: Path):
+def test_a_template_is_named_among_the_tables_and_its_tables_come_with_their_records(
+    command: Command,  # noqa: ARG001 - it declares the stream
+    tmp_path: Path,
+):
     with (tmp_path / "ticks.yaml").open("a") as file:
         file.write("route: {by: topic, template: 'demo.of_{value}'}\n")
     arguments = ["--streams", str(tmp_path), "--dry-run"]
