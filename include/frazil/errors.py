@@ -128,7 +128,11 @@ class StorageUnavailable(CommitUnavailable, exit_code=32): ...
 class TableLost(CommitUnavailable, exit_code=25): ...
 
 
-BROKERS_REMEDY = "Start the brokers, make them reachable from this host, or correct source.bootstrap-servers"
+def brokers_remedy(setting: str) -> str:
+    return f"Start the brokers, make them reachable from this host, or correct {setting}"
+
+
+BROKERS_REMEDY = brokers_remedy("source.bootstrap-servers")
 
 
 class KafkaUnavailable(FrazilError, exit_code=22, restartable=True):

@@ -90,6 +90,7 @@ def test_a_record_and_its_repeats_are_one_row(stream: Any, source: Source, frazi
     for options in ((), ("--last", "1h"), ("--source",)):
         audited = frazil("audit", "events", *options)
         assert audited.returncode == 0, audited.stdout + audited.stderr
+        assert f"dropped as repeats: {source.sent - rows} records" in audited.stdout
     reset = frazil("reset", "events", "--to", "earliest", "--yes")
     assert "their rows are dropped as repeats" in reset.stdout
     stream.catch_up()

@@ -12,6 +12,7 @@ from itertools import pairwise
 from pyroaring import BitMap64
 
 from frazil.audit.claims import (
+    Claims,
     CommittedRange,
     OverlappingRanges,
     claimed_offsets,
@@ -355,33 +356,36 @@ def _hidden_rows(e: Evidence, group: OverlappingRanges) -> int:
 def compare_repeats(
     evidence: Sequence[Evidence], repeats: int | None, *, stream: str, by_source: bool = False
 ) -> tuple[Finding, ...]:
-    """Compare a dedupe stream's rows with its records minus `repeats`, if commit records determine them."""
+    """Compare a dedupe stream's rows with its records minus `repeats`, which is None if unknown."""
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     bounds = (group.bounds(_row_claims(e).claimed).values() for e in evidence for group in e.groups)
     records = sum(highest for of in bounds for _, highest in of)
-    if not can_count_rows(evidence, repeats):
+    if repeats is None:
         if by_source or records <= rows:
             return ()
         sentence = (
             f"{format_count(records - rows, 'committed record', 'has|have')} no row: they were dropped as repeats, or "
             "their rows are missing. frazil cannot count dropped repeats after a reset, a rollback or a backfill of "
-            "committed offsets, or once snapshots have expired. To compare with Kafka's records, use `--source`"
+            "committed offsets, once snapshots have expired, or with a route. To compare with Kafka's records, use "
+            "`--source`"
         )
         return (Finding(FindingKind.NOT_COMPARED, records - rows, sentence, stream),)
-    off = records - (repeats or 0) - rows
+    off = records - repeats - rows
     sentence = (
-        f"{format_count(records, 'record', 'was|were')} committed, and {repeats or 0:,} of them dropped as repeats. "
+        f"{format_count(records, 'record', 'was|were')} committed, and {repeats:,} of them dropped as repeats. "
         f"The table has {format_count(rows, 'row')}: {abs(off):,} {'missing' if off > 0 else 'too many'}"
     )
     return (Finding(FindingKind.MISCOUNTED, abs(off), sentence, stream),) if off else ()
 
 
-def can_count_rows(evidence: Iterable[Evidence], repeats: int | None) -> bool:
-    """Return whether commit records alone determine a dedupe stream's number of rows."""
+def count_repeats(evidence: Iterable[Evidence], claimed: Claims, *, is_routed: bool = False) -> int | None:
+    """Return how many repeats a dedupe stream dropped; None if commit records alone do not determine this."""
     evidence = [_without_accepted(e) for e in evidence]
     replays = any(e.replayed_of(r) for e in evidence if not e.covers_history for r in e.ranges)  # of other periods
-    return repeats is not None and not replays and all(map(_is_counted_once_by_topic, evidence))
+    if is_routed or replays or not all(map(_is_counted_once_by_topic, evidence)):  # routed tables' repeats are unknown
+        return None
+    return claimed.repeats
 
 
 def _without_accepted(e: Evidence) -> Evidence:

@@ -84,6 +84,8 @@ class Audit:
     window: Period | None = None
     by_key: bool = False
     """Whether records change rows by key. `rows` then counts changes."""
+    repeats: int | None = None
+    """Number of rows that `dedupe` dropped; None if unknown, or without `dedupe`."""
     complete: bool = field(init=False)
     """Whether all committed records were compared."""
     clean: bool = field(init=False)

@@ -19,6 +19,7 @@ from frazil.audit.compare import (
     compare_repeats,
     count_dropped,
     count_duplicates,
+    count_repeats,
     count_rows,
     count_rows_of_former_topics,
     find_missing_offsets,
@@ -207,14 +208,15 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
             break
     if every is None:
         evidence = _add_other_claims(run, claimed, evidence, compare_partition)
+    repeats = None
     if drops_repeats:
-        repeats = None if marker.routed else claimed.repeats  # routed tables drop repeats that are not counted here
+        repeats = count_repeats(evidence, claimed, is_routed=marker.routed is not None)
         of_repeats = compare_repeats(evidence, repeats, stream=tables.stream, by_source=replayed_from_source)
         notes = (*notes, *of_repeats)
     found = tuple(f for e in evidence for f in compare_partition(e))
     if not drops_repeats and all(map(is_counted_once, evidence)):
         notes, found = join_table_counts(notes, found)
-    return _build_audit(run, claimed, evidence, (*before, *notes, *found))
+    return replace(_build_audit(run, claimed, evidence, (*before, *notes, *found)), repeats=repeats)
 
 
 def audit_changes(

@@ -30,7 +30,7 @@ from frazil.audit.claims import (
 from frazil.audit.compare import (
     BY_COMMIT_RECORDS,
     FORMER_TOPIC_PREDICATE,
-    can_count_rows,
+    count_repeats,
     describe_deleted_offsets,
     format_at_offsets,
 )
@@ -101,7 +101,7 @@ def compare_with_source(spec: StreamSpec, tables: StreamTables, *, window: Perio
     """Yield findings about Kafka's records that are not in a dedupe table. Raises the errors of `audit_stream`."""
     table, marker, claimed = _load_claims(tables, window)
     evidence = gather_evidence(marker, claimed, rows={}, dead_letters={}, kafka={}, covers_history=window is None)
-    by_records = marker.routed is None and can_count_rows(evidence, claimed.repeats)
+    by_records = count_repeats(evidence, claimed, is_routed=marker.routed is not None) is not None
     yield from _compare_with_kafka(spec, tables, table, marker, claimed, window=window, by_records=by_records)
 
 

@@ -141,6 +141,8 @@ def _show_partitions(result: Audit, *, with_source: bool) -> None:
     ]
     if rows:
         echo_table(columns, rows, numbers=frozenset(columns[1:]))
+    if result.repeats is not None:
+        echo(f"dropped as repeats: {format_count(result.repeats, 'record')}")
     if not with_source and any(p.start is not None for p in result.partitions):
         echo("gaps: not checked (--source compares with Kafka)")
 

@@ -81,7 +81,7 @@ def list_(stream: str, streams_folder: Path, *, as_json: bool, discarded: bool, 
     if as_json:
         echo_json(found)
     elif not found:
-        _echo_none_found(stream, discarded=discarded)
+        _echo_none_found(opened, Selection(discarded=discarded, **which))
     else:
         rows = [(f"{c.day}", c.reason, f"{c.dead_letters:,}", f"{c.replayed:,}", f"{c.discarded:,}") for c in found]
         columns = ("day", "reason", "dead letters", "failed again", "discarded")
@@ -124,7 +124,11 @@ def show(  # noqa: PLR0913 - a command's options
             for text in values:
                 echo(f"    header {_shorten(name)}: {'null' if text is None else _shorten(text)}")
     if not found:
-        _echo_none_found(stream, discarded=discarded)
+        _echo_none_found(opened, selection)
+    elif len(found) == limit:
+        more = sum(c.dead_letters for c in count_by_day(dead_letters, opened.spec, selection)) - limit
+        if more > 0:
+            echo(f"{format_count(more, 'more dead letter')} not shown; --limit shows more.", err=True)
 
 
 @dlq.command("discard")
@@ -292,9 +296,11 @@ def _result_message(spec: StreamSpec, done: ReplayResult) -> str:
     return f"Stream {spec.name}: {landed} now;{others} {done.failed:,} failed again."
 
 
-def _echo_none_found(stream: str, *, discarded: bool) -> None:
-    hint = "" if discarded else " With --all, discarded ones are included."
-    echo(f"Stream {stream} has no such dead letters.{hint}")
+def _echo_none_found(opened: OpenStream, selection: Selection) -> None:
+    if selection.reasons and not _existing_reasons(opened).intersection(selection.reasons):
+        return  # `_open` has reported it
+    hint = "" if selection.discarded else " With --all, discarded ones are included."
+    echo(f"Stream {opened.spec.name} has no such dead letters.{hint}")
 
 
 def _shorten(text: str) -> str:
@@ -315,9 +321,13 @@ def _open(stream: str, streams_folder: Path, reasons: tuple[str, ...], *, recall
         echo(f"{problem}; its last valid declaration is used", err=True)
     opened = open_read_only(spec)
     if reasons:
-        every = Selection(discarded=True)
-        existing = {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, every)}
+        existing = _existing_reasons(opened)
         if unknown := sorted({*reasons} - existing):
             hint = f"; existing reasons: {', '.join(sorted(existing))}" if existing else ""
             echo(f"Stream {stream} has no dead letters with the reason {', '.join(unknown)}{hint}.", err=True)
     return opened
+
+
+def _existing_reasons(opened: OpenStream) -> set[str]:
+    every = Selection(discarded=True)
+    return {c.reason for c in count_by_day(opened.tables.dead_letters.current(), opened.spec, every)}

@@ -268,7 +268,7 @@ class RunTotals:
         rejected = f", {format_count(batch.rejected, 'dead letter')}" if batch.rejected else ""
         dropped = f", {format_count(repeats, 'repeat')} dropped" if repeats else ""
         dropped += f", {format_count(filtered, 'record')} dropped by the transform" if filtered else ""
-        return f"batch {batch.key}: {self._records_text(batch.records)}{rejected}{dropped}{where}, {took_s:.1f} s"
+        return f"batch {batch.key}: {self._landed(batch.records, repeats)}{rejected}{dropped}{where}, {took_s:.1f} s"
 
     def end(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
         """Return a successful run's last line. `waiting`: rows for routed tables; `lag`: records left in Kafka."""
@@ -290,10 +290,9 @@ class RunTotals:
     def _end_text(self, how: str, into: str) -> str:
         if not self._has_records:
             return f"{how}: no new records for {self._tables}"
-        rows = f"{self._records_text(self.records)} {into} {self._tables}"
+        rows = f"{self._landed(self.records, self._dropped or 0)} {into} {self._tables}"
         if self._dropped is not None:
-            kept, repeats = format_count(self.records - self._dropped, "row"), format_count(self._dropped, "repeat")
-            rows = f"{format_count(self.records, 'record')} read: {kept} {into} {self._tables}, {repeats} dropped"
+            rows += f", {format_count(self._dropped, 'repeat')} dropped"
         elif self._drops_repeats:
             rows = f"{format_count(self.records, 'record')} for {self._tables}, including repeats that were dropped"
         rows += f", {format_count(self.filtered, 'record')} dropped by the transform" if self.filtered else ""
@@ -311,7 +310,7 @@ class RunTotals:
         counts = {name: count for name, count in others.items() if count}
         return {"ended": ended, "records": self.records, "rejected": self.rejected, **repeated, **counts, **waits}
 
-    def _records_text(self, records: int) -> str:
-        if self._drops_repeats:
+    def _landed(self, records: int, repeats: int) -> str:
+        if self._drops_repeats and self._dropped is None:
             return format_count(records, "record")
-        return f"{format_count(records, 'change')} merged" if self._merges else format_count(records, "row")
+        return f"{format_count(records, 'change')} merged" if self._merges else format_count(records - repeats, "row")

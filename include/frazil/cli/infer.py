@@ -68,9 +68,9 @@ def infer(  # noqa: PLR0913 - one for each option
     if not source.get("bootstrap-servers") and os.environ.get(SERVERS_VARIABLE):
         bootstrap_servers = bootstrap_servers or f"${{env:{SERVERS_VARIABLE}}}"
     named = StreamNames(stream, table or f"default.{stream.replace('-', '_')}", bootstrap_servers)
-    properties = _find_kafka_properties(source, file, bootstrap_servers)
+    properties, where = _find_kafka_properties(source, file, bootstrap_servers)
     declared = _find_registry(source, file, registry_url)
-    sample = read_sample(properties, topic, records=records)
+    sample = read_sample(properties, topic, records=records, servers_setting=where)
     written = None
     if declared is not None:
         written = fetch_registered_schemas(
@@ -99,7 +99,8 @@ def _find_registry(source: Mapping[str, Any], file: Path, url: str | None) -> Re
         raise SpecError("\n".join(lines)) from None
 
 
-def _find_kafka_properties(source: Mapping[str, Any], file: Path, servers: str | None) -> dict[str, str]:
+def _find_kafka_properties(source: Mapping[str, Any], file: Path, servers: str | None) -> tuple[dict[str, str], str]:
+    """Return the properties of Kafka clients, and where the brokers are set."""
     properties = _get_mapping(source, "properties", file, "source.properties")
     declared = {str(key): str(value) for key, value in properties.items()}
     where = f"--bootstrap-servers or {SERVERS_VARIABLE}" if servers else f"{file}: source.bootstrap-servers"
@@ -112,7 +113,7 @@ def _find_kafka_properties(source: Mapping[str, Any], file: Path, servers: str |
     resolved = resolve_properties({**declared, "bootstrap.servers": str(servers)}, os.environ)
     if problem := find_servers_problem(resolved["bootstrap.servers"]):
         raise SpecError(f"{where}: {problem}")
-    return resolved
+    return resolved, where
 
 
 def _get_mapping(above: Mapping[str, Any], key: str, file: Path, path: str) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -153,7 +153,7 @@ def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance)
                 echo(f"{deletes} whose data files are gone would be dropped too")
         elif isinstance(plan, ExpiryPlan) and plan.retained_reasons:
             kept = [(str(snapshot), why) for snapshot, why in plan.retained_reasons.items()]
-            echo_table(("kept snapshot", "why"), kept[:MAX_SHOWN_ROWS])
+            _print_rows(("kept snapshot", "why"), kept)
     for action in (action for action in plans if not is_enabled(settings, action)):
         echo(f"{action} is switched off: a run skips it")
 
@@ -163,8 +163,11 @@ def _print_partitions(plan: CompactionPlan) -> None:
     counted += [("leave", s.partition, s.partition.small_files, s.partition.small_bytes, s.reason) for s in plan.left]
     rows = [(what, p.path or "(all)", f"{files:,}", f"{size:,}", why) for what, p, files, size, why in counted]
     if rows:
-        columns = ("plan", "partition", "files", "bytes", "why")
-        echo_table(columns, rows[:MAX_SHOWN_ROWS], numbers=frozenset({"files", "bytes"}))
+        _print_rows(("plan", "partition", "files", "bytes", "why"), rows)
+
+
+def _print_rows(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    echo_table(columns, rows[:MAX_SHOWN_ROWS], numbers=frozenset({"files", "bytes"}))
     if len(rows) > MAX_SHOWN_ROWS:
         echo(f"and {len(rows) - MAX_SHOWN_ROWS:,} more: --json has them all")
 

@@ -40,7 +40,8 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     """
     from frazil.stream.preview import preview as previewed  # loads Arrow and librdkafka
 
-    found = previewed(find_stream(streams_folder, stream), limit=limit)
+    spec = find_stream(streams_folder, stream)
+    found = previewed(spec, limit=limit)
     if as_json:
         echo_json({"stream": stream, "records": [_to_json_value(dataclasses.asdict(one)) for one in found]})
         return
@@ -62,6 +63,8 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     echo(f"{format_count(len(found), 'record')}: {', '.join(words)}. Nothing was written.")
     if merges:
         echo("A merge skips changes and deletes that are older than the table's rows, which a preview does not read.")
+    if spec.sinks.mode.drops_repeats:
+        echo("A commit drops repeats (dedupe), which a preview does not look for: fewer rows may land.")
 
 
 @click.command()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -18,8 +18,9 @@ from frazil.cli.output import echo, echo_explanation
 from frazil.errors import Explanation, SpecError
 from frazil.spec.conflicts import find_conflicts
 from frazil.spec.formats import FORMATS
-from frazil.spec.load import list_stream_files, load_stream
+from frazil.spec.load import list_stream_files, load_partially, load_stream
 from frazil.spec.model import StreamSpec
+from frazil.spec.problems import PartialStream
 from frazil.spec.rules import find_warnings
 from frazil.spec.units import format_duration
 from frazil.spec.values import field_descriptions
@@ -103,6 +104,8 @@ def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list
             streams[path] = load_stream(path)
         except SpecError as error:
             errors.extend(str(error).splitlines())
+            partial = load_partially(path)
+            errors.extend(f"{path}: {problem}" for problem in (_find_more_problems(partial) if partial else ()))
     for path, spec in streams.items():
         errors.extend(f"{path}: {problem}" for problem in _find_problems(spec))
     clashes = find_conflicts({**_sibling_streams(files), **streams})
@@ -121,15 +124,34 @@ def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
 
 def _find_problems(spec: StreamSpec) -> Iterator[str]:
     """Yield errors that would also stop the writer's start. Imports librdkafka, Arrow and DuckDB only if needed."""
+    for check, _ in _CHECKS:
+        yield from check(spec)
+
+
+def _find_more_problems(partial: PartialStream) -> Iterator[str]:
+    """Yield such errors of an invalid declaration's valid parts."""
+    spec = partial.spec.model_copy(update={"key": ()})  # its columns may not suit Iceberg's identifier fields
+    for check, needs in _CHECKS:
+        if partial.is_valid(*needs):
+            yield from check(spec)
+
+
+def _check_transform(spec: StreamSpec) -> Iterator[str]:
     try:
         _transform_columns(spec)
     except SpecError as error:
         yield from str(error).splitlines()
+
+
+def _check_properties(spec: StreamSpec) -> Iterator[str]:
     if spec.source.properties:
         from frazil.kafka.client import property_problems
 
         for key, problem in property_problems(spec.source.properties).items():
             yield f"source.properties.{key}: {problem}"
+
+
+def _check_format(spec: StreamSpec) -> Iterator[str]:
     # JSON fills columns of every type without nested types.
     if {spec.source.format.type, spec.key_format.type} != {"json"} or any("<" in c.type for c in spec.record_columns):
         from frazil.ingest.formats import check_stream_supported
@@ -139,6 +161,9 @@ def _find_problems(spec: StreamSpec) -> Iterator[str]:
             check_stream_supported(spec, records_schema(spec))
         except SpecError as error:
             yield str(error)
+
+
+def _check_defaults(spec: StreamSpec) -> Iterator[str]:
     if any(column.default is not None for column in spec.record_columns):
         from frazil.ingest.formats.fields import default_of
         from frazil.spec.iceberg import records_schema
@@ -148,6 +173,9 @@ def _find_problems(spec: StreamSpec) -> Iterator[str]:
                 default_of(field, spec.units.get(field.name))
             except SpecError as error:
                 yield str(error)
+
+
+def _check_atomic(spec: StreamSpec) -> Iterator[str]:
     if spec.commit.atomic:
         from frazil.table.atomic_catalogs import atomic_commit_problem
         from frazil.table.catalogs import catalog_config
@@ -156,6 +184,16 @@ def _find_problems(spec: StreamSpec) -> Iterator[str]:
             config = catalog_config(spec.table.catalog)
             if reason := atomic_commit_problem(config.name, config.properties):
                 yield f"commit.atomic: {reason}"
+
+
+_RECORDS = ("schema", "source.schema")
+_CHECKS: tuple[tuple[Callable[[StreamSpec], Iterator[str]], tuple[str, ...]], ...] = (
+    (_check_transform, (*_RECORDS, "transform")),
+    (_check_properties, ("source.properties",)),
+    (_check_format, (*_RECORDS, "source.format", "source.key", "source.headers")),
+    (_check_defaults, (*_RECORDS, "source.key", "source.headers", "event-time", "cast", "rest")),
+    (_check_atomic, ("commit.atomic", "table.catalog")),
+)
 
 
 def _transform_columns(spec: StreamSpec) -> dict[str, str]:

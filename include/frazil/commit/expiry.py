@@ -25,7 +25,7 @@ from frazil.commit.marker import Marker, open_branch_name, read_markers
 from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.partitions.completeness import Cursor
 from frazil.spec.maintenance import Expiry
-from frazil.spec.units import format_count
+from frazil.spec.units import format_count, shorten_list
 from frazil.table.branches import MAIN, head_of, summary_value
 from frazil.table.tables import may_delete_files
 
@@ -37,6 +37,7 @@ MAX_AUDIT_AGE = timedelta(days=1)
 """How long snapshots are kept for the audit of a backfill, after its last commit."""
 AUDIT_RETENTION = timedelta(hours=6)
 """Minimum retention of snapshots that hourly audits need."""
+MAX_LISTED_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
         branches = (branch_name(backfill.stream) for backfill in open_backfills(metadata.properties))
         backfills = [head for branch in branches if (head := head_of(metadata, branch))]
     except (MarkerUnreadable, RolledBack) as error:
-        return ExpiryPlan((), {}, f"no snapshot is expired until this is fixed: {error}", refused=True)
+        return ExpiryPlan((), {}, f"no snapshot expires until this is fixed: {error}", refused=True)
     if own := _find_forbidding_setting(metadata):
         return ExpiryPlan((), {}, own, refused=True)
     main = list(ancestors(metadata))
@@ -85,7 +86,7 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
     may_expire = (s.snapshot_id for s in metadata.snapshots if s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
     expire = tuple(snapshot_id for snapshot_id in may_expire if snapshot_id not in stays)
     lost = sum(at >= len(line) for at in unread)
-    return ExpiryPlan(expire, held | single, _describe_plan(expire, line, held | single, lost))
+    return ExpiryPlan(expire, held | single, _describe_plan(expire, len(line) - len(held), held | single, lost))
 
 
 def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Iterator[Snapshot]:
@@ -202,14 +203,16 @@ def _branch_snapshots(
                 yield snapshot.snapshot_id, f"branch {name} contains it"
 
 
-def _describe_plan(
-    expire: Sequence[int], line: Sequence[Snapshot], retained_reasons: Mapping[int, str], lost: int
-) -> str:
-    expired = f"{format_count(len(expire), 'snapshot', 'is|are')} expired"
-    sentence = f"{expired if expire else 'no snapshot is old enough to expire'}, {len(line):,} of main are kept"
+def _describe_plan(expire: Sequence[int], newest: int, retained_reasons: Mapping[int, str], lost: int) -> str:
+    """Describe a plan. `newest` is the number of main's snapshots that the declared retention keeps."""
+    expired = (
+        format_count(len(expire), "snapshot", "expires|expire") if expire else "no snapshot is old enough to expire"
+    )
+    sentence = f"{expired}. Kept: the newest {newest:,} of branch main, by maintenance.expiry"
     if retained_reasons:
-        reasons = ", ".join(f"{reason} ({n:,})" for reason, n in Counter(retained_reasons.values()).most_common(3))
-        sentence += f"; {len(retained_reasons):,} are kept beyond the retention: {reasons}"
+        counted = [f"{reason} ({count:,})" for reason, count in Counter(retained_reasons.values()).most_common()]
+        reasons = ", ".join(shorten_list(counted, MAX_LISTED_REASONS, "reason"))
+        sentence += f", and {format_count(len(retained_reasons), 'other')}: {reasons}"
     if lost:
         sentence += (
             f". No signal will ever count the late rows and dead letters of {format_count(lost, 'commit')} older than "

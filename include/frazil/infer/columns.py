@@ -13,6 +13,7 @@ from statistics import median
 from frazil.infer.sample import MAX_DISTINCT, MIN_VALUES_PER_MISFIT, FieldStatistics
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.types import List, Map, Struct, Type, is_field_name, parse_type
+from frazil.spec.units import format_count
 
 MIN_RECORDS_FOR_REQUIRED = 100
 """A column is proposed as required only if at least this many records were sampled, and all have a value."""
@@ -21,7 +22,7 @@ MIN_MAP_FIELDS = 20
 MAX_ODD_CHARACTERS = 40
 MAX_REMARKS = 3
 TIME_TYPES = ("timestamp", "timestamptz")
-SEVERAL_TYPES_REMARK = "values of several types, stored as JSON text"
+_KIND_NOUNS = {"int": "integer", "text": "string", "non-finite": "non-finite number"}
 MAX_KAFKA_TIME_DISTANCE_S = 400 * 86_400.0
 """Numbers within this distance (s) of Kafka's timestamps are times, whatever the field's name."""
 
@@ -153,7 +154,7 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
         shown = [*map(json.dumps, left_out[:MAX_REMARKS]), *([f"{more:,} more"] if more > 0 else [])]
         remarks.append(f"leaves out {', '.join(shown)}")
     as_json = of_one_type is None and has_json
-    inside = [SEVERAL_TYPES_REMARK] if as_json else list(_describe_guesses(observed, ""))
+    inside = [_describe_several_types(observed)] if as_json else list(_describe_guesses(observed, ""))
     remarks += inside[:MAX_REMARKS]
     if len(inside) > MAX_REMARKS:
         remarks.append("and more")
@@ -174,6 +175,16 @@ def _propose_column(  # noqa: PLR0913 - the facts about a field
     )
 
 
+def _describe_several_types(observed: FieldStatistics) -> str:
+    counted = _count_kinds(observed.kinds)
+    return f"values of several types{f' ({counted})' if ',' in counted else ''}, stored as JSON text"
+
+
+def _count_kinds(kinds: Mapping[str, int]) -> str:
+    counted = sorted(((kind, count) for kind, count in kinds.items() if kind != "null"), key=lambda item: -item[1])
+    return ", ".join(format_count(count, _KIND_NOUNS.get(kind, kind)) for kind, count in counted)
+
+
 def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = None) -> Iterator[str]:
     """Yield a remark for each guessed type that some values do not fit, or that no value confirms.
 
@@ -181,14 +192,9 @@ def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = 
     """
     where = f"{path}: " if path else ""
     if path and _guess_type(observed, lists) is None:
-        yield f"{where}{SEVERAL_TYPES_REMARK}"
+        yield f"{where}{_describe_several_types(observed)}"
         return
-    if observed.others:
-        yield f"{where}{observed.others:,} of {observed.present:,} values have a different type"
-    if observed.kind == "text" and observed.odd_texts and observed.shape:
-        odd = json.dumps(observed.odd[observed.shape][:MAX_ODD_CHARACTERS])
-        count = f"{observed.odd_texts:,} of {observed.kinds['text']:,} texts"
-        yield f"{where}{count} do not fit, such as {odd}; string would accept all"
+    yield from (f"{where}{remark}" for remark in _describe_misfits(observed))
     if observed.kind is None:
         if path:
             yield f"{where}only null was seen"
@@ -207,6 +213,20 @@ def _describe_guesses(observed: FieldStatistics, path: str, lists: int | None = 
         for name, field in observed.fields.items() if is_struct else ():
             if not find_column_problem(name, {}):
                 yield from _describe_guesses(field, f"{path}.{name}" if path else name, lists)
+
+
+def _describe_misfits(observed: FieldStatistics) -> Iterator[str]:
+    """Yield a remark for each minority of values that decided the type, or that does not fit it."""
+    if observed.others:
+        others = _count_kinds(observed.other_kinds)
+        yield f"{observed.others:,} of {observed.present:,} values have a different type: {others}"
+    if observed.fractions and observed.kinds["int"] >= MIN_VALUES_PER_MISFIT * observed.fractions:
+        count = f"{observed.fractions:,} of {observed.present:,} values"
+        yield f"{count} are not whole, such as {observed.odd['int']}; long would reject them"
+    if observed.kind == "text" and observed.odd_texts and observed.shape:
+        odd = json.dumps(observed.odd[observed.shape][:MAX_ODD_CHARACTERS])
+        count = f"{observed.odd_texts:,} of {observed.kinds['text']:,} texts"
+        yield f"{count} do not fit, such as {odd}; string would accept all"
 
 
 def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator[str]:

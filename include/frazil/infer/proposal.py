@@ -28,7 +28,7 @@ from frazil.infer.sample import MIN_VALUES_PER_MISFIT, Sample, collect_statistic
 from frazil.ingest.changes import change_schema
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.decode import DecodedChunk
+from frazil.ingest.decode import DecodedChunk, Rejection
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.key_header_columns import units_of_fields, value_schema
 from frazil.spec import iceberg
@@ -41,6 +41,7 @@ MIN_HOURLY_BYTES = 24 * 128 * 2**20
 MIN_DAILY_BYTES = 2**20
 """Minimum Parquet bytes per day for daily partitions. With fewer bytes, monthly partitions are proposed."""
 MAX_SORT_COLUMN_VALUES = 1_000
+MAX_ERROR_CHARACTERS = 200
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIMESTAMP_COLUMN = "kafka_timestamp"
 
@@ -110,7 +111,7 @@ def _describe_wrapping(encoding: Encoding) -> Iterator[str]:
 
 
 def _render(declared: Sequence[str], sample: Sample, remarks: Iterable[str]) -> str:
-    rejected = count_dead_letters(yaml.safe_load("\n".join(declared)), sample)
+    rejected = decode_sample(yaml.safe_load("\n".join(declared)), sample).rejections
     head = ["# yaml-language-server: $schema=stream.schema.json", *_render_head(sample, rejected, remarks)]
     return "\n".join([*head, *declared]) + "\n"
 
@@ -170,7 +171,7 @@ def _propose_columns(
 def _accepts_sample(column: ProposedColumn, sample: Sample, encoding: Encoding) -> bool:
     (alone,) = rename_dotted([replace(column, remark="")])
     declared = _declare_sample(yaml.safe_load(_render_column(alone)), sample, encoding)
-    rejected = count_dead_letters(declared, sample)
+    rejected = Counter(one.error_class for one in decode_sample(declared, sample).rejections)
     misfits = sum(rejected[name] for name in ("TypeMismatch", "OutOfRange", "MissingRequired"))
     return misfits * MIN_VALUES_PER_MISFIT < len(encoding.records)
 
@@ -222,14 +223,18 @@ def _describe_registry(
             yield f"# The registry does not have these schema ids of the sample: {unknown}."
 
 
-def _render_head(sample: Sample, rejected: Counter[str], remarks: Iterable[str]) -> Iterator[str]:
+def _render_head(sample: Sample, rejected: Sequence[Rejection], remarks: Iterable[str]) -> Iterator[str]:
     sampled = len(sample.records)
     total = f"about {sample.records_in_topic:,} records of {sample.topic}"
     yield f"# Proposed by frazil infer from {sampled:,} of {total}. Edit it."
     yield from remarks
     if rejected:
-        reasons = ", ".join(f"{name} {of:,}" for name, of in rejected.most_common())
-        yield f"# As declared below, {rejected.total():,} of these {sampled:,} would be dead letters: {reasons}."
+        counts = Counter(one.error_class for one in rejected)
+        reasons = ", ".join(f"{name} {of:,}" for name, of in counts.most_common())
+        yield f"# As declared below, {len(rejected):,} of these {sampled:,} would be dead letters: {reasons}."
+        for name in counts:
+            error = next(one.error for one in rejected if one.error_class == name)[:MAX_ERROR_CHARACTERS]
+            yield f"#   {name}: {error if error.isprintable() else ascii(error)}"
     yield from _describe_sizes(sample)
 
 
@@ -344,11 +349,6 @@ def _quote(text: str) -> str:
 def _is_plain(name: str) -> bool:
     """Return whether YAML and partition terms can contain the name without quotes."""
     return bool(_PLAIN.fullmatch(name)) and name.lower() not in _YAML_KEYWORDS
-
-
-def count_dead_letters(declared: Mapping[str, Any], sample: Sample) -> Counter[str]:
-    """Count the sampled records that would become dead letters, by error class. Raises RegistryUnavailable."""
-    return Counter(rejection.error_class for rejection in decode_sample(declared, sample).rejections)
 
 
 def decode_sample(declared: Mapping[str, Any], sample: Sample) -> DecodedChunk:

@@ -49,9 +49,13 @@ class Sample:
 UNREACHABLE_TIMEOUT_S = 10.0
 
 
-def read_sample(properties: Mapping[str, str], topic: str, *, records: int) -> Sample:
-    """Read a sample of about `records` records of a topic. Raises TopicMissing, AccessDenied and KafkaUnavailable."""
-    with KafkaAdmin({"log_level": "2", **properties}, [topic]) as kafka:
+def read_sample(properties: Mapping[str, str], topic: str, *, records: int, servers_setting: str) -> Sample:
+    """Read a sample of about `records` records of a topic. Raises TopicMissing, AccessDenied and KafkaUnavailable.
+
+    `servers_setting` is where the user has set the brokers.
+    """
+    quiet = {"log_level": "2", **properties}
+    with KafkaAdmin(quiet, [topic], topics_setting="TOPIC", servers_setting=servers_setting) as kafka:
         partitions = kafka.describe().partitions
         earliest, ends = kafka.earliest(partitions), kafka.ends(partitions)
     spans = {place: (earliest[place], ends[place]) for place in partitions if earliest[place] < ends[place]}
@@ -89,6 +93,7 @@ _PATTERNS = {
     "uuid": re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"),
     "decimal": re.compile(r"-?\d{1,28}\.\d{1,9}", re.ASCII),
 }
+_TIMES = {"timestamptz", "timestamp", "date"}
 
 
 @dataclass(slots=True)
@@ -102,7 +107,7 @@ class FieldStatistics:
     shapes: Counter[str] = field(default_factory=Counter)
     """Number of strings that fit each type."""
     odd: dict[str, str] = field(default_factory=dict)
-    """The first string that does not fit each type."""
+    """The first string that does not fit each type; for `int`, the first number that is not whole."""
     distinct: set[Any] = field(default_factory=set)
     moments: list[datetime] = field(default_factory=list)
     """The earliest and the latest time among the strings."""
@@ -126,10 +131,13 @@ class FieldStatistics:
     @property
     def others(self) -> int:
         """Number of values, without nulls, whose JSON type is not the most frequent one."""
-        numbers = ("int", "float", "non-finite")
-        return self.present - sum(
-            self.kinds[kind] for kind in (numbers if self.kind == "float" else (self.kind or "",))
-        )
+        return sum(self.other_kinds.values())
+
+    @property
+    def other_kinds(self) -> dict[str, int]:
+        """The number of these values by JSON type."""
+        own = {"int", "float", "non-finite"} if self.kind == "float" else {self.kind}
+        return {kind: count for kind, count in self.kinds.items() if kind not in {*own, "null"}}
 
     @property
     def shape(self) -> str | None:
@@ -157,7 +165,9 @@ class FieldStatistics:
                 self.kinds["non-finite"] += 1
             case float():
                 self.kinds["float"] += 1
-                self.fractions += not value.is_integer()
+                if not value.is_integer():
+                    self.fractions += 1
+                    self.odd.setdefault("int", str(value))
             case str():
                 self._add_text(value)
             case dict():
@@ -175,11 +185,14 @@ class FieldStatistics:
     def _add_text(self, text: str) -> None:
         self.kinds["text"] += 1
         found = {shape for shape, pattern in _PATTERNS.items() if pattern.fullmatch(text)}
+        moment = _parse_utc(text) if found & _TIMES else None
+        if moment is None:  # such as 0000-00-00
+            found -= _TIMES
+        else:
+            self.moments = [min([moment, *self.moments]), max([moment, *self.moments])]
         self.shapes.update(found)
         for shape in _PATTERNS.keys() - found:
             self.odd.setdefault(shape, text)
-        if found & {"timestamptz", "timestamp", "date"} and (moment := _parse_utc(text)) is not None:
-            self.moments = [min([moment, *self.moments]), max([moment, *self.moments])]
         if "decimal" in found:
             whole, _, fraction = text.removeprefix("-").partition(".")
             self.digits = (max(self.digits[0], len(whole)), max(self.digits[1], len(fraction)))

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaExc
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
-from frazil.errors import BROKERS_REMEDY, AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing
+from frazil.errors import AccessDenied, FrazilError, KafkaUnavailable, SpecError, TopicMissing, brokers_remedy
 from frazil.kafka.client import AdminClient, to_access_denied, translate_client_errors
 from frazil.kafka.fetch import find_diverged
 from frazil.kafka.logs import LogEnd
@@ -61,7 +61,7 @@ class Topics:
 class KafkaAdmin:
     """An admin client with one batched request per broker. `client` may return a shared client."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - settings of the client, and names for messages
         self,
         properties: Mapping[str, str],
         topics: Collection[str] | TopicPattern,
@@ -69,7 +69,11 @@ class KafkaAdmin:
         stream: str | None = None,
         timeout_s: float = TIMEOUT_S,
         client: Callable[[Mapping[str, str]], AdminClient] = AdminClient,
+        topics_setting: str = "source.topics",
+        servers_setting: str = "source.bootstrap-servers",
     ) -> None:
+        """The settings are what messages tell the user to correct."""
+        self._topics_setting, self._servers_setting = topics_setting, servers_setting
         self._stream = stream
         self._servers = properties.get("bootstrap.servers", "")
         self._properties = dict(properties)
@@ -152,7 +156,8 @@ class KafkaAdmin:
                 missing.append(name)
         if missing and not isinstance(self._topics, TopicPattern):
             raise TopicMissing(
-                f"Kafka at {self._servers} has no topic {', '.join(missing)}. Create it, or correct source.topics"
+                f"Kafka at {self._servers} has no topic {', '.join(missing)}. Create it, or correct "
+                f"{self._topics_setting}"
             )
         return described
 
@@ -260,7 +265,7 @@ class KafkaAdmin:
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             if isinstance(self._topics, TopicPattern):
                 return TopicMissing(f"{what}: a topic that matched the pattern was deleted. The next poll ignores it")
-            return TopicMissing(f"{what}: a topic does not exist. Create it, or correct source.topics")
+            return TopicMissing(f"{what}: a topic does not exist. Create it, or correct {self._topics_setting}")
         is_late = is_timeout(error)
         if (is_late or code in LEADER_ERRORS) and (names := _name_some(self._partitions_without_leader())):
             return KafkaUnavailable(f"{what}: no leader for {names}. Start the brokers that have their replicas")
@@ -272,7 +277,7 @@ class KafkaAdmin:
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()
         last = f"; the last error was: {errors[-1].str()}" if is_late and errors else ""
-        found = KafkaUnavailable(f"{what} got no answer{why}{last}", remedy=BROKERS_REMEDY)
+        found = KafkaUnavailable(f"{what} got no answer{why}{last}", remedy=brokers_remedy(self._servers_setting))
         found.all_brokers = is_late and doing == DESCRIBING
         return found
 

@@ -98,7 +98,8 @@ def find_maintained(specs: Iterable[StreamSpec], name: str, *, problems: Sequenc
             made = template_table(spec, identifier, specs)
             if made.name == name and spec.sinks.matches_template(identifier):
                 return made
-    known = ", ".join(table.name for table in tables) or "none"
+    templates = {spec.sinks.template for spec in specs if spec.sinks.template}
+    known = ", ".join([*(table.name for table in tables), *sorted(templates)]) or "none"
     message = f"no declared stream uses the table {name!r}. Maintained tables: {known}"
     if own := next((spec.table.identifier for spec in specs if spec.name == name), None):
         message = f"{name} is a stream; its table is {own}"

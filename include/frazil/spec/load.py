@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from frazil.errors import SpecError
 from frazil.spec.conflicts import find_harmful_writes
 from frazil.spec.model import StreamSpec
-from frazil.spec.problems import describe
+from frazil.spec.problems import PartialStream, complete, describe
 from frazil.spec.routed_stream import find_feeding_streams, list_windowed_views
 from frazil.spec.yaml_file import FileCache, read_mapping
 
@@ -45,6 +45,18 @@ def validate_stream(declared: Mapping[str, Any], path: Path) -> StreamSpec:
         return StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
     except ValidationError as error:
         raise SpecError(describe(error, declared, path, lambda key: _find_file_of_key(key, path))) from None
+
+
+def load_partially(path: Path) -> PartialStream | None:
+    """Return the valid parts of an invalid declaration; None if it is valid, or cannot be read."""
+    try:
+        declared = read_stream(path)
+        StreamSpec.model_validate(declared, by_alias=True, by_name=False, context={"folder": path.parent})
+    except SpecError:
+        return None
+    except ValidationError as error:
+        return complete(error, declared, path.parent)
+    return None
 
 
 def _find_file_of_key(key: str, path: Path) -> Path:

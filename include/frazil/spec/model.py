@@ -215,7 +215,11 @@ class StreamSpec(Model):
 
     @model_validator(mode="after")
     def _check_consistency(self, info: ValidationInfo) -> Self:
-        if problems := rules.find_problems(self, wrong=(info.context or {}).get("wrong", frozenset())):
+        context = info.context or {}
+        problems = rules.find_problems(self, wrong=context.get("wrong", frozenset()))
+        if "problems" in context:
+            context["problems"].extend(problems)
+        elif problems:
             raise InconsistentError(problems)
         return self
 

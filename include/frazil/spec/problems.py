@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,7 @@ from frazil.spec.column import Column, convert_column
 from frazil.spec.formats import FORMATS
 from frazil.spec.model import STREAM_NAME, StreamSpec
 from frazil.spec.property_rules import is_secret
+from frazil.spec.rules import overlaps
 from frazil.spec.values import InconsistentError, Problem
 
 MAX_PROBLEMS = 50
@@ -67,7 +69,8 @@ def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, fi
     """Return one line per problem, without secrets. `file_of` returns the file that sets a key."""
     found = _collect_problems(error, declared)
     known = {problem.key for problem in found}
-    found += [problem for problem in _find_problems_between_parts(error, declared) if problem.key not in known]
+    if partial := complete(error, declared, path.parent):
+        found += [problem for problem in partial.problems if problem.key not in known]
     lines = [f"{file_of(problem.key)}: {_format_line(problem)}" for problem in found[:MAX_PROBLEMS]]
     if len(found) > MAX_PROBLEMS:
         lines.append(f"{path}: {len(found) - MAX_PROBLEMS:,} more problems; fix these first")
@@ -115,23 +118,47 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
     return problems
 
 
-def _find_problems_between_parts(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:
-    """Return the problems between parts of a declaration.
+@dataclass(frozen=True, slots=True)
+class PartialStream:
+    """An invalid declaration, with placeholders for its invalid parts."""
 
-    Pydantic skips these problems if a part is invalid. This function therefore validates again, with placeholders for
-    the invalid parts.
+    spec: StreamSpec
+    wrong: frozenset[str]
+    """The dotted keys of the invalid parts."""
+    problems: tuple[Problem, ...]
+    """The problems between its valid parts."""
+
+    def is_valid(self, *keys: str) -> bool:
+        """Return whether no problem is about the parts with these dotted keys."""
+        found = {*self.wrong, *(problem.key for problem in self.problems)}
+        return not any(overlaps(key, problem) for key in keys for problem in found)
+
+
+def complete(error: ValidationError, declared: Mapping[str, Any], folder: Path) -> PartialStream | None:
+    """Validate an invalid declaration again, with placeholders for the parts that `error` names. None if impossible.
+
+    Pydantic checks the problems between parts only if each part is valid.
     """
-    locations = [_remove_union_members(details["loc"]) for details in error.errors() if details["loc"]]
-    if not locations:
-        return []
-    valid = _with_placeholders(declared, locations)
-    wrong = frozenset(_format_key(location, declared) for location in locations)
-    try:
-        StreamSpec.model_validate(valid, by_alias=True, by_name=False, context={"wrong": wrong})
-    except ValidationError as again:
-        between = (details for details in again.errors() if not details["loc"])
-        return [problem for details in between for problem in _translate_error(details, declared)]
-    return []
+    locations = _find_locations(error)
+    while True:
+        found: list[Problem] = []
+        wrong = frozenset(_format_key(location, declared) for location in locations)
+        context = {"folder": folder, "wrong": wrong, "problems": found}
+        try:
+            valid = _with_placeholders(declared, locations)
+            spec = StreamSpec.model_validate(valid, by_alias=True, by_name=False, context=context)
+        except ValidationError as again:
+            # A mapping without a required key is wrong as a whole.
+            parents = {location[:-1] for location in _find_locations(again)} - {(), *locations}
+            if not parents:
+                return None
+            locations += parents
+        else:
+            return PartialStream(spec, wrong, tuple(found))
+
+
+def _find_locations(error: ValidationError) -> list[tuple[int | str, ...]]:
+    return [_remove_union_members(details["loc"]) for details in error.errors() if details["loc"]]
 
 
 def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence[int | str]]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from frazil.spec import incompatible_settings, layout, property_rules, reading_rules, route, sensitive, upsert
@@ -12,7 +12,7 @@ from frazil.spec.reading_rules import FORMATS_WITH_FIELD_NAMES
 from frazil.spec.resources import IMAGE_PROPERTIES, ClusterManager, DeployMode
 from frazil.spec.types import UNREADABLE_TYPES, Map, find_type, find_type_paths, parse_type
 from frazil.spec.units import format_duration
-from frazil.spec.values import Problem, suggest_names
+from frazil.spec.values import Problem, Rules, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -29,9 +29,12 @@ def find_problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> t
 
 
 def _is_affected(need: str, wrong: str) -> bool:
-    if need == "schema":  # individual columns may be wrong
-        return wrong == need
-    return f"{need}.".startswith(f"{wrong}.") or wrong.startswith(f"{need}.")
+    return wrong == need if need == "schema" else overlaps(need, wrong)  # individual columns may be wrong
+
+
+def overlaps(key: str, other: str) -> bool:
+    """Return whether one of two dotted keys contains the other, or both are the same."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
 
 
 def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
@@ -335,7 +338,7 @@ def _check_dead_letters(spec: StreamSpec) -> Iterator[Problem]:
 
 _MODE, _TABLES = ("mode", "key", "dedupe", "route", "commit"), ("route", "table.identifier", "dead-letters", "commit")
 _FILLED_COLUMNS = ("schema", "source.schema", "source.format", "source.key", "source.headers")
-_RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]], ...] = (
+_RULES: Rules = (
     (_check_columns, ("schema", "coordinates")),
     (_check_lines, ("source.format", "coordinates")),
     (_check_event_time, ("schema", "event-time", "coordinates")),
@@ -350,7 +353,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
     (_check_csv, _FILLED_COLUMNS),
     (
         reading_rules.find_problems,
-        ("schema", "source", "cast", "rest", "mode", "key", "delete", "sensitive", "transform"),
+        (*_FILLED_COLUMNS, "cast", "rest", "mode", "key", "delete", "sensitive", "transform"),
     ),
     (_check_evolution, ("evolution", "source.format")),
     (sensitive.problems, ("schema", "sensitive")),
@@ -358,8 +361,7 @@ _RULES: tuple[tuple[Callable[[StreamSpec], Iterator[Problem]], tuple[str, ...]],
         incompatible_settings.find_problems,
         (*_MODE, "evolution", "distribution", "source.format", "coordinates", "transform"),
     ),
-    (upsert.find_dedupe_problems, ("schema", "dedupe", "sensitive")),
-    (upsert.problems, ("schema", "mode", "key", "order-by", "delete", "merge", "sensitive", "source", "coordinates")),
+    *upsert.RULES,
     (route.find_problems, (*_TABLES, "schema", "sensitive", "complete", "source.topics", "source.topic-pattern")),
     (layout.find_partitioning_problems, ("schema", "coordinates", "partition-by")),
     (layout.find_sorting_problems, ("schema", "coordinates", "sort-by")),

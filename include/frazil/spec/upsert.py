@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from frazil.spec.column import RESERVED_COLUMNS
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
-from frazil.spec.values import Model, Names, PositiveDuration, Problem, YamlForm, suggest_names
+from frazil.spec.values import Model, Names, PositiveDuration, Problem, Rules, YamlForm, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
@@ -58,26 +58,31 @@ class Delete(Model):
 MergeMode = Literal["auto", "copy-on-write", "merge-on-read"]
 
 
-def problems(spec: StreamSpec) -> Iterator[Problem]:
-    if spec.mode == "append":
-        if envelope_of(spec.source.format):
-            what = "has changes of rows, which an append would store as separate rows; add mode: upsert and a key"
-            yield Problem("source.format.envelope", None, what)
-        for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
-            if value:
-                yield Problem(name, None, "needs mode: upsert; add it, or leave this out")
-        if spec.merge != "auto":
-            yield Problem("merge", spec.merge, "needs mode: upsert; add it, or leave this out")
+def _check_append(spec: StreamSpec) -> Iterator[Problem]:
+    if spec.mode != "append":
         return
-    columns = {column.name: column for column in spec.columns}
-    if not spec.key:
+    if envelope_of(spec.source.format):
+        what = "has changes of rows, which an append would store as separate rows; add mode: upsert and a key"
+        yield Problem("source.format.envelope", None, what)
+    for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
+        if value:
+            yield Problem(name, None, "needs mode: upsert; add it, or leave this out")
+    if spec.merge != "auto":
+        yield Problem("merge", spec.merge, "needs mode: upsert; add it, or leave this out")
+
+
+def _check_key(spec: StreamSpec) -> Iterator[Problem]:
+    if spec.mode == "upsert" and not spec.key:
         yield Problem("key", None, "is missing; mode: upsert needs the columns that identify a row")
-    yield from find_key_problems(spec, "key", spec.key, columns)
-    yield from _check_order(spec, columns)
-    yield from _check_delete(spec, columns)
-    yield from _check_envelope(spec, columns)
-    yield from _check_transactions(spec)
-    yield from _check_reserved_names(spec)
+
+
+def _check_key_columns(spec: StreamSpec) -> Iterator[Problem]:
+    if spec.mode == "upsert":
+        yield from find_key_problems(spec, "key", spec.key, _columns_by_name(spec))
+
+
+def _columns_by_name(spec: StreamSpec) -> dict[str, Column]:
+    return {column.name: column for column in spec.columns}
 
 
 def find_key_problems(
@@ -97,9 +102,10 @@ def find_key_problems(
             yield Problem(place, name, "is masked, so it no longer identifies rows; hash or tokenize it")
 
 
-def _check_order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
-    if (name := spec.order_by) is None:
+def _check_order(spec: StreamSpec) -> Iterator[Problem]:
+    if (name := spec.order_by) is None or spec.mode == "append":
         return
+    columns = _columns_by_name(spec)
     if (column := columns.get(name)) is None:
         yield Problem("order-by", name, f"is not a column of the schema{suggest_names(name, columns)}")
     elif column.type and column.type.partition("(")[0] not in ORDERABLE_TYPES:
@@ -109,9 +115,10 @@ def _check_order(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Probl
         yield Problem("order-by", name, what)
 
 
-def _check_delete(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
-    if (delete := spec.delete) is None:
+def _check_delete(spec: StreamSpec) -> Iterator[Problem]:
+    if (delete := spec.delete) is None or spec.mode == "append":
         return
+    columns = _columns_by_name(spec)
     if (name := delete.column) is not None:
         if (column := columns.get(name)) is None:
             yield Problem("delete.column", name, f"is not a column of the schema{suggest_names(name, columns)}")
@@ -146,9 +153,10 @@ def _keys_have_fields(spec: StreamSpec) -> bool:
     )
 
 
-def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Problem]:
-    if (envelope := envelope_of(spec.source.format)) is None:
+def _check_envelope(spec: StreamSpec) -> Iterator[Problem]:
+    if (envelope := envelope_of(spec.source.format)) is None or spec.mode == "append":
         return
+    columns = _columns_by_name(spec)
     if spec.delete is not None:
         what = "is not needed, because the envelope's events mark deletes themselves; leave it out"
         yield Problem("delete", None, what)
@@ -176,7 +184,7 @@ def _check_envelope(spec: StreamSpec, columns: dict[str, Column]) -> Iterator[Pr
 
 def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
     envelope = envelope_of(spec.source.format)
-    if envelope is None or (topic := envelope.transactions) is None:
+    if envelope is None or (topic := envelope.transactions) is None or spec.mode == "append":
         return
     place = "source.format.envelope.transactions"
     if len(spec.source.topics) != 1:
@@ -193,7 +201,7 @@ def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
 
 def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each column named like a coordinate: change files always store coordinates."""
-    if not spec.coordinates:
+    if spec.mode == "upsert" and not spec.coordinates:
         for column in spec.columns:
             if column.name.lower() in RESERVED_COLUMNS:
                 what = "has the name of a coordinate, which each change stores in any case; rename it"
@@ -212,5 +220,18 @@ class Dedupe(Model):
 def find_dedupe_problems(spec: StreamSpec) -> Iterator[Problem]:
     if (dedupe := spec.dedupe) is None:
         return
-    columns = {column.name: column for column in spec.columns}
-    yield from find_key_problems(spec, "dedupe.key", dedupe.key, columns)
+    yield from find_key_problems(spec, "dedupe.key", dedupe.key, _columns_by_name(spec))
+
+
+_CHANGES = ("schema", "mode", "source.format", "order-by")
+RULES: Rules = (
+    (_check_append, ("mode", "key", "order-by", "delete", "merge", "source.format")),
+    (_check_key, ("mode", "key")),
+    (_check_key_columns, ("schema", "mode", "key")),
+    (_check_order, ("schema", "mode", "order-by")),
+    (_check_delete, ("schema", "mode", "key", "delete", "source.format", "source.key", "source.headers")),
+    (_check_envelope, (*_CHANGES, "key", "delete")),
+    (_check_transactions, (*_CHANGES, "source.topics", "source.topic-pattern")),
+    (_check_reserved_names, ("schema", "mode", "coordinates")),
+    (find_dedupe_problems, ("schema", "dedupe")),
+)

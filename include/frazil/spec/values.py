@@ -5,7 +5,7 @@ of a sentence: `frazil.spec.problems` adds file, key and value before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -231,6 +231,10 @@ class Problem:
     key: str
     value: object
     message: str
+
+
+Rules = tuple[tuple[Callable[[Any], Iterator[Problem]], tuple[str, ...]], ...]
+"""Rules of declared streams, each with the dotted keys of the parts that it needs."""
 
 
 class InconsistentError(ValueError):

@@ -142,10 +142,13 @@ def open_stream_catalog(spec: StreamSpec) -> Catalog:
 
 def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLost | SpecError:
     """Return the error for a missing table: TableLost if these streams' catalog has lost it, else SpecError."""
-    for spec in specs:
+    streams = tuple(specs)
+    for spec in streams:
         if lost := find_lost_table(spec):
             return TableLost(lost)
-    return SpecError(f"the table {identifier} does not exist yet: the first start of its writer creates it")
+    is_of_template = any(spec.sinks.matches_template(identifier) for spec in streams)
+    event = "the first record of its route value" if is_of_template else "the first start of its writer"
+    return SpecError(f"the table {identifier} does not exist yet: {event} creates it")
 
 
 def explain_dropped_table(spec: StreamSpec, catalog: str) -> str:

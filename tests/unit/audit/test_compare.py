@@ -15,6 +15,7 @@ from frazil.audit.compare import (
     compare_counts,
     compare_partition,
     compare_repeats,
+    count_repeats,
     find_missing_offsets,
     is_counted_once,
 )
@@ -366,10 +367,14 @@ def of_dedupe(rows: int, **more: Any) -> Evidence:
     return Evidence("t", 0, 10, TOPIC_ID, ranges, OffsetTally(range(rows)), OffsetTally(), drops_repeats=True, **more)
 
 
+def compare_dedupe(evidence: list[Evidence], repeats: int | None, **more: Any) -> tuple[Finding, ...]:
+    return compare_repeats(evidence, count_repeats(evidence, Claims(repeats=repeats)), **more)
+
+
 def test_rows_of_a_stream_that_drops_repeats_are_as_many_as_its_records_less_the_dropped_ones():
-    assert compare_repeats([of_dedupe(8)], 2, stream="s") == ()
-    assert wrong(compare_repeats([of_dedupe(7)], 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
-    assert wrong(compare_repeats([of_dedupe(9)], 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
+    assert compare_dedupe([of_dedupe(8)], 2, stream="s") == ()
+    assert wrong(compare_dedupe([of_dedupe(7)], 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
+    assert wrong(compare_dedupe([of_dedupe(9)], 2, stream="s")) == [(FindingKind.MISCOUNTED, 1)]
 
 
 @pytest.mark.parametrize(
@@ -379,9 +384,9 @@ def test_rows_of_a_stream_that_drops_repeats_are_as_many_as_its_records_less_the
 def test_where_the_number_of_repeats_is_not_known_missing_rows_are_not_compared(
     evidence: Evidence, repeats: int | None
 ):
-    (note,) = compare_repeats([evidence], repeats, stream="s")
+    (note,) = compare_dedupe([evidence], repeats, stream="s")
     assert (note.kind, note.count) == (FindingKind.NOT_COMPARED, 3)
-    assert compare_repeats([evidence], repeats, stream="s", by_source=True) == ()
+    assert compare_dedupe([evidence], repeats, stream="s", by_source=True) == ()
 
 
 def test_a_batch_that_was_rolled_back_and_given_up_is_not_counted_among_the_repeats_and_rows():
@@ -389,9 +394,9 @@ def test_a_batch_that_was_rolled_back_and_given_up_is_not_counted_among_the_repe
     lost = Evidence(
         "t", 0, 20, TOPIC_ID, ranges, OffsetTally(range(8)), OffsetTally(), drops_repeats=True, given_up=((10, 20),)
     )
-    assert compare_repeats([lost], 2, stream="s") == ()
+    assert compare_dedupe([lost], 2, stream="s") == ()
     read_again = replace(lost, ranges=(*ranges, CommittedRange(10, 20, 10, 0, TOPIC_ID)))
-    assert [f.kind for f in compare_repeats([read_again], 2, stream="s")] == [FindingKind.NOT_COMPARED]
+    assert [f.kind for f in compare_dedupe([read_again], 2, stream="s")] == [FindingKind.NOT_COMPARED]
 
 
 @pytest.mark.parametrize(("epochs", "notes"), [((1, 2), 0), ((1, 3), 1), ((1, None), 1)])
@@ -401,20 +406,20 @@ def test_offsets_that_were_committed_twice_before_their_loss_was_accepted_are_gi
     """An epoch from that of the reset on, or a backfill, committed them again."""
     again = tuple(CommittedRange(10, 20, 10, 0, TOPIC_ID, epoch=epoch) for epoch in epochs)
     lost = replace(of_dedupe(8), ranges=(*of_dedupe(8).ranges, *again), given_up=((10, 20),), given_up_epoch=3)
-    assert len(compare_repeats([lost], 2, stream="s")) == notes
+    assert len(compare_dedupe([lost], 2, stream="s")) == notes
 
 
 def test_rows_of_a_period_whose_dead_letters_another_period_replayed_are_not_counted():
     period = replace(of_dedupe(10), covers_history=False, replayed={TOPIC_ID: BitMap64([8])})
-    assert compare_repeats([period], 2, stream="s") == ()
-    assert wrong(compare_repeats([replace(period, replayed={})], 2, stream="s")) == [(FindingKind.MISCOUNTED, 2)]
+    assert compare_dedupe([period], 2, stream="s") == ()
+    assert wrong(compare_dedupe([replace(period, replayed={})], 2, stream="s")) == [(FindingKind.MISCOUNTED, 2)]
 
 
 def test_a_backfill_of_a_deleted_row_adds_no_record_to_those_without_a_row():
     """Its chunk claims a record that a batch claims too."""
     ranges = (CommittedRange(0, 40, 40, 0, TOPIC_ID), CommittedRange(7, 8, 1, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 40, TOPIC_ID, ranges, OffsetTally(range(20)), OffsetTally(), drops_repeats=True)
-    (note,) = compare_repeats([evidence], None, stream="s")
+    (note,) = compare_dedupe([evidence], None, stream="s")
     assert (note.count, note.sentence.startswith("20 committed records have no row")) == (20, True)
 
 

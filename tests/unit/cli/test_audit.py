@@ -28,6 +28,14 @@ def test_gaps_that_kafka_was_not_requested_are_said(capsys: pytest.CaptureFixtur
     assert "Stream orders is clean: 5 rows, each offset once." in said
 
 
+def test_repeats_are_counted_so_that_rows_repeats_and_dead_letters_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    landed = PartitionAudit("clicks", 0, 0, 21, 12, 12, 0, None, 1)
+    _print_audit(Audit("clicks", (landed,), (), batches=1, repeats=8), with_source=False)
+    assert "dropped as repeats: 8 records\n" in capsys.readouterr().out
+    _print_audit(Audit("clicks", (landed,), (), batches=1), with_source=False)
+    assert "repeats" not in capsys.readouterr().out
+
+
 def test_an_upsert_that_has_committed_nothing_has_no_partitions(capsys: pytest.CaptureFixture[str]) -> None:
     _print_audit(Audit("orders", partitions=(), findings=(), batches=0, by_key=True), with_source=True)
     assert capsys.readouterr().out == ("Stream orders has committed nothing yet. `frazil status orders` shows why.\n")

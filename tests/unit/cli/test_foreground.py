@@ -178,9 +178,9 @@ def test_of_a_stream_that_drops_repeats_the_records_and_the_rows_are_reported():
     declared |= {"schema": {"n": "timestamptz not null"}}
     totals = RunTotals(StreamSpec.model_validate(declared))
     said = totals.add(replace(landed(40), changes={"repeated": 30}))
-    assert said == "batch 3-7: 40 records, 30 repeats dropped in 1 file, 1.2 s"
+    assert said == "batch 3-7: 10 rows, 30 repeats dropped in 1 file, 1.2 s"
     totals.add(landed(2))
-    assert totals.end(stopped=False) == "caught up: 42 records read: 12 rows added to city.rides, 30 repeats dropped"
+    assert totals.end(stopped=False) == "caught up: 12 rows added to city.rides, 30 repeats dropped"
     assert totals.document(stopped=False) == {"ended": "caught-up", "records": 42, "rejected": 0, "repeated": 30}
 
 

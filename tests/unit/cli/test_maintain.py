@@ -49,7 +49,7 @@ def test_a_dry_run_says_what_each_action_would_do_and_why_and_changes_nothing(co
     assert "it is still being written: 3 small files become 1" in said.output
     assert "manifests: 3 manifests are fewer than 100\n" in said.output
     assert "manifests is switched off" in said.output
-    assert "snapshots are expired, 1 of main are kept" in said.output
+    assert "snapshots expire. Kept: the newest 1 of branch main, by maintenance.expiry" in said.output
     assert len(stream.tables.main.refresh().metadata.snapshots) == 4
     found = json.loads(command("--json", "--actions", "expiry").stdout)
     assert list(found) == ["expiry"]
@@ -59,6 +59,21 @@ def test_a_dry_run_says_what_each_action_would_do_and_why_and_changes_nothing(co
 def test_a_table_that_is_not_there_yet_is_an_error_that_says_so(command: Command):
     assert isinstance(command().exception, SpecError)
     assert command("--actions", "everything").exit_code == 2
+
+
+def test_a_template_is_named_among_the_tables_and_its_tables_come_with_their_records(
+    command: Command,  # noqa: ARG001 - it declares the stream
+    tmp_path: Path,
+):
+    with (tmp_path / "ticks.yaml").open("a") as file:
+        file.write("route: {by: topic, template: 'demo.of_{value}'}\n")
+    arguments = ["--streams", str(tmp_path), "--dry-run"]
+    unknown = CliRunner().invoke(frazil, ["maintain", "demo.nothing", *arguments])
+    assert str(unknown.exception).endswith("demo.ticks_dead_letters, demo.of_{value}")
+    absent = CliRunner().invoke(frazil, ["maintain", "demo.of_a", *arguments])
+    assert str(absent.exception) == (
+        "the table demo.of_a does not exist yet: the first record of its route value creates it"
+    )
 
 
 def test_no_jvm_starts_to_say_that_there_is_nothing_to_do(

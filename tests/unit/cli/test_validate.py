@@ -39,6 +39,35 @@ def test_every_error_is_reported_and_the_exit_code_is_10(declare: Declare, tmp_p
     assert len(result.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"source": {"topics": ["c"], "bootstrap-server": "h:1"}},
+        {"sensitive": {"foo": 1}},
+        {"sensitive": {"fields": {"id": {}}}},
+        {"route": {"by": "field", "tabels": {}}},
+        {"order-by": ["ts"]},
+        {"coordinates": "maybe"},
+        {"event-time": "tss"},
+        {"event-time": {"colum": "ts"}},
+        {"dead-letters": {"circuit": {"shar": 3}}},
+    ],
+    ids=str,
+)
+def test_mistakes_of_other_parts_hide_neither_a_missing_key_nor_those_of_a_transform(
+    mistake: dict[str, object], declare: Declare, tmp_path: Path
+) -> None:
+    source = {"topics": ["c"], "bootstrap-servers": "h:1"}
+    whole = {"schema": {"id": "long", "ts": "timestamptz"}, "event-time": "ts", "mode": "upsert", "source": source}
+    declare(**{**whole, "transform": "SELECT idd AS id, ts FROM records LIMIT 3", **mistake})
+    found = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert found.exit_code == 10
+    assert "key: is missing; mode: upsert needs the columns" in found.stderr
+    assert "transform: LIMIT is not allowed" in found.stderr
+    assert "transform: the column id: idd is not a field of records" in found.stderr
+    assert len(found.stderr.splitlines()) >= 4
+
+
 def test_a_type_that_only_an_existing_table_may_have_is_a_warning(declare: Declare, tmp_path: Path) -> None:
     declare(schema={"departed": "timestamptz not null", "open": "struct<at: list<time>>"})
     result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])

@@ -106,13 +106,15 @@ def test_a_snapshot_is_kept_for_as_long_as_somebody_may_read_it_who_began_while_
     made = plan(metadata(line(10, every=5)))
     assert gone(made) == [1, 2, 3, 4, 5, 6], "the seventh was the head until ten minutes ago"
     assert not made.retained_reasons
-    assert made.sentence == "6 snapshots are expired, 4 of main are kept"
+    assert made.sentence == "6 snapshots expire. Kept: the newest 4 of branch main, by maintenance.expiry"
 
 
 def test_of_a_table_that_is_seldom_written_the_newest_are_kept_however_old():
     assert gone(plan(metadata(line(4, every=10_000)))) == [1]
     assert gone(plan(metadata(line(3, every=10_000)))) == []
-    assert plan(metadata([])).sentence == "no snapshot is old enough to expire, 0 of main are kept"
+    assert plan(metadata([])).sentence == (
+        "no snapshot is old enough to expire. Kept: the newest 0 of branch main, by maintenance.expiry"
+    )
 
 
 def test_of_a_table_that_is_written_without_pause_no_more_are_kept_than_commits_can_carry():
@@ -171,6 +173,10 @@ def test_everything_after_a_readers_tag_is_kept_and_of_any_other_tag_the_snapsho
     assert gone(made) == [1, 3]
     assert made.retained_reasons[1_004] == "tag frazil-reader-copy refers to it"
     assert made.retained_reasons[1_002] == "tag release refers to it"
+    assert made.sentence == (
+        "2 snapshots expire. Kept: the newest 8 of branch main, by maintenance.expiry, and 10 others: an older "
+        "snapshot must be kept (8), tag frazil-reader-copy refers to it (1), tag release refers to it (1)"
+    )
 
 
 def test_commits_whose_late_rows_or_dead_letters_are_not_signalled_are_kept_for_a_week():

@@ -107,3 +107,15 @@ def test_a_row_without_a_value_of_the_route_is_shown_in_the_stream_s_table(monke
     monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 1)])
     (one,) = preview.preview(spec, limit=1)
     assert one.tables == (spec.table.identifier,)
+
+
+def test_a_preview_says_that_it_does_not_look_for_repeats(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = without_transform({"id": "long not null"}, {}, dedupe={"key": "id", "within": "1h"})
+    monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader([b'{"id": 1}'] * 2, 10))
+    monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 2)])
+    monkeypatch.setattr(records, "find_stream", lambda *_: spec)
+    shown = CliRunner().invoke(frazil, ["preview", "s", "--streams", str(tmp_path)])
+    assert shown.stdout.splitlines()[-2:] == [
+        "2 records: 2 land, 0 dropped, 0 dead letters. Nothing was written.",
+        "A commit drops repeats (dedupe), which a preview does not look for: fewer rows may land.",
+    ]
