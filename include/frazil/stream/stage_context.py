@@ -44,7 +44,7 @@ def build_stage_context(
     main = now["main"]
     other_names = find_aliases(main.schema(), parse_former_columns(main.properties))
     dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
-    units = _current_units(spec, main.schema(), other_names)
+    units = current_units(spec, main.schema(), other_names)
     without = {
         main.schema().find_field(name).field_id
         for name, unit in units.items()
@@ -140,7 +140,7 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
     return replace(found, columns=tuple(columns))
 
 
-def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
+def current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
     if spec.transform:
         return spec.units
     columns = {*table.column_names}
