@@ -157,6 +157,42 @@ def test_only_kafka_proves_values_and_a_reset_to_earliest_restores_them(
     assert (healed.returncode, "OFF" in healed.stdout) == (0, False)
 
 
+def test_the_audit_does_not_compare_values_that_an_earlier_declaration_wrote(
+    stream: Any, frazil: Callable[..., Any]
+) -> None:
+    def declare(columns: str) -> None:
+        stream.declare("mode: upsert\nkey: id\ncommit: {interval: 1s}\n")
+        path = stream.streams / "events.yaml"
+        path.write_text(path.read_text().replace("note: string}", f"note: string{columns}}}"))
+
+    def send(*ids: int) -> None:
+        records = [{"id": n, "at": START.isoformat(), "note": "x", "other": "y"} for n in ids]
+        stream.produce(json.dumps(record).encode() for record in records)
+        stream.catch_up()
+
+    first = ", kind: {type: string, default: a}, remark: {type: string, from: other}"
+    declare(first)
+    send(1, 2)
+    declare(first.replace("default: a", "default: b"))
+    send(3)
+    found = frazil("audit", "events", "--source")
+    former = "that an earlier declaration of the stream wrote"
+    assert (found.returncode, f"2 keys (id 1; id 2): each has values of kind {former}" in found.stdout) == (3, True)
+    declare(", kind: {type: string, default: b}")
+    found = frazil("audit", "events", "--source")
+    assert found.returncode == 3, found.stdout
+    assert f"3 keys (id 1; id 2; id 3): each has values of kind, remark {former}" in found.stdout
+    assert "earliest" not in found.stdout, "a reset would remove the values of remark"
+    rows = stream.table().scan("id == 3").to_arrow()
+    kind = rows.schema.get_field_index("kind")
+    stream.table().overwrite(rows.set_column(kind, rows.schema.field(kind), [["odd"]]), "id == 3")
+    found = frazil("audit", "events", "--source")
+    assert (found.returncode, "1 key (id 3): each has other values in the table" in found.stdout) == (1, True)
+    assert "This also replaces values of kind, remark that an earlier declaration wrote" in found.stdout
+    declare(first)
+    assert "1 key (id 3)" in frazil("audit", "events", "--source").stdout, "rules that are back are compared again"
+
+
 def test_the_audit_does_not_compare_rows_that_another_stream_of_the_table_changed_later(
     stream: Any, declared_stream: Any, topic: Callable[..., str], frazil: Callable[..., Any]
 ) -> None:

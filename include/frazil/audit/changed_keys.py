@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
 
+from frazil.audit.claims import CommittedRange, merge_ranges
 from frazil.ingest.arrow_values import empty_table
-from frazil.merge.changes import TOPIC
-from frazil.merge.contract import MergeCounts, MergeResult, MergeTask
+from frazil.merge.changes import TOPIC, Mask, are_values_equal, column, to_mask
+from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask
 from frazil.merge.table_files import TableFileReader, nullable_arrow_schema
+from frazil.offsets.spans import TopicPartition
+from frazil.table.landed_offsets import COORDINATES
 
 MAX_LISTED_KEYS = 10
 """Maximum number of keys in each list of `ChangedKeys`."""
+_NEW, _OLD = "_frazil_new", "_frazil_old"
+"""Columns with the indexes of rows."""
 
 Key = Mapping[str, Any]
 """Values by column, as stored: sensitive ones as hashes or tokens, bytes as hexadecimal."""
@@ -27,6 +34,12 @@ Key = Mapping[str, Any]
 class ChangedKeys:
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
+    """Keys with a different value in a column that is still read by the same rules."""
+    redeclared: tuple[Key, ...] = ()
+    """Other updated keys: their rows were written by other rules of all columns that differ."""
+    redeclared_count: int = 0
+    redeclared_columns: tuple[str, ...] = ()
+    """Columns with different values that other rules wrote, also next to columns with errors."""
     deleted: tuple[Key, ...] = ()
     others_updated: int = 0
     """Number of updated keys that are not listed: keys with rows of topics that were not read."""
@@ -34,12 +47,51 @@ class ChangedKeys:
     """Number of deleted keys that are not listed: keys with rows of topics that were not read."""
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnRules:
+    """The rules that read each column now, and the committed ranges with the rules of their batches."""
+
+    now: Mapping[str, str]
+    ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
+
+    def changed(self, rows: pa.Table) -> dict[str, Mask]:
+        """Return by column a mask of the rows whose records were committed by other rules of this column."""
+        of_rules = defaultdict[frozenset[str], dict[TopicPartition, list[CommittedRange]]](dict)
+        for tp, ranges in self.ranges.items():
+            for r in ranges:
+                of_rules[self._changed_columns(r)].setdefault(tp, []).append(r)
+        masks = {name: np.zeros(rows.num_rows, np.bool_) for name in rows.column_names}
+        for changed, by_tp in of_rules.items():
+            if columns := changed & masks.keys():
+                mask = _rows_in_ranges(rows, by_tp)
+                for name in columns:
+                    masks[name] |= mask
+        return masks
+
+    def _changed_columns(self, r: CommittedRange) -> frozenset[str]:
+        return frozenset(name for name, rules in self.now.items() if r.column_rules.get(name) != rules)
+
+
+def _rows_in_ranges(rows: pa.Table, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]) -> Mask:
+    """Return a mask of the rows of these ranges; of all rows without coordinates."""
+    if not {*COORDINATES} <= {*rows.column_names}:
+        return np.ones(rows.num_rows, np.bool_)
+    found = np.zeros(rows.num_rows, np.bool_)
+    partitions, offsets = (column(rows, name).to_numpy(zero_copy_only=False) for name in COORDINATES[1:3])
+    for (topic, partition), of in ranges.items():
+        places = np.flatnonzero(to_mask(pc.equal(column(rows, TOPIC), topic)) & (partitions == partition))
+        starts, ends = np.array(merge_ranges(of), np.int64).reshape(-1, 2).T
+        index = np.searchsorted(starts, offsets[places], "right") - 1
+        found[places] = (index >= 0) & (offsets[places] < ends[index])
+    return found
+
+
 def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     done: Iterable[tuple[MergeTask, MergeResult]],
     reader: TableFileReader,
-    schema: Schema,
-    key: Sequence[str],
+    context: MergeContext,
     topics: Collection[str],
+    column_rules: ColumnRules,
     *,
     shared: bool = False,
 ) -> ChangedKeys:
@@ -47,35 +99,61 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     `shared` table.
     """
     # Each written row is an insert or an update, and each row removed from a file is an update or a delete.
-    keys, names = schema.select(*key), list(key)
-    with_topic = schema.select(*dict.fromkeys((*key, *({TOPIC} & {*schema.column_names}))))
-    counts, none = MergeCounts(), empty_table(nullable_arrow_schema(keys))
-    written, removed = [none], [empty_table(nullable_arrow_schema(with_topic))]
+    schema, names = context.target.schema, list(context.rules.key)
+    counts, none = MergeCounts(), empty_table(nullable_arrow_schema(schema))
+    written, removed = [none], [none]
     for task, result in done:
         counts += result.counts
-        written += [reader.read_rows(file.path, keys) for file in result.files if file.content == "data"]
-        removed += _removed_rows(task, result, reader, with_topic)
-    new, old = _with_storage_types(pa.concat_tables(written)), _with_storage_types(pa.concat_tables(removed))
-    others = _rows_of_other_topics(old, topics, shared=shared).select(names).group_by(names).aggregate([])
+        written += [reader.read_rows(file.path, schema) for file in result.files if file.content == "data"]
+        removed += _removed_rows(task, result, reader, schema)
+    new_rows, old_rows = pa.concat_tables(written), pa.concat_tables(removed)
+    new, old = (_with_storage_types(rows.select(names)) for rows in (new_rows, old_rows))
+    new = new.append_column(_NEW, pa.array(np.arange(len(new))))
+    old = old.append_column(_OLD, pa.array(np.arange(len(old))))
+    is_others = _rows_of_other_topics(old_rows, topics, shared=shared)
+    others = old.filter(pa.array(is_others)).group_by(names).aggregate([])
     others_updated = others.join(new, names, join_type="left semi").num_rows
     others_deleted = others.num_rows - others_updated
-    new, old = (rows.select(names).join(others, names, join_type="left anti") for rows in (new, old))
-    inserted, updated = (new.join(old, names, join_type=f"left {how}") for how in ("anti", "semi"))
+    new, old = (rows.join(others, names, join_type="left anti") for rows in (new, old))
+    both = new.join(old, names, join_type="inner").group_by([*names, _NEW]).aggregate([(_OLD, "min")])
+    other_rules, columns = _find_redeclared(
+        new_rows.take(both[_NEW]), old_rows.take(both[f"{_OLD}_min"]), context.rules, column_rules
+    )
+    redeclared, updated = both.filter(pa.array(other_rules)), both.filter(pa.array(~other_rules))
+    absent, gone = (rows.join(both, names, join_type="left anti") for rows in (new, old))
+    first = partial(_first_keys, schema=none.select(names).schema)
     return ChangedKeys(
-        _first_keys(inserted, counts.inserted, none.schema),
-        _first_keys(updated, counts.updated - others_updated, none.schema),
-        _first_keys(old.join(new, names, join_type="left anti"), counts.deleted - others_deleted, none.schema),
+        first(absent, counts.inserted),
+        first(updated, counts.updated - others_updated - len(redeclared)),
+        first(redeclared, len(redeclared)),
+        len(redeclared),
+        columns,
+        first(gone, counts.deleted - others_deleted),
         others_updated,
         others_deleted,
     )
 
 
-def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> pa.Table:
-    """Return the rows of other topics. Without coordinates, returns all rows of a shared table, else no rows."""
+def _find_redeclared(
+    new: pa.Table, old: pa.Table, rules: MergeRules, column_rules: ColumnRules
+) -> tuple[Mask, tuple[str, ...]]:
+    """Return a mask of the rows that differ only in columns that other rules wrote, and all such columns."""
+    changed, only, columns = column_rules.changed(new), np.ones(len(new), np.bool_), []
+    for name in new.column_names:
+        if name in rules.key or name in rules.ignored:
+            continue
+        differs = ~are_values_equal(column(new, name), column(old, name))
+        only &= ~differs | changed[name]
+        if (differs & changed[name]).any():
+            columns.append(name)
+    return only, tuple(columns)
+
+
+def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> Mask:
+    """Return a mask of the rows of other topics: without coordinates, of all rows of a shared table, else of none."""
     if TOPIC not in rows.column_names:
-        return rows if shared else rows.schema.empty_table()
-    own = pc.is_in(rows[TOPIC], pa.array([*topics, None], rows[TOPIC].type))
-    return rows.filter(pc.invert(own))
+        return np.full(len(rows), shared)
+    return ~to_mask(pc.is_in(column(rows, TOPIC), pa.array([*topics, None], pa.string())))
 
 
 def _removed_rows(task: MergeTask, result: MergeResult, reader: TableFileReader, keys: Schema) -> Iterable[pa.Table]:
@@ -98,11 +176,11 @@ def _with_storage_types(rows: pa.Table) -> pa.Table:
     return rows.cast(pa.schema([f.with_type(kind) for f, kind in zip(rows.schema, storage, strict=True)]))
 
 
-def _first_keys(rows: pa.Table, count: int, schema: pa.Schema) -> tuple[Key, ...]:
+def _first_keys(rows: pa.Table, count: int, *, schema: pa.Schema) -> tuple[Key, ...]:
     """Return the first keys, in order; no keys if the number of rows is not `count`."""
     if rows.num_rows != count:
         return ()
-    ordered = rows.sort_by([(name, "ascending") for name in rows.column_names]).slice(0, MAX_LISTED_KEYS)
+    ordered = rows.sort_by([(name, "ascending") for name in schema.names]).slice(0, MAX_LISTED_KEYS)
     return tuple(
         {name: value.hex() if isinstance(value, bytes) else value for name, value in key.items()}
         for key in ordered.select(schema.names).cast(schema).to_pylist()

@@ -54,6 +54,8 @@ class CommittedRange:
     """The writer's epoch; None for a backfill."""
     leader_epoch: int | None = field(default=None, compare=False)
     """Epoch of the leader that served the records before `end`, if known."""
+    column_rules: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """See `Journal.column_rules`."""
 
     @property
     def offsets(self) -> BitMap64:
@@ -342,12 +344,14 @@ def _sum_claims(
 ) -> Claims:
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     routed: Counter[str] = Counter()
+    known_rules: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
     landed = rejected = batches = 0
     read: list[tuple[Journal, bool, int | None]] = [(record, False, record.key.epoch) for record in live]
     for backfill in (record for record in backfills if not record.backfill.replays):
         read += [(chunk, backfill.selects, None) for chunk in committed_chunks(journals, backfill.backfill)]
     for record, selects, epoch in read:
         batches += 1
+        rules = known_rules.setdefault(frozenset(record.column_rules.items()), record.column_rules)
         landed, rejected = landed + record.records, rejected + record.rejected
         for file in record.files:
             if is_routed(file.target):
@@ -355,7 +359,8 @@ def _sum_claims(
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
             leader = record.leader_epochs.get(p.topic_partition)
-            claim = CommittedRange(p.start, p.end, p.records, p.rejected, topic_id, selects, p.dropped, epoch, leader)
+            counts = p.records, p.rejected, topic_id, selects, p.dropped
+            claim = CommittedRange(p.start, p.end, *counts, epoch, leader, rules)
             ranges[p.topic_partition].append(claim)
     by_tp = {tp: tuple(of) for tp, of in ranges.items()}
     replayed = _replayed_offsets(journals, backfills)

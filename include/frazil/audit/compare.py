@@ -23,7 +23,7 @@ from frazil.audit.claims import (
 )
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
-from frazil.offsets.spans import covered_offsets, offset_bitmap
+from frazil.offsets.spans import covered_offsets, format_span, offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
 from frazil.spec.units import format_count
 
@@ -477,8 +477,9 @@ def format_at_offsets(offsets: BitMap64) -> str:
 
 def _format_offsets(offsets: BitMap64) -> str:
     spans = list(first_spans(offsets, limit=MAX_LISTED_SPANS + 1))
-    shown = [f"{first}" if first == last else f"{first} to {last}" for first, last in spans[:MAX_LISTED_SPANS]]
-    return ", ".join(shown) + (", …" if len(spans) > MAX_LISTED_SPANS else "")
+    return ", ".join(format_span(*span) for span in spans[:MAX_LISTED_SPANS]) + (
+        ", …" if len(spans) > MAX_LISTED_SPANS else ""
+    )
 
 
 def compare_counts(  # noqa: PLR0913 - each number is an argument

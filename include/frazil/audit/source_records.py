@@ -17,6 +17,7 @@ from pyiceberg.io import load_file_io
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
+from frazil.audit.claims import CommittedRange
 from frazil.audit.findings import Finding, FindingKind
 from frazil.commit.followers import Followers, missing_journals
 from frazil.commit.marker import BatchKey, Marker, read_marker
@@ -59,6 +60,8 @@ class SourceRecords:
     spans: Mapping[TopicPartition, Sequence[Span]]
     not_read: Sequence[str] = ()
     """Topics that cannot be read again."""
+    committed: Mapping[TopicPartition, Sequence[CommittedRange]] = dataclasses.field(default_factory=dict)
+    """The ranges that commit records claim."""
 
     @property
     def topics(self) -> set[str]:

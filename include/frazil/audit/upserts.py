@@ -15,7 +15,7 @@ from pyiceberg.io import load_file_io
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.audit.changed_keys import ChangedKeys, Key, find_changed_keys
+from frazil.audit.changed_keys import ChangedKeys, ColumnRules, Key, find_changed_keys
 from frazil.audit.claims import (
     Claims,
     CommittedRange,
@@ -53,6 +53,7 @@ from frazil.merge.task import run_merge_task
 from frazil.offsets.spans import Offsets, TopicPartition, iter_runs, offset_bitmap
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
+from frazil.stream.stage_context import hash_column_rules
 from frazil.table.landed_offsets import COORDINATES, split_by_partition
 
 _CompletedTask = tuple[MergeTask, MergeResult]
@@ -208,7 +209,10 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     if any(spans.values()):
         sinks = ComparedTables.load(spec, tables, table, marker)
         yield from sinks.findings
-        yield from _report_differences(SourceRecords(spec, tables, sinks, topics.identity.topic_ids, spans, [*why_not]))
+        topic_ids, committed = topics.identity.topic_ids, every.of_topics(marker.source.topic_ids)
+        yield from _report_differences(
+            SourceRecords(spec, tables, sinks, topic_ids, spans, [*why_not], committed=committed)
+        )
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
@@ -247,6 +251,7 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
     stream = replay.spec.name
     with scratch_folder(stream) as folder:
         result, staged = replay.stage(folder)
+        column_rules = ColumnRules(hash_column_rules(staged), replay.committed)
         if values := result.values:
             sentence = f"records of {format_count(len(values), 'route value')} have no table: {[*values[:3]]}"
             yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
@@ -257,28 +262,28 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
             merged = target_table(table, folder=str(folder / "merged" / target))
             context = MergeContext(stream, rules, staged.targets[target], merged)
             subject = stream if target == "main" else target
-            yield from _report_table_differences(replay, table, changes, context, subject)
+            yield from _report_table_differences(replay, table, changes, context, subject, column_rules=column_rules)
 
 
-def _report_table_differences(
-    replay: SourceRecords, table: Table, changes: tuple[StagedFile, ...], context: MergeContext, subject: str
+def _report_table_differences(  # noqa: PLR0913 - each source is an argument
+    replay: SourceRecords,
+    table: Table,
+    changes: tuple[StagedFile, ...],
+    context: MergeContext,
+    subject: str,
+    *,
+    column_rules: ColumnRules,
 ) -> Iterator[Finding]:
     done = _merge_without_commit(table, changes, context)
     counts = sum((result.counts for _, result in done), MergeCounts())
     if replay.spec.sinks.mode.replaces_rows:
-        schema = context.target.schema
         shared = bool(other_streams(table.properties, stream=replay.spec.name))
-        keys = find_changed_keys(done, _open_reader(context), schema, context.rules.key, replay.topics, shared=shared)
+        keys = find_changed_keys(done, _open_reader(context), context, replay.topics, column_rules, shared=shared)
         deleted = deleted_by_others(table.metadata, replay.spec.name) if shared else 0
         may_delete = "another stream of the table" if deleted is None or counts.inserted <= deleted else None
         if replay.not_read:
             may_delete = f"a record of {', '.join(replay.not_read)}, which cannot be read,"
-        defaults = {column.name for column in replay.spec.columns if column.default is not None}
-        defaults |= {field.name for field in schema.fields if field.write_default is not None}
-        by_others, defaulted = deleted or 0, sorted(defaults)
-        yield from _report_keys(
-            counts, keys, replay.spec, subject, may_delete, by_others=by_others, defaulted=defaulted
-        )
+        yield from _report_keys(counts, keys, replay.spec, subject, may_delete, by_others=deleted or 0)
         return
     if missing := _inserted_offsets(done, changes, context):
         count = sum(map(len, missing.values()))
@@ -315,13 +320,12 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     may_delete: str | None = None,
     *,
     by_others: int = 0,
-    defaulted: Sequence[str] = (),
 ) -> Iterator[Finding]:
-    """Report keys that merging all records would change.
-
-    `may_delete` names possible causes of missing keys. `defaulted` are the columns with a default.
-    """
+    """Report keys that merging all records would change. `may_delete` names possible causes of missing keys."""
     again = f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream"
+    if keys.redeclared_columns:
+        columns = ", ".join(keys.redeclared_columns)
+        again += f". This also replaces values of {columns} that an earlier declaration wrote"
     restored = (
         f". This also restores {format_count(by_others, 'row')} that other streams of the table deleted"
         if by_others
@@ -332,16 +336,16 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     of_absent = f"is not in the table, although {of_key} is not a delete{again}{restored}"
     if may_delete:
         absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"
-    updated, deleted = counts.updated - keys.others_updated, counts.deleted - keys.others_deleted
-    former = f". Rows keep a default of {', '.join(defaulted)} that was changed later" if defaulted else ""
+    updated = counts.updated - keys.others_updated - keys.redeclared_count
+    deleted = counts.deleted - keys.others_deleted
+    of_redeclared = (
+        f"has values of {', '.join(keys.redeclared_columns)} that an earlier declaration of the stream wrote. These "
+        "values were not compared, and a reset would replace them"
+    )
     for kind, count, which, what in (
         (absent, counts.inserted, keys.inserted, of_absent),
-        (
-            FindingKind.MISCOUNTED,
-            updated,
-            keys.updated,
-            f"has other values in the table than in {of_key}{former}{again}",
-        ),
+        (FindingKind.MISCOUNTED, updated, keys.updated, f"has other values in the table than in {of_key}{again}"),
+        (FindingKind.NOT_COMPARED, keys.redeclared_count, keys.redeclared, of_redeclared),
         (FindingKind.UNCLAIMED, deleted, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
     ):
         if count:

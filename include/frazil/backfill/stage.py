@@ -17,6 +17,7 @@ from frazil.ingest.contract import StageResult
 from frazil.offsets.spans import Spans
 from frazil.stream.engine import TaskRunner
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.stage_context import hash_column_rules
 from frazil.stream.stage_rows import StageRows
 
 log = logging.getLogger(__name__)
@@ -125,5 +126,6 @@ def _stage_chunk(
         idle=frozenset(),
         offsets_after={},
         cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
+        column_rules=hash_column_rules(context),
     )
     return journal, results

@@ -9,11 +9,12 @@ from pathlib import Path
 import click
 
 from frazil.audit.declared_stream import audit_declared_stream as audit_declared
-from frazil.audit.findings import Audit, Finding, FindingKind
+from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
 from frazil.cli.options import DurationParam, TimeParam, stream_options
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, progress
 from frazil.commit.history import Period, last_period, period_between
 from frazil.errors import AdoptionRequired
+from frazil.offsets.spans import format_span
 from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
@@ -97,7 +98,7 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
     if result.by_key:
         columns = ("topic-partition", "committed", "changes", "dead letters")
         changes = [
-            (f"{p.topic}-{p.partition}", f"{p.start:,} to {p.end:,}", f"{p.rows:,}", f"{p.dead_letters:,}")
+            (f"{p.topic}-{p.partition}", _format_committed(p), f"{p.rows:,}", f"{p.dead_letters:,}")
             for p in result.partitions
         ]
         if changes:
@@ -110,6 +111,10 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
     faults_first = sorted(listed, key=lambda f: not f.kind.is_wrong)
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in faults_first)
     echo(_summarize(result))
+
+
+def _format_committed(p: PartitionAudit) -> str:
+    return "none" if p.start is None else format_span(p.start, p.end)
 
 
 def _join_notes(result: Audit) -> Audit:
@@ -128,7 +133,7 @@ def _show_partitions(result: Audit, *, with_source: bool) -> None:
     rows = [
         (
             f"{p.topic}-{p.partition}",
-            "nothing" if p.start is None else f"{p.start:,} to {p.end:,}",
+            _format_committed(p),
             f"{p.rows:,}",
             f"{p.distinct:,}",
             f"{p.duplicates:,}",

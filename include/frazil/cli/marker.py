@@ -34,6 +34,7 @@ from frazil.home import run_folder
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import WriterLock
+from frazil.offsets.spans import format_span
 from frazil.operations.stream_actions import (
     NotInKafka,
     ResetTarget,
@@ -129,7 +130,7 @@ def _print_moves(
         (
             f"{m.topic}-{m.partition}",
             "unknown" if m.held is None else f"{m.held:,}",
-            f"{m.first:,} to {m.end:,}",
+            format_span(m.first, m.end),
             f"{m.target:,}",
             f"{m.skipped:,}",
             f"{m.repeated:,}",

@@ -228,9 +228,8 @@ def _check_routed(opened: OpenStream, default_marker: Marker, found: _RouteDiffe
     if table in found.tables() or _were_rows_discarded(opened, table):
         return
     is_own = table in {spec.sinks.default_table, spec.sinks.dead_letter_table}
-    is_listed = table in spec.sinks.named_tables
-    is_written = _table_exists(opened, table) and marker in opened.tables.handle(table).current().properties
-    if is_own or not (is_written or is_listed):
+    properties = opened.tables.handle(table).current().properties if _table_exists(opened, table) else {}
+    if is_own or not (marker in properties or spec.sinks.owns(table, properties)):
         others = ", ".join(sorted(found.tables()))
         hint = f"tables that are missing rows, or were dropped: {others}" if others else "no table is missing rows"
         raise SpecError(f"table {table} is not in the route of {default_marker.stream!r}; {hint}")

@@ -91,6 +91,8 @@ class Journal:
     """The dead letters by error class, without the dead letters in `accepted`."""
     accepted: Reasons = field(default_factory=dict)
     """The dead letters that an operator accepted. The circuit breaker, and alerts on the rate, ignore them."""
+    column_rules: Mapping[str, str] = field(default_factory=dict)
+    """`hash_column_rules` of the batch. Audits compare a value only if its column's rules are still the same."""
 
     @property
     def records(self) -> int:
@@ -143,6 +145,7 @@ class Journal:
                 **({"cost": self.cost} if self.cost else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
                 **({"accepted": reasons_json(self.accepted)} if self.accepted else {}),
+                **({"column-rules": dict(self.column_rules)} if self.column_rules else {}),
             },
             separators=(",", ":"),
         ).encode()
@@ -181,6 +184,7 @@ class Journal:
             cost=BatchCost(*raw["cost"][:3]) if raw.get("cost") else None,
             reasons=reasons_from_json(raw.get("reasons", {})),
             accepted=reasons_from_json(raw.get("accepted", {})),
+            column_rules=raw.get("column-rules", {}),
         )
 
 

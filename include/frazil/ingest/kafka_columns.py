@@ -24,7 +24,7 @@ from frazil.ingest.contract import OffsetRange
 from frazil.ingest.range_reader import MAX_BYTES_PROPERTY, MAX_CHUNK_BYTES, RecordReader, consumer_properties
 from frazil.kafka.client import split_properties, to_access_denied, translate_client_errors
 from frazil.kafka.librdkafka import ErrorCallback, Message, ThrottleCallback, librdkafka
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import TopicPartition, format_span
 
 log = logging.getLogger(__name__)
 
@@ -308,14 +308,13 @@ class ColumnReader(RecordReader):
         elif code in _MISSING_OFFSET_ERRORS:
             r = self._ranges[index]
             try:
-                low, high = self._watermarks(r.topic, r.partition)
-                available = f"Kafka has {low} to {high}"
+                available = f"Kafka has {format_span(*self._watermarks(r.topic, r.partition))}"
             except KafkaException as error:
                 available = f"its offsets cannot be fetched now: {error.args[0].str()}"
             raise OffsetGap(
-                f"{r.topic}[{r.partition}]: offset {int(self._positions[index])} (of the range {r.start} to "
-                f"{r.end}) is not in Kafka: {available}. `frazil reset` shows which offsets would be skipped, and "
-                "skips them."
+                f"{r.topic}[{r.partition}]: offset {int(self._positions[index]):,} (of the range "
+                f"{format_span(r.start, r.end)}) is not in Kafka: {available}. `frazil reset` shows which offsets "
+                "would be skipped, and skips them."
             )
         else:
             self._on_error(code, text, where=f"{place[0]}[{place[1]}]")

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from frazil.errors import KafkaUnavailable, OffsetGap
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import TopicPartition, format_span
 
 if TYPE_CHECKING:
     from frazil.kafka.admin import KafkaAdmin
@@ -164,7 +164,7 @@ def check_not_truncated(
 
 def _describe_ranges(ranges: Mapping[TopicPartition, tuple[int, int]]) -> str:
     return "; ".join(
-        f"{topic}-{partition} offsets {start} to {end - 1}"
+        f"{topic}-{partition} offset{'' if end - start == 1 else 's'} {format_span(start, end)}"
         for (topic, partition), (start, end) in sorted(ranges.items())
         if start < end
     )

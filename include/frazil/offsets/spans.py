@@ -26,6 +26,11 @@ Spans = Mapping[TopicPartition, tuple[Span, ...]]
 """The spans of each topic-partition: sorted, non-empty and without overlaps."""
 
 
+def format_span(start: int, end: int) -> str:
+    """Return the first and the last offset of `[start, end)`, such as `0 to 658`; `none` if it is empty."""
+    return "none" if start >= end else f"{start:,}" if start == end - 1 else f"{start:,} to {end - 1:,}"
+
+
 def count_unread(position: Offsets, first: Offsets, ends: Offsets) -> int:
     """Return the number of offsets from the position to the ends. A missing position begins at `first`."""
     starts = {**first, **position}

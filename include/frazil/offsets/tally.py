@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap64
 
-from frazil.offsets.spans import TopicPartition, iter_runs
+from frazil.offsets.spans import Span, TopicPartition, iter_runs
 
 MIN_OFFSETS_PER_RANGE = 8
 """Minimum average length of runs that are added as ranges. Shorter runs are added offset by offset."""
@@ -67,11 +67,10 @@ def merge_tallies(tallies: Iterable[Tallies]) -> dict[TopicPartition, OffsetTall
     return dict(whole)
 
 
-def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield the first `limit` runs of consecutive offsets as `(first, last)`, both inclusive."""
+def first_spans(offsets: BitMap64, *, limit: int) -> Iterator[Span]:
+    """Yield the first `limit` runs of consecutive offsets."""
     if offsets:
-        for start, end in islice(iter_runs(offsets.copy(), (offsets.min(), offsets.max() + 1)), limit):
-            yield start, end - 1
+        yield from islice(iter_runs(offsets.copy(), (offsets.min(), offsets.max() + 1)), limit)
 
 
 def _to_bitmap(values: npt.NDArray[np.uint64], breaks: npt.NDArray[np.int64]) -> BitMap64:

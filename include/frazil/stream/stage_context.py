@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -10,6 +12,7 @@ from typing import Any
 
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.types import NestedField
 
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import current_column_name, merge_config
@@ -44,7 +47,7 @@ def build_stage_context(
     main = now["main"]
     other_names = find_aliases(main.schema(), parse_former_columns(main.properties))
     dead_letters = target_table(now["dead-letters"], folder=batch_folder(now["dead-letters"], tables.stream, key))
-    units = _current_units(spec, main.schema(), other_names)
+    units = current_units(spec, main.schema(), other_names)
     without = {
         main.schema().find_field(name).field_id
         for name, unit in units.items()
@@ -87,6 +90,24 @@ def build_declared_context(
         max_future_us=spec.watermark.max_future // timedelta(microseconds=1),
         changes=changes,
     )
+
+
+def hash_column_rules(context: StageContext) -> dict[str, str]:
+    """Return a hash of the rules that read each column; empty unless the records are changes in the topic's format."""
+    if context.changes is None or not context.is_in_topic_format:
+        return {}
+    sensitive = {**context.sensitive}
+    by_column = (sensitive.pop("fields", {}), context.key_header_columns, {} if context.transform else context.units)
+    units = context.units if context.transform else None  # of fields, not of columns
+    of_all = (context.format, context.is_lenient, context.key_columns, context.transform, units, sensitive)
+
+    def rules(column: NestedField) -> str:
+        own = [{path: how for path, how in of.items() if path.split(".")[0] == column.name} for of in by_column]
+        names = sorted(name for name, field_id in context.aliases.items() if field_id == column.field_id)
+        text = json.dumps((of_all, own, names, column.field_type, column.write_default), sort_keys=True, default=repr)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    return {column.name: rules(column) for column in context.main.schema.fields}
 
 
 def key_columns(spec: StreamSpec) -> KeyColumns | None:
@@ -156,7 +177,7 @@ def current_transform(spec: StreamSpec, table: Schema, other_names: Mapping[str,
     return replace(found, columns=tuple(columns))
 
 
-def _current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
+def current_units(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> Mapping[str, Unit]:
     if spec.transform:
         return spec.units
     columns = {*table.column_names}

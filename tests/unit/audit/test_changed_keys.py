@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyiceberg.io import load_file_io
 from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, LongType, NestedField, PrimitiveType, StringType, UUIDType
 
-from frazil.audit.changed_keys import MAX_LISTED_KEYS, ChangedKeys, find_changed_keys
+from frazil.audit.changed_keys import MAX_LISTED_KEYS, ChangedKeys, ColumnRules, find_changed_keys
+from frazil.audit.claims import CommittedRange
 from frazil.merge.contract import MergeContext, MergeRules, MergeTask
 from frazil.merge.table_files import TableFileReader
 from frazil.merge.task import run_merge_task
@@ -27,14 +29,16 @@ class Audited:
         self.key = tuple(field.name for field in keys)
         rules = MergeRules(self.key, how="merge-on-read", ignored=("kafka_topic",), traced=False)
         self.table = MadeTable(folder, schema, rules)
+        self.column_rules = ColumnRules({}, {})
 
     def keys(self, changes: Sequence[Row], *, shared: bool = False) -> ChangedKeys:
         """Keys of a merge that is not committed, as the audit's."""
         table = self.table
         task = MergeTask(0, tuple(f.path for f in table.stage(changes)), tuple(table.files), inserts=True)
-        result = run_merge_task(MergeContext("s", table.rules, table.changes, table.target), task)
+        context = MergeContext("s", table.rules, table.changes, table.target)
+        result = run_merge_task(context, task)
         reader = TableFileReader(load_file_io({}, location=table.target.folder), {})
-        return find_changed_keys([(task, result)], reader, table.schema, self.key, {"t"}, shared=shared)
+        return find_changed_keys([(task, result)], reader, context, {"t"}, self.column_rules, shared=shared)
 
 
 def row(*key: Any, note: str | None = None) -> dict[str, Any]:
@@ -67,6 +71,39 @@ def test_without_coordinates_each_row_of_a_shared_table_may_be_anothers(tmp_path
     changes = [row(0, note="new"), deleted(k1=1), row(2)]
     assert audited.keys(changes) == ChangedKeys(updated=({"k1": 0},), deleted=({"k1": 1},))
     assert audited.keys(changes, shared=True) == ChangedKeys(others_updated=1, others_deleted=1)
+
+
+def test_values_that_other_rules_wrote_are_listed_apart_from_errors(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, LongType(), coordinates=False)
+    audited.table.land([row(1, note="former"), row(2, note="same")])
+    now = {"k1": "a", "note": "b"}
+    changes = [row(1, note="new"), row(2, note="same")]
+
+    def found(rules: Mapping[str, str]) -> ChangedKeys:
+        audited.column_rules = ColumnRules(now, {("t", 0): [CommittedRange(0, 9, 9, 0, "", column_rules=rules)]})
+        return audited.keys(changes)
+
+    redeclared = ChangedKeys(redeclared=({"k1": 1},), redeclared_count=1, redeclared_columns=("note",))
+    assert found(now) == ChangedKeys(updated=({"k1": 1},))
+    assert found({**now, "note": "other"}) == redeclared
+    assert found({}) == redeclared, "the rules are unknown"
+    assert found({**now, "k1": "other"}) == ChangedKeys(updated=({"k1": 1},)), "another column's rules changed"
+
+
+def test_the_rules_of_a_row_are_those_of_its_records_batches() -> None:
+    ranges = {
+        ("t", 0): [CommittedRange(0, 10, 10, 0, "", column_rules={"a": "1", "b": "1"})],
+        ("t", 1): [
+            CommittedRange(0, 5, 5, 0, "", column_rules={"a": "2", "b": "1"}),
+            CommittedRange(3, 9, 6, 0, "", column_rules={"a": "1", "b": "1"}),
+        ],
+    }
+    places = [("t", 0, 3), ("t", 1, 2), ("t", 1, 4), ("t", 1, 7), ("t", 1, 9), ("u", 1, 2)]
+    rows = pa.Table.from_pylist([{"kafka_topic": t, "kafka_partition": p, "kafka_offset": o} for t, p, o in places])
+    rows = rows.append_column("a", pa.nulls(6)).append_column("b", pa.nulls(6))
+    changed = ColumnRules({"a": "1", "b": "1"}, ranges).changed(rows)
+    assert changed["a"].tolist() == [False, True, True, False, False, False], "one of two batches read offset 4 so"
+    assert not changed["b"].any()
 
 
 def test_a_row_that_had_left_its_file_before_is_not_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pyroaring import BitMap64
 
 from frazil.audit import upserts
-from frazil.audit.changed_keys import ChangedKeys
+from frazil.audit.changed_keys import ChangedKeys, ColumnRules
 from frazil.audit.claims import Claims, CommittedRange
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.source_records import ComparedTables, SourceRecords
@@ -55,10 +55,15 @@ def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_
     assert ("an older change in a later batch than the delete" in deleted.sentence) == bool(order_by)
 
 
-def test_rows_with_other_values_may_have_a_former_default() -> None:
-    keys = ChangedKeys(updated=({"ref": "a"},))
-    (found,) = _report_keys(MergeCounts(updated=1), keys, StreamSpec.model_validate(ORDERS), "orders", defaulted=["b"])
-    assert "in Kafka. Rows keep a default of b that was changed later. To merge" in found.sentence
+def test_values_of_an_earlier_declaration_are_not_compared_and_no_advice_replaces_them_silently() -> None:
+    of_keys = {"redeclared": ({"ref": "b"},), "redeclared_count": 1, "redeclared_columns": ("kind", "remark")}
+    keys = ChangedKeys(updated=({"ref": "a"},), **of_keys)  # type: ignore[arg-type]
+    wrong, former = _report_keys(MergeCounts(updated=2), keys, StreamSpec.model_validate(ORDERS), "orders")
+    assert (wrong.kind, wrong.count, former.kind, former.count) == (
+        FindingKind.MISCOUNTED, 1, FindingKind.NOT_COMPARED, 1,
+    )  # fmt: skip
+    assert wrong.sentence.endswith("This also replaces values of kind, remark that an earlier declaration wrote")
+    assert former.sentence.startswith("1 key (ref b): each has values of kind, remark that an earlier declaration")
 
 
 def test_offsets_that_were_committed_again_are_reported_for_their_topic_partition() -> None:
@@ -219,7 +224,7 @@ def test_keys_are_missing_unless_another_stream_may_have_deleted_as_many(
     replay: Any = SimpleNamespace(spec=Replay.spec, topics=set(), not_read=())
     table: Any = SimpleNamespace(properties={}, metadata=None)
     context: Any = SimpleNamespace(target=SimpleNamespace(schema=SCHEMA), rules=SimpleNamespace(key=("id",)))
-    (found,) = upserts._report_table_differences(replay, table, (), context, "s")
+    (found,) = upserts._report_table_differences(replay, table, (), context, "s", column_rules=ColumnRules({}, {}))
     assert (found.kind, found.count) == (kind, 2)
 
 
@@ -243,7 +248,7 @@ def test_records_that_a_dedupe_table_lacks_are_named(
     monkeypatch.setattr(upserts, "_inserted_offsets", lambda *_: {T0: BitMap64(offsets)})
     mode: Any = SimpleNamespace(sinks=SimpleNamespace(mode=SimpleNamespace(replaces_rows=False)))
     rest: Any = None
-    (found,) = upserts._report_table_differences(SimpleNamespace(spec=mode), rest, (), rest, "s")  # type: ignore[arg-type]
+    (found,) = upserts._report_table_differences(SimpleNamespace(spec=mode), rest, (), rest, "s", column_rules=rest)  # type: ignore[arg-type]
     assert (found.kind, found.count, found.sentence) == (FindingKind.MISSING, len(offsets), said)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -109,3 +111,16 @@ def test_a_period_that_was_not_all_compared_and_the_rows_of_a_former_topic_are_p
     assert "rows of former topic" in said.splitlines()[0]
     assert said.splitlines()[1].split()[-1] == "198"
     assert "to 2027-01-15 09:00:00Z: no fault found, but not everything was compared: 5 rows were not compared." in said
+
+
+def test_committed_offsets_are_shown_with_the_last_one(capsys: pytest.CaptureFixture[str]) -> None:
+    counts: dict[str, Any] = {"rows": 0, "distinct": 0, "duplicates": 0, "gaps": None, "dead_letters": 0}
+    spans = {0: (0, 1660), 1: (7, 8), 2: (5, 5), 3: (None, 0)}
+    partitions = tuple(PartitionAudit("orders", n, *span, **counts) for n, span in spans.items())
+    expected = {"orders-0": "0 to 1,659", "orders-1": "7", "orders-2": "none", "orders-3": "none"}
+    for by_key in (False, True):
+        shown = partitions[:3] if by_key else partitions
+        _print_audit(Audit("orders", shown, findings=(), batches=1, by_key=by_key), with_source=True)
+        lines = (re.split(r"  +", line) for line in capsys.readouterr().out.splitlines())
+        cells = {words[0]: words[1] for words in lines if words[0].startswith("orders-")}
+        assert cells == {f"{p.topic}-{p.partition}": expected[f"{p.topic}-{p.partition}"] for p in shown}

@@ -454,6 +454,18 @@ def test_a_rollback_is_given_up_although_no_row_waits_and_then_there_is_nothing_
     assert given_up_again(tmp_path, "shop.orders").endswith("nothing is given up.\n")
 
 
+@pytest.mark.parametrize("table", ["shop.orders", "shop.raw_a"])
+def test_a_table_that_lost_its_marker_continues_although_no_row_waits(
+    made: MadeRoute, tmp_path: Path, table: str
+) -> None:
+    made.run({"main": 1})
+    with load_catalog(None).load_table(table).transaction() as change:
+        change.remove_properties(property_name("shop"))
+    assert reported(tmp_path, "route", "shop", "--give-up", table, "--yes")["given-up"] == [table]
+    assert property_name("shop") in load_catalog(None).load_table(table).properties
+    assert given_up_again(tmp_path, table).endswith("nothing is given up.\n")
+
+
 def test_tags_are_removed_from_the_tables_that_are_left(made: MadeRoute, tmp_path: Path) -> None:
     del made
     assert call(tmp_path, "cut", "shop", "--tag", "x").exit_code == 0

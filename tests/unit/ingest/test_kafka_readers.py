@@ -410,7 +410,7 @@ def test_keys_count_in_a_chunks_size(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             KafkaError._AUTO_OFFSET_RESET,
             OffsetGap,
-            r"a[0]: offset 1 (of the range 0 to 9) is not in Kafka: Kafka has 7 to 9",
+            r"a[0]: offset 1 (of the range 0 to 8) is not in Kafka: Kafka has 7 to 8",
         ),
         (KafkaError._LOG_TRUNCATION, OffsetGap, "offset 1"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, AccessDenied, "Kafka refuses access to a[0]: error 29"),

@@ -18,15 +18,18 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import SchemaIncompatible
 from frazil.ingest import readers, table_writer
 from frazil.ingest import stage as stage_module
-from frazil.ingest.contract import OffsetRange, StageTask
+from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask, TargetTable
+from frazil.spec.iceberg import table_schema
+from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.stage_context import build_stage_context
+from frazil.stream.stage_context import build_declared_context, build_stage_context, hash_column_rules
 from frazil.stream.stage_rows import StageRows
 from frazil.table.catalogs import load_catalog
 from frazil.table.declared_tables import declared_table
 from frazil.table.object_store import IoProperties
 from frazil.table.tables import ensure_dead_letters, ensure_table
+from tests.unit.ingest.test_changes import ORDERS
 from tests.unit.stream_with_secret import SPEC
 
 
@@ -164,3 +167,38 @@ def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(
     wider = SPEC.model_copy(update={"columns": columns})
     with pytest.raises(SchemaIncompatible, match=r"are not all as declared yet \(more\).*frazil restart flights"):
         build_stage_context(wider, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
+
+
+def orders_context(*, schema: dict[str, Any] | None = None, **changed: Any) -> StageContext:
+    spec = StreamSpec.model_validate({**ORDERS, **changed, "schema": {**ORDERS["schema"], **(schema or {})}})  # type: ignore[dict-item]
+    columns = table_schema(spec)
+    main = TargetTable(columns.model_dump_json(), "{}", "{}", {}, "data", 1)
+    return build_declared_context(spec, columns, {}, targets={"main": main}, units=spec.units)
+
+
+@pytest.mark.parametrize(
+    "price",
+    [
+        {"type": "int", "default": 1},
+        {"type": "int", "cast": "lenient"},
+        {"type": "int", "null-if": [-1]},
+        {"type": "int", "from": "cost"},
+        "long",
+    ],
+)
+def test_only_the_rules_of_a_changed_column_have_another_hash(price: Any) -> None:
+    before, after = (hash_column_rules(orders_context(schema=schema)) for schema in ({}, {"price": price}))
+    assert {name for name in before if before[name] != after[name]} == {"price"}
+    assert before == hash_column_rules(orders_context())
+
+
+def test_rules_of_all_columns_change_with_the_format() -> None:
+    source = {**ORDERS["source"], "format": {"type": "json", "unwrap": "value"}}  # type: ignore[dict-item]
+    before, after = hash_column_rules(orders_context()), hash_column_rules(orders_context(source=source))
+    assert not before.items() & after.items()
+
+
+def test_rules_are_unknown_where_no_change_is_read_from_the_topics_format() -> None:
+    context = orders_context()
+    assert hash_column_rules(dataclasses.replace(context, changes=None)) == {}
+    assert hash_column_rules(dataclasses.replace(context, files=(RecordFile("a.parquet", 1, 1, ()),))) == {}
