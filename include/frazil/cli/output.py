@@ -196,7 +196,9 @@ def ask(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("cannot prompt: no terminal. Pass --yes to continue without a prompt")
+        refusal = click.ClickException(f"{question} Cannot ask: no terminal, so nothing was changed. Pass --yes")
+        refusal.exit_code = click.UsageError.exit_code
+        raise refusal
     click.confirm(question, abort=True, err=True)
 
 
