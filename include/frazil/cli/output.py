@@ -192,13 +192,15 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, text: bars.update(bar, completed=done, total=total, description=text)
 
 
+class CannotAsk(click.ClickException):
+    exit_code = click.UsageError.exit_code
+
+
 def ask(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        refusal = click.ClickException(f"{question} Cannot ask: no terminal, so nothing was changed. Pass --yes")
-        refusal.exit_code = click.UsageError.exit_code
-        raise refusal
+        raise CannotAsk(f"{question} Cannot ask: no terminal, so nothing was changed. Pass --yes")
     click.confirm(question, abort=True, err=True)
 
 
