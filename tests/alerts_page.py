@@ -105,6 +105,7 @@ _NOTES = """\
 - `writer` fires at once if the writer is not [started again](exit-codes.md), and after `hold` if none has run on this
   host yet.
 - `stall` fires after `hold` if the watermark stands still while the writer commits.
+- `unmeasured` fires after 45s if a stream's table cannot be read and this host has no writer of the stream.
 - `table`, `stall`, `registry`, `writer`, `restarts`, `waiting-batches`, `freshness` and `lag` of one stream are one
   incident: one notification when the first fires, one when the last has ended.
 - For `manifest-list`, a table counts as having at least {files} files.

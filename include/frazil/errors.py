@@ -198,5 +198,6 @@ def format_error(error: Exception) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's type and message on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    """Return an error's type and message on one line, without its stream, for text that names the stream."""
+    text = error.message if isinstance(error, FrazilError) else str(error)
+    return f"{type(error).__name__}: {' '.join(text.split())}"

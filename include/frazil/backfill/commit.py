@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -52,6 +52,7 @@ from frazil.commit.backfill_records import (
 )
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.compare_and_swap import Change, Done, TableCommit, TableHandle, commit_snapshot, commit_snapshots
+from frazil.commit.dead_letter_counts import Reason, Reasons, reasons_summary
 from frazil.commit.history import merge_counts, windows_summary
 from frazil.commit.journal import Journal
 from frazil.commit.marked_update import BranchRemoval, require_unchanged
@@ -147,6 +148,7 @@ class BackfillCommitter:
             "frazil.records": str(record.backfill.records),
             "frazil.rejected": str(record.backfill.rejected),
             **({"frazil.cast": str(record.backfill.cast)} if record.backfill.cast else {}),
+            **({} if self.backfill.replays else reasons_summary(_sum_reasons(journals))),
             **({} if merges else windows_summary(record.late)),  # a merge reports its own counts
             "frazil.commit-record": path,
         }
@@ -362,6 +364,13 @@ def count_changes(tables: StreamTables, backfill: BackfillMarker) -> Counter[str
     for snapshot in chain.from_iterable(run_in_parallel(load_snapshots, sorted(changed))):
         if summary_value(snapshot, "frazil.backfill") == backfill.id:
             found.update(merge_counts(snapshot.summary))
+    return found
+
+
+def _sum_reasons(own_chunks: Iterable[Journal]) -> Reasons:
+    found: dict[str, Reason] = {}
+    for name, reason in (item for journal in own_chunks for item in journal.reasons.items()):
+        found[name] = found.get(name, Reason(0)) + reason
     return found
 
 

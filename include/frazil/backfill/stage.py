@@ -10,10 +10,12 @@ from frazil.backfill.commit import BackfillCommitter, finish_ended_backfill
 from frazil.backfill.run import MAX_ATTEMPTS, Backfill, BackfillPlan
 from frazil.commit.backfill_records import BackfillMarker, backfill_folder
 from frazil.commit.commit_checks import check_same_source
+from frazil.commit.dead_letter_counts import count_reasons
 from frazil.commit.journal import NO_DEAD_LETTERS, Journal
 from frazil.commit.sweep import discard_batch
 from frazil.errors import Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.ingest.contract import StageResult
+from frazil.ingest.dead_letters import join_rejects
 from frazil.offsets.spans import Spans
 from frazil.stream.engine import TaskRunner
 from frazil.stream.progress import ProgressFolder
@@ -127,5 +129,6 @@ def _stage_chunk(
         offsets_after={},
         cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
         column_rules=hash_column_rules(context),
+        reasons=count_reasons(join_rejects(result.rejects for result in results)),
     )
     return journal, results

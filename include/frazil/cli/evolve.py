@@ -64,9 +64,9 @@ def evolve(  # noqa: PLR0913 - one for each option
     spec = find_stream(streams_folder, stream)
     if spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
         raise SpecError(
-            f"stream {stream!r}: records of source.format {spec.source.format.type} have no field names, so columns "
-            "cannot be changed while the writer runs. Stop the writer, change the column with a query engine, and edit "
-            "the declaration"
+            f"records of source.format {spec.source.format.type} have no field names, so columns cannot be changed "
+            "while the writer runs. Stop the writer, change the column with a query engine, and edit the declaration",
+            stream=stream,
         )
     table = open_read_only(spec).tables.main.current()
     routed = load_route_tables(table.catalog, spec.sinks)

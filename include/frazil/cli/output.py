@@ -192,11 +192,15 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
         yield lambda done, total, text: bars.update(bar, completed=done, total=total, description=text)
 
 
+class CannotAsk(click.ClickException):
+    exit_code = click.UsageError.exit_code
+
+
 def ask(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("cannot prompt: no terminal. Pass --yes to continue without a prompt")
+        raise CannotAsk(f"{question} Cannot ask: no terminal, so nothing was changed. Pass --yes")
     click.confirm(question, abort=True, err=True)
 
 

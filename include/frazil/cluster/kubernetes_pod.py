@@ -137,7 +137,7 @@ def _to_mebibytes(text: str, driver: ClusterDriver) -> int:
     found = re.fullmatch(r"(\d+)\s*([kmgt]?)b?", text.strip().lower())
     if found is None:
         problem = f"{text!r} in resources.spark is not a size. Write a size such as 2g"
-        raise SpecError(f"stream {driver.application}: {problem}")
+        raise SpecError(problem, stream=driver.application)
     factor = {"k": 1 / 1024, "": 1, "m": 1, "g": 1024, "t": 1024**2}[found[2]]
     return max(1, int(int(found[1]) * factor))
 

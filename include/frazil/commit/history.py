@@ -148,6 +148,14 @@ def published_snapshots(metadata: TableMetadata, stream: str) -> Iterator[Snapsh
             yield snapshot
 
 
+def rejecting_commits(metadata: TableMetadata, stream: str) -> Iterator[Snapshot]:
+    """Yield the commits of the stream's batches and backfills in main, newest first. A replay rejects no new record."""
+    for snapshot in ancestors(metadata):
+        is_own = stream in {summary_value(snapshot, f"frazil.{name}") for name in ("stream", "backfill-stream")}
+        if is_own and summary_value(snapshot, "frazil.commit-record") and not is_replay(snapshot, stream):
+            yield snapshot
+
+
 def is_replay(snapshot: Snapshot, stream: str) -> bool:
     """Return whether this is the commit of a stream's replay. A plain backfill is not a replay."""
     of_stream = summary_value(snapshot, "frazil.backfill-stream") == stream

@@ -115,7 +115,7 @@ def open_kafka(spec: StreamSpec, *, timeout_s: float = INTERACTIVE_TIMEOUT_S) ->
 def check_own_table(spec: StreamSpec, table: Table | None) -> None:
     """Raise TableLost if the catalog no longer has the stream's own table under its name."""
     if lost := explain_lost_table(spec, table):
-        raise TableLost(f"stream {spec.name!r}: {lost}")
+        raise TableLost(lost, stream=spec.name)
 
 
 def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:

@@ -31,6 +31,7 @@ class WriterLock:
     def __init__(self, folder: Path, *, streams: tuple[str, ...] = ()) -> None:
         self._path, self._streams = folder / LOCK_FILE, streams
         self._fd: int | None = None
+        self._former: Launch | None = None
 
     def acquire(self) -> int:
         """Take the lock or inherit it, and return its file descriptor. Raises WriterBusy with the holder's pid."""
@@ -44,7 +45,7 @@ class WriterLock:
         except BlockingIOError:
             os.close(fd)
             raise WriterBusy(self._busy_message()) from None
-        self._fd = fd
+        self._fd, self._former = fd, read_launch(self._path.parent)
         self.record(
             Launch(
                 id=uuid.uuid4().hex,
@@ -89,6 +90,11 @@ class WriterLock:
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Restore the last writer's record, because a command that holds the lock writes no batch."""
+        if self._fd is not None and self._former is not None:
+            self.record(self._former)
+        elif self._fd is not None:
+            os.ftruncate(self._fd, 0)
         self.release()
 
     def _inherited_fd(self) -> int | None:

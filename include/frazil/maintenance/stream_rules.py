@@ -75,8 +75,9 @@ def evaluate_stream_rules(state: StreamState, alerts: Alerts, *, now_ms: int) ->
 def _stream_readings(state: StreamState, alerts: Alerts, now_ms: int) -> Iterator[Reading]:
     name, hold_ms = state.name, min(alerts.stall, alerts.hold) // timedelta(milliseconds=1)
     sentence = (
-        f"the declaration of stream {name} is broken. A running writer and the DAGs continue unchanged, but no writer "
-        f"can be started. Correct the file, and check it with `frazil validate`: {state.problem}"
+        f"the declaration of stream {name} is broken, or conflicts with another stream's. A running writer and the "
+        "DAGs continue unchanged, but a new writer may be refused. Correct the files that the problem names, and check "
+        f"them with `frazil validate`: {state.problem}"
     )
     yield boolean_reading("declaration", state.problem is not None, sentence)
     yield boolean_reading("table", state.missing is not None, f"stream {name}: {state.missing}")

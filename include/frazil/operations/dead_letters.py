@@ -24,7 +24,7 @@ from frazil.commit.dead_letter_counts import (
     span_start,
     sum_by_span,
 )
-from frazil.commit.history import ancestors, commit_records, merge_counts
+from frazil.commit.history import ancestors, merge_counts, rejecting_commits
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.spec.units import format_count
 from frazil.status.flow import DAY_MS, counted_since
@@ -126,10 +126,10 @@ def count_rejected(
 def _list_changes(
     main: TableMetadata, stream: str, treatments: Iterable[Treatment], *, begin_ms: int
 ) -> Iterator[tuple[int, Reasons, CountChanges]]:
-    batches = takewhile(lambda one: one.timestamp_ms >= begin_ms, (batch for batch, _ in commit_records(main, stream)))
+    commits = takewhile(lambda one: one.timestamp_ms >= begin_ms, rejecting_commits(main, stream))
     found: list[tuple[int, Reasons, CountChanges]] = [
-        (batch.timestamp_ms, parse_reasons(snapshot_summary(batch), key), UNCHANGED_COUNTS)
-        for batch in batches
+        (commit.timestamp_ms, parse_reasons(snapshot_summary(commit), key), UNCHANGED_COUNTS)
+        for commit in commits
         for key in (REASONS_KEY, ACCEPTED_KEY)
     ]
     found += [(one.at_ms, {}, one.changes) for one in treatments]

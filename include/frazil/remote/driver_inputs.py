@@ -72,7 +72,7 @@ def prepare_driver(spec: StreamSpec, streams: Path, *, program: Path) -> DriverI
         settings = resolve_kafka_properties(spec, os.environ)
         with KafkaAdmin(settings, spec.source.reads, stream=spec.name) as kafka:
             if not kafka.describe().partitions:
-                raise TopicMissing(f"stream {spec.name!r}: Kafka has no {spec.source.topics_text} yet")
+                raise TopicMissing(f"Kafka has no {spec.source.topics_text} yet", stream=spec.name)
     catalog = load_catalog(spec.table.catalog)
     table = ensure_table(catalog, spec)
     ensure_dead_letters(catalog, spec)

@@ -45,11 +45,17 @@ def find_harmful_writes(path: Path, streams: Mapping[Path, StreamSpec]) -> list[
         if other != path and (its.table.catalog, its.table.identifier) == (spec.table.catalog, spec.table.identifier):
             found += (
                 f"{path}: schema.{name}: {mine}, but the stream in {other}, which also writes to "
-                f"{spec.table.identifier}, has: {theirs}; remove or add 'not null' in all streams of the table together"
+                f"{spec.table.identifier}, has: {theirs}; {_required_field_remedy(mine, theirs)}"
                 for name, mine, theirs in _find_field_conflicts(_table_struct(spec), _table_struct(its), ())
                 if theirs == NO_COLUMN or theirs.endswith(" not null")
             )
     return found
+
+
+def _required_field_remedy(mine: str, theirs: str) -> str:
+    if NO_COLUMN in {mine, theirs}:
+        return "declare the column in both streams, or without 'not null'"
+    return "remove or add 'not null' in all streams of the table together"
 
 
 def _name_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
@@ -232,4 +238,4 @@ def _find_field_conflicts(first: Type, second: Type, path: tuple[str, ...]) -> I
             yield ".".join(place), str(field.type), str(other.type)
     for other in fields.values():
         if other.required:
-            yield ".".join((*path, other.name)), "not declared", f"{other.type} not null"
+            yield ".".join((*path, other.name)), NO_COLUMN, f"{other.type} not null"

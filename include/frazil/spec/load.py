@@ -124,25 +124,27 @@ def check_other_streams(folder: Path, spec: StreamSpec) -> None:
 def find_file(folder: Path, name: str) -> Path:
     """Return the file that declares a stream, even if it is not valid. Raises SpecError with the known names."""
     known: dict[str, Path] = {}
-    failures: list[str] = []
+    failures: dict[str, str] = {}
     for path in list_stream_files(folder):
         try:
             declared = read_mapping(path).get("name")
         except SpecError as error:
-            failures.append(str(error))
+            failures[path.stem] = str(error)
             continue
         if declared == name and name in known:
             raise SpecError(f"the stream {name!r} is declared twice: {known[name]} and {path}; rename one")
         known[str(declared)] = path
     if name in known:
         return known[name]
+    if name in failures:  # the file of this name cannot be read, and probably declares the stream
+        raise SpecError(failures[name])
     loaded, _ = _load_all(folder)
     if shared := sorted(spec.name for spec in loaded.values() if spec.application == name):
         raise SpecError(f"{name!r} is an application, not a stream; use one of its streams: {', '.join(shared)}")
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     message = f"no stream {name!r} in {folder}; {hint}known: {', '.join(sorted(known)) or 'none'}"
-    raise SpecError("\n".join([message, *failures]))
+    raise SpecError("\n".join([message, *failures.values()]))
 
 
 def _mentions(path: Path, text: str) -> bool:

@@ -200,6 +200,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
     if process.error and not known.reset_since_end:
         # A writer that could not report why it ended left the last lines of its log, which may be long.
         words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
+        words = words.removeprefix(f"stream {known.name}: ")
         problems.append(f"the last writer ended with {describe_exit(process)}: {shorten_error(words)}")
     is_of_last = given_up is not None and (writer.launch is None or writer.launch.id == given_up.subject)
     if known.state is State.GIVEN_UP and given_up is not None and is_of_last:

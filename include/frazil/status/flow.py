@@ -11,7 +11,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.dead_letter_counts import Reason, Reasons, parse_reasons
-from frazil.commit.history import ancestors, commit_records, is_replay, parse_number
+from frazil.commit.history import ancestors, commit_records, is_replay, parse_number, rejecting_commits
 from frazil.spec.model import StreamSpec
 from frazil.table.branches import summary_value
 
@@ -32,7 +32,6 @@ MIN_RATE_INTERVALS = 3
 class CommitCounts:
     at_ms: int
     records: int
-    rejected: int
 
 
 @dataclass(slots=True)
@@ -55,7 +54,8 @@ class Flow:
     """Average over ten minutes, or three longest commit intervals if that is longer; None before the first commit."""
     last_hour: tuple[int, ...]
     """Records in each two-minute part of the last hour, oldest first."""
-    rejected_last_day: int
+    rejected_last_day: int = 0
+    """Records that batches and backfills rejected, even if they were replayed or discarded since."""
     rejected_since_ms: int | None = None
     """When the count of rejected records starts, if it does not cover the last day. See `counted_since`."""
     rejected_since_reset: bool = False
@@ -91,9 +91,12 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
         recent_minutes=recent_ms / 60_000,
     )
     since_ms, is_reset = counted_since(metadata, spec.name, since_ms=now_ms - DAY_MS)
+    counted = takewhile(
+        lambda one: one.timestamp_ms >= (since_ms or now_ms - DAY_MS), rejecting_commits(metadata, spec.name)
+    )
+    rejected = sum(parse_number(summary_value(one, "frazil.rejected")) for one in counted)
     if since_ms is None:
-        return found
-    rejected = sum(one.rejected for one in commits if one.at_ms >= since_ms)
+        return replace(found, rejected_last_day=rejected)
     unknown = max(since_ms - (now_ms - HOUR_MS), 0) * LAST_HOUR_BUCKETS // HOUR_MS
     if unknown and not is_reset:
         found = replace(found, last_hour=found.last_hour[min(unknown, LAST_HOUR_BUCKETS - 1) :])
@@ -123,8 +126,7 @@ def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list
     """Return the stream's commits since `since_ms` and the last one before, newest first."""
     found: list[CommitCounts] = []
     for snapshot, _ in commit_records(metadata, stream):
-        records, rejected = (parse_number(summary_value(snapshot, f"frazil.{n}")) for n in ("records", "rejected"))
-        found.append(CommitCounts(snapshot.timestamp_ms, records, rejected))
+        found.append(CommitCounts(snapshot.timestamp_ms, parse_number(summary_value(snapshot, "frazil.records"))))
         if snapshot.timestamp_ms < since_ms:
             break
     return found
@@ -170,6 +172,5 @@ def compute_rates(commits: Sequence[CommitCounts], *, over_ms: int, now_ms: int)
     return Flow(
         records_per_s=sum(one.records for one in counted) * 1000 / span_ms if commits else None,
         last_hour=tuple(hour),
-        rejected_last_day=sum(one.rejected for one in commits if one.at_ms > now_ms - DAY_MS),
         rate_ms=span_ms,
     )

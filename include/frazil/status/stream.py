@@ -99,10 +99,10 @@ def _add_writer_report(
         # Its lag counts from its own position, which is no longer the stream's position.
         writer, lag = replace(writer, fenced=True), None
         problems.insert(0, _fenced_message(spec.name, heartbeat, marker))
-    if lag is None and marker is not None and view.in_full:
+    is_unreachable = stall is not None and stall.kind in {StallKind.KAFKA, StallKind.TOPIC}
+    if lag is None and marker is not None and view.in_full and not is_unreachable:
         lag, silent = (None, ROLLED_BACK) if known.rolled_back else fetch_lag(spec, marker)
         problems += [silent] if silent else []
-    is_unreachable = stall is not None and stall.kind in {StallKind.KAFKA, StallKind.TOPIC}
     is_waiting = bool(outage or silent or is_unreachable or (stall and stall.kind is StallKind.OFFSETS))
     known = replace(
         known,

@@ -231,9 +231,10 @@ class BatchPlanner:
         """Limit reading to complete source transactions. Raises SpecError for several partitions."""
         if len(read) > 1:
             raise SpecError(
-                f"stream {self.settings.stream!r}: source.format.envelope.transactions needs a topic with one "
-                f"partition, whose transactions are in the source's order. Topic {sorted(read)[0][0]} has {len(read)}: "
-                "remove the option, or let the connector write into a topic with one partition"
+                "source.format.envelope.transactions needs a topic with one partition, whose transactions are in the "
+                f"source's order. Topic {sorted(read)[0][0]} has {len(read)}: remove the option, or let the connector "
+                "write into a topic with one partition",
+                stream=self.settings.stream,
             )
         for tp, start in read.items():
             end = self.ends.get(tp, start)

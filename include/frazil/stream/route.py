@@ -141,8 +141,9 @@ class StreamRoute:
         if self._is_overdue:
             fix = behind[0].find_remedy(self.spec.name, "Fix the table and start the writer again")
             raise RouteBehind(
-                f"stream {self.spec.name!r}: {describe_lagging_tables(behind)}. This has lasted for longer than "
-                f"route.lag ({format_duration(self._lag)}). The rows are kept",
+                f"{describe_lagging_tables(behind)}. This has lasted for longer than route.lag "
+                f"({format_duration(self._lag)}). The rows are kept",
+                stream=self.spec.name,
                 remedy="Once this is fixed, start the writer again" if behind[0].why.remedy else fix,
             )
 

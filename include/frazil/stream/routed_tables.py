@@ -322,7 +322,7 @@ class RoutedTables(RouteValues):
         if behind := self.behind.get(identifier):
             fix = "Restore the former table" if behind.gone else "Fix the table"
             remedy = behind.find_remedy(self.spec.name, fix)
-            raise RouteBehind(f"stream {self.spec.name!r}: {behind.explain().reason}", remedy=remedy)
+            raise RouteBehind(behind.explain().reason, stream=self.spec.name, remedy=remedy)
 
     def evolve_tables(
         self, drift: Mapping[Target, Sequence[SchemaDrift]], main: Table

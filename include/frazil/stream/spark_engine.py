@@ -172,7 +172,7 @@ class SparkEngine:
             return nullcontext()
         spark = self._context._jsc.sc()
         sentence = (
-            f"stream {stream!r}: the current batch waits: no executor is left, and {resources.master} provides none. "
+            f"stream {stream}: the current batch waits: no executor is left, and {resources.master} provides none. "
             f"Check that the cluster runs. {CLUSTER_HINTS.get(resources.manager, '')}. The batch continues on new "
             "executors"
         )

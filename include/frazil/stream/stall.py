@@ -203,7 +203,7 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
 def _find_silent_planner(
     history: SampleHistory, sample: WriterSample, *, limits: StallLimits, stream: str
 ) -> Stall | None:
-    if sample.phase is not Phase.WAITING:
+    if sample.phase is not Phase.WAITING or sample.silent_since_ms is not None:  # Kafka itself is silent
         return None
     answered = sample.planned_at_ms is not None
     since_ms = max(sample.planned_at_ms or 0, sample.advanced_at_ms, history.began_at_ms)

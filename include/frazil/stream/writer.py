@@ -176,7 +176,7 @@ class Writer:
             if kafka.describe().partitions:
                 return True
             if self.until_caught_up:
-                raise TopicMissing(f"stream {self.spec.name!r}: {problem}: there is nothing to catch up with")
+                raise TopicMissing(f"{problem}: there is nothing to catch up with", stream=self.spec.name)
             emit(PhaseBegan(Phase.STARTING))
             again = f"{problem}; the writer checks again every {DESCRIBE_INTERVAL_S:.0f} s"
             emit(OutageReported(again, TopicMissing.exit_code))

@@ -130,13 +130,13 @@ def lost_dead_letters_error(spec: StreamSpec, start_hint: Callable[[str], str]) 
         else f"its dead-letter table {identifier} is not in the catalog {catalog.name!r}: it was dropped or renamed. "
         f"To create an empty dead-letter table, start the writer: {start_hint(spec.name)}"
     )
-    return TableLost(f"stream {spec.name!r}: {reason}")
+    return TableLost(reason, stream=spec.name)
 
 
 def open_stream_catalog(spec: StreamSpec) -> Catalog:
     """Open the catalog of a stream's table for reading. Raises TableLost, and the errors of `find_lost_table`."""
     if lost := find_lost_table(spec):
-        raise TableLost(f"stream {spec.name!r}: {lost}")
+        raise TableLost(lost, stream=spec.name)
     return open_existing_catalog(spec.table.catalog)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from frazil.commit.backfill_records import (
     published_records,
     read_backfill,
 )
+from frazil.commit.dead_letter_counts import Reason
 from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.commit.history import Period, late_rows
 from frazil.commit.journal import Journal
@@ -32,9 +34,11 @@ from frazil.commit.sweep import batch_folder
 from frazil.errors import BackfillAbandoned, Fenced, FrazilError, StaleBatch, WriterBusy
 from frazil.history.objects import ActionLog, HistoryStore
 from frazil.ingest.contract import RangeProgress
+from frazil.operations.dead_letters import count_rejected
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry
+from frazil.status.flow import DAY_MS, compute_flow
 from frazil.table.branches import head_of
 from frazil.table.storage import LocalStore
 
@@ -257,6 +261,22 @@ def test_another_backfill_is_refused_until_the_first_is_abandoned_which_leaves_n
     with pytest.raises(Fenced, match="abandoned"):
         committer.mark_staged()
     assert BackfillCommitter.begin(live.tables, other).backfill.id != committer.backfill.id
+
+
+def test_rejected_records_of_the_last_day_include_those_of_backfills(live: Any) -> None:
+    committer = BackfillCommitter.begin(live.tables, REQUEST)
+    journal = chunk(live, committer, {0: (0, 5)}, {(0, 1), (0, 3)})
+    reasons = {"TypeMismatch": Reason(2, ("events[0]@1", "events[0]@3"))}
+    committer.commit(dataclasses.replace(journal, reasons=reasons), planned=1)
+    committer.mark_staged()
+    publish(live, committer)
+    metadata, now_ms = live.load().metadata, live.tables.clock_ms()
+    spec: Any = SimpleNamespace(name="events", commit=SimpleNamespace(longest_interval=timedelta(minutes=1)))
+    assert compute_flow(metadata, spec, now_ms=now_ms).rejected_last_day == 2
+    (rejected,) = count_rejected(metadata, "events", [], now_ms=now_ms)
+    assert (rejected.reason, rejected.count, rejected.places) == ("TypeMismatch", 2, ("events[0]@1", "events[0]@3"))
+    later_ms = head_of(metadata).timestamp_ms + DAY_MS + 1
+    assert compute_flow(metadata, spec, now_ms=later_ms).rejected_last_day == 0
 
 
 def test_an_error_names_how_to_publish_another_backfill_on_a_branch(live: Any) -> None:

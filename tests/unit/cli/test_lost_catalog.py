@@ -169,6 +169,17 @@ def test_a_stream_that_is_forgotten_begins_in_the_table_that_replaced_its_own(
     assert explain_lost_table(made.spec, load_stream_table(made.spec)) is None
 
 
+def test_a_refused_forget_leaves_no_trace_of_a_writer(made: MadeStream, tmp_path: Path) -> None:
+    before = call(tmp_path, "status", "made", "--json")
+    refusal = CliRunner().invoke(frazil, ["forget", "made", "--streams", str(tmp_path)])
+    assert refusal.exit_code == 2
+    assert "Error: Forget stream made? Cannot ask: no terminal, so nothing was changed. Pass --yes\n" in refusal.stderr
+    assert "Usage:" not in refusal.stderr
+    writer = json.loads(call(tmp_path, "status", "made", "--json"))["streams"][0]["writer"]
+    assert writer == json.loads(before)["streams"][0]["writer"]
+    assert made.tables.marker()
+
+
 def test_a_stream_is_not_forgotten_in_a_catalog_that_took_the_place_of_its_own(
     made: MadeStream, tmp_path: Path, frazil_home: Path
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frazil.errors import BROKERS_REMEDY
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.operations.overview import (
     GRACE_MS,
@@ -156,7 +157,8 @@ def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
     values = {"stall": silent, "problems": (silent.reason, "another")}
     found = status(state=State.KAFKA_UNREACHABLE, unreachable_since_ms=silent.since_ms, **values)
     for_ms = "Kafka at 127.0.0.1:1 has not answered for 28 s"
-    assert found.sentence == f"{for_ms}; nothing is lost, and the writer continues by itself once it does"
+    calm = f"{for_ms}; nothing is lost, and the writer continues by itself once it does"
+    assert found.sentence == f"{calm}. {BROKERS_REMEDY}"
     assert found.problems == (found.sentence, "another")
     assert (found.state, found.rule) == ("Kafka unreachable", "stall")
 

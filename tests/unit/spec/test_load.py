@@ -1003,3 +1003,12 @@ def test_loading_needs_no_pyiceberg(declare: Declare) -> None:
         "sys.exit('pyiceberg' in sys.modules or 'pyarrow' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, declare()], check=False).returncode == 0
+
+
+def test_a_stream_whose_own_file_is_broken_is_not_unknown(declare: Callable[..., Path], tmp_path: Path) -> None:
+    declare()
+    (tmp_path / "trips.yaml").write_text("name: trips\nsource: {topics: [trips\n")
+    with pytest.raises(SpecError) as refused:
+        find_stream(tmp_path, "trips")
+    assert str(refused.value).startswith(f"{tmp_path / 'trips.yaml'}: line 3, column 1: ")
+    assert "flights" not in str(refused.value)

@@ -191,6 +191,20 @@ def test_no_writer_starts_that_would_write_into_another_streams_table(declare: D
     check_other_streams(tmp_path, find_stream(tmp_path, "other"))
 
 
+def test_a_required_column_of_one_stream_of_a_table_is_refused_with_both_files_and_the_way_out(
+    declare: Declare, tmp_path: Path
+) -> None:
+    declare("1.yaml", schema={"departed": "timestamptz"})
+    required = {"carrier": "string not null", "departed": "timestamptz"}
+    declare("2.yaml", name="other", schema=required, source={"topics": "o", "bootstrap-servers": "b:1"})
+    for name, file, another in (("flights", "1.yaml", "2.yaml"), ("other", "2.yaml", "1.yaml")):
+        with pytest.raises(SpecError) as refused:
+            check_other_streams(tmp_path, find_stream(tmp_path, name))
+        assert str(refused.value).startswith(f"{tmp_path / file}: schema.carrier: ")
+        assert f"but the stream in {tmp_path / another}, which also writes to demo.flights, has: " in str(refused.value)
+        assert str(refused.value).endswith("; declare the column in both streams, or without 'not null'")
+
+
 def test_no_writer_starts_that_would_make_another_streams_required_column_optional(
     declare: Declare, tmp_path: Path
 ) -> None:

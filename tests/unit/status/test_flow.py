@@ -14,8 +14,8 @@ NOW_MS = 1_700_000_000_000
 MINUTE_MS = 60_000
 
 
-def commit(minutes_ago: float, records: int = 0, rejected: int = 0) -> CommitCounts:
-    return CommitCounts(NOW_MS - int(minutes_ago * MINUTE_MS), records, rejected)
+def commit(minutes_ago: float, records: int = 0) -> CommitCounts:
+    return CommitCounts(NOW_MS - int(minutes_ago * MINUTE_MS), records)
 
 
 def of(*commits: CommitCounts, over_minutes: int = 10):  # type: ignore[no-untyped-def]
@@ -43,16 +43,11 @@ def test_a_single_commit_counts():
     assert of(commit(1, 60)).records_per_s == 1
 
 
-def test_rejected_records_count_for_a_day():
-    assert of(commit(1, 0, 3), commit(23 * 60, 0, 4), commit(24 * 60 + 1, 0, 5)).rejected_last_day == 7
-
-
-@given(st.lists(st.tuples(st.integers(0, 2 * DAY_MS), st.integers(0, 10**6), st.integers(0, 10**6)), max_size=40))
-def test_the_hour_and_the_day_hold_exactly_what_was_committed_within_them(made: list[tuple[int, int, int]]):
-    newest_first = [CommitCounts(NOW_MS - age, records, rejected) for age, records, rejected in sorted(made)]
+@given(st.lists(st.tuples(st.integers(0, 2 * DAY_MS), st.integers(0, 10**6)), max_size=40))
+def test_the_hour_holds_exactly_what_was_committed_within_it(made: list[tuple[int, int]]):
+    newest_first = [CommitCounts(NOW_MS - age, records) for age, records in sorted(made)]
     found = compute_rates(newest_first, over_ms=10 * MINUTE_MS, now_ms=NOW_MS)
     assert sum(found.last_hour) == sum(c.records for c in newest_first if c.at_ms > NOW_MS - HOUR_MS)
-    assert found.rejected_last_day == sum(c.rejected for c in newest_first if c.at_ms > NOW_MS - DAY_MS)
     assert (found.records_per_s is None) == (not made)
     assert (found.records_per_s or 0) >= 0
 

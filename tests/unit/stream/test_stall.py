@@ -134,6 +134,14 @@ def test_brokers_that_do_not_answer_are_named_after_20_s_however_long_the_interv
     assert writer.passes(PERIOD) == []
 
 
+def test_silent_brokers_are_one_stall_and_not_also_a_silent_planner():
+    writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL))
+    writer.planner_runs = False
+    writer.passes(2 * PERIOD)
+    writer.set(silent_since_ms=START + 2 * PERIOD)
+    assert {stall.kind for stall in writer.passes(2 * MIN_STALL_MS)} == {StallKind.KAFKA}
+
+
 def test_a_deleted_topic_is_named_although_no_record_waits():
     writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL))
     writer.planner_runs = False
