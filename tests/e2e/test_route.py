@@ -98,7 +98,10 @@ def test_values_without_a_table_are_dead_letters_if_so_declared(stream: Any) -> 
     stream.produce([record(0, "a"), record(1, None), record(2, "b")])
     stream.catch_up()
     assert (ids("test.a"), stream.ids()) == ([0], [])
-    assert dead_letters(stream) == ["field note: 'b' has no table", "field note: has no value"]
+    assert [error.partition(".")[0] for error in dead_letters(stream)] == [
+        "field note: 'b' has no table",
+        "field note: has no value",
+    ]
 
 
 def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_reason(

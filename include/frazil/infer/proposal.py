@@ -41,6 +41,7 @@ MIN_HOURLY_BYTES = 24 * 128 * 2**20
 MIN_DAILY_BYTES = 2**20
 """Minimum Parquet bytes per day for daily partitions. With fewer bytes, monthly partitions are proposed."""
 MAX_SORT_COLUMN_VALUES = 1_000
+MAX_LISTED_ERRORS = 5
 MAX_ERROR_CHARACTERS = 200
 TARGET_FILE_BYTES = 512 * 2**20
 KAFKA_TIMESTAMP_COLUMN = "kafka_timestamp"
@@ -232,10 +233,18 @@ def _render_head(sample: Sample, rejected: Sequence[Rejection], remarks: Iterabl
         counts = Counter(one.error_class for one in rejected)
         reasons = ", ".join(f"{name} {of:,}" for name, of in counts.most_common())
         yield f"# As declared below, {len(rejected):,} of these {sampled:,} would be dead letters: {reasons}."
-        for name in counts:
-            error = next(one.error for one in rejected if one.error_class == name)[:MAX_ERROR_CHARACTERS]
-            yield f"#   {name}: {error if error.isprintable() else ascii(error)}"
+        yield from _describe_rejections(rejected)
     yield from _describe_sizes(sample)
+
+
+def _describe_rejections(rejected: Sequence[Rejection]) -> Iterator[str]:
+    """Yield the first error of each error class and field, the most frequent first."""
+    by_field: dict[tuple[str, str], list[str]] = {}
+    for one in rejected:
+        by_field.setdefault((one.error_class, one.error.partition(": ")[0]), []).append(one.error)
+    for (name, _), errors in sorted(by_field.items(), key=lambda item: -len(item[1]))[:MAX_LISTED_ERRORS]:
+        first = errors[0][:MAX_ERROR_CHARACTERS]
+        yield f"#   {name} {len(errors):,}: {first if first.isprintable() else ascii(first)}"
 
 
 def _describe_sizes(sample: Sample) -> Iterator[str]:

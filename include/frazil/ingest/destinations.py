@@ -23,6 +23,7 @@ MAIN: Target = "main"
 MAX_REPORTED_VALUES = 10_000
 MAX_CACHED_VALUES = 100_000
 MAX_QUOTED_CHARACTERS = 100
+_TO_DEFAULT_TABLE = "With route.otherwise: table, such records go to the default table"
 UNKNOWN_TARGET: Target = ""
 """The target of records with a route value that has no table. Such records never evolve a table."""
 
@@ -128,16 +129,18 @@ class RowDivider:
 
     def _find_destination(self, value: str | bytes | None) -> _Destination:
         if value is None:
-            return MAIN if self._to.to_main else self._rejection("has no value")
+            return MAIN if self._to.to_main else self._rejection(f"has no value. {_TO_DEFAULT_TABLE}")
         try:
             text = _decode_value(value)
         except UnicodeDecodeError:
-            return self._rejection("its value is not UTF-8")
+            return self._rejection("its value is not UTF-8; write UTF-8")
         if text in self._to.targets:
             return self._to.targets[text]
         shown = self._quote(text[:MAX_QUOTED_CHARACTERS])
+        if not self._to.makes and self._to.to_main:
+            return MAIN
         if not self._to.makes:
-            return MAIN if self._to.to_main else self._rejection(f"{shown} has no table")
+            return self._rejection(f"{shown} has no table. Add it to route.tables. {_TO_DEFAULT_TABLE}")
         reason = find_refusal(text, self._to.allow) or self._to.refused.get(text) or self._to.full
         return self._rejection(f"{shown} gets no table: {reason}") if reason else None
 

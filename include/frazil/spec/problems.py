@@ -148,11 +148,12 @@ def complete(error: ValidationError, declared: Mapping[str, Any], folder: Path) 
             valid = _with_placeholders(declared, locations)
             spec = StreamSpec.model_validate(valid, by_alias=True, by_name=False, context=context)
         except ValidationError as again:
+            failing = _find_locations(again)
             # A mapping without a required key is wrong as a whole.
-            parents = {location[:-1] for location in _find_locations(again)} - {(), *locations}
-            if not parents:
+            more = {part[:-1] if part in locations else part for part in failing} - {(), *locations}
+            if not more:
                 return None
-            locations += parents
+            locations += more
         else:
             return PartialStream(spec, wrong, tuple(found))
 

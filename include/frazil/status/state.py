@@ -191,7 +191,15 @@ class StreamState:
     @property
     def reset_since_end(self) -> bool:
         """Whether an operator has reset or adopted the stream since its last writer ended."""
-        at_ms, ended_at_ms = self.reset_at_ms, self.writer.ended_at_ms
+        return self._is_since_end(self.reset_at_ms)
+
+    @property
+    def changed_since_end(self) -> bool:
+        """Whether an operator has paused, resumed or restarted the stream since its last writer ended."""
+        return self._is_since_end(self.desired_at_ms)
+
+    def _is_since_end(self, at_ms: int | None) -> bool:
+        ended_at_ms = self.writer.ended_at_ms
         return self.writer.pid is None and at_ms is not None and ended_at_ms is not None and at_ms > ended_at_ms
 
     @property

@@ -108,8 +108,12 @@ def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
         partitions = kafka.describe().partitions
         first, ends = kafka.earliest(partitions), kafka.log_ends(partitions)
     spans = {tp: (first[tp], ends[tp].stable) for tp in partitions if tp in ends and first[tp] < ends[tp].stable}
-    each = -(-limit // max(1, len(spans)))
-    return [OffsetRange(*tp, max(start, end - each), end) for tp, (start, end) in sorted(spans.items())]
+    ranges = []
+    smallest_first = sorted(spans.items(), key=lambda item: item[1][1] - item[1][0])
+    for left, (tp, (start, end)) in zip(range(len(spans), 0, -1), smallest_first, strict=True):
+        ranges.append(OffsetRange(*tp, max(start, end - -(-limit // left)), end))
+        limit -= ranges[-1].end - ranges[-1].start
+    return sorted((one for one in ranges if one.start < one.end), key=lambda one: (one.topic, one.partition))
 
 
 def _preview_chunk(

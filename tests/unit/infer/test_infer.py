@@ -364,11 +364,21 @@ def test_the_minority_that_a_proposal_rests_on_or_leaves_out_is_named(values: li
     assert f"  x: {line}" in [shown.replace(" not null", "") for shown in text.splitlines()]
 
 
+def test_each_field_whose_values_would_be_dead_letters_is_named_with_its_first_error() -> None:
+    values = [{"a": n, "b": n} for n in range(100)] + [{"a": "x", "b": 1}] * 2 + [{"a": 1, "b": "y"}] * 3
+    text, _ = proposed(sample([json.dumps(value).encode() for value in values]))
+    shown = [line for line in text.splitlines() if line.startswith("#   ")]
+    assert [line.partition(", got")[0] for line in shown] == [
+        "#   TypeMismatch 3: b: expected a whole number (long)",
+        "#   TypeMismatch 2: a: expected a whole number (long)",
+    ]
+
+
 def test_a_single_bad_time_does_not_make_a_column_of_times_json() -> None:
     values = [EPOCH_MS, "2026-01-01T09:30:00.5Z"] * 10 + ["soon"]
     text, spec = proposed(of := sample([json.dumps({"sent_at": value}).encode() for value in values]))
     assert "  sent_at: {type: timestamptz, unit: ms, cast: lenient}" in text
-    assert "1 of these 21 would be dead letters: TypeMismatch 1.\n#   TypeMismatch: sent_at: " in text
+    assert "1 of these 21 would be dead letters: TypeMismatch 1.\n#   TypeMismatch 1: sent_at: " in text
     assert len(rejected(spec, of)) == 1
 
 

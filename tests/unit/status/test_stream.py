@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +20,12 @@ from frazil.cli.main import frazil
 from frazil.cli.status import _overview_cells
 from frazil.commit.dead_letter_counts import Reason
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
+from frazil.host.exchange import open_exchange, replace_json
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
-from frazil.host.records import Launch, LaunchKind
+from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.operations.dead_letters import count_rejected
 from frazil.operations.overview import OverviewLine, RelatedState, StreamReading, build_line
 from frazil.spec.load import load_stream, validate_stream
@@ -188,6 +188,16 @@ def test_accepted_rejects_are_shown_until_the_stream_has_read_their_records(spec
     accepted = AcceptedRejects({("ticks", 0): 10}, made.source, "ana", "a test", now())
     store_acceptance(made.tables, accepted)
     assert "by ana (a test); 10 more offsets are covered" in in_status(tmp_path)["accepted"]
+    replace_json(run_folder("ticks") / "lock", asdict(Launch("l", LaunchKind.SUPERVISED, now() - 60_000)))
+    error = "CircuitOpen: `frazil resume ticks --accept` stores its records"
+    end = ExitRecord("l", 27, now() - 60_000, now() - 1_000, "f", 0, committed=False, error=error)
+    append_exit(run_folder("ticks"), end)
+    assert "resume ticks --accept" in CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(tmp_path)]).stdout
+    open_desired_store(spec).resume(by="ana", reason="a test")
+    said = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(tmp_path)]).stdout
+    assert "--accept" not in said
+    assert "27 (CircuitOpen): rejected records were accepted" in said
+    assert "The next writer stores them as dead letters" in said
     made.land({0: (0, 10)})
     assert "accepted" not in in_status(tmp_path)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -119,3 +120,26 @@ def test_a_preview_says_that_it_does_not_look_for_repeats(monkeypatch: pytest.Mo
         "2 records: 2 land, 0 dropped, 0 dead letters. Nothing was written.",
         "A commit drops repeats (dedupe), which a preview does not look for: fewer rows may land.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "ranges"),
+    [
+        (10, [(0, 6, 10), (1, 98, 100), (2, 96, 100)]),
+        (3, [(0, 9, 10), (1, 99, 100), (2, 99, 100)]),
+        (2, [(0, 9, 10), (1, 99, 100)]),
+        (500, [(0, 0, 10), (1, 98, 100), (2, 50, 100)]),
+    ],
+)
+def test_a_preview_takes_more_records_of_large_partitions_if_others_have_few(
+    limit: int, ranges: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = {("t", 0): (0, 10), ("t", 1): (98, 100), ("t", 2): (50, 100), ("t", 3): (7, 7)}
+    kafka = SimpleNamespace(
+        describe=lambda: SimpleNamespace(partitions=tuple(spans)),
+        earliest=lambda partitions: {tp: spans[tp][0] for tp in partitions},
+        log_ends=lambda partitions: {tp: SimpleNamespace(stable=spans[tp][1]) for tp in partitions},
+    )
+    monkeypatch.setattr(preview, "open_kafka", lambda _: nullcontext(kafka))
+    found = preview._newest_ranges(stream("SELECT n AS a FROM records", schema={"a": "long"}), limit)
+    assert [(one.partition, one.start, one.end) for one in found] == ranges
