@@ -229,12 +229,12 @@ def test_a_fenced_writer_prepares_no_further_tables(monkeypatch: pytest.MonkeyPa
     shop = Shop(tables={str(n): f"shop.of_{n}" for n in range(200)})
     loaded: list[str] = []
 
-    def load(_: RoutedTables, identifier: str) -> None:
+    def load(_: object, identifier: str) -> None:
         loaded.append(identifier)
         time.sleep(0.005)
         raise Fenced("another writer took over")
 
-    monkeypatch.setattr(RoutedTables, "_load", load)
+    monkeypatch.setattr(routed_tables, "find_table", load)
     with pytest.raises(Fenced):
         shop.open()
     assert len(loaded) < 100
