@@ -19,7 +19,7 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer
 from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.followers import Followers, LaggingTable
-from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, batch_folder
@@ -149,6 +149,15 @@ def test_rows_wait_next_to_the_default_table_from_the_first_batch_after_a_commit
     shop.tables.handle("shop.a").forget()  # as each failed commit does
     assert shop.context(routed).targets["shop.a"].folder == shop.tables.waiting_folder(BatchKey(1, 1))
     assert "does not exist" in routed.absent["shop.a"].reason
+
+
+def test_the_reason_names_the_table_even_if_the_error_does_not() -> None:
+    shop = Shop(tables={"a": "shop.a"})
+    shop.open()
+    with shop.catalog.load_table("shop.a").transaction() as changed:
+        changed.set_properties({property_name("shop"): "edited by hand"})
+    reason = shop.open().absent["shop.a"].reason
+    assert reason.startswith("table shop.a cannot be loaded or created: the table property ")
 
 
 def test_tables_that_were_made_are_found_again_and_count() -> None:
