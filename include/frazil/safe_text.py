@@ -19,6 +19,11 @@ def escape_unsafe(text: str, *, lines: bool = True) -> str:
     return _UNSAFE.sub(lambda found: _escape(found[0], lines=lines), text)
 
 
+def shorten(text: str, limit: int) -> str:
+    """Return at most `limit` characters of a text. A shortened text ends with `…`."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
 def reason_problem(text: str) -> str | None:
     """Return why a text cannot be stored as a user's reason for an action; None if it can."""
     if len(text) > MAX_REASON_CHARACTERS:

@@ -24,6 +24,7 @@ from frazil.commit.backfill_records import BackfillMarker, BackfillState
 from frazil.commit.sweep import bare_path
 from frazil.errors import CommitUnavailable, SpecError, WriterBusy
 from frazil.ingest import transform
+from frazil.ingest.isolate import IsolatedDecoder
 from frazil.table.catalogs import load_catalog
 from tests.in_process_engine import InProcessEngine
 
@@ -142,10 +143,20 @@ def test_only_deleted_rows_come_back(stream: Any, declare: Any, kind: str) -> No
     assert is_right(stream)
 
 
-def test_a_dry_run_evaluates_the_transform_in_another_process(
-    stream: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("max_exact", [5_000, 0], ids=["all", "a sample"])
+def test_a_dry_run_evaluates_the_transform_in_one_other_process(
+    stream: Any, declare: Any, monkeypatch: pytest.MonkeyPatch, max_exact: int
 ) -> None:
     """Its memory limit may abort a process that also reads Kafka."""
+    started, start = list[IsolatedDecoder](), IsolatedDecoder._start
+
+    def count_start(self: IsolatedDecoder) -> Any:
+        started.append(self)
+        return start(self)
+
+    monkeypatch.setattr(IsolatedDecoder, "_start", count_start)
+    monkeypatch.setattr("frazil.backfill.estimate.MAX_EXACT_RECORDS", max_exact)
+    monkeypatch.setattr("frazil.backfill.source.MAX_SAMPLE_OFFSETS", 1)
     stream.produce(OLD)
     declare("", start=True)
     path = stream.streams / "events.yaml"
@@ -158,7 +169,7 @@ def test_a_dry_run_evaluates_the_transform_in_another_process(
     monkeypatch.setattr(transform, "limit_memory", lambda _: pytest.fail("the transform runs in this process"))
     with asking(stream) as backfill:
         found = estimate(backfill, backfill.plan())
-    assert (found.records, found.rejected) == (4, 1)
+    assert (found.records, found.rejected, len(started)) == (4, 1, 1)
 
 
 def test_repeats_in_very_many_pieces_are_read_with_the_rows_between(

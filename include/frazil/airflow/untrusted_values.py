@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from airflow.sdk.exceptions import AirflowFailException
 
+from frazil.safe_text import shorten
+
 log = logging.getLogger(__name__)
 
 MAX_NUMBER = 2**63 - 1
@@ -141,4 +143,4 @@ def _short_repr(value: Any) -> str:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python writes
         text = f"a {type(value).__name__}"
-    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
+    return shorten(text, MAX_SHOWN_CHARACTERS)

@@ -240,12 +240,15 @@ def compare_table_counts(
 
 
 def join_table_counts(
-    notes: tuple[Finding, ...], found: tuple[Finding, ...]
+    notes: tuple[Finding, ...], found: tuple[Finding, ...], dead_letters: Collection[Finding]
 ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Join the counts by table with those by partition, if both report the same rows and the sentence stays short."""
+    """Join the counts by table with those by partition, if both report the same rows and the sentence stays short.
+
+    `dead_letters` are the findings in `found` that do not count rows.
+    """
     by_table = [f for f in notes if f.kind is FindingKind.MISCOUNTED]
     rows = {FindingKind.MISSING, FindingKind.MISCOUNTED, FindingKind.DUPLICATES}
-    by_partition = [f for f in found if f.kind in rows]
+    by_partition = [f for f in found if f.kind in rows and f not in dead_letters]
     same = sum(f.count for f in by_table) == sum(f.count for f in by_partition)
     if not by_table or not same or len(by_partition) > MAX_JOINED_PARTITIONS:
         return notes, found

@@ -215,7 +215,8 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
         notes = (*notes, *of_repeats)
     found = tuple(f for e in evidence for f in compare_partition(e))
     if not drops_repeats and all(map(is_counted_once, evidence)):
-        notes, found = join_table_counts(notes, found)
+        dead_letters = [f for e in evidence for f in compare_dead_letters(e)]
+        notes, found = join_table_counts(notes, found, dead_letters)
     return replace(_build_audit(run, claimed, evidence, (*before, *notes, *found)), repeats=repeats)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from frazil.safe_text import shorten
+
 MINUTE_MS = 60_000
 TEN_MINUTES_MS = 10 * MINUTE_MS
 MAX_STORE_DELAY_MS = 60_000
@@ -154,9 +156,7 @@ class StreamHistory:
 
     def record(self, what: HistoryEvent) -> HistoryPart:
         """Add an event, unless it is already recorded. Return the changed part."""
-        sentence = what.sentence
-        if len(sentence) > MAX_TEXT_CHARACTERS:
-            what = dataclasses.replace(what, sentence=f"{sentence[: MAX_TEXT_CHARACTERS - 4]} ...")
+        what = dataclasses.replace(what, sentence=shorten(what.sentence, MAX_TEXT_CHARACTERS))
         if what not in self.events:
             self.events.append(what)
         if len(self.events) > 2 * MAX_EVENTS_PER_KIND * len(EventKind):  # no `age` while the storage hangs

@@ -40,6 +40,7 @@ from frazil.ingest.transform_sql import (
     try_expression,
     where_condition,
 )
+from frazil.safe_text import shorten
 
 TRANSFORM_FAILED = "TransformFailed"
 MAX_QUOTED_CHARACTERS = 80
@@ -246,7 +247,7 @@ class TransformedDecoder:
         for place, row in enumerate(rows.column(ROW).to_pylist()):
             of = next(values, ())
             pairs = zip(reads, of, strict=True) if not self._withheld else ()
-            shown = ", ".join(f"{field} = {_shorten(value, MAX_QUOTED_CHARACTERS)}" for field, value in pairs)
+            shown = ", ".join(f"{field} = {shorten(value, MAX_QUOTED_CHARACTERS)}" for field, value in pairs)
             reason = self._find_reason(expression, (expression, *(of or (row,))), rows, place)
             texts[row] = f"{name}: {written} failed{' for ' if shown else ''}{shown}{reason}"
         return texts
@@ -272,7 +273,7 @@ class TransformedDecoder:
             text = text.partition(":")[0] if isinstance(error, duckdb.Error) else ""
         if isinstance(error, UnicodeDecodeError) or not text:  # DuckDB has cut its message within a character
             return ""
-        return f": {_shorten(text, MAX_REASON_CHARACTERS)}"
+        return f": {shorten(text, MAX_REASON_CHARACTERS)}"
 
     def _fit_rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
         """Return the table's columns, and the error class and text of each row that does not fit."""
@@ -303,10 +304,6 @@ def _remove_rows(records: pa.Table, failed: Collection[int]) -> pa.Table:
     good = np.ones(len(records), np.bool_)
     good[list(failed)] = False
     return records.filter(pa.array(good))
-
-
-def _shorten(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 _lock = threading.Lock()

@@ -20,6 +20,7 @@ from frazil.lineage.facts import RunFacts, table_dataset
 from frazil.lineage.jobs import JobReporter
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import MaintainedTable
+from frazil.safe_text import shorten
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.storage import open_store
 from frazil.table.tables import state_location
@@ -127,9 +128,7 @@ def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
             seen[kind] <= (1 if found_nothing else MAX_OUTCOMES_PER_KIND)
             and abs(now_ms - one.at_ms) <= MAX_OUTCOME_AGE_MS
         ):
-            is_long = len(one.sentence) > MAX_SENTENCE_CHARACTERS
-            sentence = f"{one.sentence[: MAX_SENTENCE_CHARACTERS - 4]} ..." if is_long else one.sentence
-            kept.append(asdict(replace(one, sentence=sentence)))
+            kept.append(asdict(replace(one, sentence=shorten(one.sentence, MAX_SENTENCE_CHARACTERS))))
     content = {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
     return json.dumps(content).encode()
 

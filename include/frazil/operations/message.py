@@ -14,7 +14,7 @@ from typing import Any, Self
 from urllib.parse import quote, urljoin
 
 from frazil.maintenance.alerts import DEFAULT_RUNBOOK, runbook_link
-from frazil.safe_text import escape_unsafe
+from frazil.safe_text import escape_unsafe, shorten
 from frazil.timetext import format_utc
 
 MAX_LISTED = 10
@@ -271,8 +271,7 @@ def _runbook_url(runbook: str, overview: str) -> str:
 
 
 def _one_line(text: str, limit: int) -> str:
-    line = escape_unsafe(" ".join(text.split()), lines=False)
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+    return shorten(escape_unsafe(" ".join(text.split()), lines=False), limit)
 
 
 def _bounded_key(text: str) -> str:

@@ -18,6 +18,7 @@ from pydantic.v1 import ValidationError
 
 from frazil.errors import SpecError
 from frazil.quality.gate import Suite
+from frazil.safe_text import shorten
 
 MAX_EXAMPLES = 5
 MAX_EXAMPLE_CHARACTERS = 80
@@ -142,4 +143,4 @@ def _format_value(value: Any) -> str:
         text = " ".join(f"{key}={one}" for key, one in value.items())
     else:
         text = str(value).replace("\n", "\\n")
-    return text if len(text) <= MAX_EXAMPLE_CHARACTERS else f"{text[: MAX_EXAMPLE_CHARACTERS - 1]}…"
+    return shorten(text, MAX_EXAMPLE_CHARACTERS)

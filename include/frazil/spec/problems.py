@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, cast, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from frazil.safe_text import shorten
 from frazil.spec.column import Column, convert_column
 from frazil.spec.formats import FORMATS
 from frazil.spec.model import STREAM_NAME, StreamSpec
@@ -79,8 +80,7 @@ def describe(error: ValidationError, declared: Mapping[str, Any], path: Path, fi
 
 def _format_line(problem: Problem) -> str:
     shown = "" if problem.value is None else f"{_format_value(problem.value)} "
-    line = f"{problem.key}: {shown}{_remove_credentials(problem.message)}"
-    return line if len(line) <= MAX_LINE_CHARACTERS else f"{line[: MAX_LINE_CHARACTERS - 1]}…"
+    return shorten(f"{problem.key}: {shown}{_remove_credentials(problem.message)}", MAX_LINE_CHARACTERS)
 
 
 def _remove_credentials(text: str) -> str:
@@ -89,8 +89,7 @@ def _remove_credentials(text: str) -> str:
 
 
 def _format_value(value: object) -> str:
-    text = _remove_credentials(repr(value))
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    return shorten(_remove_credentials(repr(value)), 80)
 
 
 def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> list[Problem]:

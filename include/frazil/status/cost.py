@@ -81,12 +81,9 @@ def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
     days: dict[str, StreamCost] = {}
     for day, cost in _costs(journals, since_ms):
         days[day] = days.get(day, StreamCost()) + cost
-    routed, dead_letters = (
-        load_route_tables(table.catalog, spec.sinks),
-        find_table(table.catalog, spec.dead_letter_table),
-    )
-    tables = filter(None, (table, *routed.values(), dead_letters))
-    stored = sum(int(summary_value(one.current_snapshot(), "total-files-size") or 0) for one in tables)
+    routed = load_route_tables(table.catalog, spec.sinks).values()
+    tables = (table, *routed, find_table(table.catalog, spec.dead_letter_table))
+    stored = sum(int(summary_value(one.current_snapshot(), "total-files-size") or 0) for one in tables if one)
     return CostReport(spec.name, owner, days, stored)
 
 

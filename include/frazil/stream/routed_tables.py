@@ -34,7 +34,15 @@ from frazil.commit.waiting_files import (
     load_missing_table_notes,
     write_missing_table_note,
 )
-from frazil.errors import AdoptionRequired, Explanation, Fenced, FrazilError, RouteBehind, TableLost, format_error
+from frazil.errors import (
+    AdoptionRequired,
+    Explanation,
+    Fenced,
+    RouteBehind,
+    SchemaIncompatible,
+    TableLost,
+    format_error,
+)
 from frazil.ingest.contract import StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.spec.model import StreamSpec
@@ -235,7 +243,7 @@ class RoutedTables(RouteValues):
             if atomic is True or (atomic and target in atomic):
                 raise
             why = explain_table_error(error)
-            if not isinstance(error, FrazilError):  # a client's error may not name the table
+            if not isinstance(error, RouteBehind | SchemaIncompatible | TableLost):  # these name the table
                 why = dataclasses.replace(why, reason=f"table {target} cannot be loaded or created: {why.reason}")
             if target not in self.absent:
                 log.warning("rows for table %s wait next to the default table: %s", target, why)

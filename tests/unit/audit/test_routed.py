@@ -91,6 +91,19 @@ def test_a_row_in_the_wrong_table_is_reported_both(made: MadeRoute) -> None:
     }
 
 
+def test_a_row_in_the_wrong_table_is_not_explained_with_missing_dead_letters(made: MadeRoute) -> None:
+    made.run({"shop.orders": 3, "shop.raw_a": 4}, rejected=2)
+    catalog = load_catalog(None)
+    orders, other = catalog.load_table("shop.orders"), catalog.load_table("shop.raw_a")
+    other.append(orders.scan(row_filter="kafka_offset = 1").to_arrow().select([f.name for f in other.schema().fields]))
+    orders.delete("kafka_offset = 1")
+    made.tables.dead_letters.refresh().delete()
+    found = said(audited(made))
+    assert found.keys() == {"shop.orders", "shop.raw_a", "shop-0"}
+    assert found["shop.raw_a"] == "the table has 5 rows, but commit records count 4"
+    assert "missing 2 dead letters" in found["shop-0"]
+
+
 def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
     made.run({"main": 2, "shop.raw_a": 4})
     catalog = load_catalog(None)
@@ -107,7 +120,7 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
 def test_a_count_by_table_is_joined_with_few_partitions_only(partitions: int) -> None:
     table = Finding(FindingKind.MISCOUNTED, partitions, "the table has 0 rows", "shop.raw_a")
     found = tuple(Finding(FindingKind.MISSING, 1, "1 record", f"shop-{number}") for number in range(partitions))
-    joined, left = join_table_counts((table,), found)
+    joined, left = join_table_counts((table,), found, ())
     expected = ("; ".join(f"{one.where}: 1 record" for one in found), ()) if partitions < 4 else ("", found)
     assert (joined[-1].sentence.partition(". By partition: ")[2], left) == expected
 

@@ -19,7 +19,7 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer
 from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.followers import Followers, LaggingTable
-from frazil.commit.marker import BatchKey, Marker, read_marker
+from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, batch_folder
@@ -151,6 +151,15 @@ def test_rows_wait_next_to_the_default_table_from_the_first_batch_after_a_commit
     assert "does not exist" in routed.absent["shop.a"].reason
 
 
+def test_the_reason_names_the_table_even_if_the_error_does_not() -> None:
+    shop = Shop(tables={"a": "shop.a"})
+    shop.open()
+    with shop.catalog.load_table("shop.a").transaction() as changed:
+        changed.set_properties({property_name("shop"): "edited by hand"})
+    reason = shop.open().absent["shop.a"].reason
+    assert reason.startswith("table shop.a cannot be loaded or created: the table property ")
+
+
 def test_tables_that_were_made_are_found_again_and_count() -> None:
     shop = Shop(template="shop.of_{value}", limit=3)
     shop.open().make(["b", "A"], shop.home())
@@ -227,12 +236,12 @@ def test_a_fenced_writer_prepares_no_further_tables(monkeypatch: pytest.MonkeyPa
     shop = Shop(tables={str(n): f"shop.of_{n}" for n in range(200)})
     loaded: list[str] = []
 
-    def load(_: RoutedTables, identifier: str) -> None:
+    def load(_: object, identifier: str) -> None:
         loaded.append(identifier)
         time.sleep(0.005)
         raise Fenced("another writer took over")
 
-    monkeypatch.setattr(RoutedTables, "_load", load)
+    monkeypatch.setattr(routed_tables, "find_table", load)
     with pytest.raises(Fenced):
         shop.open()
     assert len(loaded) < 100
