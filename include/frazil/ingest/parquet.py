@@ -35,7 +35,7 @@ from pyiceberg.types import IcebergType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of strings
 from frazil.errors import SpecError
-from frazil.ingest.arrow_values import fill_hidden_nulls
+from frazil.ingest.arrow_values import VARIANT_GROUP, fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
 from frazil.spec.iceberg import check_variants, variant_columns
 
@@ -322,12 +322,6 @@ _COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
 
 def _encode_bounds(bounds: Mapping[int, bytes]) -> dict[int, str]:
     return {field_id: base64.b64encode(bound).decode() for field_id, bound in bounds.items()}
-
-
-VARIANT_GROUP = pa.struct([pa.field(name, pa.large_binary(), nullable=False) for name in ("metadata", "value")])
-"""A variant in a Parquet file. PyArrow 26 writes it as a struct, but cannot annotate it. So a second footer with the
-annotation follows the first: readers use the last footer.
-"""
 
 
 def variant_groups_schema(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schema:
