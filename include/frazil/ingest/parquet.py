@@ -37,6 +37,7 @@ import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of s
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import VARIANT_GROUP, fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
+from frazil.ingest.formats.fields import find_defaults
 from frazil.spec.iceberg import check_variants, variant_columns
 
 MAX_SAMPLED_ROWS = 8_192
@@ -168,6 +169,8 @@ class FileLayout:
     column_ids: Mapping[str, int]
     partition_types: tuple[IcebergType, ...]
     content: Content
+    defaults: Mapping[str, pa.ChunkedArray]
+    """The table's own defaults, by column name: see `find_defaults`."""
 
     def retained_bytes(self, written: int) -> int:
         """Estimate the memory (bytes) that an open file keeps after a row group of `written` Arrow bytes."""
@@ -210,6 +213,7 @@ def _parse(
         column_ids=column_ids,
         partition_types=tuple(field.field_type for field in spec.partition_type(schema).fields),
         content=content,
+        defaults=find_defaults(schema),
     )
 
 
