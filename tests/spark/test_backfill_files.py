@@ -154,6 +154,24 @@ def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is
     assert live.ids() == list(range(410))
 
 
+def test_a_declared_default_fills_the_records_of_both_kinds_of_files(live: Any, archive: Written) -> None:
+    declared = live.streams / "events.yaml"
+    text = declared.read_text().replace(
+        "at: timestamptz not null", "at: {type: timestamptz, required: true, default: '2024-01-01T00:00:00Z'}"
+    )
+    declared.write_text(text.replace("note: string", "note: {type: string, default: none}"))
+    archive("a.parquet", [0, 1], without="note")
+    archive("c.parquet", [4, 5], without="at")
+    archive("d.jsonl", [6, 7], without="note")
+    files = archive("e.jsonl", [8, 9], without="at")
+    with asking(live, files=files) as backfill:
+        assert run(backfill, InProcessEngine()).records == 8
+    rows = live.table().scan().to_arrow().sort_by("id").to_pylist()
+    without_note, without_time = (0, 1, 6, 7), (4, 5, 8, 9)
+    assert {row["note"] for row in rows if row["id"] in without_note} == {"none"}
+    assert {row["at"] for row in rows if row["id"] in without_time} == {datetime(2024, 1, 1, tzinfo=UTC)}
+
+
 def dry_run(stream: Any, files: str) -> str:
     arguments = ["backfill", stream.name, "--streams", str(stream.streams), "--files", files, "--dry-run"]
     return CliRunner().invoke(frazil, arguments, catch_exceptions=False).stdout

@@ -14,7 +14,6 @@ from itertools import islice
 from pathlib import PurePosixPath
 
 from pyiceberg.io import FileIO, load_file_io
-from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
@@ -30,13 +29,21 @@ from frazil.commit.marker import Marker
 from frazil.errors import SpecError, StaleBatch
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask
 from frazil.ingest.coordinates import record_schema
-from frazil.ingest.record_files import JSON_LINES_SUFFIXES, PARQUET_SUFFIXES, is_record_file, read_coordinates
+from frazil.ingest.record_files import (
+    JSON_LINES_SUFFIXES,
+    PARQUET_SUFFIXES,
+    FileColumns,
+    is_record_file,
+    read_coordinates,
+)
 from frazil.offsets.spans import OffsetSets, SourceIdentity, Spans, TopicPartition, offsets_within, spans_with_records
 from frazil.offsets.tally import OffsetTally
-from frazil.spec.iceberg import records_schema
+from frazil.spec.iceberg import parse_former_columns, records_schema
 from frazil.spec.model import StreamSpec
+from frazil.stream.stage_context import current_units
 from frazil.table.landed_offsets import COORDINATES, split_by_partition
 from frazil.table.object_store import FileInfo
+from frazil.table.renamed_columns import find_aliases
 from frazil.table.storage import open_store
 
 
@@ -53,12 +60,12 @@ class FileIndex:
 
 @dataclass(frozen=True)
 class FileSource:
-    """The files under a path. `schema` has the columns that are decoded from a record's bytes."""
+    """The files under a path. `columns` are those that are decoded from a record's bytes."""
 
     location: str
     files: tuple[FileInfo, ...]
     io_properties: Mapping[str, str]
-    schema: Schema
+    columns: FileColumns
     is_whole: bool = False
     """False, because compaction may have removed records of the files before the stream read the topic."""
 
@@ -66,12 +73,15 @@ class FileSource:
     def open(cls, location: str, table: Table, spec: StreamSpec) -> FileSource:
         """List the files, with the credentials of the table's storage. Raises SpecError if there are no files."""
         schema = records_schema(spec) if spec.transform else record_schema(table.schema(), True)
+        units = current_units(
+            spec, table.schema(), find_aliases(table.schema(), parse_former_columns(table.properties))
+        )
         properties = table.io.properties
         listed = _list_record_files(location, properties)
         if not listed:
             kinds = ", ".join(f"*{suffix}" for suffix in sorted(PARQUET_SUFFIXES | JSON_LINES_SUFFIXES))
             raise SpecError(f"no files to backfill exist under {location} ({kinds} are read). Correct `files`")
-        return cls(location, listed, properties, schema)
+        return cls(location, listed, properties, FileColumns.of(schema, units))
 
     def with_listing(self, request: BackfillRequest) -> BackfillRequest:
         """Return the request with these files' fingerprint. Raises SpecError if the request has another fingerprint."""
@@ -90,7 +100,7 @@ class FileSource:
         """The index of all files. Raises SpecError if a file cannot be used, or if a record occurs more than once."""
         io = load_file_io(dict(self.io_properties), location=self.location)
         tallies = defaultdict[TopicPartition, OffsetTally](OffsetTally)
-        files = tuple(_scan(info, io, self.schema, tallies) for info in self.files)
+        files = tuple(_scan(info, io, self.columns, tallies) for info in self.files)
         index = FileIndex(files, {tp: tally.seen for tp, tally in tallies.items()})
         for tp, tally in tallies.items():
             if tally.copies:
@@ -162,10 +172,12 @@ class FileSource:
         )
 
 
-def _scan(info: FileInfo, io: FileIO, schema: Schema, tallies: Mapping[TopicPartition, OffsetTally]) -> RecordFile:
+def _scan(
+    info: FileInfo, io: FileIO, columns: FileColumns, tallies: Mapping[TopicPartition, OffsetTally]
+) -> RecordFile:
     """Return the file with the offset ranges of its records, and add the records' offsets to `tallies`."""
     bounds: dict[TopicPartition, tuple[int, int]] = {}
-    for table in read_coordinates(info.path, io, schema):
+    for table in read_coordinates(info.path, io, columns):
         for batch in table.select(COORDINATES).to_batches():
             for tp, offsets in split_by_partition(batch):
                 tallies[tp].add(offsets)

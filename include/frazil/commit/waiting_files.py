@@ -99,7 +99,7 @@ def rewrite_files(
             source = (default_table if is_waiting else table).io
             with source.new_input(file.path).open() as stream:
                 for batch in pq.ParquetFile(stream).iter_batches():
-                    writer.add(fit_rows(pa.Table.from_batches([batch]), writer.layout.arrow_schema, names))
+                    writer.add(fit_rows(pa.Table.from_batches([batch]), writer.layout, names))
         written = tuple(writer.finish())
     except BaseException:
         writer.abort()

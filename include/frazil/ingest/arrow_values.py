@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 
 from frazil.ingest.decode import bisect_failures
 
+VARIANT_GROUP = pa.struct([pa.field(name, pa.large_binary(), nullable=False) for name in ("metadata", "value")])
+"""A variant in a Parquet file. PyArrow 26 writes it as a struct, but cannot annotate it. So a second footer with the
+annotation follows the first: readers use the last footer.
+"""
+
 
 def to_mask(array: pa.Array) -> NDArray[np.bool_]:
     """Return a boolean array as a NumPy mask, in which null is false."""

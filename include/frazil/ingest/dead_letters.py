@@ -19,6 +19,7 @@ from frazil.ingest.calendar_limits import MILLISECONDS, range_error
 from frazil.ingest.chunk import RecordChunk, unpack_headers
 from frazil.ingest.contract import OffsetRange, Reject, Rejects
 from frazil.ingest.decode import Rejection
+from frazil.ingest.formats.fields import fill_nulls, find_defaults
 from frazil.ingest.sealing import header_part, place_of
 from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import escape_unsafe
@@ -60,7 +61,10 @@ class DeadLetterTable:
         seal: SealPart | None = None,
     ) -> None:
         """Raises SpecError if users added a required column to the table."""
-        strange = [f.name for f in schema.fields if f.required and f.name not in _FILLED_COLUMNS]
+        added = Schema(*(field for field in schema.fields if field.name not in DEAD_LETTER_SCHEMA.column_names))
+        self._defaults = find_defaults(added)
+        filled = _FILLED_COLUMNS | self._defaults.keys()
+        strange = [f.name for f in schema.fields if f.required and f.name not in filled]
         if strange:
             raise SpecError(
                 f"the dead-letter table's column {strange[0]} is required, but frazil does not fill it. Make "
@@ -73,7 +77,7 @@ class DeadLetterTable:
         self._seal = seal
 
     def rows(self, chunk: RecordChunk, rejections: Sequence[Rejection], rejected_at_us: int) -> pa.Table:
-        """Return one row for each rejection. Columns that users added to the table are null."""
+        """Return one row for each rejection. Columns that users added to the table get their default, or null."""
         ranges = [self._ranges[chunk.range_index[r.index]] for r in rejections]
         stamps = [int(chunk.timestamps_ms[r.index]) for r in rejections]
         texts = zip(rejections, stamps, strict=True)
@@ -92,7 +96,8 @@ class DeadLetterTable:
             "headers": [self._headers(chunk, r.index) for r in rejections],
         }
         absent = [None] * len(rejections)
-        arrays = [pa.array(columns.get(field.name, absent), field.type) for field in self._schema]
+        arrays = [pa.chunked_array([pa.array(columns.get(field.name, absent), field.type)]) for field in self._schema]
+        arrays = [*map(fill_nulls, arrays, map(self._defaults.get, self._schema.names))]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
     def _headers(self, chunk: RecordChunk, index: int) -> list[dict[str, Any]] | None:

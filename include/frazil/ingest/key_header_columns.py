@@ -16,7 +16,7 @@ from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_key_decoder
-from frazil.ingest.formats.fields import Unit, default_of, fill_nulls
+from frazil.ingest.formats.fields import Unit, fill_nulls, find_defaults
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 
 
@@ -41,8 +41,8 @@ class KeyDecoder:
             return
         units = units_of_fields(Schema(*fields), context.units)
         self._decode = create_key_decoder(keys.format, Schema(*fields), units, is_whole=keys.is_whole)
-        self._defaults = {f.name: default_of(f, units.get(f.field_id)) for f in fields}
-        self._required = [f.name for f in fields if f.required and self._defaults[f.name] is None]
+        self._defaults = find_defaults(Schema(*fields), units)
+        self._required = [f.name for f in fields if f.required and f.name not in self._defaults]
 
     def __call__(
         self, keys: BinaryColumn
@@ -60,7 +60,7 @@ class KeyDecoder:
         for name in self._required:
             missing = ("MissingRequired", f"{name}: required, and the record has no key")
             wrong |= dict.fromkeys(np.flatnonzero(keys.lengths == NULL).tolist(), missing)
-        columns = {name: fill_nulls(table.column(name), self._defaults[name]) for name in self.columns}
+        columns = {name: fill_nulls(table.column(name), self._defaults.get(name)) for name in self.columns}
         return columns, wrong, SchemaDrift(cast=decoded.drift.cast)
 
 

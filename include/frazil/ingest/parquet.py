@@ -35,8 +35,9 @@ from pyiceberg.types import IcebergType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - patches the bounds of strings
 from frazil.errors import SpecError
-from frazil.ingest.arrow_values import fill_hidden_nulls
+from frazil.ingest.arrow_values import VARIANT_GROUP, fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
+from frazil.ingest.formats.fields import find_defaults
 from frazil.spec.iceberg import check_variants, variant_columns
 
 MAX_SAMPLED_ROWS = 8_192
@@ -168,6 +169,8 @@ class FileLayout:
     column_ids: Mapping[str, int]
     partition_types: tuple[IcebergType, ...]
     content: Content
+    defaults: Mapping[str, pa.ChunkedArray]
+    """The table's own defaults, by column name: see `find_defaults`."""
 
     def retained_bytes(self, written: int) -> int:
         """Estimate the memory (bytes) that an open file keeps after a row group of `written` Arrow bytes."""
@@ -210,6 +213,7 @@ def _parse(
         column_ids=column_ids,
         partition_types=tuple(field.field_type for field in spec.partition_type(schema).fields),
         content=content,
+        defaults=find_defaults(schema),
     )
 
 
@@ -322,12 +326,6 @@ _COUNTS = ("value_counts", "null_value_counts", "nan_value_counts")
 
 def _encode_bounds(bounds: Mapping[int, bytes]) -> dict[int, str]:
     return {field_id: base64.b64encode(bound).decode() for field_id, bound in bounds.items()}
-
-
-VARIANT_GROUP = pa.struct([pa.field(name, pa.large_binary(), nullable=False) for name in ("metadata", "value")])
-"""A variant in a Parquet file. PyArrow 26 writes it as a struct, but cannot annotate it. So a second footer with the
-annotation follows the first: readers use the last footer.
-"""
 
 
 def variant_groups_schema(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schema:

@@ -16,7 +16,7 @@ from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange, StageContext, StageTask
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.range_reader import RecordReader
-from frazil.ingest.record_files import FileReader
+from frazil.ingest.record_files import FileColumns, FileReader
 from frazil.ingest.sealing import Unsealer
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.references import resolve_properties
@@ -30,7 +30,8 @@ def open_reader(context: StageContext, task: StageTask) -> RecordReader:
     if context.transform:
         schema = Schema.model_validate_json(context.transform.records_json)
     unseal = Unsealer(context.sensitive.get("secret"), sensitive=bool(context.sensitive))
-    return FileReader(context.files, task.ranges, io=io, schema=schema, unseal=unseal)
+    columns = FileColumns.of(schema, context.record_units)
+    return FileReader(context.files, task.ranges, io=io, columns=columns, unseal=unseal)
 
 
 def create_kafka_reader(

@@ -4,7 +4,7 @@ Parquet file with unsuitable columns is rejected as a whole, because its rows ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,8 @@ from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
 from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.formats.fields import default_of, fill_nulls
+from frazil.ingest.formats.fields import Unit, fill_nulls, find_defaults
+from frazil.ingest.key_header_columns import units_of_fields
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RecordReader
 from frazil.ingest.sealing import Unsealer, header_part, place_of
 from frazil.pyiceberg_fixes import VariantType
@@ -39,13 +40,6 @@ PARQUET_SUFFIXES = frozenset({".parquet"})
 JSON_LINES_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json"})
 DEAD_LETTER_COLUMNS = (*COORDINATE_COLUMNS, "key", "value", "headers")
 IDENTITY = COORDINATE_COLUMNS[:3]
-
-_COORDINATES = Schema(
-    NestedField(1, "kafka_topic", StringType(), required=True),
-    NestedField(2, "kafka_partition", LongType(), required=True),  # many tools write every integer as a long
-    NestedField(3, "kafka_offset", LongType(), required=True),
-    NestedField(4, "kafka_timestamp", TimestamptzType(), required=False),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +61,57 @@ def is_record_file(path: str) -> bool:
     return PurePosixPath(path).suffix in {*PARQUET_SUFFIXES, *JSON_LINES_SUFFIXES, DEAD_LETTERS_SUFFIX}
 
 
-def read_coordinates(path: str, io: FileIO, schema: Schema) -> Iterator[pa.Table]:
+def read_coordinates(path: str, io: FileIO, columns: FileColumns) -> Iterator[pa.Table]:
     """Yield the coordinates of a file's records, in pieces. Raises SpecError if the file cannot be staged."""
     with _name_file_in_errors(path):
-        for piece in _read_file(path, io, schema, wanted=[f.name for f in schema.fields if f.required]):
+        for piece in _read_file(path, io, columns, wanted=columns.needed):
             yield piece.coordinates
 
 
+@dataclass(frozen=True, slots=True)
+class FileColumns:
+    """The columns to read from Parquet files, and their defaults for missing columns and nulls."""
+
+    schema: Schema
+    defaults: Mapping[str, pa.ChunkedArray]
+
+    @classmethod
+    def of(cls, schema: Schema, units: Mapping[str, Unit]) -> FileColumns:
+        return cls(schema, find_defaults(schema, units_of_fields(schema, units)))
+
+    @property
+    def needed(self) -> list[str]:
+        """The columns that every record needs."""
+        return [field.name for field in self.schema.fields if field.required and field.name not in self.defaults]
+
+    def select(self, names: Sequence[str]) -> FileColumns:
+        return FileColumns(self.schema.select(*names), self.defaults)
+
+
+_COORDINATES = FileColumns(
+    Schema(
+        NestedField(1, "kafka_topic", StringType(), required=True),
+        NestedField(2, "kafka_partition", LongType(), required=True),  # many tools write every integer as a long
+        NestedField(3, "kafka_offset", LongType(), required=True),
+        NestedField(4, "kafka_timestamp", TimestamptzType(), required=False),
+    ),
+    {},
+)
+
+
 def _read_file(
-    path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None = None, within: ds.Expression | None = None
+    path: str,
+    io: FileIO,
+    columns: FileColumns,
+    *,
+    wanted: Sequence[str] | None = None,
+    within: ds.Expression | None = None,
 ) -> Iterator[FileRecords]:
     """Yield a file's records. For Parquet, `wanted` are the columns to read (None: all); `within` filters rows."""
     if PurePosixPath(path).suffix == DEAD_LETTERS_SUFFIX:
         return _read_dead_letters(path, io)
     if PurePosixPath(path).suffix in PARQUET_SUFFIXES:
-        return _read_parquet(path, io, schema, wanted=wanted, within=within)
+        return _read_parquet(path, io, columns, wanted=wanted, within=within)
     return _read_json_lines(path, io)
 
 
@@ -94,11 +124,11 @@ class FileReader(RecordReader):
         ranges: Sequence[OffsetRange],
         *,
         io: FileIO,
-        schema: Schema,
+        columns: FileColumns,
         unseal: Unsealer,
     ) -> None:
         self._unseal = unseal
-        self._files, self._io, self._schema = files, io, schema
+        self._files, self._io, self._columns = files, io, columns
         self._lowest, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
         in_order = sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges))
         groups = groupby(in_order, itemgetter(0, 1))
@@ -111,7 +141,7 @@ class FileReader(RecordReader):
             offset = ds.field("kafka_offset")
             within = (offset >= self._lowest) & (offset < self._end)
             with _name_file_in_errors(file.path):
-                for records in _read_file(file.path, self._io, self._schema, within=within):
+                for records in _read_file(file.path, self._io, self._columns, within=within):
                     found = self._find_ranges(records.coordinates)
                     if (kept := np.flatnonzero(found >= 0)).size:
                         yield _build_chunk(records, kept, found[kept], self._unseal)
@@ -161,17 +191,16 @@ def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unsea
 
 
 def _read_parquet(
-    path: str, io: FileIO, schema: Schema, *, wanted: Sequence[str] | None, within: ds.Expression | None
+    path: str, io: FileIO, columns: FileColumns, *, wanted: Sequence[str] | None, within: ds.Expression | None
 ) -> Iterator[FileRecords]:
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
-        names = [f.name for f in schema.fields] if wanted is None else [*wanted]
-        found = check_columns(path, fragment, schema, _COORDINATES)
-        columns = [name for name in (*COORDINATE_COLUMNS, *names) if name in found]
-        for batch in fragment.to_batches(columns=columns, filter=within, batch_size=MAX_CHUNK_RECORDS):
+        own = columns if wanted is None else columns.select(wanted)
+        found = check_columns(path, fragment, columns, _COORDINATES)
+        names = [name for name in (*COORDINATE_COLUMNS, *own.schema.column_names) if name in found]
+        for batch in fragment.to_batches(columns=names, filter=within, batch_size=MAX_CHUNK_RECORDS):
             rows = pa.Table.from_batches([batch])
-            table = cast_columns(path, rows, _COORDINATES)
-            yield FileRecords(table, rows=cast_columns(path, rows, schema.select(*names)))
+            yield FileRecords(cast_columns(path, rows, _COORDINATES), rows=cast_columns(path, rows, own))
 
 
 def _read_dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:
@@ -182,7 +211,7 @@ def _read_dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:
 
 
 def _read_json_lines(path: str, io: FileIO) -> Iterator[FileRecords]:
-    read, number = create_decoder("json", _COORDINATES, {}), 1
+    read, number = create_decoder("json", _COORDINATES.schema, {}), 1
     for block in _read_lines(path, io):
         numbers = [i for i, line in enumerate(block) if line.strip()]
         lines = [block[i].strip() for i in numbers]
@@ -233,16 +262,16 @@ _TYPE_FAMILIES: tuple[_TypeTest, ...] = (
 )
 
 
-def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> set[str]:
+def check_columns(path: str, file: ds.ParquetFileFragment, *groups: FileColumns) -> set[str]:
     """Return the file's column names. Raises SpecError for a missing required column or a wrong type."""
     columns = file.metadata.schema
     int96 = {columns.column(i).path for i in range(len(columns)) if columns.column(i).physical_type == "INT96"}
     found = {field.name: field.type for field in file.physical_schema}
-    for schema in schemas:
-        for declared, field in zip(schema.fields, schema_to_pyarrow(schema), strict=True):
+    for group in groups:
+        for declared, field in zip(group.schema.fields, schema_to_pyarrow(group.schema), strict=True):
             name, kind = field.name, found.get(field.name)
             if kind is None:
-                if declared.required and declared.write_default is None:
+                if declared.name in group.needed:
                     raise SpecError(
                         f"{path} has no column {name}, which every record needs. The records of backfilled files need "
                         "the table's required columns, and kafka_topic, kafka_partition and kafka_offset"
@@ -257,19 +286,19 @@ def check_columns(path: str, file: ds.ParquetFileFragment, *schemas: Schema) -> 
     return set(found)
 
 
-def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
-    """Cast the rows to the schema's columns and types. Missing columns get the table's default, or null.
+def cast_columns(path: str, rows: pa.Table, columns: FileColumns) -> pa.Table:
+    """Cast the rows to these columns and their types. Missing columns and nulls get the column's default, or null.
 
     Raises SpecError for a null in a required column, and ArrowInvalid for a value that does not fit its type.
     """
-    wanted = schema_to_pyarrow(schema, include_field_ids=True)
+    wanted, needed = schema_to_pyarrow(columns.schema, include_field_ids=True), columns.needed
     arrays = []
-    for declared, field in zip(schema.fields, wanted, strict=True):
+    for field in wanted:
         if field.name not in rows.column_names:
-            arrays.append(fill_nulls(pa.chunked_array([pa.nulls(len(rows), field.type)]), default_of(declared, None)))
+            arrays.append(pa.chunked_array([pa.nulls(len(rows), field.type)]))
             continue
         column = rows[field.name]
-        if declared.required and column.null_count:
+        if field.name in needed and column.null_count:
             raise SpecError(f"{path}: column {field.name} is required, but has nulls. Remove those records")
         column = pa.chunked_array([floor_nanoseconds(chunk) for chunk in column.chunks], column.type)
         if pa.types.is_timestamp(field.type):
@@ -277,7 +306,8 @@ def cast_columns(path: str, rows: pa.Table, schema: Schema) -> pa.Table:
         else:
             parts = [cast_unchecked(part, field.type) for part in column.chunks]
             arrays.append(pa.chunked_array(parts, field.type))
-    return pa.Table.from_arrays(arrays, schema=wanted)
+    filled = map(fill_nulls, arrays, map(columns.defaults.get, wanted.names))
+    return pa.Table.from_arrays([*filled], schema=wanted)
 
 
 def can_cast(found: pa.DataType, wanted: pa.DataType) -> bool:

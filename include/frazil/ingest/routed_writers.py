@@ -17,6 +17,7 @@ from frazil.ingest.arrow_values import fill_hidden_nulls
 from frazil.ingest.changes import OMITTED_COLUMNS
 from frazil.ingest.contract import StageContext, StagedFile, Target, TargetTable
 from frazil.ingest.destinations import MAIN, DividedRows
+from frazil.ingest.formats.fields import fill_nulls
 from frazil.ingest.parquet import FileLayout
 from frazil.ingest.partitioning import split_by_code
 from frazil.ingest.table_writer import MAX_BUFFER_BYTES, MAX_UNSPLIT_BYTES, TableWriter, buffered_bytes
@@ -79,7 +80,7 @@ class RoutedWriters:
         for code, part in _split_by_code(rows, codes):
             writer = self._writer_for(targets[code])
             self._held -= writer.held
-            writer.add(fit_rows(part, writer.layout.arrow_schema, self._names(targets[code])))
+            writer.add(fit_rows(part, writer.layout, self._names(targets[code])))
             self._held += writer.held
         while self._held > self._buffer_bytes:
             largest = max(self._writers.values(), key=lambda writer: writer.held)
@@ -92,7 +93,7 @@ class RoutedWriters:
         for code, rows in _split_by_code(divided.decoded.rows, divided.codes):
             if (target := divided.targets[code]) != MAIN:
                 writer = self._writer_for(target)
-                writer.dry_write(fit_rows(rows, writer.layout.arrow_schema, self._names(target)))
+                writer.dry_write(fit_rows(rows, writer.layout, self._names(target)))
 
     def _writer_for(self, target: Target) -> TableWriter:
         if target not in self._writers:
@@ -152,21 +153,28 @@ def other_names(
     return find_names_in_rows(next(schemas), own_former, next(schemas), main_former)
 
 
-def fit_rows(rows: pa.Table, schema: pa.Schema, other_names: Mapping[str, Collection[str]] = EMPTY_NAMES) -> pa.Table:
-    """Convert rows of the main table to another schema, by column names and `other_names`. Missing columns are null."""
+def fit_rows(rows: pa.Table, layout: FileLayout, other_names: Mapping[str, Collection[str]] = EMPTY_NAMES) -> pa.Table:
+    """Convert rows of the main table to another table's columns, by column names and `other_names`.
+
+    Missing columns and nulls get the other table's default, or null.
+    """
+    schema = layout.arrow_schema
     there = set(rows.column_names)
     missing = {column: names for column, names in other_names.items() if column not in there}
     if called := {name: column for column, names in missing.items() for name in names if name in there}:
         rows = rows.rename_columns([called.get(name, name) for name in rows.column_names])
-    if rows.schema.equals(schema, check_metadata=True):
+    if rows.schema.equals(schema, check_metadata=True) and not layout.defaults:
         return rows
     there = set(rows.column_names)
     rows = fill_hidden_nulls(_translate_omitted(rows, schema))  # for Arrow's cast
     arrays = [
-        rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(rows.num_rows, field.type)
+        rows.column(field.name).cast(field.type)
+        if field.name in there
+        else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
         for field in schema
     ]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    filled = map(fill_nulls, arrays, map(layout.defaults.get, schema.names))
+    return pa.Table.from_arrays([*filled], schema=schema)
 
 
 def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:

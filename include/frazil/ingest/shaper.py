@@ -34,7 +34,15 @@ from frazil.ingest.decode import (
     number_rows_in_records,
 )
 from frazil.ingest.formats import Quoter, create_decoder, create_quoter, has_lines, has_several_rows, without_unwrap
-from frazil.ingest.formats.fields import Unit, default_of, fill_nulls, record_path, unit_of, with_path, without_settings
+from frazil.ingest.formats.fields import (
+    Unit,
+    fill_nulls,
+    find_defaults,
+    record_path,
+    unit_of,
+    with_path,
+    without_settings,
+)
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields
 from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
@@ -274,7 +282,7 @@ class AliasedDecoder:
             for n, (name, column) in enumerate(aliases.items())
         ]
         own = [f.model_copy(update={"required": f.required and f.field_id not in filled}) for f in schema.fields]
-        self._defaults = {column.name: default_of(column, units.get(column.field_id)) for column in aliases.values()}
+        self._defaults = find_defaults(schema, units)
         of_own = {i: without_settings(unit, "default") if i in filled else unit for i, unit in units.items()}
         self._filled_columns = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
         of_extra = {i: of_own[c.field_id] for i, c in self._filled_columns.items() if c.field_id in units}

@@ -291,7 +291,7 @@ class _Stage:
             self.main.dry_write(shaped.rows)
             return shaped
         divided = self._divide(chunk, shaped)
-        self.main.dry_write(fit_rows(divided.main_rows, self.main.layout.arrow_schema))
+        self.main.dry_write(fit_rows(divided.main_rows, self.main.layout))
         self._routed.dry_write(divided)
         return shaped
 
@@ -347,7 +347,7 @@ class _Stage:
 
     def _add(self, chunk: RecordChunk, shaped: DecodedChunk, divided: DividedRows | None) -> None:
         if divided:
-            self.main.add(fit_rows(divided.main_rows, self.main.layout.arrow_schema))
+            self.main.add(fit_rows(divided.main_rows, self.main.layout))
             self._routed.add(divided)
         elif self.shuffler:
             ranges, offsets = chunk.range_index[shaped.record_indexes], chunk.offsets[shaped.record_indexes]

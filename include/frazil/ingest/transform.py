@@ -25,7 +25,7 @@ from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.formats.fields import default_of, fill_nulls
+from frazil.ingest.formats.fields import fill_nulls, find_defaults
 from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields, value_schema
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.sensitive import withheld_paths
@@ -86,10 +86,7 @@ class TransformedDecoder:
         self._decode, self._key_header_reader, self._transform = decode, key_header_reader, transform
         self._columns = schema_to_pyarrow(columns, include_field_ids=True)
         self._made = {column.name for column in transform.columns}
-        self._defaults = {
-            field.name: default_of(field, None) for field in columns.fields if field.name not in self._made
-        }
-        """Values of columns that another program added to the table; None for null."""
+        self._defaults = find_defaults(columns)
         self._withheld = withheld
         self._retained = 0
         """Bytes that DuckDB's allocator has reserved for queries that failed. Later queries use these bytes first."""
@@ -279,12 +276,12 @@ class TransformedDecoder:
         """Return the table's columns, and the error class and text of each row that does not fit."""
         arrays, wrong = [], dict[int, tuple[str, str]]()
         for field in self._columns:
-            if field.name in self._defaults:
-                nulls = pa.chunked_array([pa.nulls(made.num_rows, field.type)])
-                arrays.append(fill_nulls(nulls, self._defaults[field.name]))
+            default = self._defaults.get(field.name)
+            if field.name not in self._made:  # another program added the column
+                arrays.append(fill_nulls(pa.chunked_array([pa.nulls(made.num_rows, field.type)]), default))
                 continue
             values = made.column(field.name)
-            if not field.nullable and values.null_count:
+            if not field.nullable and values.null_count and default is None:
                 for row in np.flatnonzero(values.is_null().to_numpy()).tolist():
                     wrong.setdefault(row, ("MissingRequired", f"{field.name}: required, and missing or null"))
             if pa.types.is_fixed_size_binary(field.type):
@@ -296,7 +293,7 @@ class TransformedDecoder:
             array = cast_unchecked(values.combine_chunks(), field.type)
             for row, text in find_missing_required(array, field).items():
                 wrong.setdefault(row, ("MissingRequired", text))
-            arrays.append(array)
+            arrays.append(fill_nulls(pa.chunked_array([array]), default))
         return pa.Table.from_arrays(arrays, names=self._columns.names), wrong
 
 

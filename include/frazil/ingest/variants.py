@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.schema import Schema
 
+from frazil.ingest.arrow_values import VARIANT_GROUP
 from frazil.ingest.formats.json import variant as loops
 from frazil.ingest.formats.json.scan import NO
 from frazil.ingest.formats.json.text import MAX_DEPTH, change_outside_strings
-from frazil.ingest.parquet import VARIANT_GROUP
 from frazil.spec.iceberg import variant_columns
 
 MAX_TEXT_BYTES = 4 * 2**20

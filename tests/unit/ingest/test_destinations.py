@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -141,10 +142,26 @@ def test_each_row_has_one_fate(values: list[str | None], to_main: bool, makes: b
     assert sorted([*landed, *errors, *waiting]) == [*range(len(values))]
 
 
+def layout_of(schema: pa.Schema, **defaults: Any) -> Any:
+    return SimpleNamespace(
+        arrow_schema=schema, defaults={name: pa.chunked_array([[value]]) for name, value in defaults.items()}
+    )
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_missing_value_gets_the_other_tables_default(required: bool) -> None:
+    rows = pa.table({"a": pa.array([1, None])})
+    schema = pa.schema([pa.field("a", pa.int64()), pa.field("c", pa.string(), nullable=not required)])
+    found = fit_rows(rows, layout_of(schema, a=7, c="x"))
+    assert found.to_pylist() == [{"a": 1, "c": "x"}, {"a": 7, "c": "x"}]
+    alike = fit_rows(found, layout_of(found.schema, a=7))
+    assert alike.to_pylist() == found.to_pylist()
+
+
 def test_a_row_fits_a_table_whose_columns_differ() -> None:
     rows = pa.table({"a": pa.array([1], pa.int32()), "b": ["x"]})
     schema = pa.schema([pa.field("c", pa.string()), pa.field("a", pa.int64())])
-    assert fit_rows(rows, schema).to_pylist() == [{"c": None, "a": 1}]
+    assert fit_rows(rows, layout_of(schema)).to_pylist() == [{"c": None, "a": 1}]
 
 
 @pytest.mark.parametrize("values", [[], ["a"]])
@@ -159,4 +176,4 @@ def test_a_null_whose_required_field_is_null_fits_a_table_with_other_ids() -> No
     rows = pa.table({"one": struct, "many": pa.ListArray.from_arrays(pa.array([0, 0, 2], pa.int32()), struct)})
     with_ids = pa.schema([field.with_metadata({"PARQUET:field_id": "7"}) for field in rows.schema])
     expected = [{"one": None, "many": []}, {"one": {"a": 1}, "many": [None, {"a": 1}]}]
-    assert fit_rows(rows, with_ids).to_pylist() == expected
+    assert fit_rows(rows, layout_of(with_ids)).to_pylist() == expected

@@ -22,7 +22,7 @@ from pyiceberg.types import (
 
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import fill_hidden_nulls
-from frazil.ingest.record_files import can_cast, cast_columns, check_columns
+from frazil.ingest.record_files import FileColumns, can_cast, cast_columns, check_columns
 from frazil.pyiceberg_fixes import VariantType
 
 UTC_US = pa.timestamp("us", "UTC")
@@ -79,7 +79,7 @@ def test_a_file_with_an_unsuitable_column_is_refused_with_what_to_write(
     with pytest.raises(
         SpecError, match=f"column v has type struct.* cannot become .* Write the file again with {instead}"
     ):
-        check_columns(path, file, Schema(NestedField(1, "v", kind)))
+        check_columns(path, file, FileColumns.of(Schema(NestedField(1, "v", kind)), {}))
 
 
 def test_a_null_has_no_null_in_its_required_fields() -> None:
@@ -89,10 +89,11 @@ def test_a_null_has_no_null_in_its_required_fields() -> None:
     written, file = pa.schema({"one": optional, "many": pa.list_(optional)}), pa.BufferOutputStream()
     rows = [{"one": None, "many": None}, {"one": {"a": 1}, "many": [None, {"a": 2}]}]
     pq.write_table(pa.Table.from_pylist(rows, written), file)
-    assert cast_columns("f", pq.read_table(pa.BufferReader(file.getvalue())), schema).to_pylist() == rows
+    columns = FileColumns.of(schema, {})
+    assert cast_columns("f", pq.read_table(pa.BufferReader(file.getvalue())), columns).to_pylist() == rows
     missing = pa.Table.from_pylist([{"one": {"a": None}, "many": None}], written)
     with pytest.raises(pa.ArrowInvalid, match="a: required, and missing or null"):  # as when its record is written
-        fill_hidden_nulls(cast_columns("f", missing, schema))
+        fill_hidden_nulls(cast_columns("f", missing, columns))
 
 
 def test_a_column_that_a_file_does_not_have_gets_the_tables_default(tmp_path: Path) -> None:
@@ -100,14 +101,32 @@ def test_a_column_that_a_file_does_not_have_gets_the_tables_default(tmp_path: Pa
     pq.write_table(pa.table({"n": [1, 2]}), path)
     added = NestedField(2, "v", StringType(), required=True, initial_default="old", write_default="new")
     schema = Schema(NestedField(1, "n", LongType()), added, NestedField(3, "w", LongType()))
-    check_columns(path, ds.ParquetFileFormat().make_fragment(path, pyarrow.fs.LocalFileSystem()), schema)
-    found = cast_columns(path, pq.read_table(path), schema)
+    columns = FileColumns.of(schema, {})
+    check_columns(path, ds.ParquetFileFormat().make_fragment(path, pyarrow.fs.LocalFileSystem()), columns)
+    found = cast_columns(path, pq.read_table(path), columns)
     assert found.to_pylist() == [{"n": 1, "v": "new", "w": None}, {"n": 2, "v": "new", "w": None}]
+
+
+def test_a_declared_default_fills_missing_columns_and_nulls_as_in_records() -> None:
+    schema = Schema(
+        NestedField(1, "n", LongType(), required=True),
+        NestedField(2, "at", TimestamptzType(), write_default="1970-01-01T00:00:00+00:00"),
+    )
+    units = {"n": {"default": 7}, "at": {"unit": "ms", "default": 1, "null-if": [5]}}
+    columns = FileColumns.of(schema, units)
+    nulls = pa.table({"n": pa.array([None, 1, 5], pa.int32())})
+    assert cast_columns("f", nulls, columns)["n"].to_pylist() == [7, 1, 5]
+    assert cast_columns("f", nulls, columns)["at"].cast(pa.int64()).to_pylist() == [1000] * 3
+    missing = pa.table({"other": [1]})
+    assert cast_columns("f", missing, columns)["n"].to_pylist() == [7]
+    assert columns.needed == []
 
 
 def test_nanoseconds_before_1970_are_rounded_down() -> None:
     schema = Schema(NestedField(1, "x", TimestamptzType()))
-    found = cast_columns("a.parquet", pa.table({"x": pa.array([-1, -1000, 1999], pa.timestamp("ns", "UTC"))}), schema)
+    found = cast_columns(
+        "a.parquet", pa.table({"x": pa.array([-1, -1000, 1999], pa.timestamp("ns", "UTC"))}), FileColumns.of(schema, {})
+    )
     assert found["x"].cast(pa.int64()).to_pylist() == [-1, -1, 1]
 
 
@@ -115,6 +134,8 @@ def test_nested_nanoseconds_before_1970_are_rounded_down() -> None:
     times, nanos = ListType(2, TimestamptzType(), element_required=False), pa.timestamp("ns", "UTC")
     schema = Schema(NestedField(1, "x", StructType(NestedField(3, "many", times))))
     arrays = pa.array([{"many": [-1, None, 1999]}, None, {"many": [-1000]}], pa.struct({"many": pa.list_(nanos)}))
-    found = cast_columns("a.parquet", pa.table({"x": pa.chunked_array([arrays, arrays[1:]])}), schema)
+    found = cast_columns(
+        "a.parquet", pa.table({"x": pa.chunked_array([arrays, arrays[1:]])}), FileColumns.of(schema, {})
+    )
     micros = found["x"].cast(pa.struct({"many": pa.list_(pa.int64())})).to_pylist()
     assert micros == [{"many": [-1, None, 1]}, None, {"many": [-1]}, None, {"many": [-1]}]

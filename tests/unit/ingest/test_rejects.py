@@ -82,3 +82,11 @@ def test_a_required_column_that_no_dead_letter_fills_is_named(name: str) -> None
     with pytest.raises(SpecError, match=f"column {name} is required, but frazil does not fill it"):
         DeadLetterTable(schema, BY_PARTITION, stream="s", topic_ids={})
     DeadLetterTable(DEAD_LETTER_SCHEMA, BY_PARTITION, stream="s", topic_ids={})
+
+
+def test_a_column_that_users_added_gets_the_tables_default() -> None:
+    ours = NestedField(99, "ours", StringType(), required=True, initial_default="old", write_default="new")
+    made = DeadLetterTable(Schema(*DEAD_LETTER_SCHEMA.fields, ours), BY_PARTITION, stream="s", topic_ids={})
+    chunk = RecordChunk.of_values([b"x"])
+    (row,) = made.rows(chunk, [Rejection(0, "NotJson", "it is not JSON")], 0).to_pylist()
+    assert (row["ours"], row["replays"]) == ("new", None)

@@ -585,6 +585,15 @@ def test_a_column_whose_default_another_engine_set_gets_it_though_the_select_doe
     assert found.rows.to_pylist() == [{"a": n, "since": date(2013, 1, 2), "note": None} for n in (1, 2)]
 
 
+@pytest.mark.parametrize("required", [False, True])
+def test_a_null_that_the_select_makes_gets_the_tables_default(required: bool) -> None:
+    spec = stream("SELECT n AS a FROM records")
+    a = iceberg.table_schema(spec).find_field("a")
+    columns = Schema(a.model_copy(update={"write_default": 7, "initial_default": 7, "required": required}))
+    found = open_decoder(context_of(spec), columns)(RecordChunk.of_values([b'{"n": 1}', b'{"n": null}', b"{}"]))
+    assert (found.rows.to_pylist(), found.rejections) == ([{"a": 1}, {"a": 7}, {"a": 7}], [])
+
+
 def test_a_sensitive_field_is_not_kept_in_rest() -> None:
     columns = {"more": "string", "card": "string"}
     secret = {"card": {"as": "mask"}, "pin": {"as": "drop"}}

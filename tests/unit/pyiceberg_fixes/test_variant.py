@@ -13,7 +13,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import BinaryType, IcebergType, LongType, NestedField, StringType, StructType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401
-from frazil.ingest.parquet import VARIANT_GROUP
+from frazil.ingest.arrow_values import VARIANT_GROUP
 from frazil.pyiceberg_fixes import VariantType
 
 SCHEMA = Schema(

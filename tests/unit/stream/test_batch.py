@@ -141,7 +141,7 @@ def test_a_journal_has_the_last_transaction_before_its_end():
         tables=SimpleNamespace(main=SimpleNamespace(current=lambda: table), clock_ms=lambda: 7),
         committer=SimpleNamespace(newest_dead_letters=lambda: BatchKey(0, 0)),
     )
-    context: Any = SimpleNamespace(topic_ids=source.topic_ids, epoch=1, batch=2, window_us=None)
+    context: Any = SimpleNamespace(topic_ids=source.topic_ids, epoch=1, batch=2, window_us=None, changes=None)
     end: Any = SimpleNamespace(
         idle=frozenset(), offsets={("t", 0): 3}, leader_epochs={}, transaction=LastTransaction("571", "24")
     )

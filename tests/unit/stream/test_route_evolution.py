@@ -275,3 +275,23 @@ def test_a_renamed_rest_column_keeps_what_is_left_in_every_table(monkeypatch: py
         change_columns(load_catalog(None).load_table(table), ColumnChanges({"more": "extra"}, []), fixed={})
     found = shop.stage([{"id": 0, "kind": "a", "more": 1, "x": 2}])
     assert [json.loads(row["extra"]) for row in rows(found, "shop.a")] == [{"more": 1, "x": 2}]
+
+
+@pytest.mark.parametrize("added", [None, "new"])
+@pytest.mark.parametrize("more", [{}, {"transform": "SELECT * FROM records"}])
+def test_a_value_that_a_record_does_not_have_is_the_default_of_its_own_table(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], added: str | None
+) -> None:
+    table = {"identifier": "shop.other", "properties": {"format-version": "3"}}
+    schema = {"id": "long not null", "kind": "string", "at": "timestamptz", "note": "string"}
+    shop = Shop(monkeypatch, evolution="off", table=table, schema=schema, **more)
+    shop.routed()
+    with load_catalog(None).load_table("shop.a").update_schema() as update:
+        update.set_default_value("note", "of a")
+        if added:
+            update.add_column("added", StringType(), default_value=added)
+    result = shop.stage(
+        [{"id": 1, "kind": "a"}, {"id": 2, "kind": "b"}, {"id": 3}, {"id": 4, "kind": "a", "note": "own"}]
+    )
+    assert [(row["note"], row.get("added")) for row in rows(result, "shop.a")] == [("of a", added), ("own", added)]
+    assert [row["note"] for target in ("shop.b", "main") for row in rows(result, target)] == [None, None]

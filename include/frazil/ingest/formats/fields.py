@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -44,6 +45,7 @@ WHOLE_KEY = "key"
 
 FIRST_CONTAINER_ID = 400_000_000
 Unit = str | Mapping[str, Any]
+EMPTY_UNITS: Mapping[int, Unit] = MappingProxyType({})
 """How a column's values arrive in records: as a unit (`json.types.Units`), or with settings (`ColumnSource`)."""
 MakeDecoder = Callable[[Schema, Mapping[int, str], DecoderOptions], FormatDecoder]
 
@@ -143,11 +145,7 @@ class FieldsDecoder(FormatDecoder):
             field.name: readings.get(field.field_id, _PLAIN_SOURCE).path or (field.name,) for field in schema.fields
         }
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
-        self._defaults = {
-            field.name: default
-            for field in schema.fields
-            if (default := default_of(field, units.get(field.field_id))) is not None
-        }
+        self._defaults = find_defaults(schema, units)
         widening = options if options.drift == "full" else PLAIN  # texts are not searched for new fields
         inside = dataclasses.replace(widening, hidden=(), within=WHOLE_RECORD)
         self._inside = self._text_decoders(schema, units, plain, inside) if not lists else {}
@@ -438,6 +436,12 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
     for _, error in VariantEncoder(Schema(field))(decoded.rows)[1].values():
         raise SpecError(f"schema.{field.name}.default: {error.removeprefix(f'{field.name}: ')}")
     return decoded.rows.column(0)
+
+
+def find_defaults(schema: Schema, units: Mapping[int, Unit] = EMPTY_UNITS) -> dict[str, pa.ChunkedArray]:
+    """Return the defaults of all columns that have one, by column name. Raises SpecError if one is invalid."""
+    found = {field.name: default_of(field, units.get(field.field_id)) for field in schema.fields}
+    return {name: default for name, default in found.items() if default is not None}
 
 
 def fill_nulls(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.ChunkedArray:
