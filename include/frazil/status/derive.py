@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from frazil.errors import (
+    BROKERS_REMEDY,
     CircuitOpen,
     CommitUnavailable,
     KafkaUnavailable,
