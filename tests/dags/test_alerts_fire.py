@@ -77,7 +77,7 @@ def test_maintenance_that_fails_twice_is_an_alert_until_a_run_succeeds(
     for number, later in enumerate((timedelta(0), HALF)):
         checked = airflow.run("frazil_health", moment=begin - timedelta(seconds=number), later=later)
         reported = rules([] if checked["tasks"]["changed"] == "skipped" else checked["events"][-1][2]["fired"])
-        assert reported == ({"stall"} if number else set()), "the other holds have begun"
+        assert reported == ({"unmeasured"} if number else set()), "the other holds have begun"
     fired = airflow.run("frazil_health", moment=begin + timedelta(seconds=3), later=2 * HALF)
     assert (fired["state"], fired["tasks"]["alerts"], fired["tasks"]["changed"]) == ("failed", "failed", "success")
     reported = fired["events"][-1][2]
@@ -130,7 +130,7 @@ def test_a_catalog_that_does_not_answer_is_an_alert_until_it_does(
     far.mood = mood
     assert check(timedelta(0))["active"] == []
     (cause,) = check(timedelta(minutes=1))["active"]
-    assert (cause["table"], cause["rule"]) == ("stream rides", "stall")
+    assert (cause["table"], cause["rule"]) == ("stream rides", "unmeasured")
     assert said in cause["sentence"]
     assert check(HALF)["fired"] == []
     fired = check(2 * HALF)["fired"]
@@ -155,7 +155,7 @@ def test_a_catalog_that_hangs_for_long_is_named_and_delays_no_stream_of_another_
         monkeypatch.setattr(clock, "now_ms", lambda minutes=minutes: begin_ms + minutes * 60_000)
         found = measure_all(streams, store)
     (cause,) = found["active"]
-    assert (cause["table"], cause["rule"]) == ("stream rides", "stall")
+    assert (cause["table"], cause["rule"]) == ("stream rides", "unmeasured")
     assert cause["sentence"] == "stream rides: the catalog 'far' does not answer"
     assert (found["due"]["city.rides"], found["due"]["city.walks"]) == ([NOT_MEASURED], [])
 

@@ -6,6 +6,7 @@ If no writer reports a lag, the lag is computed from Kafka's offsets.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
 
 from frazil.commit.commit_checks import check_same_source
@@ -156,7 +157,8 @@ def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
     first = problems[0] if problems else ""
 
     def is_repeat(problem: str) -> bool:
-        words = shorten_error(problem.removeprefix(f"{LAG_UNKNOWN_PREFIX}: ").partition(": ")[2])
+        cause = problem.removeprefix(f"{LAG_UNKNOWN_PREFIX}: ").partition(": ")[2]
+        words = shorten_error(re.sub(r"^[A-Z]\w+: ", "", cause))  # without the error's class
         return bool(words) and words in first
 
     return (*problems[:1], *(one for one in problems[1:] if not is_repeat(one)))

@@ -25,7 +25,7 @@ from frazil.cli.main import frazil
 from frazil.cli.marker import describe_next_step
 from frazil.cli.status import StatusReport, _count_dead_letters_left
 from frazil.commit.dead_letter_counts import Reason
-from frazil.errors import WriterBusy
+from frazil.errors import CommitUnavailable, WriterBusy
 from frazil.home import run_folder
 from frazil.host.exchange import Exchange, open_exchange, replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
@@ -41,7 +41,7 @@ from frazil.supervise.decision import HEARTBEAT_TTL_MS, DecisionInput, DesiredSt
 from frazil.supervise.decision_rules import decide
 from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
-from frazil.table.tables import ensure_table
+from frazil.table.tables import ensure_table, load_stream_table
 from tests.made_batches import MadeStream
 from tests.polling import eventually
 from tests.unit.maintenance import day_by_day
@@ -123,6 +123,22 @@ def test_a_catalog_out_of_reach_is_said_of_its_stream_and_hides_no_other(
     assert (other["table-exists"], other["desired"]) == (None, None)
     assert (other["epoch"], other["batch"], other["watermark-ms"]) == (4, 2, 5)
     assert ticks["table-exists"] is False
+
+
+def test_the_cause_of_the_last_end_is_not_repeated_for_the_table(
+    streams: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__TYPE", "rest")
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", "http://127.0.0.1:9")
+    (streams / "other.yaml").write_text(YAML.format(name="other", table="{identifier: demo.other, catalog: away}"))
+    with pytest.raises(CommitUnavailable) as unreachable:
+        load_stream_table(load_stream(streams / "other.yaml"))
+    folder, error = run_folder("other"), f"CommitUnavailable: {unreachable.value}"
+    folder.mkdir(parents=True)
+    append_exit(folder, ExitRecord("launch-1", 21, NOW_MS, NOW_MS, "f", 0, committed=False, error=error))
+    replace_json(folder / "lock", dataclasses.asdict(dataclasses.replace(launch(), writer=None)))
+    shown = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).output
+    assert shown.count("cannot be reached") == shown.count("Start the catalog and its storage") == 1
 
 
 def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(streams: Path):
