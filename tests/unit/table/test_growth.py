@@ -18,6 +18,7 @@ from pyiceberg.types import (
     StructType,
 )
 
+from frazil.ingest.schema_drift import SchemaDrift, find_new_fields, type_of_value
 from frazil.table.evolution import Addition, Change, Promotion, Relaxation, plan_growth
 
 INNER = StructType(NestedField(10, "a", StringType()))
@@ -160,3 +161,13 @@ def test_types_become_wider_and_never_narrower_or_others():
 
 def test_columns_become_optional_but_for_those_that_are_fixed():
     assert requested(Relaxation(("id",)), Relaxation(("at",)), Relaxation(("note",))) == ([Relaxation(("id",))], [])
+
+
+@pytest.mark.parametrize(("name", "other"), SAME_NAMES)
+def test_of_a_new_structs_fields_with_the_same_name_for_engines_one_is_kept(name: str, other: str):
+    first, second = sorted((name, other))
+    kept, refused = find_new_fields(SchemaDrift(new={("took",): type_of_value({name: 1, other: 2})}))
+    assert isinstance(kept.type, StructType)
+    assert [field.name for field in kept.type.fields] == [first]
+    assert refused.path == ("took", second)
+    assert f"the same name as {first}," in refused.problem
