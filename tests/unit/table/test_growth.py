@@ -82,7 +82,7 @@ def test_names_in_another_case_are_refused_at_every_level():
 
 
 @pytest.mark.parametrize(("name", "other"), SAME_NAMES)
-def test_names_that_an_engine_takes_for_the_same_are_refused_at_every_level(name: str, other: str):
+def test_names_that_an_engine_takes_for_the_same_are_refused_at_every_level(name: str, other: str) -> None:
     changes, refused = requested(*(new(*place, one) for place in ((), ("place",)) for one in (name, other)))
     first, second = sorted((name, other))
     assert {change.path for change in changes} == {(first,), ("place", first)}
@@ -164,7 +164,7 @@ def test_columns_become_optional_but_for_those_that_are_fixed():
 
 
 @pytest.mark.parametrize(("name", "other"), SAME_NAMES)
-def test_of_a_new_structs_fields_with_the_same_name_for_engines_one_is_kept(name: str, other: str):
+def test_of_a_new_structs_fields_with_the_same_name_for_engines_one_is_kept(name: str, other: str) -> None:
     first, second = sorted((name, other))
     kept, refused = find_new_fields(SchemaDrift(new={("took",): type_of_value({name: 1, other: 2})}))
     assert isinstance(kept.type, StructType)
