@@ -12,8 +12,7 @@ from statistics import median
 
 from frazil.infer.sample import MAX_DISTINCT, MIN_VALUES_PER_MISFIT, FieldStatistics
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
-from frazil.spec.types import List, Map, Struct, Type, is_field_name, parse_type
-from frazil.spec.units import format_count
+from frazil.spec.types import SAME_NAMES, List, Map, Struct, Type, is_field_name, name_key, parse_type
 
 MIN_RECORDS_FOR_REQUIRED = 100
 """A column is proposed as required only if at least this many records were sampled, and all have a value."""
@@ -87,7 +86,7 @@ def propose_columns(
         if reason := find_column_problem(name, before, dots=dots):
             found.append(ProposedColumn(name, None, remark=reason))
         else:
-            before[name.lower()] = name
+            before[name_key(name)] = name
             one = FieldStatistics() if relaxed is None else relaxed.fields[name]
             found.append(_propose_column(name, observed, one, sampled, middle_s, has_json=has_json))
     return tuple(found)
@@ -95,14 +94,14 @@ def propose_columns(
 
 def rename_dotted(columns: Sequence[ProposedColumn]) -> tuple[ProposedColumn, ...]:
     """Replace dots in columns' names, because column names cannot have them. `from` then names the field."""
-    used = {column.name.lower(): column.name for column in columns}
+    used = {name_key(column.name): column.name for column in columns}
     renamed = []
     for column in columns:
         if column.type is not None and "." in column.name:
             plain = re.sub(r"[.\[\]]", "_", column.name)
             names = chain([plain], (f"{plain}_{i}" for i in count(2)))
             name = next(n for n in names if not find_column_problem(n, used))
-            used[name.lower()] = name
+            used[name_key(name)] = name
             column = replace(column, name=name, path=re.sub(r"([.\[\]])", r"\\\1", column.name))  # noqa: PLW2901
         renamed.append(column)
     return tuple(renamed)
@@ -115,15 +114,15 @@ def rank_event_times(columns: Sequence[ProposedColumn]) -> list[ProposedColumn]:
 
 
 def find_column_problem(name: str, before: Mapping[str, str], *, dots: bool = False) -> str:
-    """Return why a field cannot be a column; empty if it can. `before` has earlier columns by lower-case name."""
+    """Return why a field cannot be a column; empty if it can. `before` has earlier columns by `name_key`."""
     if not name or set(name) & set('"\\' if dots else '."\\') or name != name.strip() or not name.isprintable():
         return "a column cannot have this name"
-    if name.lower() in RESERVED_COLUMNS:
+    key = name_key(name)
+    if key in RESERVED_COLUMNS:
         return "frazil adds a column with this name"
-    if name.lower() in METADATA_COLUMNS:
+    if key in METADATA_COLUMNS:
         return METADATA_COLUMN_PROBLEM
-    same = before.get(name.lower())
-    return f"differs from {same} only by case" if same else ""
+    return f"has the same name as {same}, because {SAME_NAMES}" if (same := before.get(key)) else ""
 
 
 def _propose_column(  # noqa: PLR0913 - the facts about a field
@@ -350,7 +349,7 @@ def _guess_object_type(observed: FieldStatistics, lists: int | None = None) -> s
     if len(kinds) == 1 and (many or not inner):
         fails = any(field.others or field.odd_texts for field in observed.fields.values())
         return None if fails or (kind := kinds.pop()) is None else f"map<string, {kind}>"
-    distinct = set({name.lower(): name for name in reversed(inner)}.values())
+    distinct = set({name_key(name): name for name in reversed(inner)}.values())
     kept = [name for name in inner if name in distinct and is_field_name(name)]
     if not any(types[name] for name in kept):
         return "map<string, string>" if not observed.fields else None

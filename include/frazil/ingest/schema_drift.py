@@ -15,6 +15,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.spec.iceberg import iceberg_type
+from frazil.spec.types import SAME_NAMES, name_key
 from frazil.typed_json import convert
 
 Path = tuple[str, ...]
@@ -276,12 +277,12 @@ def _convert_type(
             for name, part in sorted(found_type.fields.items()):
                 here = (*path, name)
                 problem = find_name_problem(name)
-                if not problem and (other := taken.get(name.lower())):
-                    problem = f"has the same name as {other} except for case, but names are case-insensitive"
+                if not problem and (other := taken.get(name_key(name))):
+                    problem = f"has the same name as {other}, because {SAME_NAMES}"
                 if problem:
                     problems.append(NewField(here, None, problem))
                 elif (kind := _convert_type(here, part, problems, ids)) is not None:
-                    taken[name.lower()] = name
+                    taken[name_key(name)] = name
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None
     if found_type == MIXED:

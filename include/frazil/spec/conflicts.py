@@ -9,7 +9,7 @@ from pathlib import Path
 from frazil.spec.column import COORDINATES, LINE_COLUMN, REQUIRED_COORDINATES
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import view_from_table
-from frazil.spec.types import Field, Primitive, Struct, Type, parse_type
+from frazil.spec.types import Field, Primitive, Struct, Type, name_key, parse_type
 
 MAX_SCHEMA_CONFLICTS = 10
 
@@ -220,9 +220,9 @@ def _table_struct(spec: StreamSpec) -> Struct:
 
 def _find_field_conflicts(first: Type, second: Type, path: tuple[str, ...]) -> Iterator[tuple[str, str, str]]:
     """Yield the path and both declarations of each conflict. A field of only one struct must not be `not null`."""
-    fields = {field.name.lower(): field for field in second.fields}
+    fields = {name_key(field.name): field for field in second.fields}
     for field in first.fields:
-        other = fields.pop(field.name.lower(), None)
+        other = fields.pop(name_key(field.name), None)
         place = (*path, field.name)
         if other is None:
             if field.required:

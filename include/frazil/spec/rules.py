@@ -10,7 +10,7 @@ from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERV
 from frazil.spec.formats import BytesFormat, CsvFormat, StringFormat, envelope_of
 from frazil.spec.reading_rules import FORMATS_WITH_FIELD_NAMES
 from frazil.spec.resources import IMAGE_PROPERTIES, ClusterManager, DeployMode
-from frazil.spec.types import UNREADABLE_TYPES, Map, find_type, find_type_paths, parse_type
+from frazil.spec.types import SAME_NAMES, UNREADABLE_TYPES, Map, find_type, find_type_paths, name_key, parse_type
 from frazil.spec.units import format_duration
 from frazil.spec.values import Problem, Rules, suggest_names
 
@@ -44,7 +44,7 @@ def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
         place = f"schema.{column.name}"
         for name, reason in UNREADABLE_TYPES.items():
             found += [(path, name, reason) for path in find_type_paths(name, parse_type(column.type), place)]
-        if column.name.lower() in METADATA_COLUMNS:
+        if name_key(column.name) in METADATA_COLUMNS:
             found.append((place, column.type, METADATA_COLUMN_PROBLEM))
     still = "Existing tables with the column can still be written to, but no new table is created with it"
     warnings = [Problem(place, value, f"{reason}. {still}") for place, value, reason in found]
@@ -56,14 +56,13 @@ def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
 def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
     seen: dict[str, str] = {}
     for column in spec.columns:
-        lower = column.name.lower()
-        if lower in seen:
-            what = f"names the column {seen[lower]!r} again; names are case-insensitive"
-            yield Problem(f"schema.{column.name}", column.name, what)
-        if spec.coordinates and lower in RESERVED_COLUMNS:
+        key = name_key(column.name)
+        if key in seen:
+            yield Problem(f"schema.{column.name}", column.name, f"names the column {seen[key]!r} again; {SAME_NAMES}")
+        if spec.coordinates and key in RESERVED_COLUMNS:
             what = "has the name of a column that frazil adds; rename it, or set coordinates: false"
             yield Problem(f"schema.{column.name}", column.name, what)
-        seen.setdefault(lower, column.name)
+        seen.setdefault(key, column.name)
 
 
 def _check_lines(spec: StreamSpec) -> Iterator[Problem]:

@@ -227,9 +227,9 @@ class _Parser:
         while self._peek() == ",":
             self._take_mark(",")
             fields.append(self._parse_field())
-        names = [field.name.lower() for field in fields]
-        if doubled := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"names the struct's field {doubled[0]!r} twice (names are case-insensitive)")
+        names = [name_key(field.name) for field in fields]
+        if doubled := sorted(field.name for n, field in enumerate(fields) if names[n] in names[:n]):
+            raise ValueError(f"names the struct's field {doubled[0]!r} twice ({SAME_NAMES})")
         return Struct(tuple(fields))
 
     def _parse_field(self) -> Field:
@@ -298,6 +298,28 @@ class _Parser:
     @staticmethod
     def _end_message() -> str:
         return f"ends too early; in a YAML {{…}} or […], quote a type that contains a comma (allowed: {ALLOWED_TYPES})"
+
+
+SAME_NAMES = "engines ignore case and replace special characters"
+
+
+def name_key(name: str) -> str:
+    """Return a key that is equal for names that engines mistake for each other.
+
+    Spark compares names character by character, in upper and lower case. In Parquet files, Iceberg replaces all
+    characters but letters, digits and `_` by their UTF-16 code, and adds `_` before a leading digit.
+    """
+    folded = "".join(char.upper() if len(char.upper()) == 1 else char for char in name).lower()
+    written = ""
+    for char in folded.replace("i\u0307", "i"):  # the lower case of \u0130
+        if char == "_" or (char <= "\uffff" and (char.isalpha() or (char.isdecimal() and written))):
+            written += char
+        elif char <= "\uffff" and char.isdecimal():
+            written += f"_{char}"
+        else:
+            units = re.findall("....", char.encode("utf-16-be", "surrogatepass").hex())
+            written += "".join(f"_x{int(unit, 16):x}" for unit in units)
+    return written
 
 
 def _unknown_type_error(name: str) -> ValueError:

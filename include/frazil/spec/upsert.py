@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from frazil.spec.column import RESERVED_COLUMNS
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
-from frazil.spec.values import Model, Names, PositiveDuration, Problem, Rules, YamlForm, suggest_names
+from frazil.spec.types import name_key
+from frazil.spec.values import Model, Names, PositiveDuration, Problem, YamlForm, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
@@ -203,7 +204,7 @@ def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
     """Yield a problem for each column named like a coordinate: change files always store coordinates."""
     if spec.mode == "upsert" and not spec.coordinates:
         for column in spec.columns:
-            if column.name.lower() in RESERVED_COLUMNS:
+            if name_key(column.name) in RESERVED_COLUMNS:
                 what = "has the name of a coordinate, which each change stores in any case; rename it"
                 yield Problem(f"schema.{column.name}", column.name, what)
 

@@ -27,6 +27,7 @@ from pyiceberg.types import (
 )
 
 from frazil.spec.column import LINE_COLUMN, METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
+from frazil.spec.types import SAME_NAMES, name_key
 
 PARTITION_NAME_PROBLEM = "has the name of a partition field of the table, so engines would refuse the table"
 
@@ -187,8 +188,8 @@ class SchemaComparison:
                 f"was dropped from the table; {other}add it to the table again, as an optional "
                 f"{declared.field_type}{optional}",
             )
-        if alike := next((f.name for f in existing.fields if f.name.lower() == name.lower()), None):
-            return Conflict(path, f"is called {alike} in the table, and names are case-insensitive; declare {alike}")
+        if alike := next((f.name for f in existing.fields if name_key(f.name) == name_key(name)), None):
+            return Conflict(path, f"is called {alike} in the table, and {SAME_NAMES}; declare {alike}")
         if declared.required:
             return Conflict(
                 path,
@@ -324,8 +325,7 @@ class _ColumnNames:
         self._top = table.as_struct()
         self._comparison = SchemaComparison(table, ColumnHistory.from_schemas((*former, table)), frozenset())
         self._full_names = set(index_name_by_id(table).values())
-        self._names = {(path[:-1], path[-1].lower()): path[-1] for path in self.fields}
-        self._new: dict[tuple[Path, str], str] = {}
+        self._names = {(path[:-1], name_key(path[-1])): path[-1] for path in self.fields}
 
     def parent(self, path: Path) -> StructType | None:
         """Return the struct of the field at this path, which may not exist yet."""
@@ -336,13 +336,12 @@ class _ColumnNames:
 
     def add(self, change: Addition, max_columns: int) -> str | None:
         """Reserve a new column's name, or return why the column cannot be added."""
-        path, name = change.path, (change.path[:-1], change.path[-1].lower())
+        path, name = change.path, (change.path[:-1], name_key(change.path[-1]))
         full_names = change.full_names()
         columns = len(self._full_names) + len(full_names)
-        if alike := self._new.get(name):
-            return f"differs from the new column {alike} only in upper and lower case, and names are case-insensitive"
         if alike := self._names.get(name):
-            return f"differs from the column {alike} only in upper and lower case, so it is not stored; name it {alike}"
+            same = f"has the same name as the column {alike}, because {SAME_NAMES}"
+            return f"{same}. Its values are not stored; rename the field"
         if not self._full_names.isdisjoint(full_names):  # a rule of PyIceberg and Iceberg
             return "would have the full name of another field: Iceberg joins the names of nested fields with dots"
         if columns > max_columns:
@@ -350,7 +349,7 @@ class _ColumnNames:
         if reason := self._history_problem(change):
             return reason
         self._full_names |= full_names
-        self._new[name] = path[-1]
+        self._names[name] = path[-1]
         return None
 
     def _history_problem(self, change: Addition) -> str | None:
@@ -373,7 +372,7 @@ def partition_names(specs: Iterable[PartitionSpec], *, source_id: int | None = N
 def _reserved_name_problem(change: Addition, partition_names: Collection[str]) -> str | None:
     if not change.full_names().isdisjoint(partition_names):
         return PARTITION_NAME_PROBLEM
-    name = change.path[0].lower()
+    name = name_key(change.path[0])
     if len(change.path) > 1 or name not in {LINE_COLUMN, *METADATA_COLUMNS}:
         return None
     return "has the name of a column that frazil adds" if name == LINE_COLUMN else METADATA_COLUMN_PROBLEM

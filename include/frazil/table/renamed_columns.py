@@ -19,6 +19,7 @@ from pyiceberg.types import NestedField
 from frazil.errors import CommitUnavailable, SchemaIncompatible
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS
 from frazil.spec.iceberg import FORMER_COLUMNS_PROPERTY, FormerColumns, find_current_name, parse_former_columns
+from frazil.spec.types import name_key
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.evolution import PARTITION_NAME_PROBLEM, TOP_LEVEL_ID, ColumnHistory, partition_names
 
@@ -73,7 +74,7 @@ def find_change_problems(
     """Return why the columns cannot be renamed or dropped. `fixed` says why certain columns must not change."""
     found = []
     history = ColumnHistory.from_schemas((*former, table))
-    names = {field.name.lower(): field.name for field in table.fields}
+    names = {name_key(field.name): field.name for field in table.fields}
     ids = {field.name: field.field_id for field in table.fields}
     for name in (*wanted.renames, *wanted.drops):
         if name not in ids:
@@ -81,19 +82,19 @@ def find_change_problems(
         elif why := fixed.get(name):
             found.append(f"the column {name} cannot be changed: {why}")
     for old, new in wanted.renames.items():
-        if new.lower() in names and new.lower() != old.lower():
-            found.append(f"the table already has the column {names[new.lower()]}")
+        if name_key(new) in names and name_key(new) != name_key(old):
+            found.append(f"the table already has the column {names[name_key(new)]}")
         elif not new or "." in new or new != new.strip():
             found.append(f"{new!r} is not a valid column name: it is empty, or has a dot or spaces around it")
-        elif new.lower() in METADATA_COLUMNS:
+        elif name_key(new) in METADATA_COLUMNS:
             found.append(f"{new} {METADATA_COLUMN_PROBLEM}")
         elif new in partition_names(specs, source_id=ids.get(old)):
             found.append(f"{new} {PARTITION_NAME_PROBLEM}")
         elif others := [i for i in history.ids.get((TOP_LEVEL_ID, new), ()) if i != ids.get(old)]:
             found.append(f"{new} was once the name of another column (field id {others[0]}): choose a new name")
     new_names = list(wanted.renames.values())
-    lowered = [new.lower() for new in new_names]
-    found += [f"{new} is the new name of two columns" for n, new in enumerate(new_names) if new.lower() in lowered[:n]]
+    keys = [*map(name_key, new_names)]
+    found += [f"{new} is the new name of two columns" for n, new in enumerate(new_names) if keys[n] in keys[:n]]
     both = set(wanted.drops) & set(wanted.renames)
     return found + [f"{name} cannot be both renamed and dropped" for name in sorted(both)]
 

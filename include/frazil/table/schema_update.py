@@ -16,7 +16,7 @@ from frazil.pyiceberg_fixes import VariantType
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.iceberg import format_declaration, iceberg_type, parse_former_columns
 from frazil.spec.model import StreamSpec
-from frazil.spec.types import UNREADABLE_TYPES
+from frazil.spec.types import UNREADABLE_TYPES, name_key
 from frazil.table.catalogs import translate_catalog_errors
 from frazil.table.declared_tables import DeclaredTable, declared_table, table_identifier
 from frazil.table.evolution import (
@@ -112,7 +112,7 @@ def _adapt(declared: DeclaredTable, existing: Schema) -> Schema:
 def check_readable_schema(added: Schema, table: str) -> None:
     """Raise SpecError for a new column that some engines cannot read."""
     for field in added.fields:
-        if field.name.lower() in METADATA_COLUMNS:
+        if name_key(field.name) in METADATA_COLUMNS:
             raise SpecError(
                 f"schema.{field.name}: cannot be added to the table {table}: {METADATA_COLUMN_PROBLEM}; rename it"
             )

@@ -160,7 +160,7 @@ def test_nested_records_become_structs_lists_and_maps() -> None:
     assert rejected(spec, of) == []
     for remark in (
         'leaves out "odd.name"',
-        "Tags: differs from tags only by case",
+        "Tags: has the same name as tags, because engines ignore case and replace special characters",
         "kafka_offset: frazil adds a column with this name",
         "_pos: has the name of one of Iceberg's metadata columns",
         "only null was seen",

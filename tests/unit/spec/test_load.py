@@ -256,6 +256,16 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         ["schema.a: 'a' names the column 'A' again"],
     ),
     (
+        "twice for engines",
+        {"schema": {"departed": "timestamptz", "1h": "int", "_1h": "int"}},
+        ["schema._1h: '_1h' names the column '1h' again"],
+    ),
+    (
+        "fields twice for engines",
+        {"schema": {"departed": "timestamptz", "s": "struct<µs: int, μs: int>"}},
+        ["schema.s.type", "names the struct's field 'μs' twice"],
+    ),
+    (
         "coordinate",
         {"schema": {"departed": "timestamptz", "kafka_offset": "long"}},
         ["kafka_offset", "coordinates: false"],

@@ -18,6 +18,7 @@ from pyiceberg.types import (
     StructType,
 )
 
+from frazil.ingest.schema_drift import SchemaDrift, find_new_fields, type_of_value
 from frazil.table.evolution import Addition, Change, Promotion, Relaxation, plan_growth
 
 INNER = StructType(NestedField(10, "a", StringType()))
@@ -36,6 +37,19 @@ TABLE = Schema(
 
 
 PARTITION_NAMES = {"at_day", "place.at_day"}
+SAME_NAMES = [
+    ("took_µs", "took_μs"),  # the micro sign and the Greek letter
+    ("size", "ſize"),
+    ("i", "ı"),
+    ("i", "İ"),
+    ("İ", "i\u0307"),
+    ("part Ⅷ", "part ⅷ"),  # cased, but not letters
+    ("1h", "_1h"),
+    ("a-b", "a_x2Db"),
+    ("a😀", "a_xd83d_xde00"),
+    ("a\u0307", "a_x307"),
+]
+"""Pairs of names that Spark finds ambiguous, or that Iceberg writes as one name to Parquet."""
 
 
 def requested(*changes: Change, former: tuple[Schema, ...] = (), limit: int = 500) -> tuple[list[Change], list[str]]:
@@ -61,10 +75,18 @@ def test_names_in_another_case_are_refused_at_every_level():
     changes, refused = requested(new("Note"), new("place", "A"), new("Gate"), new("gate"))
     assert changes == [new("Gate")]
     assert [sentence.split(" ")[0] for sentence in refused] == ["Note", "gate", "place.A"]
-    assert (
-        refused[0]
-        == "Note differs from the column note only in upper and lower case, so it is not stored; name it note"
+    assert refused[0] == (
+        "Note has the same name as the column note, because engines ignore case and replace special characters. Its "
+        "values are not stored; rename the field"
     )
+
+
+@pytest.mark.parametrize(("name", "other"), SAME_NAMES)
+def test_names_that_an_engine_takes_for_the_same_are_refused_at_every_level(name: str, other: str) -> None:
+    changes, refused = requested(*(new(*place, one) for place in ((), ("place",)) for one in (name, other)))
+    first, second = sorted((name, other))
+    assert {change.path for change in changes} == {(first,), ("place", first)}
+    assert {sentence.split(" has the same name as ")[0] for sentence in refused} == {second, f"place.{second}"}
 
 
 def test_the_name_of_a_column_that_frazil_may_add_later_is_refused():
@@ -139,3 +161,13 @@ def test_types_become_wider_and_never_narrower_or_others():
 
 def test_columns_become_optional_but_for_those_that_are_fixed():
     assert requested(Relaxation(("id",)), Relaxation(("at",)), Relaxation(("note",))) == ([Relaxation(("id",))], [])
+
+
+@pytest.mark.parametrize(("name", "other"), SAME_NAMES)
+def test_of_a_new_structs_fields_with_the_same_name_for_engines_one_is_kept(name: str, other: str) -> None:
+    first, second = sorted((name, other))
+    kept, refused = find_new_fields(SchemaDrift(new={("took",): type_of_value({name: 1, other: 2})}))
+    assert isinstance(kept.type, StructType)
+    assert [field.name for field in kept.type.fields] == [first]
+    assert refused.path == ("took", second)
+    assert f"the same name as {first}," in refused.problem

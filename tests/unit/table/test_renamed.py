@@ -55,6 +55,7 @@ def test_without_the_property_nothing_was_renamed():
         (ColumnChanges({"b": "a"}, []), []),
         (ColumnChanges({"none": "c"}, ["nothing"]), ["has no column none", "has no column nothing"]),
         (ColumnChanges({"b": "ID"}, []), ["already has the column id"]),
+        (ColumnChanges({"b": "ıd"}, []), ["already has the column id"]),
         (ColumnChanges({"b": "x.y"}, []), ["is not a valid column name"]),
         (ColumnChanges({"b": "_Pos"}, []), ["one of Iceberg's metadata columns"]),
         (ColumnChanges({"b": "gone"}, []), ["was once the name of another column"]),
