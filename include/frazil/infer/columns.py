@@ -13,6 +13,7 @@ from statistics import median
 from frazil.infer.sample import MAX_DISTINCT, MIN_VALUES_PER_MISFIT, FieldStatistics
 from frazil.spec.column import METADATA_COLUMN_PROBLEM, METADATA_COLUMNS, RESERVED_COLUMNS
 from frazil.spec.types import SAME_NAMES, List, Map, Struct, Type, is_field_name, name_key, parse_type
+from frazil.spec.units import format_count
 
 MIN_RECORDS_FOR_REQUIRED = 100
 """A column is proposed as required only if at least this many records were sampled, and all have a value."""

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from frazil.spec.column import RESERVED_COLUMNS
 from frazil.spec.formats import POSITION, AvroFormat, JsonFormat, ProtobufFormat, envelope_of
 from frazil.spec.types import name_key
-from frazil.spec.values import Model, Names, PositiveDuration, Problem, YamlForm, suggest_names
+from frazil.spec.values import Model, Names, PositiveDuration, Problem, Rules, YamlForm, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.column import Column
