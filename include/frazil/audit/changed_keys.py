@@ -98,15 +98,8 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     """Return the first keys of `topics` that a merge-on-read merge changed. Other streams also write to a
     `shared` table.
     """
-    # Each written row is an insert or an update, and each row removed from a file is an update or a delete.
-    schema, names = context.target.schema, list(context.rules.key)
-    counts, none = MergeCounts(), empty_table(nullable_arrow_schema(schema))
-    written, removed = [none], [none]
-    for task, result in done:
-        counts += result.counts
-        written += [reader.read_rows(file.path, schema) for file in result.files if file.content == "data"]
-        removed += _removed_rows(task, result, reader, schema)
-    new_rows, old_rows = pa.concat_tables(written), pa.concat_tables(removed)
+    names = list(context.rules.key)
+    counts, new_rows, old_rows = _read_changed_rows(done, reader, context.target.schema)
     new, old = (_with_storage_types(rows.select(names)) for rows in (new_rows, old_rows))
     new = new.append_column(_NEW, pa.array(np.arange(len(new))))
     old = old.append_column(_OLD, pa.array(np.arange(len(old))))
@@ -121,7 +114,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     )
     redeclared, updated = both.filter(pa.array(other_rules)), both.filter(pa.array(~other_rules))
     absent, gone = (rows.join(both, names, join_type="left anti") for rows in (new, old))
-    first = partial(_first_keys, schema=none.select(names).schema)
+    first = partial(_first_keys, schema=new_rows.select(names).schema)
     return ChangedKeys(
         first(absent, counts.inserted),
         first(updated, counts.updated - others_updated - len(redeclared)),
@@ -134,19 +127,34 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     )
 
 
+def _read_changed_rows(
+    done: Iterable[tuple[MergeTask, MergeResult]], reader: TableFileReader, schema: Schema
+) -> tuple[MergeCounts, pa.Table, pa.Table]:
+    """Return the counts, the written rows (inserts and updates), and the removed rows (updates and deletes)."""
+    counts, none = MergeCounts(), empty_table(nullable_arrow_schema(schema))
+    written, removed = [none], [none]
+    for task, result in done:
+        counts += result.counts
+        written += [reader.read_rows(file.path, schema) for file in result.files if file.content == "data"]
+        removed += _removed_rows(task, result, reader, schema)
+    return counts, pa.concat_tables(written), pa.concat_tables(removed)
+
+
 def _find_redeclared(
     new: pa.Table, old: pa.Table, rules: MergeRules, column_rules: ColumnRules
 ) -> tuple[Mask, tuple[str, ...]]:
     """Return a mask of the rows that differ only in columns that other rules wrote, and all such columns."""
-    changed, only, columns = column_rules.changed(new), np.ones(len(new), np.bool_), []
+    changed, columns = column_rules.changed(new), []
+    wrong, former = (np.zeros(len(new), np.bool_) for _ in range(2))
     for name in new.column_names:
         if name in rules.key or name in rules.ignored:
             continue
         differs = ~are_values_equal(column(new, name), column(old, name))
-        only &= ~differs | changed[name]
+        wrong |= differs & ~changed[name]
+        former |= differs & changed[name]
         if (differs & changed[name]).any():
             columns.append(name)
-    return only, tuple(columns)
+    return former & ~wrong, tuple(columns)
 
 
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> Mask:
