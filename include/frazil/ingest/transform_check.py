@@ -102,9 +102,14 @@ def _bind_types(connection: Any, found: Transform, problems: list[str], refused:
 
     if "WHERE" not in refused:
         bind("WHERE", kept_records_query(found))
-    source = unnest_query(found, "SELECT * FROM records")
-    types = {}
-    if "UNNEST" not in refused and bind("UNNEST", source) is not None:
+    records, can_unnest = "SELECT * FROM records", "UNNEST" not in refused
+    for text in found.unnested if can_unnest else ():
+        schema = bind("UNNEST", select_query(found, [f"{text} AS c"], source=records))
+        if schema is not None and (pa.types.is_struct(kind := schema.field(0).type) or pa.types.is_map(kind)):
+            problems.append(f"UNNEST: {text} is {type_text(kind)}; write a list")
+            can_unnest = False
+    source, types = unnest_query(found, records), {}
+    if can_unnest and bind("UNNEST", source) is not None:
         for column in found.columns:
             if f"the column {column.name}" in refused:
                 continue

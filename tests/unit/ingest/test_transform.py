@@ -286,6 +286,14 @@ def test_a_chunk_after_one_that_failed_and_one_of_failures_alone_are_as_in_any_o
         assert len(found.rejections) == len(texts) - len(kept)
 
 
+@pytest.mark.parametrize("argument", ["part", "MAP {'k': n}"])
+def test_unnest_of_a_struct_or_map_is_refused_with_its_type(argument: str) -> None:
+    kind = {"part": "struct<a: int>"}.get(argument, "map<string, long>")
+    message = refusal(f"SELECT unnest({argument}) AS a FROM records")
+    assert message.startswith("transform: UNNEST: ")
+    assert message.endswith(f" is {kind}; write a list")
+
+
 def test_an_element_that_fails_rejects_its_whole_record_and_an_empty_list_is_dropped() -> None:
     spec = stream("SELECT CAST(unnest(tags) AS BIGINT) * n AS a FROM records", schema={"a": "long"})
     values = [{"n": 2, "tags": ["1", "2"]}, {"n": 1, "tags": ["1", "x"]}, {"n": 1, "tags": []}, {"n": 1}]
