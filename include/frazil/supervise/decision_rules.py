@@ -159,7 +159,8 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
         reason = f"{change}; the last writer ended with {_code_text(exit_)}"
         return Decision(WriterAction.START, Cause.REQUESTED, reason)
     if _was_requested(exit_) and exit_.code not in NO_RESTART_EXIT_CODES:
-        reason = f"the writer ended with {_code_text(exit_)} on request ({exit_.stopped_for}), and should run again"
+        when = format_elapsed(now_ms - exit_.ended_at_ms)
+        reason = f"the writer ended {when} ago with {_code_text(exit_)} on request ({exit_.stopped_for}), and restarts"
         return Decision(WriterAction.START, Cause.STOPPED, reason)
     if (retry := _retry_external_cause(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
         return retry
