@@ -420,7 +420,8 @@ def test_a_note_that_an_earlier_version_wrote_still_discards_its_rows(made: Shop
     made.land(a=2)
     discard_rows_of_missing_table(made.tables, A, made.home())
     note = load_missing_table_note(made.tables, A)
-    assert note is not None and note.given_up is not None
+    assert note is not None
+    assert note.given_up is not None
     former = {"target": A, "value": "a", "reason": note.reason, "given_up": note.given_up, "remedy": note.remedy}
     path = object_path(f"{made.tables.waiting_folder()}/tables", A)
     made.tables.store.put(path, json.dumps(former, default=dataclasses.asdict).encode())
