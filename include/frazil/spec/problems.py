@@ -29,7 +29,7 @@ _CREDENTIALS = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
 
 _PLACEHOLDERS: Mapping[str, Any] = {
     "name": "stand-in",
-    "source": {"bootstrap-servers": "stand-in:9092", "topics": "stand-in"},
+    "source": {"bootstrap-servers": "stand-in:9092"},
     "table": {"identifier": "stand.in"},
     "event-time": {"column": "stand-in"},
 }
