@@ -169,7 +169,8 @@ def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence
     for location in locations:
         first, *rest = location
         if first == "schema" and rest and isinstance(rest[0], int) and rest[0] < len(names):
-            kept[names[rest[0]]] = Column.model_construct(name=str(names[rest[0]]), type="", required=False, doc=None)
+            name = names[rest[0]]
+            kept[name] = _placeholder_column(str(name), kept[name])
         elif first != "schema":
             _remove_part(valid, location)
         elif not rest:
@@ -177,6 +178,14 @@ def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence
     named = [c if isinstance(c, Column) else convert_column(str(name), c) for name, c in kept.items()]
     valid["schema"] = tuple(named) or (Column(name="stand-in", type="timestamptz"),)
     return _add_placeholders(valid, _PLACEHOLDERS)
+
+
+def _placeholder_column(name: str, declared: object) -> Column:
+    if isinstance(declared, Column):  # another part of the column is invalid, too
+        return declared
+    converted = convert_column(name, declared)
+    required = isinstance(converted, Mapping) and bool(converted.get("required"))
+    return Column.model_construct(name=name, type="", required=required, doc=None)
 
 
 def _remove_part(valid: dict[str, Any], location: Sequence[int | str]) -> None:

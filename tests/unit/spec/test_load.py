@@ -471,6 +471,15 @@ def test_a_mistake_elsewhere_neither_hides_nor_invents_a_mistake_about_the_topic
     assert [line.removeprefix(f"{path}: ").split(":")[0] for line in lines] == ["lateness", *problems]
 
 
+def test_a_required_key_column_of_an_unknown_type_is_not_said_to_be_null(declare: Declare) -> None:
+    columns = {"id": "lng not null", "other": {"type": "strng", "required": True, "unit": 5}, "note": "strng"}
+    path = declare(schema={"departed": "timestamptz", **columns}, mode="upsert", key=[*columns])
+    with pytest.raises(SpecError) as refused:
+        load_stream(path)
+    keys = {line.removeprefix(f"{path}: ").split(":")[0] for line in str(refused.value).splitlines()}
+    assert {key for key in keys if key.startswith("key")} == {"key.2"}
+
+
 def test_a_column_of_a_type_that_cannot_be_read_is_wrong_once(declare: Declare) -> None:
     path = declare(schema={"departed": "timestmptz", "carrier": "string"}, partition_by=["day(departed)"])
     with pytest.raises(SpecError) as refused:
