@@ -181,11 +181,17 @@ def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence
 
 
 def _placeholder_column(name: str, declared: object) -> Column:
+    """Return an invalid column without its type, and without the settings whose rules depend on the type."""
     if isinstance(declared, Column):  # another part of the column is invalid, too
         return declared
     converted = convert_column(name, declared)
-    required = isinstance(converted, Mapping) and bool(converted.get("required"))
-    return Column.model_construct(name=name, type="", required=required, doc=None)
+    own = converted if isinstance(converted, Mapping) else {}
+    column = Column.model_construct(name=name, type="", required=bool(own.get("required")), doc=None)
+    try:
+        valid = Column.model_validate({"name": "stand-in", "type": "string", "from": own.get("from")}, by_alias=True)
+    except ValidationError:
+        return column
+    return column.model_copy(update={"from_": valid.from_})
 
 
 def _remove_part(valid: dict[str, Any], location: Sequence[int | str]) -> None:

@@ -480,6 +480,17 @@ def test_a_required_key_column_of_an_unknown_type_is_not_said_to_be_null(declare
     assert {key for key in keys if key.startswith("key")} == {"key.2"}
 
 
+def test_a_column_of_an_unknown_type_is_still_filled_from_its_key(declare: Declare) -> None:
+    source = {"bootstrap-servers": "broker:9092", "topics": "t", "format": "string", "key": {"format": "json"}}
+    columns = {"value": "string", "shop": {"type": "strng", "from": {"key": "shop"}}}
+    path = declare(source=source, schema=columns, event_time="kafka_timestamp")
+    with pytest.raises(SpecError) as refused:
+        load_stream(path)
+    assert [line.removeprefix(f"{path}: ").split(":")[0] for line in str(refused.value).splitlines()] == [
+        "schema.shop.type"
+    ]
+
+
 def test_a_column_of_a_type_that_cannot_be_read_is_wrong_once(declare: Declare) -> None:
     path = declare(schema={"departed": "timestmptz", "carrier": "string"}, partition_by=["day(departed)"])
     with pytest.raises(SpecError) as refused:
