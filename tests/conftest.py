@@ -218,7 +218,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     from frazil.dead_letters import replay  # tests that replay nothing start without it
 
     stage = replay.stage
-    monkeypatch.setattr(replay, "stage", lambda *args, **more: stage(*args, **{**more, "attempt": 0}))
+    monkeypatch.setattr(replay, "stage", lambda *args, **more: stage(*args, **{**more, "isolated": False}))
 
 
 @pytest.fixture(scope="session")

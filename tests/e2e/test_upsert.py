@@ -176,7 +176,7 @@ def test_the_audit_does_not_compare_values_that_an_earlier_declaration_wrote(
     declare(first.replace("default: a", "default: b"))
     send(3)
     found = frazil("audit", "events", "--source")
-    former = "that an earlier declaration of the stream wrote"
+    former = "that an earlier declaration of the stream, or a backfill of files, wrote"
     assert (found.returncode, f"2 keys (id 1; id 2): each has values of kind {former}" in found.stdout) == (3, True)
     declare(", kind: {type: string, default: b}")
     found = frazil("audit", "events", "--source")
@@ -191,6 +191,34 @@ def test_the_audit_does_not_compare_values_that_an_earlier_declaration_wrote(
     assert "This also replaces values of kind, remark that an earlier declaration wrote" in found.stdout
     declare(first)
     assert "1 key (id 3)" in frazil("audit", "events", "--source").stdout, "rules that are back are compared again"
+
+
+def test_the_audit_compares_a_row_by_the_declaration_that_wrote_it_last(
+    stream: Any, frazil: Callable[..., Any]
+) -> None:
+    def declare(default: str, kind: str) -> None:
+        stream.declare("mode: upsert\nkey: id\ncommit: {interval: 1s}\n")
+        path = stream.streams / "events.yaml"
+        columns = f", kind: {{type: string, default: {default}}}, size: {kind}}}"
+        path.write_text(path.read_text().replace("note: string}", f"note: string{columns}"))
+
+    declare("a", "int")
+    stream.produce(json.dumps({"id": n, "at": START.isoformat(), "size": 3_000_000_000 * n}).encode() for n in (0, 1))
+    stream.catch_up()
+    declare("b", "long")
+    stream.catch_up()
+    assert frazil("dlq", "replay", "events").stdout == "Stream events: 1 dead letter is merged now; 0 failed again.\n"
+    declare("a", "long")
+    found = frazil("audit", "events", "--source")
+    assert (found.returncode, "1 key (id 1): each has values of kind" in found.stdout) == (3, True), found.stdout
+    frazil("reset", "events", "--to", "earliest", "--yes")
+    stream.catch_up()
+    assert {row["kind"] for row in stream.table().scan().to_arrow().to_pylist()} == {"a"}
+    rows = stream.table().scan("id == 0").to_arrow()
+    kind = rows.schema.get_field_index("kind")
+    stream.table().overwrite(rows.set_column(kind, rows.schema.field(kind), [["odd"]]), "id == 0")
+    found = frazil("audit", "events", "--source")
+    assert (found.returncode, "1 key (id 0): each has other values" in found.stdout) == (1, True), found.stdout
 
 
 def test_the_audit_does_not_compare_rows_that_another_stream_of_the_table_changed_later(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,13 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.schema import Schema
+from pyroaring import BitMap64
 
-from frazil.audit.claims import CommittedRange, merge_ranges
+from frazil.audit.claims import CommittedRange
 from frazil.ingest.arrow_values import empty_table
 from frazil.merge.changes import TOPIC, Mask, are_values_equal, column, to_mask
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask
 from frazil.merge.table_files import TableFileReader, nullable_arrow_schema
-from frazil.offsets.spans import TopicPartition
+from frazil.offsets.spans import Span, TopicPartition, iter_runs, join_spans
 from frazil.table.landed_offsets import COORDINATES
 
 MAX_LISTED_KEYS = 10
@@ -55,32 +56,47 @@ class ColumnRules:
     ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 
     def changed(self, rows: pa.Table) -> dict[str, Mask]:
-        """Return by column a mask of the rows whose records were committed by other rules of this column."""
-        of_rules = defaultdict[frozenset[str], dict[TopicPartition, list[CommittedRange]]](dict)
+        """Return by column a mask of the rows whose records were last committed by other rules of this column."""
+        of_rules = defaultdict[frozenset[str], dict[TopicPartition, list[Span]]](dict)
         for tp, ranges in self.ranges.items():
-            for r in ranges:
-                of_rules[self._changed_columns(r)].setdefault(tp, []).append(r)
+            for changed, spans in self._find_last_rules(ranges, replaces={*COORDINATES} <= {*rows.column_names}):
+                of_rules[changed].setdefault(tp, []).extend(spans)
         masks = {name: np.zeros(rows.num_rows, np.bool_) for name in rows.column_names}
         for changed, by_tp in of_rules.items():
             if columns := changed & masks.keys():
-                mask = _rows_in_ranges(rows, by_tp)
+                mask = _rows_in_spans(rows, by_tp)
                 for name in columns:
                     masks[name] |= mask
         return masks
+
+    def _find_last_rules(
+        self, ranges: Sequence[CommittedRange], *, replaces: bool
+    ) -> Iterator[tuple[frozenset[str], Iterable[Span]]]:
+        """Yield for each range the changed columns, and the spans that no later batch has read again.
+
+        Only batches replace the rows of their records. A backfill or a replay may have written a row, or not.
+        """
+        again = BitMap64()
+        for r in sorted(ranges, key=lambda r: r.epoch or 0, reverse=True):
+            if r.epoch is None or not replaces:
+                yield self._changed_columns(r), [(r.start, r.end)]
+            elif offsets := r.offsets - again:
+                yield self._changed_columns(r), iter_runs(offsets, (r.start, r.end))
+                again |= r.offsets
 
     def _changed_columns(self, r: CommittedRange) -> frozenset[str]:
         return frozenset(name for name, rules in self.now.items() if r.column_rules.get(name) != rules)
 
 
-def _rows_in_ranges(rows: pa.Table, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]) -> Mask:
-    """Return a mask of the rows of these ranges; of all rows without coordinates."""
+def _rows_in_spans(rows: pa.Table, spans: Mapping[TopicPartition, Iterable[Span]]) -> Mask:
+    """Return a mask of the rows with offsets in these spans; of all rows without coordinates."""
     if not {*COORDINATES} <= {*rows.column_names}:
         return np.ones(rows.num_rows, np.bool_)
     found = np.zeros(rows.num_rows, np.bool_)
     partitions, offsets = (column(rows, name).to_numpy(zero_copy_only=False) for name in COORDINATES[1:3])
-    for (topic, partition), of in ranges.items():
+    for (topic, partition), of in spans.items():
         places = np.flatnonzero(to_mask(pc.equal(column(rows, TOPIC), topic)) & (partitions == partition))
-        starts, ends = np.array(merge_ranges(of), np.int64).reshape(-1, 2).T
+        starts, ends = np.array(join_spans(of), np.int64).reshape(-1, 2).T
         index = np.searchsorted(starts, offsets[places], "right") - 1
         found[places] = (index >= 0) & (offsets[places] < ends[index])
     return found

@@ -192,8 +192,10 @@ class Claims:
     """Missing or unreadable commit records that snapshots name."""
     lost: tuple[str, ...] = ()
     """Ranges that retention deleted before the writer read them, according to the period's snapshots."""
+    replays: Mapping[TopicPartition, tuple[CommittedRange, ...]] = field(default_factory=dict)
+    """The ranges of replays. `ranges` has only the original batches' ranges of these offsets."""
     replayed: Mapping[TopicPartition, ByTopicId] = field(default_factory=dict)
-    """Offsets of dead letters that became rows. The original batches' ranges include these offsets."""
+    """Offsets of dead letters that became rows."""
     repeats: int | None = 0
     """Number of repeats that batches dropped, except in accepted losses. None if unknown."""
 
@@ -342,28 +344,43 @@ def _sum_claims(
     live: Sequence[Journal],
     backfills: Sequence[BackfillRecord],
 ) -> Claims:
-    ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     routed: Counter[str] = Counter()
-    known_rules: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
-    landed = rejected = batches = 0
+    landed = rejected = 0
     read: list[tuple[Journal, bool, int | None]] = [(record, False, record.key.epoch) for record in live]
-    for backfill in (record for record in backfills if not record.backfill.replays):
-        read += [(chunk, backfill.selects, None) for chunk in committed_chunks(journals, backfill.backfill)]
-    for record, selects, epoch in read:
-        batches += 1
-        rules = known_rules.setdefault(frozenset(record.column_rules.items()), record.column_rules)
+    replays: list[tuple[Journal, bool, int | None]] = []
+    for backfill in backfills:
+        chunks = committed_chunks(journals, backfill.backfill)
+        (replays if backfill.backfill.replays else read).extend((chunk, backfill.selects, None) for chunk in chunks)
+    for record, _, _ in read:
         landed, rejected = landed + record.records, rejected + record.rejected
         for file in record.files:
             if is_routed(file.target):
                 routed[file.target] += file.records
+    claimed = Claims(
+        _committed_ranges(read),
+        landed,
+        rejected,
+        len(read),
+        dict(routed),
+        replays=_committed_ranges(replays),
+        replayed=_replayed_offsets(journals, backfills),
+    )
+    kept = _batches_without_accepted_losses(live, claimed, marker)
+    return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept, backfills))
+
+
+def _committed_ranges(
+    read: Iterable[tuple[Journal, bool, int | None]],
+) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
+    """Return the ranges of commit records, each with `CommittedRange.selects` and `epoch`."""
+    ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
+    known_rules: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
+    for record, selects, epoch in read:
+        rules = known_rules.setdefault(frozenset(record.column_rules.items()), record.column_rules)
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
             leader = record.leader_epochs.get(p.topic_partition)
             counts = p.records, p.rejected, topic_id, selects, p.dropped
             claim = CommittedRange(p.start, p.end, *counts, epoch, leader, rules)
             ranges[p.topic_partition].append(claim)
-    by_tp = {tp: tuple(of) for tp, of in ranges.items()}
-    replayed = _replayed_offsets(journals, backfills)
-    claimed = Claims(by_tp, landed, rejected, batches, dict(routed), replayed=replayed)
-    kept = _batches_without_accepted_losses(live, claimed, marker)
-    return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept, backfills))
+    return {tp: tuple(of) for tp, of in ranges.items()}

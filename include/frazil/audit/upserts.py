@@ -209,7 +209,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     if any(spans.values()):
         sinks = ComparedTables.load(spec, tables, table, marker)
         yield from sinks.findings
-        topic_ids, committed = topics.identity.topic_ids, every.of_topics(marker.source.topic_ids)
+        topic_ids, own = topics.identity.topic_ids, every.of_topics(marker.source.topic_ids)
+        committed = {tp: (*of, *every.replays.get(tp, ())) for tp, of in own.items()}
         yield from _report_differences(
             SourceRecords(spec, tables, sinks, topic_ids, spans, [*why_not], committed=committed)
         )
@@ -339,8 +340,8 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     updated = counts.updated - keys.others_updated - keys.redeclared_count
     deleted = counts.deleted - keys.others_deleted
     of_redeclared = (
-        f"has values of {', '.join(keys.redeclared_columns)} that an earlier declaration of the stream wrote. These "
-        "values were not compared, and a reset would replace them"
+        f"has values of {', '.join(keys.redeclared_columns)} that an earlier declaration of the stream, or a backfill "
+        "of files, wrote. These values were not compared, and a reset would replace them"
     )
     for kind, count, which, what in (
         (absent, counts.inserted, keys.inserted, of_absent),

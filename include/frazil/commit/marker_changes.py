@@ -37,7 +37,7 @@ from frazil.commit.settle import epochs_in_summaries, highest_epoch
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path, batch_folders, referenced_paths
 from frazil.commit.waiting_files import MissingTableNote, load_missing_table_note, write_missing_table_note
-from frazil.errors import Explanation, MarkerUnreadable, RolledBack, TableLost, WriterBusy
+from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
 from frazil.ingest.contract import Target
 from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition
 from frazil.table.branches import head_of, summary_value
@@ -291,7 +291,7 @@ def discard_rows_of_existing_table(tables: StreamTables, target: Target, default
 def discard_rows_of_missing_table(tables: StreamTables, target: Target, default_marker: Marker) -> None:
     """Discard the rows that wait for a missing table. If the table is created later, it gets only later batches."""
     note = load_missing_table_note(tables, target) or MissingTableNote(
-        target, None, Explanation("the rows for this table were discarded")
+        target, None, "the rows for this table were discarded"
     )
     write_missing_table_note(tables, dataclasses.replace(note, given_up=default_marker.settled))
 

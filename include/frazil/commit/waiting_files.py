@@ -42,9 +42,14 @@ class MissingTableNote:
     target: Target
     value: str | None
     """The table's route value, if a template names the table."""
-    why: Explanation
+    reason: str
     given_up: BatchKey | None = None
     """The last batch with rows for this table that an operator discarded."""
+    remedy: str = ""
+
+    @property
+    def why(self) -> Explanation:
+        return Explanation(self.reason, self.remedy)
 
 
 def is_waiting_file(tables: StreamTables, file: StagedFile) -> bool:

@@ -29,7 +29,7 @@ _CREDENTIALS = re.compile(r"""(?<![^\s'"])[^\s'"]*@""")
 
 _PLACEHOLDERS: Mapping[str, Any] = {
     "name": "stand-in",
-    "source": {"bootstrap-servers": "stand-in:9092", "topics": "stand-in"},
+    "source": {"bootstrap-servers": "stand-in:9092"},
     "table": {"identifier": "stand.in"},
     "event-time": {"column": "stand-in"},
 }
@@ -169,7 +169,8 @@ def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence
     for location in locations:
         first, *rest = location
         if first == "schema" and rest and isinstance(rest[0], int) and rest[0] < len(names):
-            kept[names[rest[0]]] = Column.model_construct(name=str(names[rest[0]]), type="", required=False, doc=None)
+            name = names[rest[0]]
+            kept[name] = _placeholder_column(str(name), kept[name])
         elif first != "schema":
             _remove_part(valid, location)
         elif not rest:
@@ -177,6 +178,20 @@ def _with_placeholders(declared: Mapping[str, Any], locations: Iterable[Sequence
     named = [c if isinstance(c, Column) else convert_column(str(name), c) for name, c in kept.items()]
     valid["schema"] = tuple(named) or (Column(name="stand-in", type="timestamptz"),)
     return _add_placeholders(valid, _PLACEHOLDERS)
+
+
+def _placeholder_column(name: str, declared: object) -> Column:
+    """Return an invalid column without its type, and without the settings whose rules depend on the type."""
+    if isinstance(declared, Column):  # another part of the column is invalid, too
+        return declared
+    converted = convert_column(name, declared)
+    own = converted if isinstance(converted, Mapping) else {}
+    column = Column.model_construct(name=name, type="", required=bool(own.get("required")), doc=None)
+    try:
+        valid = Column.model_validate({"name": "stand-in", "type": "string", "from": own.get("from")}, by_alias=True)
+    except ValidationError:
+        return column
+    return column.model_copy(update={"from_": valid.from_})
 
 
 def _remove_part(valid: dict[str, Any], location: Sequence[int | str]) -> None:

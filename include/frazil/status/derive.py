@@ -202,7 +202,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
         # A writer that could not report why it ended left the last lines of its log, which may be long.
         words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
         words = words.removeprefix(f"stream {known.name}: ")
-        if process.exit_code == CircuitOpen.exit_code and known.accepted and known.changed_since_end:
+        if process.exit_code == CircuitOpen.exit_code and known.accepted_since_end:
             words = f"rejected records were accepted {known.accepted}. The next writer stores them as dead letters"
         problems.append(f"the last writer ended with {describe_exit(process)}: {shorten_error(words)}")
     is_of_last = given_up is not None and (writer.launch is None or writer.launch.id == given_up.subject)

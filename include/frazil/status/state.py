@@ -126,6 +126,7 @@ class StreamState:
     last_error: str = ""
     accepted: str | None = None
     """The user and the reason of an acceptance of rejected records, while it covers records that are not read yet."""
+    accepted_at_ms: int | None = None
     registry: bool = False
     """Whether the last writer ended because of a schema registry, without a later commit."""
     epoch: int | None = None
@@ -194,9 +195,9 @@ class StreamState:
         return self._is_since_end(self.reset_at_ms)
 
     @property
-    def changed_since_end(self) -> bool:
-        """Whether an operator has paused, resumed or restarted the stream since its last writer ended."""
-        return self._is_since_end(self.desired_at_ms)
+    def accepted_since_end(self) -> bool:
+        """Whether an operator has accepted rejected records since the stream's last writer ended."""
+        return self._is_since_end(self.accepted_at_ms)
 
     def _is_since_end(self, at_ms: int | None) -> bool:
         ended_at_ms = self.writer.ended_at_ms

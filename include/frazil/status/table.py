@@ -156,8 +156,8 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
             batch=marker.at.batch,
             last_commit_at_ms=committed_ms,
             watermark_ms=marker.watermark_ms,
-            accepted=_describe_acceptance(table, marker, now_ms=now_ms) if in_full else None,
         )
+        known = _with_acceptance(known, table, marker, now_ms=now_ms) if in_full else known
     return TableReading(known, marker, desired, table_fingerprint(table, spec.name), in_full)
 
 
@@ -177,16 +177,17 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], 
     return found, table_problems
 
 
-def _describe_acceptance(table: Table, marker: Marker, *, now_ms: int) -> str | None:
+def _with_acceptance(known: StreamState, table: Table, marker: Marker, *, now_ms: int) -> StreamState:
     try:
         found = read_acceptance(JournalStore.of_table(table, marker.stream), marker.stream)
     except (FrazilError, OSError) as error:
-        return f"unknown: {error_text(error)}"
+        return replace(known, accepted=f"unknown: {error_text(error)}")
     offsets = keep_same_topics(found.offsets, found.source, marker.source) if found else {}
     if found is None or not (unread := count_unread(marker.offsets, dict.fromkeys(offsets, 0), offsets)):
-        return None
+        return known
     records = format_count(unread, "more offset", "is|are")
-    return f"{format_elapsed(now_ms - found.at_ms)} ago by {found.by} ({found.reason}); {records} covered"
+    accepted = f"{format_elapsed(now_ms - found.at_ms)} ago by {found.by} ({found.reason}); {records} covered"
+    return replace(known, accepted=accepted, accepted_at_ms=found.at_ms)
 
 
 def _count_waiting(table: Table, stream: str) -> int | None:

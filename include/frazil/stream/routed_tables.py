@@ -247,7 +247,7 @@ class RoutedTables(RouteValues):
                 why = dataclasses.replace(why, reason=f"table {target} cannot be loaded or created: {why.reason}")
             if target not in self.absent:
                 log.warning("rows for table %s wait next to the default table: %s", target, why)
-            write_missing_table_note(self.tables, MissingTableNote(target, value, why))
+            write_missing_table_note(self.tables, MissingTableNote(target, value, why.reason, remedy=why.remedy))
             self.absent[target] = why
         else:
             if self.absent.pop(target, None):

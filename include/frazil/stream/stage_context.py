@@ -104,7 +104,8 @@ def hash_column_rules(context: StageContext) -> dict[str, str]:
     def rules(column: NestedField) -> str:
         own = [{path: how for path, how in of.items() if path.split(".")[0] == column.name} for of in by_column]
         names = sorted(name for name, field_id in context.aliases.items() if field_id == column.field_id)
-        text = json.dumps((of_all, own, names, column.field_type, column.write_default), sort_keys=True, default=repr)
+        field = column.field_id, column.field_type, column.write_default  # another id: it was dropped and added again
+        text = json.dumps((of_all, own, names, field), sort_keys=True, default=repr)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     return {column.name: rules(column) for column in context.main.schema.fields}

@@ -95,15 +95,37 @@ def test_the_rules_of_a_row_are_those_of_its_records_batches() -> None:
         ("t", 0): [CommittedRange(0, 10, 10, 0, "", column_rules={"a": "1", "b": "1"})],
         ("t", 1): [
             CommittedRange(0, 5, 5, 0, "", column_rules={"a": "2", "b": "1"}),
-            CommittedRange(3, 9, 6, 0, "", column_rules={"a": "1", "b": "1"}),
+            CommittedRange(5, 9, 6, 0, "", column_rules={"a": "1", "b": "1"}),
         ],
     }
     places = [("t", 0, 3), ("t", 1, 2), ("t", 1, 4), ("t", 1, 7), ("t", 1, 9), ("u", 1, 2)]
     rows = pa.Table.from_pylist([{"kafka_topic": t, "kafka_partition": p, "kafka_offset": o} for t, p, o in places])
     rows = rows.append_column("a", pa.nulls(6)).append_column("b", pa.nulls(6))
     changed = ColumnRules({"a": "1", "b": "1"}, ranges).changed(rows)
-    assert changed["a"].tolist() == [False, True, True, False, False, False], "one of two batches read offset 4 so"
+    assert changed["a"].tolist() == [False, True, True, False, False, False]
     assert not changed["b"].any()
+
+
+def test_the_last_batch_that_read_a_record_decides_its_rules_and_replays_count_in_addition() -> None:
+    def committed(start: int, end: int, rules: str, epoch: int | None) -> CommittedRange:
+        return CommittedRange(start, end, end - start, 0, "", epoch=epoch, column_rules={"a": rules})
+
+    ranges = [
+        committed(0, 4, "old", 1),
+        committed(4, 6, "now", 2),
+        committed(0, 3, "now", 3),
+        committed(4, 5, "old", 4),
+    ]
+    rows = pa.table({
+        "kafka_topic": ["t"] * 6, "kafka_partition": [0] * 6, "kafka_offset": range(6), "a": pa.nulls(6),
+    })  # fmt: skip
+    found = ColumnRules({"a": "now"}, {("t", 0): ranges})
+    assert found.changed(rows)["a"].tolist() == [False, False, False, True, True, False]
+    replayed = ColumnRules(
+        {"a": "now"}, {("t", 0): [*ranges, committed(1, 2, "old", None), committed(3, 4, "now", None)]}
+    )
+    assert replayed.changed(rows)["a"].tolist() == [False, True, False, True, True, False]
+    assert found.changed(rows.select(["a"]))["a"].all(), "without coordinates, each row may be of the old rules"
 
 
 def test_a_row_that_had_left_its_file_before_is_not_named(tmp_path: Path) -> None:

@@ -468,6 +468,39 @@ def test_a_wrong_part_hides_no_mistake_between_the_others(declare: Declare) -> N
     }  # partition-by's columns wait for terms that can be read, and max-interval for an interval
 
 
+@pytest.mark.parametrize(
+    ("topics", "problems"), [({"topic-pattern": "t.*"}, []), ({"topics": "t"}, []), ({}, ["source.topics"])]
+)
+def test_a_mistake_elsewhere_neither_hides_nor_invents_a_mistake_about_the_topics(
+    declare: Declare, topics: dict[str, str], problems: list[str]
+) -> None:
+    path = declare(source={"bootstrap-servers": "broker:9092", **topics}, lateness="x")
+    with pytest.raises(SpecError) as refused:
+        load_stream(path)
+    lines = str(refused.value).splitlines()
+    assert [line.removeprefix(f"{path}: ").split(":")[0] for line in lines] == ["lateness", *problems]
+
+
+def test_a_required_key_column_of_an_unknown_type_is_not_said_to_be_null(declare: Declare) -> None:
+    columns = {"id": "lng not null", "other": {"type": "strng", "required": True, "unit": 5}, "note": "strng"}
+    path = declare(schema={"departed": "timestamptz", **columns}, mode="upsert", key=[*columns])
+    with pytest.raises(SpecError) as refused:
+        load_stream(path)
+    keys = {line.removeprefix(f"{path}: ").split(":")[0] for line in str(refused.value).splitlines()}
+    assert {key for key in keys if key.startswith("key")} == {"key.2"}
+
+
+def test_a_column_of_an_unknown_type_is_still_filled_from_its_key(declare: Declare) -> None:
+    source = {"bootstrap-servers": "broker:9092", "topics": "t", "format": "string", "key": {"format": "json"}}
+    columns = {"value": "string", "shop": {"type": "strng", "from": {"key": "shop"}}}
+    path = declare(source=source, schema=columns, event_time="kafka_timestamp")
+    with pytest.raises(SpecError) as refused:
+        load_stream(path)
+    assert [line.removeprefix(f"{path}: ").split(":")[0] for line in str(refused.value).splitlines()] == [
+        "schema.shop.type"
+    ]
+
+
 def test_a_column_of_a_type_that_cannot_be_read_is_wrong_once(declare: Declare) -> None:
     path = declare(schema={"departed": "timestmptz", "carrier": "string"}, partition_by=["day(departed)"])
     with pytest.raises(SpecError) as refused:

@@ -185,14 +185,16 @@ def test_the_counts_of_a_merge_are_those_of_the_streams_last_one() -> None:
 def test_accepted_rejects_are_shown_until_the_stream_has_read_their_records(spec: StreamSpec, tmp_path: Path) -> None:
     made = MadeStream(spec, now(), partitions=1, columns=lambda n: {"ts": pa.array([0] * n, pa.timestamp("us", "UTC"))})
     made.begin()
-    accepted = AcceptedRejects({("ticks", 0): 10}, made.source, "ana", "a test", now())
+    accepted = AcceptedRejects({("ticks", 0): 10}, made.source, "ana", "a test", now() - 30_000)
     store_acceptance(made.tables, accepted)
     assert "by ana (a test); 10 more offsets are covered" in in_status(tmp_path)["accepted"]
     replace_json(run_folder("ticks") / "lock", asdict(Launch("l", LaunchKind.SUPERVISED, now() - 60_000)))
     error = "CircuitOpen: `frazil resume ticks --accept` stores its records"
     end = ExitRecord("l", 27, now() - 60_000, now() - 1_000, "f", 0, committed=False, error=error)
     append_exit(run_folder("ticks"), end)
+    open_desired_store(spec).pause(by="ana", reason="later records were rejected")
     assert "resume ticks --accept" in CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(tmp_path)]).stdout
+    store_acceptance(made.tables, replace(accepted, at_ms=now()))
     open_desired_store(spec).resume(by="ana", reason="a test")
     said = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(tmp_path)]).stdout
     assert "--accept" not in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from frazil.commit.marker_changes import discard_rows_of_existing_table, discard
 from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.open_streams import OpenStream
 from frazil.commit.settle import settle
+from frazil.commit.staging_targets import object_path
 from frazil.commit.sweep import bare_path
 from frazil.commit.waiting_files import load_missing_table_note, load_missing_table_notes
 from frazil.errors import AccessDenied, Explanation, RouteBehind
@@ -411,6 +413,20 @@ def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken:
     made.land(b=1)
     made.start()
     assert load_missing_table_notes(made.tables) == []
+
+
+def test_a_note_that_an_earlier_version_wrote_still_discards_its_rows(made: Shop, broken: Broken) -> None:
+    broken.refused = {("create_table", A)}
+    made.land(a=2)
+    discard_rows_of_missing_table(made.tables, A, made.home())
+    note = load_missing_table_note(made.tables, A)
+    assert note is not None
+    assert note.given_up is not None
+    former = {"target": A, "value": "a", "reason": note.reason, "given_up": note.given_up, "remedy": note.remedy}
+    path = object_path(f"{made.tables.waiting_folder()}/tables", A)
+    made.tables.store.put(path, json.dumps(former, default=dataclasses.asdict).encode())
+    assert find_lagging_tables(made.tables, made.home()) == []
+    assert load_missing_table_note(made.tables, A) == note
 
 
 @pytest.mark.parametrize("given_up", [True, False])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, StringType
 from pyspark.cloudpickle import dumps
 
@@ -190,6 +191,14 @@ def test_only_the_rules_of_a_changed_column_have_another_hash(price: Any) -> Non
     before, after = (hash_column_rules(orders_context(schema=schema)) for schema in ({}, {"price": price}))
     assert {name for name in before if before[name] != after[name]} == {"price"}
     assert before == hash_column_rules(orders_context())
+
+
+def test_a_column_that_was_dropped_and_added_again_has_another_hash() -> None:
+    context = orders_context()
+    fields = [f.model_copy(update={"field_id": 99}) if f.name == "price" else f for f in context.main.schema.fields]
+    main = dataclasses.replace(context.main, schema_json=Schema(*fields).model_dump_json())
+    before, after = map(hash_column_rules, (context, dataclasses.replace(context, targets={"main": main})))
+    assert {name for name in before if before[name] != after[name]} == {"price"}
 
 
 def test_rules_of_all_columns_change_with_the_format() -> None:
