@@ -54,7 +54,7 @@ def derive_from_decision(
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
     level, rule = _LEVELS_AND_RULES[state]
-    cause = row[-1].ended_at_ms if row and state in _STATES_BY_EXIT_CODE.values() else None
+    cause = _failing_since_ms(observed.exits, row) if row and state in _STATES_BY_EXIT_CODE.values() else None
     given_up = observed.notes.given_up
     reason = given_up.reason if given_up and given_up.subject == decision.subject else decision.reason
     return replace(
@@ -71,6 +71,16 @@ def derive_from_decision(
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
         stall=heartbeat.stall if heartbeat and get_fresh_heartbeat(observed.writer, now_ms=now_ms) else None,
     )
+
+
+def _failing_since_ms(exits: Sequence[ExitRecord], row: Sequence[ExitRecord]) -> int:
+    """Return when the service of the exits in `row`, newest first, began to fail: at best, when a writer stalled."""
+    first, before = row[-1], next(iter(exits[-len(row) - 1 : -len(row)]), None)
+    # Writers that cannot take over have no stall. The writer before them may have one.
+    if before and before.code == first.code and not first.committed and first.stalled_since_ms is None:
+        recent = first.ended_at_ms - before.ended_at_ms <= SupervisionPolicy().crash_window_ms
+        first = before if recent else first
+    return first.stalled_since_ms or first.ended_at_ms
 
 
 _STATES_BY_EXIT_CODE: Mapping[int | None, State] = {
