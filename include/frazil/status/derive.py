@@ -41,6 +41,7 @@ from frazil.timetext import format_elapsed
 
 MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms
 """Maximum time from a writer's end, or an operator's request, until a supervisor starts the next writer."""
+MIN_SLOW_MS = 30_000
 MAX_ERROR_CHARACTERS = 1000
 MAX_REASON_CHARACTERS = 800
 
@@ -238,11 +239,19 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         level = Level.WELL
     if state is State.STALLED and _may_advance_by_itself(known, spec, now_ms=now_ms):
         level = Level.QUIET
+    if state is State.SLOW and (known.backpressure_ms or 0) < slow_after_ms(spec):
+        level = Level.QUIET
     problems = known.problems
     if state in OUTAGES:  # the cause first, and once
         reported = known.stall.reason if known.stall else ""
-        problems = (sentence, *(one for one in problems if one != reported and one not in sentence))
+        others = (one for one in problems if one != reported and one not in sentence)
+        problems = (sentence, *(one.removesuffix(f". {BROKERS_REMEDY}") for one in others))
     return replace(known, state=state, level=level, sentence=sentence, rule=rule, problems=problems)
+
+
+def slow_after_ms(spec: StreamSpec) -> int:
+    """Return how much longer than its interval a batch may take without attention. Starts and backlogs take longer."""
+    return max(MIN_SLOW_MS, spec.commit.interval // timedelta(milliseconds=2))
 
 
 def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frazil.errors import BROKERS_REMEDY
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.operations.overview import (
     GRACE_MS,
@@ -75,7 +76,8 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"last_commit_at_ms": OLD_MS}, "running", Level.WELL),  # nothing waits
     ({"last_commit_at_ms": OLD_MS, "lag": 5}, "late", Level.TROUBLE),
     ({"last_commit_at_ms": OLD_MS, "lag": None}, "late", Level.TROUBLE),
-    ({"backpressure_ms": 4000}, "slow", Level.TROUBLE),
+    ({"backpressure_ms": 4000}, "slow", Level.QUIET),
+    ({"backpressure_ms": 34_000}, "slow", Level.TROUBLE),
     ({"stall": STALL}, "stalled", Level.TROUBLE),
     ({"stall": replace(STALL, since_ms=NOW_MS - 60_000)}, "stalled", Level.QUIET),
     ({"writer": replace(RUNS, stale=True), "problems": ("no heartbeat",)}, "silent", Level.TROUBLE),
@@ -159,6 +161,13 @@ def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
     assert found.sentence == f"{for_ms}; nothing is lost, and the writer continues by itself once it does"
     assert found.problems == (found.sentence, "another")
     assert (found.state, found.rule) == ("Kafka unreachable", "stall")
+
+
+def test_the_remedy_of_an_outage_is_shown_once() -> None:
+    values = {"state": State.KAFKA_UNREACHABLE, "unreachable_since_ms": NOW_MS}
+    found = status(problems=(f"the lag is unknown: Connection refused. {BROKERS_REMEDY}",), **values)
+    assert found.problems == (found.sentence, "the lag is unknown: Connection refused")
+    assert BROKERS_REMEDY in found.sentence
 
 
 @pytest.mark.parametrize(
