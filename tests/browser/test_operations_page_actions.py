@@ -78,7 +78,7 @@ def confirmed(page: Page, dialog: Locator) -> str:
         retype.fill(subject)
     go.click()
     said = dialog.get_by_role("status").inner_text()
-    if run := re.match(r"The run (\S+) of (\S+) is queued", said):
+    if run := re.match(r"The run (\S+) of (\S+) was created", said):
         way = f"/dags/{run[2]}/runs/{quote(run[1], safe='')}"
         expect(dialog.get_by_role("link", name="The run in Airflow")).to_have_attribute("href", way)
     if run:
@@ -138,7 +138,7 @@ def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
     dead_letters = page.get_by_role("listitem").filter(has_text=re.compile(r"NotJson \d+ records"))
     expect(dead_letters).to_contain_text(re.compile(r"such as shop\.signups\[0\]@\d+"))
     said = take(page, "Replay dead letters …", {})
-    assert re.match(r"The run \S+ of frazil_dead_letters is queued\.", said)
+    assert re.match(r"The run \S+ of frazil_dead_letters was created\.", said)
     runs = server.process.call(in_airflow.runs_of, "frazil_dead_letters")
     assert runs[-1].items() >= {"stream": "signups", "action": "replay", "dry-run": True}.items()
     server.process.call(in_airflow.pause, "frazil_dead_letters", True)
@@ -249,7 +249,7 @@ def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server:
     expect(dialog.locator("button.go")).to_be_disabled()
     page.keyboard.press("Escape")
     times = {"From": "2026-01-01T00:00:00Z", "To (exclusive)": "2026-01-02T00:00:00+01:00"}
-    assert "frazil_backfill is queued" in take(page, "Backfill …", times)
+    assert "frazil_backfill was created" in take(page, "Backfill …", times)
     (run,) = server.process.call(in_airflow.runs_of, "frazil_backfill")
     assert run.items() >= {"stream": "orders", "from-time": "2026-01-01T00:00:00+00:00", "dry-run": True}.items()
     assert recorded(server, "backfill")[:2] == ("op", "frazil_backfill")

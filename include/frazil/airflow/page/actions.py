@@ -277,7 +277,7 @@ def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | No
     if run is None:
         raise InvalidForm(f"Airflow did not start a run of {subject.dag}")
     path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"
-    return ActionResult(f"The run {run.run_id} of {subject.dag} is queued.", run.run_id, path)
+    return ActionResult(f"The run {run.run_id} of {subject.dag} was created.", run.run_id, path)
 
 
 def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:
