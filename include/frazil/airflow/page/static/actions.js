@@ -25,7 +25,7 @@ const ACTIONS = {
         kind: "choice",
         value: "marker",
         choices: {
-          marker: "at its position, or at the first record that Kafka still has",
+          marker: "at its position, or Kafka's first record",
           table: "at the table's position, after a rollback",
           earliest: "at the beginning of Kafka",
           latest: "at the end of Kafka",
