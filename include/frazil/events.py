@@ -158,6 +158,8 @@ class StallBegan:
 class StallEnded:
     kind: StallKind
     lasted_ms: int
+    is_over: bool = True
+    """False if the next event is a stall of another kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Op
     assert words["inventory"] == "catalog unavailable"
     assert (words["clicks"], words["sensors"], words["refunds"]) == ("slow", "stalled", "paused")
     assert [words[name] for name in ("orders", "customers", "returns")] == ["running", "running", "commits elsewhere"]
-    for said in ("its key has expired", "37,970 records wait", "quality gates hold back 1 window", "are dead letters"):
+    for said in ("its key has expired", "37,970 records wait", "A quality gate holds the window", "are dead letters"):
         expect(page.get_by_text(said).first).to_be_visible()
     to_dag = page.get_by_role("listitem").filter(has_text="frazil_writer_inventory is paused").get_by_role("link")
     expect(to_dag).to_have_attribute("href", "/dags/frazil_writer_inventory")

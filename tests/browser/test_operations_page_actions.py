@@ -78,7 +78,7 @@ def confirmed(page: Page, dialog: Locator) -> str:
         retype.fill(subject)
     go.click()
     said = dialog.get_by_role("status").inner_text()
-    if run := re.match(r"The run (\S+) of (\S+) is queued", said):
+    if run := re.match(r"The run (\S+) of (\S+) was created", said):
         way = f"/dags/{run[2]}/runs/{quote(run[1], safe='')}"
         expect(dialog.get_by_role("link", name="The run in Airflow")).to_have_attribute("href", way)
     if run:
@@ -105,7 +105,8 @@ def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, wo
     page = open_page(PAGE, role="OP")
     begin(page, "payments")
     expect(page.locator("header .badge")).to_have_text("given up")
-    expect(page.get_by_text(re.compile(r"failed with AccessDenied \(16\)"))).to_be_visible()
+    ended = page.get_by_role("listitem").filter(has_text=re.compile(r"failed with AccessDenied \(16\)"))
+    expect(ended.first).to_contain_text(re.compile(r"\d\d:\d\d – .*\d\d:\d\d(:\d\d)? failed with"))
     expect(page.get_by_text(re.compile("the supervisor gives up; an operator must fix the cause"))).to_be_visible()
     assert take(page, "Resume", {"Reason": "the key is renewed"}) == "payments is resumed."
     wanted = desired(world, "payments")
@@ -137,7 +138,7 @@ def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
     dead_letters = page.get_by_role("listitem").filter(has_text=re.compile(r"NotJson \d+ records"))
     expect(dead_letters).to_contain_text(re.compile(r"such as shop\.signups\[0\]@\d+"))
     said = take(page, "Replay dead letters …", {})
-    assert re.match(r"The run \S+ of frazil_dead_letters is queued\.", said)
+    assert re.match(r"The run \S+ of frazil_dead_letters was created\.", said)
     runs = server.process.call(in_airflow.runs_of, "frazil_dead_letters")
     assert runs[-1].items() >= {"stream": "signups", "action": "replay", "dry-run": True}.items()
     server.process.call(in_airflow.pause, "frazil_dead_letters", True)
@@ -240,13 +241,15 @@ def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server:
     expect(page.get_by_role("button", name="Backfill …")).to_be_focused()
     dialog = requested(page, "Backfill …")
     expect(dialog.get_by_text("Enter a start or an end")).to_be_visible()
+    expect(dialog.locator(".problem")).to_have_count(0)
     dialog.get_by_label("From").fill("2026-01-02T00:00:00Z")
     dialog.get_by_label("To (exclusive)").fill("2026-01-01T00:00:00Z")
     expect(dialog.get_by_text(re.compile(r"To \(exclusive\) .* is not after From"))).to_be_visible()
+    expect(dialog.locator(".problem")).to_have_count(1)
     expect(dialog.locator("button.go")).to_be_disabled()
     page.keyboard.press("Escape")
     times = {"From": "2026-01-01T00:00:00Z", "To (exclusive)": "2026-01-02T00:00:00+01:00"}
-    assert "frazil_backfill is queued" in take(page, "Backfill …", times)
+    assert "frazil_backfill was created" in take(page, "Backfill …", times)
     (run,) = server.process.call(in_airflow.runs_of, "frazil_backfill")
     assert run.items() >= {"stream": "orders", "from-time": "2026-01-01T00:00:00+00:00", "dry-run": True}.items()
     assert recorded(server, "backfill")[:2] == ("op", "frazil_backfill")

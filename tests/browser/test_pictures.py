@@ -170,3 +170,18 @@ def test_on_a_narrow_screen_the_whole_picture_of_the_snapshots_is_seen_in_words_
     assert len(shown) == 3 + 90 + 3
     assert all(one["left"] >= 0 and one["right"] <= 390 for one in shown)
     assert min(one["height"] for one in shown) >= 11
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_a_long_dag_id_stays_inside_its_number(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    page.evaluate(
+        """async note => {
+            const [{ number }, { h }] = await Promise.all([import("/parts.js"), import("/dom.js")]);
+            const numbers = ["Lag", "Records", "Complete to", "Table"].map(name => number(name, "0", note));
+            document.body.replaceChildren(h("dl", { class: "numbers" }, numbers));
+        }""",
+        "the DAG frazil_partitions_warehouse.flights_of_all_airports is behind",
+    )
+    wider = page.locator(".numbers > div").evaluate_all("all => all.map(one => one.scrollWidth - one.clientWidth)")
+    assert wider == [0] * 4

@@ -13,6 +13,7 @@ from frazil.spec.load import find_stream
 from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
 from tests.made_batches import MadeStream
+from tests.polling import eventually
 
 OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site": "same-origin"}
 FORMS: dict[str, dict[str, Any]] = {"backfill": {"from-time": "2020-01-01T00:00:00Z"}, "replay": {}}
@@ -124,6 +125,12 @@ def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: A
     assert len(airflow.call(in_airflow.runs_of, "frazil_backfill")) == 1
 
 
+def stream_read_at(airflow: AirflowProcess) -> int | None:
+    path = "/frazil/ops/api/stream/ticks"
+    at_ms: int | None = airflow.call(in_airflow.ask, "OP", "GET", path, headers=OURS)["body"]["line"]["at_ms"]
+    return at_ms
+
+
 def test_a_run_that_an_action_started_is_followed_to_its_result_by_those_who_see_the_stream(
     post: Post, airflow: AirflowProcess
 ) -> None:
@@ -139,9 +146,12 @@ def test_a_run_that_an_action_started_is_followed_to_its_result_by_those_who_see
     assert follow()["body"] == {**waits, "message": paused}
     airflow.call(in_airflow.unpause)
     assert follow()["body"] == {**waits, "message": "The run is queued."}
+    before = eventually(lambda: stream_read_at(airflow))
+    assert (follow()["body"]["finished"], stream_read_at(airflow)) == (False, before)
     airflow.call(in_airflow.end_task, "frazil_dead_letters", done["run"], "settle", "success", "landed: 3, failed: 0")
     ended = {"state": "success", "finished": True, "message": "landed: 3, failed: 0.", "log": f"{run}/tasks/settle"}
     assert follow()["body"] == ended
+    assert stream_read_at(airflow) != before, "the run may have changed the stream, so it is read again at once"
     assert follow(role="VIEWER")["body"] == ended
     assert [follow("quotes")["status"], follow("none")["status"], follow(action="pause")["status"]] == [404] * 3
 

@@ -63,6 +63,8 @@ class ExitRecord:
     committed: bool
     error: str | None = None
     stopped_for: str | None = None
+    stalled_since_ms: int | None = None
+    """When the stall began in which the writer ended."""
 
     @property
     def is_supervised(self) -> bool:

@@ -23,6 +23,8 @@ MAX_ERROR_LINES = 5
 MAX_ERROR_CHARACTERS = 2000
 _LEVELS = {"WARN": logging.WARNING, "FATAL": logging.CRITICAL, "TRACE": logging.DEBUG, **logging.getLevelNamesMapping()}
 _LEVEL_PATTERN = re.compile(r"\S+ \S+ (" + "|".join(_LEVELS) + r") ")
+_LIBRDKAFKA = re.compile(r"%\d\|\d+\.\d+\|")
+"""Matches a line of librdkafka, which retries by itself. What it cannot fix, it raises, and frazil logs the error."""
 _STACK_FRAME = re.compile(r"\s*(at [\w.$<>/]+\(|\.\.\. \d+ more)")
 """Matches a line of a Java stack trace, which is useless without its beginning."""
 _OMITTED = "... "
@@ -119,7 +121,7 @@ def parse_levels(lines: Iterable[str], *, level: int = logging.INFO) -> Iterator
     for line in lines:
         if found := _LEVEL_PATTERN.match(line):
             level = _LEVELS[found[1]]
-        yield level, line
+        yield logging.INFO if _LIBRDKAFKA.match(line) else level, line
 
 
 def first_error(folder: Path) -> str | None:

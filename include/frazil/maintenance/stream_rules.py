@@ -250,15 +250,15 @@ def held_reading(table: str, held: Sequence[tuple[str, str]], alerts: Alerts) ->
     """Return the reading of the rule `held`, for windows whose quality gate failed, unless alerts are off."""
     if not alerts.enabled:
         return ()
-    windows = "; ".join(f"{key}: {note}" for key, note in held[:MAX_LISTED]) + _more_text(len(held))
+    first, finding = next(iter(held), ("KEY", ""))
     return (
         boolean_reading(
             "held",
             bool(held),
-            f"{table}: quality gates hold back {format_count(len(held), 'window')}. {windows}. Correct the "
-            "data: windows with late rows are checked again. Or release the windows with the DAG frazil_release, or "
-            f"`frazil partitions {table} --release {held[0][0] if held else 'KEY'} --reason 'why'`",
-            f"{format_count(len(held), 'window')} held" + (f", the first is {held[0][0]}" if held else ""),
+            f"{table}: quality gates hold back {format_count(len(held), 'window')}, the first {first}: {finding}. "
+            "Correct the data: windows with late rows are checked again. Or release the windows with the DAG "
+            f"frazil_release, or `frazil partitions {table} --release {first} --reason 'why'`",
+            f"{format_count(len(held), 'window')} held" + (f", the first is {first}" if held else ""),
         ),
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from frazil.maintenance.alerts import runbook_link
+from frazil.maintenance.stream_rules import RULES_FROM_RUN_FOLDER
 from frazil.operations.calendar import DelayReason
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
@@ -241,13 +242,16 @@ def _open_problems(state: StreamState, reading: StreamReading, related: RelatedS
     if related.windows_problem is not None and reading.problem is None and status and status.table_exists:
         sentence = "Cannot read the table's windows, so complete and held windows are unknown"
         needs[f"{sentence}: {related.windows_problem}"] = unmeasured
-    is_in_alert = any(one.rule == "held" for one in related.alerts)
-    if windows is not None and windows.held and not is_in_alert:
+    if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
         sentence = f"A quality gate holds the window {windows.held[0]}{more}: check it, then release it or fix the data"
-        needs[sentence] = runbook_link("held")
+        needs[sentence] = next((one.runbook for one in related.alerts if one.rule == "held"), runbook_link("held"))
     first = next(iter(needs), "") if is_wrong else ""
-    needs |= {one.sentence: one.runbook for one in related.alerts if not _repeats_state(one, state, first)}
+    needs |= {
+        one.sentence: one.runbook
+        for one in related.alerts
+        if not (_repeats_state(one, state, first) or _repeats_reading(one, reading, windows) or _has_ended(one, state))
+    }
     return tuple(OpenProblem(sentence, runbook) for sentence, runbook in needs.items())
 
 
@@ -268,6 +272,19 @@ def _paused_dag_problem(
         return ()
     sentence = f"The writer's DAG {paused_dag} is paused in Airflow: unpause it so that a writer starts"
     return (OpenProblem(sentence, dag=paused_dag),)
+
+
+def _has_ended(alert: ActiveAlert, state: StreamState) -> bool:
+    """Whether the state, which is newer than the alert's measurement, shows that the problem of its writer is over."""
+    is_well = state.level is Level.WELL and state.writer.pid is not None
+    return is_well and alert.rule in {"writer", "table", *RULES_FROM_RUN_FOLDER}
+
+
+def _repeats_reading(alert: ActiveAlert, reading: StreamReading, windows: Windows | None) -> bool:
+    """Whether the errors of the file, or the held windows, are shown already."""
+    if alert.rule == "held":
+        return windows is not None and bool(windows.held)
+    return alert.rule == "declaration" and bool(reading.broken or reading.conflict)
 
 
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:

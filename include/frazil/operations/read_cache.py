@@ -33,6 +33,8 @@ UNRESPONSIVE_AFTER_S = 1.2
 """Seconds after which a running read is reported as unresponsive."""
 STALE_AFTER_S = 120.0
 """Age in seconds at which an answer is stale: `gather` then waits for its refresh, unless this takes too long."""
+FAILURE_KEEP_S = 5.0
+"""Maximum seconds until a failed read is repeated, so that an error disappears soon after its cause."""
 RETENTION_S, SWEEP_INTERVAL_S = 12 * 3600.0, 60.0
 """Seconds after which an answer that was not requested again is dropped, and the interval of this check."""
 
@@ -115,6 +117,7 @@ class AnswerCache:
             if one is None:
                 one = self._entries[key] = _CacheEntry(self._groups.setdefault(group, _Group()), read)
             one.read, one.requested_s = read, now_s
+            keep_s = keep_s if one.problem is None else min(keep_s, FAILURE_KEEP_S)
             fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
             if one.waiting and first:
                 one.group.queue.remove(one)

@@ -42,6 +42,7 @@ from frazil.timetext import format_elapsed
 
 MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms
 """Maximum time from a writer's end, or an operator's request, until a supervisor starts the next writer."""
+MIN_SLOW_MS = 30_000
 MAX_ERROR_CHARACTERS = 1000
 MAX_REASON_CHARACTERS = 800
 
@@ -55,7 +56,7 @@ def derive_from_decision(
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
     level, rule = _LEVELS_AND_RULES[state]
-    cause = row[-1].ended_at_ms if row and state in _STATES_BY_EXIT_CODE.values() else None
+    cause = _failing_since_ms(observed.exits, row) if row and state in _STATES_BY_EXIT_CODE.values() else None
     given_up = observed.notes.given_up
     reason = given_up.reason if given_up and given_up.subject == decision.subject else decision.reason
     return replace(
@@ -72,6 +73,16 @@ def derive_from_decision(
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
         stall=heartbeat.stall if heartbeat and get_fresh_heartbeat(observed.writer, now_ms=now_ms) else None,
     )
+
+
+def _failing_since_ms(exits: Sequence[ExitRecord], row: Sequence[ExitRecord]) -> int:
+    """Return when the service of the exits in `row`, newest first, began to fail: at best, when a writer stalled."""
+    first, before = row[-1], next(iter(exits[-len(row) - 1 : -len(row)]), None)
+    # Writers that cannot take over have no stall. The writer before them may have one.
+    if before and before.code == first.code and not first.committed and first.stalled_since_ms is None:
+        recent = first.ended_at_ms - before.ended_at_ms <= SupervisionPolicy().crash_window_ms
+        first = before if recent else first
+    return first.stalled_since_ms or first.ended_at_ms
 
 
 _STATES_BY_EXIT_CODE: Mapping[int | None, State] = {
@@ -232,11 +243,19 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         level = Level.WELL
     if state is State.STALLED and _may_advance_by_itself(known, spec, now_ms=now_ms):
         level = Level.QUIET
+    if state is State.SLOW and (known.backpressure_ms or 0) < slow_after_ms(spec):
+        level = Level.QUIET
     problems = known.problems
     if state in OUTAGES:  # the cause first, and once
         reported = known.stall.reason if known.stall else ""
-        problems = (sentence, *(one for one in problems if one != reported and one not in sentence))
+        others = (one for one in problems if one != reported and one not in sentence)
+        problems = (sentence, *(one.removesuffix(f". {BROKERS_REMEDY}") for one in others))
     return replace(known, state=state, level=level, sentence=sentence, rule=rule, problems=problems)
+
+
+def slow_after_ms(spec: StreamSpec) -> int:
+    """Return how much longer than its interval a batch may take without attention. Starts and backlogs take longer."""
+    return max(MIN_SLOW_MS, spec.commit.interval // timedelta(milliseconds=2))
 
 
 def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool:

@@ -136,7 +136,7 @@ def log_event(event: Event) -> None:
             )
         case StallBegan():
             _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.reason)
-        case StallEnded():
+        case StallEnded(is_over=True):
             _stalls.info(
                 "stream %s: the stall (%s) is over after %s", stream, what.kind, format_elapsed(what.lasted_ms)
             )

@@ -380,7 +380,8 @@ class StallWatch:
             before = self._stall
             if (before and before.kind) != (found and found.kind):
                 if before is not None:
-                    self._emit(StallEnded(before.kind, lasted_ms=sample.at_ms - before.since_ms))
+                    lasted_ms = sample.at_ms - before.since_ms
+                    self._emit(StallEnded(before.kind, lasted_ms=lasted_ms, is_over=found is None))
                 if found is not None:
                     self._emit(StallBegan(found))
             self._stall = found

@@ -196,6 +196,13 @@ def test_what_happened_is_reported_in_words(bench: Bench, what: StreamEvent, kin
     assert (reported.kind, said in reported.sentence) == (kind, True)
 
 
+def test_a_stall_that_another_follows_is_not_reported_as_over(bench: Bench) -> None:
+    recorder = bench.writer(4)
+    bench.record(recorder, StallEnded(StallKind.OFFSETS, 1, is_over=False), StallBegan(STALL), at_ms=NOW + 5)
+    recorder.write(NOW)
+    assert [h.sentence for h in bench.stored().events if h.at_ms == NOW + 5] == ["stalled (offsets): nothing moves"]
+
+
 def test_what_repeats_with_each_batch_is_reported_when_it_changes(bench: Bench) -> None:
     recorder = bench.writer(4)
     for n in range(5):

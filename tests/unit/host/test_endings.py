@@ -24,6 +24,8 @@ def error_after(folder: Path, *, log: str, code: int = 128 + signal.SIGKILL) -> 
 def test_of_a_killed_writer_that_is_said_and_no_line_of_its_work(tmp_path: Path):
     assert error_after(tmp_path, log=WORKS) == KILLED_BY_OTHERS
     assert error_after(tmp_path, log=WARNS + WORKS) == f"{KILLED_BY_OTHERS}. Its last warning: {WARNS.strip()}"
+    fails = "%3|1796073620.476|FAIL|rdkafka#producer-1| Connect to ipv4#127.0.0.1:9092 failed: Connection refused\n"
+    assert error_after(tmp_path, log=10 * GREETS + 90 * fails + 99 * WORKS) == KILLED_BY_OTHERS, "Kafka answered again"
     assert error_after(tmp_path, log=WORKS, code=1) == WORKS.strip(), "one that failed says why at the end of its log"
 
 

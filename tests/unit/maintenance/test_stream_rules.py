@@ -160,9 +160,10 @@ def of(readings: tuple[Reading, ...]) -> list[bool]:
 
 def test_held_windows_late_days_and_failed_runs_are_named() -> None:
     assert of(held_reading("demo.t", [], ALERTS)) == [False]
-    (held,) = held_reading("demo.t", [(f"2013-12-30T{n:02}", "-7") for n in range(9)], ALERTS)
+    (held,) = held_reading("demo.t", [(f"2013-12-30T{n:02}", f"-{n + 7}") for n in range(9)], ALERTS)
     assert held.is_beyond
-    assert "2013-12-30T04: -7 and 4 more" in held.sentence
+    assert held.sentence.startswith("demo.t: quality gates hold back 9 windows, the first 2013-12-30T00: -7. Correct ")
+    assert "-8" not in held.sentence, "the findings of many windows would hide what to do"
     command = shlex.split(held.sentence.split("`")[1])
     assert command[:2] == ["frazil", "partitions"]
     given = partitions.make_context("partitions", command[2:]).params

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from frazil import outdated_code
-from frazil.operations.read_cache import STALE_AFTER_S, UNRESPONSIVE_AFTER_S, Answer, AnswerCache
+from frazil.operations.read_cache import FAILURE_KEEP_S, STALE_AFTER_S, UNRESPONSIVE_AFTER_S, Answer, AnswerCache
 from tests.polling import eventually
 
 
@@ -60,6 +60,26 @@ def test_an_answer_is_kept_for_a_while_and_then_searched_for_again(answers: Answ
     clock.s += 11
     ask()  # it shows the old one at once, and looks again
     assert eventually(lambda: ask().value == 1)
+
+
+def test_a_failed_read_is_repeated_before_its_answer_would_be_old(answers: AnswerCache, clock: Clock):
+    def read() -> int:
+        reads.append(clock.s)
+        if len(reads) == 1:
+            raise OSError("no space")
+        return 7
+
+    reads: list[float] = []
+
+    def ask() -> Answer[int]:
+        return answers.fetch_one("g", "k", read, keep_s=30, timeout_s=60)
+
+    assert ask().problem == "OSError: no space"
+    clock.s += FAILURE_KEEP_S
+    assert eventually(lambda: ask() == Answer(7, clock.now_ms()))
+    clock.s += FAILURE_KEEP_S
+    ask()
+    assert len(reads) == 2
 
 
 def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers: AnswerCache, clock: Clock):

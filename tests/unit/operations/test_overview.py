@@ -76,7 +76,8 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"last_commit_at_ms": OLD_MS}, "running", Level.WELL),  # nothing waits
     ({"last_commit_at_ms": OLD_MS, "lag": 5}, "late", Level.TROUBLE),
     ({"last_commit_at_ms": OLD_MS, "lag": None}, "late", Level.TROUBLE),
-    ({"backpressure_ms": 4000}, "slow", Level.TROUBLE),
+    ({"backpressure_ms": 4000}, "slow", Level.QUIET),
+    ({"backpressure_ms": 34_000}, "slow", Level.TROUBLE),
     ({"stall": STALL}, "stalled", Level.TROUBLE),
     ({"stall": replace(STALL, since_ms=NOW_MS - 60_000)}, "stalled", Level.QUIET),
     ({"writer": replace(RUNS, stale=True), "problems": ("no heartbeat",)}, "silent", Level.TROUBLE),
@@ -161,6 +162,13 @@ def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
     assert found.sentence == f"{calm}. {BROKERS_REMEDY}"
     assert found.problems == (found.sentence, "another")
     assert (found.state, found.rule) == ("Kafka unreachable", "stall")
+
+
+def test_the_remedy_of_an_outage_is_shown_once() -> None:
+    values = {"state": State.KAFKA_UNREACHABLE, "unreachable_since_ms": NOW_MS}
+    found = status(problems=(f"the lag is unknown: Connection refused. {BROKERS_REMEDY}",), **values)
+    assert found.problems == (found.sentence, "the lag is unknown: Connection refused")
+    assert BROKERS_REMEDY in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -407,13 +415,15 @@ def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec:
     assert line.needs[1] == OpenProblem(alert.sentence, "https://team/run#manifests")
 
 
-def test_a_held_window_that_an_alert_explains_is_said_once(spec: StreamSpec):
+def test_held_windows_are_said_once_and_without_all_findings_of_the_alert(spec: StreamSpec):
     windows = Windows("hour", None, "", held=("2013-12-30T15",))
-    alert = ActiveAlert("care of demo.ticks", "held", OLD_MS, "demo.ticks: quality gates hold back 1 window")
-    for alerts, said in (((), "A quality gate holds the window 2013-12-30T15"), ((alert,), alert.sentence)):
-        line = build_line("ticks", spec, StreamReading(status(), NOW_MS), RelatedState(windows, alerts), now_ms=NOW_MS)
+    said, findings = "A quality gate holds the window 2013-12-30T15", "quality gates hold 1 window: 7 of 7 rows"
+    alert = ActiveAlert("care of demo.ticks", "held", OLD_MS, findings, "https://team/run#held")
+    for known, alerts, shown in ((windows, (), said), (windows, (alert,), said), (None, (alert,), findings)):
+        line = build_line("ticks", spec, StreamReading(status(), NOW_MS), RelatedState(known, alerts), now_ms=NOW_MS)
         (need,) = line.needs
-        assert need.sentence.startswith(said)
+        assert need.sentence.startswith(shown)
+        assert need.runbook == (alert.runbook if alerts else "docs/runbook.md#held")
 
 
 def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec: StreamSpec):
@@ -532,3 +542,30 @@ def test_a_table_is_in_shape_or_has_something_due_or_an_alert_and_says_which():
     assert combine_health(tables, [], {}) == Health(Level.UNKNOWN, "not measured"), "no run of frazil_health had them"
     assert combine_health(tables, [], {"demo.ticks_eu": ["not measured"]}) == Health(Level.UNKNOWN, "not measured")
     assert combine_health(tables, [], None) is None
+
+
+def test_an_alert_about_a_writer_that_runs_again_is_not_shown_until_it_is_measured_again(spec: StreamSpec):
+    def line(rule: str, **changes: Any) -> OverviewLine:
+        alert = ActiveAlert("stream ticks", rule, OLD_MS, "stream ticks: Kafka has not answered for 5 min 1 s")
+        related = RelatedState(alerts=(alert,))
+        return build_line("ticks", spec, StreamReading(status(**changes), NOW_MS), related, now_ms=NOW_MS)
+
+    for rule in ("stall", "writer", "restarts", "registry", "table"):
+        assert (line(rule).level, line(rule).needs) == (Level.WELL, ())
+    stalled = replace(STALL, since_ms=NOW_MS)
+    for active in (
+        line("stall", stall=STALL),
+        line("stall", stall=stalled),
+        line("freshness"),
+        line("writer", writer=WriterProcess("never launched")),
+    ):
+        assert active.level is Level.TROUBLE
+        assert [one.sentence for one in active.needs][-1].endswith("5 min 1 s")
+
+
+def test_an_alert_about_the_declaration_is_shown_unless_the_errors_of_the_file_are(spec: StreamSpec):
+    related = RelatedState(alerts=(ActiveAlert("stream ticks", "declaration", OLD_MS, "the declaration is broken"),))
+    for broken, said in (("ticks.yaml: no", "ticks.yaml: no"), ("", "the declaration is broken")):
+        reading = StreamReading(status(), NOW_MS, broken=broken)
+        (need,) = build_line("ticks", spec, reading, related, now_ms=NOW_MS).needs
+        assert need.sentence.endswith(said)

@@ -107,6 +107,14 @@ def test_the_state_of_a_writer(state: State, observed: DecisionInput, words: str
     assert any(word in found.sentence for word in words.split("|")), found.sentence
 
 
+def test_an_outage_lasts_since_the_writer_stalled_although_writers_ended_meanwhile() -> None:
+    stalled = exit_(22, ago=MINUTE, committed=True, stalled_since_ms=NOW - 3 * MINUTE)
+    for exits in ((stalled,), (stalled, exit_(22)), (stalled, exit_(22, ago=MINUTE // 2), exit_(22))):
+        assert shown(ended(*exits)).unreachable_since_ms == NOW - 3 * MINUTE
+    other = dataclasses.replace(stalled, code=21)
+    assert shown(ended(other, exit_(22))).unreachable_since_ms == exit_(22).ended_at_ms
+
+
 def test_a_writer_that_took_over_after_an_outage_runs_before_its_first_commit() -> None:
     outage = dataclasses.replace(exit_(21), committed=True)
     heartbeat = dataclasses.replace(make_heartbeat(), last_commit_at_ms=outage.ended_at_ms - MINUTE)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey
+from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.stream.stall import (
@@ -21,6 +22,7 @@ from frazil.stream.stall import (
     START_TIMEOUT_MS,
     SampleHistory,
     StallLimits,
+    StallWatch,
     WriterSample,
     add_sample,
     find_stall,
@@ -587,3 +589,19 @@ def test_a_heartbeat_carries_the_stall_and_one_of_an_older_writer_has_none(tmp_p
     del older["stall"]
     file.write_text(json.dumps(older))
     assert Heartbeat.read(open_exchange(tmp_path)) == dataclasses.replace(heartbeat, stall=None)
+
+
+def test_a_stall_of_another_kind_replaces_the_first_which_is_then_not_over():
+    said: list[StreamEvent] = []
+    watch, writer = StallWatch("s", LIMITS, emit=said.append), Writer(unread={TP0: 5})
+    for at_ms in range(START, START + 2 * STILL, SECOND):
+        silent_since_ms = START if at_ms - START > STILL + SECOND else None
+        writer.set(at_ms=at_ms, planned_at_ms=at_ms, silent_since_ms=silent_since_ms)
+        watch.evaluate(writer.now)
+    writer.commits(p_0=105)
+    writer.set(silent_since_ms=None)
+    watch.evaluate(writer.now)
+    offsets, kafka = StallKind.OFFSETS, StallKind.KAFKA
+    assert [one.stall.kind for one in said if isinstance(one, StallBegan)] == [offsets, kafka]
+    ended = [one for one in said if isinstance(one, StallEnded)]
+    assert [(one.kind, one.is_over) for one in ended] == [(offsets, False), (kafka, True)]

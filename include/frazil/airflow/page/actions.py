@@ -128,7 +128,12 @@ def _table_subject(action: PageAction, name: str, select_visible: SelectVisible)
 
 def find_run(action: PageAction, name: str, run_id: str, sees: SelectVisible) -> RunResult | None:
     subject = find_action_subject(action, name, sees) if action in DAG_ACTIONS else None
-    return None if subject is None else read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
+    if subject is None:
+        return None
+    found = read_run_result(subject.dag, run_id, subject=subject.route_name or subject.name)
+    if found is not None and found.finished:
+        answer_cache().forget_all(subject.spec.fingerprint())  # the run may have changed what the views show
+    return found
 
 
 def build_action_plan(action: PageAction, subject: ActionSubject, form: Form, *, may_unpause: bool = False) -> Plan:
@@ -272,7 +277,7 @@ def _start_run(subject: ActionSubject, conf: dict[str, Any], *, run_id: str | No
     if run is None:
         raise InvalidForm(f"Airflow did not start a run of {subject.dag}")
     path = f"/dags/{quote(subject.dag)}/runs/{quote(run.run_id, safe='')}"
-    return ActionResult(f"The run {run.run_id} of {subject.dag} is queued.", run.run_id, path)
+    return ActionResult(f"The run {run.run_id} of {subject.dag} was created.", run.run_id, path)
 
 
 def _set_desired(action: PageAction, spec: StreamSpec, *, by: str, reason: str, generation: int | None) -> str:

@@ -316,9 +316,9 @@ class WriterTrigger(UserActionTrigger):
         before, self._stall = self._stall, stall
         if (before and before.kind) == (stall and stall.kind):
             return
-        if before is not None:
+        if stall is None and before is not None:
             self.log.warning("%s: the stall (%s) is over.", self.stream, before.kind)
-        if stall is not None:
+        elif stall is not None:
             self.log.warning("%s: stalled (%s): %s", self.stream, stall.kind, stall.reason)
 
 

@@ -25,7 +25,7 @@ const ACTIONS = {
         kind: "choice",
         value: "marker",
         choices: {
-          marker: "at its position, or at the first record that Kafka still has",
+          marker: "at its position, or Kafka's first record",
           table: "at the table's position, after a rollback",
           earliest: "at the beginning of Kafka",
           latest: "at the end of Kafka",
@@ -71,7 +71,7 @@ function open(name, subject, page, given) {
   const action = ACTIONS[name];
   const at = `${name}/${encodeURIComponent(subject)}`;
   const form = Object.fromEntries(action.fields.map((field) => [field.name, given[field.name] ?? field.value ?? ""]));
-  const state = { plan: null, problem: null, failed: null, asking: true, busy: false, typed: "", done: null, run: null };
+  const state = { plan: null, problem: null, failed: null, asking: true, busy: false, typed: "", done: null, run: null, changed: false };
   const before = document.activeElement?.dataset.key;
   const dialog = h("dialog", { class: "dialog", "aria-labelledby": "dialog-title" });
   const place = h("div", {});
@@ -142,7 +142,7 @@ function open(name, subject, page, given) {
 
   const change = (field, value) => {
     form[field.name] = value;
-    state.failed = null;
+    Object.assign(state, { failed: null, changed: true });
     clearTimeout(soon);
     if (!field.free) {
       asked += 1;
@@ -169,7 +169,7 @@ function open(name, subject, page, given) {
         state.plan
           ? h("ul", { class: "says" }, state.plan.effects.map((said) => h("li", {}, words(said))))
           : !state.problem && h("p", { class: "soft" }, "Loading …"),
-        (state.plan?.refused || state.plan?.missing) && h("p", { class: "problem" }, words(state.plan.refused || state.plan.missing)),
+        (state.plan?.refused || state.plan?.missing) && h("p", { class: state.plan.refused || state.changed ? "problem" : "note" }, words(state.plan.refused || state.plan.missing)),
         // A refusal has the same text as the new plan.
         [state.problem, state.failed].filter((said) => said && said !== (state.plan?.refused || state.plan?.missing)).map((said) => h("p", { class: "problem", role: "alert" }, words(said))),
         state.plan?.retype && !state.plan.refused && retype(),

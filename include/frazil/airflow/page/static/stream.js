@@ -113,7 +113,7 @@ function runs(view) {
     view.runs.length
       ? h("ol", { class: "runs" }, view.runs.map((run) => h("li", {},
           shape(run.ended_at_ms === null ? 4 : run.is_ok ? 3 : 0),
-          h("div", {}, h("b", {}, moment(run.started_at_ms, view.at_ms)), ` ${run.outcome}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
+          h("div", {}, h("b", {}, [run.started_at_ms, run.ended_at_ms].filter((at) => at !== null).map((at) => moment(at, view.at_ms)).join(" – ")), ` ${run.outcome}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
         )))
       : h("p", { class: "soft" }, "No writer has run on this host. A writer on another host is visible through its commits."),
   );
