@@ -186,7 +186,8 @@ def _describe_acceptance(table: Table, marker: Marker, *, now_ms: int) -> str | 
     if found is None or not (unread := count_unread(marker.offsets, dict.fromkeys(offsets, 0), offsets)):
         return None
     records = format_count(unread, "more offset", "is|are")
-    return f"{format_elapsed(now_ms - found.at_ms)} ago by {found.by} ({found.reason}); {records} covered"
+    by = f"{found.by} ({found.reason})" if found.reason else found.by
+    return f"{format_elapsed(now_ms - found.at_ms)} ago by {by}; {records} covered"
 
 
 def _count_waiting(table: Table, stream: str) -> int | None:
