@@ -54,7 +54,7 @@ class DriftFinder:
         return join_drift([SchemaDrift(new, records=records), *(change for _, change in changes)])
 
     def find_new_fields(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
-        """Return the type of each field that has no column, by path. The table, or the widened table, must accept the values."""
+        """Return the type of each field that has no column, by path. The table or its wider form accepts the values."""
         found: dict[Path, FoundType] = {}
         for value in values:
             for part in self._examined_parts(_parse(value)):
