@@ -274,7 +274,7 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
     works = "works" if known.state is State.STORAGE_UNAVAILABLE else "does"
     calm = f"nothing is lost, and the writer continues by itself once it {works}"
     if known.writer.only_users_start:
-        calm = f"nothing is lost, and the writer tries again. If the writer ends, use `frazil run {known.name}`"
+        calm = f"nothing is lost. The writer tries again; if it has ended, `frazil run {known.name}` starts it"
     match known.state:
         case State.KAFKA_UNREACHABLE:
             servers = shown_servers(spec, os.environ)
