@@ -121,5 +121,6 @@ def _append_exit(  # noqa: PLR0913 - the parts of an exit
         committed=committed_at_ms is not None and committed_at_ms >= launch.launched_at_ms,
         error=error,
         stopped_for=request.cause if request else stopped_for,
+        table=heartbeat.table if heartbeat else "",
     )
     append_exit(folder, exit_)

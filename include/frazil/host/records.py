@@ -63,6 +63,8 @@ class ExitRecord:
     committed: bool
     error: str | None = None
     stopped_for: str | None = None
+    table: str = ""
+    """The writer's table. Empty in records of earlier versions."""
 
     @property
     def is_supervised(self) -> bool:

@@ -234,7 +234,7 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
 def describe_own_missing_table(spec: StreamSpec, table: Table | None) -> str | None:
     """Return what `describe_missing_table` returns, on the host of the stream's run folder."""
     try:
-        committed = table is None and has_committed(LocalLauncher(spec.name).observe())
+        committed = table is None and has_committed(LocalLauncher(spec.name).observe(), spec.table.identifier)
     except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
         committed = False
     return describe_missing_table(spec, table, committed=committed)
