@@ -230,7 +230,7 @@ def forget(stream: str, streams_folder: Path, *, yes: bool, as_json: bool) -> No
         if table is None and (lost := find_lost_table(spec)):
             raise TableLost(lost)
         where = f"from {spec.table.identifier} and {spec.dead_letter_table}" if table else "(the table does not exist)"
-        output.say(f"The marker of {stream} is removed {where}, with its journals, desired state and {folder}.")
+        output.say(f"This removes the marker of {stream} {where}, its journals, desired state and {folder}.")
         output.say("The rows stay. A later start begins at source.start, after `frazil adopt`.")
         ask(f"Forget stream {stream}?", yes=yes)
         if table is not None:

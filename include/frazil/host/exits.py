@@ -122,5 +122,6 @@ def _append_exit(  # noqa: PLR0913 - the parts of an exit
         error=error,
         stopped_for=request.cause if request else stopped_for,
         stalled_since_ms=heartbeat.stall.since_ms if heartbeat and heartbeat.stall else None,
+        table=heartbeat.table if heartbeat else "",
     )
     append_exit(folder, exit_)

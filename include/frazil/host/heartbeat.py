@@ -91,6 +91,8 @@ class Heartbeat:
     """Whether the rows of the last batch were shuffled, and why; None with `distribution: none`."""
     notices: tuple[str, ...] = ()
     """Sentences that operators should read but that are not errors."""
+    table: str = ""
+    """The table that the writer commits to. Empty for an application, and in heartbeats of earlier versions."""
 
     def write(self, exchange: Exchange) -> None:
         exchange.write(NAME, dataclasses.asdict(self))

@@ -65,6 +65,8 @@ class ExitRecord:
     stopped_for: str | None = None
     stalled_since_ms: int | None = None
     """When the stall began in which the writer ended."""
+    table: str = ""
+    """The writer's table. Empty in records of earlier versions."""
 
     @property
     def is_supervised(self) -> bool:

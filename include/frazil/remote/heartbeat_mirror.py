@@ -35,6 +35,7 @@ class HeartbeatMirror:
             stream=spec.name,
             pid=os.getpid(),
             spec_fingerprint=spec.fingerprint(),
+            table=spec.table.identifier,
             phase=Phase.STARTING,
             written_at_ms=now_ms,
             advanced_at_ms=now_ms,

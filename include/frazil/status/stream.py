@@ -64,7 +64,7 @@ def read_stream_state(
         unread = f"the run folder {folder} cannot be read: {error!r}"
         known = replace(view.state, problem=problem, problems=(unread, *view.state.problems))
         return _finish_state(known, spec, now_ms=now_ms)
-    committed = has_committed(writer)
+    committed = has_committed(writer, spec.table.identifier)
     view = read_stream_table(spec, committed=committed, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
     observed = DecisionInput(
         writer,

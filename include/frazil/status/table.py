@@ -186,7 +186,8 @@ def _with_acceptance(known: StreamState, table: Table, marker: Marker, *, now_ms
     if found is None or not (unread := count_unread(marker.offsets, dict.fromkeys(offsets, 0), offsets)):
         return known
     records = format_count(unread, "more offset", "is|are")
-    accepted = f"{format_elapsed(now_ms - found.at_ms)} ago by {found.by} ({found.reason}); {records} covered"
+    by = f"{found.by} ({found.reason})" if found.reason else found.by
+    accepted = f"{format_elapsed(now_ms - found.at_ms)} ago by {by}; {records} covered"
     return replace(known, accepted=accepted, accepted_at_ms=found.at_ms)
 
 
@@ -234,7 +235,7 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
 def describe_own_missing_table(spec: StreamSpec, table: Table | None) -> str | None:
     """Return what `describe_missing_table` returns, on the host of the stream's run folder."""
     try:
-        committed = table is None and has_committed(LocalLauncher(spec.name).observe())
+        committed = table is None and has_committed(LocalLauncher(spec.name).observe(), spec.table.identifier)
     except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error
         committed = False
     return describe_missing_table(spec, table, committed=committed)

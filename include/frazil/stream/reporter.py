@@ -55,11 +55,12 @@ MAX_REPORTS = 120
 
 
 class Reporter:
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a heartbeat
         self,
         events: EventDispatcher,
         *,
         fingerprint: str,
+        table: str = "",
         folder: Path,
         limits: StallLimits,
         heartbeats: Heartbeats | None = None,
@@ -88,6 +89,7 @@ class Reporter:
             stream=events.stream,
             pid=os.getpid(),
             spec_fingerprint=fingerprint,
+            table=table,
             phase=Phase.STARTING,
             written_at_ms=now,
             advanced_at_ms=now,

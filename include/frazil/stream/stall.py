@@ -255,8 +255,8 @@ def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: 
         why = f"batch {sample.batch} reads again the records that batch {wait.first_batch} did not commit"
         return why, "See writer.log for the outcome of that commit"
     if sample.batch is not None:
-        read = format_count(sample.batch_records, "record")
-        why = f"batch {sample.batch} is {sample.phase}, has read {read} and makes no progress"
+        read = f", has read {format_count(sample.batch_records, 'record')}" if sample.phase is Phase.STAGING else ""
+        why = f"batch {sample.batch} is {sample.phase}{read} and makes no progress"
         if sample.phase is Phase.STAGING and sample.delay_s >= MIN_NAMED_DELAY_S:
             why += f". A quota of Kafka's brokers delays each fetch by {sample.delay_s:.0f} s"
             return why, "Raise the quota. A producer's batch that is larger than 10 s of the quota never arrives"

@@ -107,10 +107,13 @@ class Writer:
         folder = run_folder(self.spec.name)
         make_folder(folder)
         events = EventDispatcher(self.spec.name, log_event, clock_ms=clock.now_ms)
-        fingerprint, limits = self.spec.fingerprint(), StallLimits.for_stream(self.spec)
+        fingerprint, table = self.spec.fingerprint(), self.spec.table.identifier
+        limits = StallLimits.for_stream(self.spec)
         # The engine may already be started. It ends together with this context, whatever the reason.
         heartbeats = self.hosting.heartbeats
-        reporter = Reporter(events, fingerprint=fingerprint, folder=folder, limits=limits, heartbeats=heartbeats)
+        reporter = Reporter(
+            events, fingerprint=fingerprint, table=table, folder=folder, limits=limits, heartbeats=heartbeats
+        )
         records = record_events(self.spec, events, self.hosting.recording_threads)
         metrics = self.hosting.telemetry.sinks(self.spec)
         with reporter, records as recording, metrics as measuring, ExitStack() as exit_callbacks, self.engine:

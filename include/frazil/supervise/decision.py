@@ -209,11 +209,13 @@ def get_fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None
     return heartbeat if fresh and writer.process.is_alive else None
 
 
-def has_committed(writer: Observation) -> bool:
+def has_committed(writer: Observation, table: str) -> bool:
+    """Return whether a writer of this host has committed to the table, according to its exits and heartbeat."""
     heartbeat = writer.heartbeat
-    return any(end.committed for end in writer.exits) or (
-        heartbeat is not None and heartbeat.last_commit_at_ms is not None
-    )
+    tables = {end.table for end in writer.exits if end.committed}
+    if heartbeat is not None and heartbeat.last_commit_at_ms is not None:
+        tables.add(heartbeat.table)
+    return not tables.isdisjoint({table, ""})  # earlier versions recorded no table
 
 
 def get_known_lag(heartbeat: Heartbeat) -> int | None:

@@ -117,7 +117,9 @@ def test_a_table_that_is_gone_with_its_folder_is_said_on_the_host_that_committed
     launch = Launch("launch-1", LaunchKind.SUPERVISED, 1)
     run_folder("made").mkdir(parents=True, exist_ok=True)
     replace_json(run_folder("made") / "lock", dataclasses.asdict(launch))
-    append_exit(run_folder("made"), ExitRecord("launch-1", 0, 1, 2, "f", 0, committed=True))
+    append_exit(run_folder("made"), ExitRecord("launch-1", 0, 1, 2, "f", 0, committed=True, table="demo.before"))
+    assert not [p for p in problems(tmp_path) if "TableLost" in p], "it committed to the table declared before"
+    append_exit(run_folder("made"), ExitRecord("launch-1", 0, 1, 2, "f", 0, committed=True, table="demo.made"))
     (said,) = (p for p in problems(tmp_path) if "TableLost" in p)
     assert "a writer of this host committed to the table demo.made" in said
     assert_refused_by_checks(tmp_path, made, "a writer of this host committed to the table demo.made")

@@ -85,6 +85,17 @@ def test_the_widest_of_several_records_is_requested():
     assert found.wider == {("d",): "decimal(7, 2)"}
 
 
+@pytest.mark.parametrize("value", [b'{"s":"","i":3000000000,"x":1.5}', b'{"i":1,"x":1.5}'])
+def test_new_fields_of_a_record_that_a_wider_or_optional_column_would_hold_count(value: bytes):
+    """Otherwise the other records alone choose the new column's type, and this record becomes a dead letter."""
+    found = drift(value, b'{"s":"","x":"hot"}')
+    assert (found.new, found.records) == ({("x",): "mixed"}, 2)
+
+
+def test_new_fields_of_a_record_that_would_stay_refused_do_not_count():
+    assert drift(b'{"s":1,"i":3000000000,"x":1.5}', b'{"s":"","x":"hot"}').new == {("x",): "string"}
+
+
 @pytest.mark.parametrize("name", ['a"q', "back\\slash", "tab\there"])
 def test_a_column_whose_name_json_must_escape_is_refused_by_its_name(name: str):
     """Others may have made one."""

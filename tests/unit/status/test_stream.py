@@ -186,8 +186,9 @@ def test_accepted_rejects_are_shown_until_the_stream_has_read_their_records(spec
     made = MadeStream(spec, now(), partitions=1, columns=lambda n: {"ts": pa.array([0] * n, pa.timestamp("us", "UTC"))})
     made.begin()
     accepted = AcceptedRejects({("ticks", 0): 10}, made.source, "ana", "a test", now() - 30_000)
-    store_acceptance(made.tables, accepted)
-    assert "by ana (a test); 10 more offsets are covered" in in_status(tmp_path)["accepted"]
+    for reason, by in (("", "by ana"), ("a test", "by ana (a test)")):
+        store_acceptance(made.tables, replace(accepted, reason=reason))
+        assert f"{by}; 10 more offsets are covered" in in_status(tmp_path)["accepted"]
     replace_json(run_folder("ticks") / "lock", asdict(Launch("l", LaunchKind.SUPERVISED, now() - 60_000)))
     error = "CircuitOpen: `frazil resume ticks --accept` stores its records"
     end = ExitRecord("l", 27, now() - 60_000, now() - 1_000, "f", 0, committed=False, error=error)

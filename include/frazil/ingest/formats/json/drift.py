@@ -43,18 +43,18 @@ class DriftFinder:
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]
         valid = [value for value, row in found if not isinstance(row, RecordError)]
+        refused = [value for value, row in found if isinstance(row, RecordError)][:_MAX_EXAMINED_REJECTS]
+        changes = [(value, self._find_widening(value)) for value in refused] if self._widening else []
         records = 0
         new: dict[Path, FoundType] = {}
-        for value in valid:
+        for value in [*valid, *(value for value, change in changes if change)]:
             here = self.find_new_fields([value])
             records += bool(here)
             _merge_into(new, here.items())
-        refused = [value for value, row in found if isinstance(row, RecordError)][:_MAX_EXAMINED_REJECTS]
-        parts = [self._find_widening(value) for value in refused] if self._widening else []
-        return join_drift([SchemaDrift(new, records=records), *parts])
+        return join_drift([SchemaDrift(new, records=records), *(change for _, change in changes)])
 
     def find_new_fields(self, values: Iterable[bytes | None]) -> dict[Path, FoundType]:
-        """Return the type of each field that has no column, by path. The values must be valid records."""
+        """Return the type of each field that has no column, by path. The table or its wider form accepts the values."""
         found: dict[Path, FoundType] = {}
         for value in values:
             for part in self._examined_parts(_parse(value)):
