@@ -50,10 +50,7 @@ def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
             published.add((event.partition_key, number))
     if foreign:
         log.warning(
-            "%d events of the asset %s were not sent by frazil and are ignored: %s",
-            len(foreign),
-            asset,
-            foreign[-1],
+            "%d events of the asset %s were not sent by frazil and are ignored: %s", len(foreign), asset, foreign[-1]
         )
     return frozenset(published)
 

@@ -80,8 +80,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
 
         def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
             log.info(
-                "%s: the application ends when each writer has committed its current batch",
-                signal.Signals(signum).name,
+                "%s: the application ends when each writer has committed its current batch", signal.Signals(signum).name
             )
             running.stop()
 
