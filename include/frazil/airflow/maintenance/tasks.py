@@ -127,9 +127,6 @@ class RouteTables:
         return {"tables": len(batch), "deleted": deleted, "tables-left": len(left) - len(batch)}
 
 
-log = logging.getLogger(__name__)
-
-
 def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
     """Return the tables to rewrite. Raises AirflowSkipException if no action is due, and in a dry run."""
     if route := RouteTables.find(name, valid_specs(streams)):

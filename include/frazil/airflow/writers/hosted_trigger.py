@@ -93,15 +93,11 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _begin(self) -> None:
         """Record the run. Resume the stream if a user cleared the task after marking it or after a failure."""
-        from frazil.host.supervising_run import (  # needed by a triggerer only
-            SupervisingRun,
-            read_announcement,
-            write_supervising_run,
-        )
+        from frazil.host.supervising_run import read_announcement, write_supervising_run  # in a triggerer only
 
         if (instance := self.task_instance) is None:
             return
-        write_supervising_run(self.stream, SupervisingRun(instance.run_id, instance.try_number))
+        write_supervising_run(self.stream, instance.run_id, instance.try_number)
         if not self.resume:
             return
         given_up, announced = self._observe().given_up, read_announcement(self.stream, run_id=instance.run_id)

@@ -247,17 +247,13 @@ class WriterTrigger(UserActionTrigger):
 
     def _begin(self) -> None:
         """Record which run supervises the writer on this host, which may differ from the worker's host."""
-        from frazil.host.supervising_run import (  # needed by a triggerer only
-            SupervisingRun,
-            confirm_announcement,
-            write_supervising_run,
-        )
+        from frazil.host.supervising_run import confirm_announcement, write_supervising_run  # in a triggerer only
 
         if (instance := self.task_instance) is None:
             return
         try:
             confirm_announcement(self.stream, run_id=instance.run_id)
-            write_supervising_run(self.stream, SupervisingRun(instance.run_id, instance.try_number))
+            write_supervising_run(self.stream, instance.run_id, instance.try_number)
         except OSError as error:  # a full disk must not end the supervision of a running writer
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
