@@ -23,12 +23,12 @@ from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.dag_profile import (
+    FrazilShortCircuit,
     OnFailure,
     dag_profile,
     fail_on_user_errors,
     report,
     run_name,
-    short_circuit_task,
     task,
 )
 from frazil.airflow.declared_streams import declared_streams
@@ -71,7 +71,7 @@ def backfill_dag(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),
     ) as dag:
-        request: Any = short_circuit_task(plan)(str(folder))
+        request: Any = task(plan, FrazilShortCircuit)(str(folder))
         request >> _stage(folder, application, conn_id) >> task(publish)(str(folder), request)
     return dag
 
