@@ -32,7 +32,7 @@ from frazil.airflow.dag_profile import (
     task,
 )
 from frazil.airflow.declared_streams import declared_streams
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
+from frazil.airflow.spark import SPARK_CONNECTION, SubmitOperator, spark_arguments
 from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ def _stage(folder: Path, application: str | Path, conn_id: str) -> StageOperator
     return StageOperator(
         task_id="stage",
         streams=str(folder),
-        conn_id=conn_id,
         application=str(Path(application).absolute()),
         name="frazil backfill {{ params.stream }}",
         application_args=[
@@ -126,8 +125,7 @@ def _stage(folder: Path, application: str | Path, conn_id: str) -> StageOperator
             "spark.default.parallelism": "{{ params.cores }}",
             "spark.driver.memory": "{{ params['driver-memory'] }}",
         },
-        properties_file=PROPERTIES_FILE,
-        **spark_pool_arguments("backfill"),
+        **spark_arguments("backfill", conn_id),
     )  # fmt: skip
 
 
