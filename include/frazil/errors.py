@@ -197,6 +197,10 @@ def format_error(error: Exception) -> str:
     return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
 
 
+def first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
 def error_text(error: BaseException) -> str:
     """Return an error's type and message on one line, without its stream, for text that names the stream."""
     text = error.message if isinstance(error, FrazilError) else str(error)

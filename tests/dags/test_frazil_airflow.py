@@ -243,7 +243,7 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
 
     async def meanwhile(_seconds: float) -> None:
         if claimed is not None:
-            write_supervising_run("s", SupervisingRun(*claimed))
+            write_supervising_run("s", *claimed)
 
     monkeypatch.setattr(trigger, "_fetch_task", fetch_task)
     monkeypatch.setattr(importlib.import_module("frazil.airflow.writers.trigger").asyncio, "sleep", meanwhile)

@@ -35,7 +35,7 @@ from frazil.aggregate.day_input import (
 )
 from frazil.aggregate.spec import DAY_COLUMN, SOURCE_VIEW, AggregationSpec, find_aggregation, parse_day
 from frazil.commit.history import ancestors
-from frazil.errors import CommitUnavailable, FrazilError, SchemaIncompatible, SpecError
+from frazil.errors import CommitUnavailable, FrazilError, SchemaIncompatible, SpecError, first_line
 from frazil.host.process_log import log_to_stderr
 from frazil.lineage.facts import RunFacts, Totals, table_dataset
 from frazil.lineage.jobs import JobReporter, openlineage_jobs
@@ -175,7 +175,7 @@ def _query_day(spark: SparkSession, run: DayRun) -> DataFrame:
         return spark.sql(spec.sql).select(F.lit(day).alias(DAY_COLUMN), "*")
     except AnalysisException as error:
         raise SpecError(
-            f"aggregation {spec.name}: Spark cannot run the SQL on {spec.source}: {_first_line(error)}. Correct the SQL"
+            f"aggregation {spec.name}: Spark cannot run the SQL on {spec.source}: {first_line(error)}. Correct the SQL"
         ) from error
 
 
@@ -207,7 +207,7 @@ def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
         writer.overwrite(F.col(DAY_COLUMN) == F.lit(run.day))
     except AnalysisException as error:
         raise SchemaIncompatible(
-            f"the SQL's columns do not fit the table {target}: {_first_line(error)}. "
+            f"the SQL's columns do not fit the table {target}: {first_line(error)}. "
             "Change the SQL, or the table (ALTER TABLE)"
         ) from error
     except (Py4JJavaError, PySparkException) as error:
@@ -219,7 +219,3 @@ def _overwrite(run: DayRun, result: DataFrame, *, base: Table) -> bool:
 
 def _spark_name(catalog: Catalog, identifier: str) -> str:
     return ".".join(f"`{part}`" for part in (catalog.name, *identifier.split(".")))
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]

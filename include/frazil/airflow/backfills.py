@@ -23,16 +23,16 @@ from airflow.sdk import DAG, Param, get_current_context
 from airflow.sdk.exceptions import AirflowFailException
 
 from frazil.airflow.dag_profile import (
+    FrazilShortCircuit,
     OnFailure,
     dag_profile,
     fail_on_user_errors,
     report,
     run_name,
-    short_circuit_task,
     task,
 )
 from frazil.airflow.declared_streams import declared_streams
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
+from frazil.airflow.spark import SPARK_CONNECTION, SubmitOperator, spark_arguments
 from frazil.spark_apps import BACKFILL
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def backfill_dag(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),
     ) as dag:
-        request: Any = short_circuit_task(plan)(str(folder))
+        request: Any = task(plan, FrazilShortCircuit)(str(folder))
         request >> _stage(folder, application, conn_id) >> task(publish)(str(folder), request)
     return dag
 
@@ -113,7 +113,6 @@ def _stage(folder: Path, application: str | Path, conn_id: str) -> StageOperator
     return StageOperator(
         task_id="stage",
         streams=str(folder),
-        conn_id=conn_id,
         application=str(Path(application).absolute()),
         name="frazil backfill {{ params.stream }}",
         application_args=[
@@ -126,8 +125,7 @@ def _stage(folder: Path, application: str | Path, conn_id: str) -> StageOperator
             "spark.default.parallelism": "{{ params.cores }}",
             "spark.driver.memory": "{{ params['driver-memory'] }}",
         },
-        properties_file=PROPERTIES_FILE,
-        **spark_pool_arguments("backfill"),
+        **spark_arguments("backfill", conn_id),
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from frazil.airflow.notifications import CONTEXT_KEY, Call, with_message
+from frazil.airflow.notifications import CONTEXT_KEY, Call, failure_message, with_message
 from frazil.airflow.page.address import base_url, page_url
 from frazil.errors import FrazilError, SpecError
 from frazil.operations.message import Message, build_late_run_message
@@ -73,7 +73,7 @@ def dag_profile(  # noqa: PLR0913 - keywords, each with a default
             **defaults,
             **default_arguments(purpose),
             **({"owner": ", ".join(owners)} if 0 < len(owners) <= MAX_TAGS_PER_KIND else {}),
-            "on_failure_callback": failure_notifiers(on_failure),
+            "on_failure_callback": build_notifiers(on_failure),
         },
     }
 
@@ -115,19 +115,12 @@ def read_interval(variable: str, default: timedelta) -> timedelta:
     return value
 
 
-def failure_notifiers(given: OnFailure | None, message_of: MessageOf | None = None) -> list[Call]:
+def build_notifiers(
+    given: OnFailure | None, message_of: MessageOf = failure_message, variable: str = "FRAZIL_ON_FAILURE"
+) -> list[Call]:
     """Return the notifiers. Each finds the message under the key `frazil` of the task's context."""
-    return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_FAILURE")]
-
-
-def resolved_notifiers(given: OnFailure | None, message_of: MessageOf) -> list[Call]:
-    return [with_message(call, message_of) for call in _as_list(given) or _notifiers_from("FRAZIL_ON_RESOLVED")]
-
-
-def _as_list(callbacks: OnFailure | None) -> list[Call]:
-    if callbacks is None:
-        return []
-    return [callbacks] if callable(callbacks) else list(callbacks)
+    calls = [given] if callable(given) else list(given or ())
+    return [with_message(call, message_of) for call in calls or _notifiers_from(variable)]
 
 
 def _notifiers_from(variable: str) -> list[Any]:
@@ -207,12 +200,8 @@ def fail_on_user_errors() -> Iterator[None]:
         raise AirflowFailException(f"{type(error).__name__}: {error}") from error
 
 
-def task(function: Callable[..., Any] | None = None, **settings: Any) -> Any:
-    return task_decorator_factory(function, decorated_operator_class=FrazilTask, **settings)
-
-
-def short_circuit_task(function: Callable[..., Any]) -> Any:
-    return task_decorator_factory(function, decorated_operator_class=FrazilShortCircuit)
+def task(function: Callable[..., Any] | None = None, kind: type[Any] = FrazilTask, **settings: Any) -> Any:
+    return task_decorator_factory(function, decorated_operator_class=kind, **settings)
 
 
 log = logging.getLogger(__name__)

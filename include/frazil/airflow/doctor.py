@@ -52,7 +52,7 @@ def check_airflow(streams: Path) -> Iterator[Finding]:
     yield from _check_settings(streams)
     try:
         with create_session() as session:
-            yield from _check_components(session)
+            yield from _check_components()
             yield from _check_pool(session)
             yield from _check_spark_connection(session)
             yield from _check_import_errors(session)
@@ -80,8 +80,8 @@ def _check_settings(streams: Path) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _check_components(session: Session) -> Iterator[Finding]:
-    gone = {one.component: one for one in silent_components(last_heartbeats(session), at_ms=clock.now_ms())}
+def _check_components() -> Iterator[Finding]:
+    gone = {one.component: one for one in silent_components(last_heartbeats(), at_ms=clock.now_ms())}
     for component in COMPONENTS.values():
         if component in gone:
             one = gone[component]

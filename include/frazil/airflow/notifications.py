@@ -22,11 +22,11 @@ Call = Callable[[Any], None]
 """A notifier (`airflow.sdk.BaseNotifier`), or a function; Airflow calls it with the task's context."""
 
 
-def with_message(call: Call, message_of: Callable[[Any], Message | None] | None = None) -> Call:
-    """Add a message to the context of `call`, by default about the failed task. Without a message, do not call it."""
+def with_message(call: Call, message_of: Callable[[Any], Message | None]) -> Call:
+    """Add a message to the context of `call`. Without a message, do not call it."""
 
     def report(context: Any) -> None:
-        message = (message_of or failure_message)(context)
+        message = message_of(context)
         if message is not None:
             # A notifier renders its templates only once.
             copy.copy(call)({**context, CONTEXT_KEY: message})

@@ -12,14 +12,16 @@ PROPERTIES_FILE = f"{{{{ conn.{SPARK_CONNECTION}.extra_dejson.get('properties-fi
 """Template of the connection's properties file. If empty, Spark reads its own spark-defaults.conf."""
 POOL_VARIABLE = "FRAZIL_SPARK_POOL"
 """Environment variable that names the Airflow pool of Spark applications. Tasks of a missing pool never start."""
-
-
 WEIGHTS = {"aggregation": 30, "backfill": 20, "maintenance": 1}
 """Priority weights in the pool: requested work comes before periodic work."""
 
 
-def spark_pool_arguments(work: Literal["aggregation", "backfill", "maintenance"]) -> dict[str, Any]:
+def spark_arguments(
+    work: Literal["aggregation", "backfill", "maintenance"], conn_id: str = SPARK_CONNECTION
+) -> dict[str, Any]:
     return {
+        "conn_id": conn_id,
+        "properties_file": PROPERTIES_FILE,
         "pool": os.environ.get(POOL_VARIABLE) or "default_pool",
         "priority_weight": WEIGHTS[work],
         "weight_rule": "absolute",

@@ -50,10 +50,7 @@ def read_sent_signals(events: Iterable[InletEvent], asset: str) -> SentSignals:
             published.add((event.partition_key, number))
     if foreign:
         log.warning(
-            "%d events of the asset %s were not sent by frazil and are ignored: %s",
-            len(foreign),
-            asset,
-            foreign[-1],
+            "%d events of the asset %s were not sent by frazil and are ignored: %s", len(foreign), asset, foreign[-1]
         )
     return frozenset(published)
 
@@ -76,13 +73,8 @@ def stored_number(store: AssetStore, key: str, *, limit: int = MAX_NUMBER) -> in
     """Return an integer from an asset's store; None if it is missing, or not from 0 to `limit`."""
     value = store.get(key)
     number = _valid_number(value, limit)
-    if value is not None and number is None:
-        log.warning(
-            "ignoring %s in Airflow's store, because it is not an integer from 0 to %d: %s",
-            key,
-            limit,
-            _short_repr(value),
-        )
+    if number is None:
+        _warn_if_ignored(value, f"{key} in Airflow's store", f"an integer from 0 to {limit}")
     return number
 
 
@@ -90,17 +82,13 @@ def stored_names(store: AssetStore, key: str) -> list[str]:
     """Return a list of strings from an asset's store. Omits items of other types."""
     value = store.get(key)
     names = [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
-    if value is not None and (not isinstance(value, list) or len(names) < len(value)):
-        log.warning("ignoring %s in Airflow's store, because it is not a list of names: %s", key, _short_repr(value))
+    if not isinstance(value, list) or len(names) < len(value):
+        _warn_if_ignored(value, f"{key} in Airflow's store", "a list of names")
     return names
 
 
 def stored_text(store: AssetStore, key: str) -> str | None:
-    value = store.get(key)
-    if value is None or isinstance(value, str):
-        return value
-    log.warning("ignoring %s in Airflow's store, because it is not a string: %s", key, _short_repr(value))
-    return None
+    return _text_or_none(store.get(key), f"{key} in Airflow's store")
 
 
 def stored_mapping(store: AssetStore, key: str) -> dict[str, Any]:
@@ -108,8 +96,7 @@ def stored_mapping(store: AssetStore, key: str) -> dict[str, Any]:
     value = store.get(key)
     if isinstance(value, Mapping):
         return dict(value)
-    if value is not None:
-        log.warning("ignoring %s in Airflow's store, because it is not a mapping: %s", key, _short_repr(value))
+    _warn_if_ignored(value, f"{key} in Airflow's store", "a mapping")
     return {}
 
 
@@ -127,10 +114,19 @@ def check_xcom(value: Any, task_id: str, kinds: Mapping[str, type]) -> dict[str,
 
 def extra_text(extra: Any, key: str) -> str | None:
     value = extra.get(key) if isinstance(extra, Mapping) else None
-    if value is not None and not isinstance(value, str):
-        log.warning("ignoring %s in the connection's extra, because it is not a string: %s", key, _short_repr(value))
-        return None
-    return value or None
+    return _text_or_none(value, f"{key} in the connection's extra") or None
+
+
+def _text_or_none(value: Any, place: str) -> str | None:
+    if isinstance(value, str):
+        return value
+    _warn_if_ignored(value, place, "a string")
+    return None
+
+
+def _warn_if_ignored(value: Any, place: str, expected: str) -> None:
+    if value is not None:
+        log.warning("ignoring %s, because it is not %s: %s", place, expected, _short_repr(value))
 
 
 def _valid_number(value: Any, limit: int) -> int | None:

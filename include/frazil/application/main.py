@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from frazil.errors import FrazilError, SpecError
@@ -16,6 +14,7 @@ from frazil.signals import read_pins
 from frazil.spark.java import find_java, require_pyspark
 from frazil.spec.application import Application, find_application
 from frazil.spec.model import StreamSpec
+from frazil.stream.main import stop_on_signals
 
 if TYPE_CHECKING:
     from frazil.events import Sink
@@ -78,15 +77,7 @@ def write_application(name: str, folder: Path, *sinks: Sink, until_caught_up: bo
         )
         running = WriterApplication(name, folder, shared, application.fingerprint(), hosting, sinks)
 
-        def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-            log.info(
-                "%s: the application ends when each writer has committed its current batch",
-                signal.Signals(signum).name,
-            )
-            running.stop()
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
+        stop_on_signals(running.stop, "the application ends when each writer has committed its current batch")
         if until_caught_up:
             return running.catch_up()
         running.run()

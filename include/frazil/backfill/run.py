@@ -54,13 +54,7 @@ from frazil.backfill.rules import (
     topic_generations,
 )
 from frazil.backfill.source import KafkaSource, missing_spans
-from frazil.commit.backfill_records import (
-    BackfillMarker,
-    BackfillRecord,
-    BackfillState,
-    branch_name,
-    committed_chunks,
-)
+from frazil.commit.backfill_records import BackfillMarker, BackfillRecord, BackfillState, branch_name, committed_chunks
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import BatchKey, Marker, open_branch_name, read_marker
 from frazil.commit.open_streams import OpenStream, open_kafka, open_read_only, open_stream

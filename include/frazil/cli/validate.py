@@ -104,8 +104,10 @@ def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list
             streams[path] = load_stream(path)
         except SpecError as error:
             errors.extend(str(error).splitlines())
-            partial = load_partially(path)
-            errors.extend(f"{path}: {problem}" for problem in (_find_more_problems(partial) if partial else ()))
+            if partial := load_partially(path):
+                # The columns of a key may not suit Iceberg's identifier fields.
+                spec = partial.spec.model_copy(update={"key": ()})
+                errors.extend(f"{path}: {problem}" for problem in _find_problems(spec, partial))
     for path, spec in streams.items():
         errors.extend(f"{path}: {problem}" for problem in _find_problems(spec))
     clashes = find_conflicts({**_sibling_streams(files), **streams})
@@ -122,17 +124,12 @@ def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
     return siblings
 
 
-def _find_problems(spec: StreamSpec) -> Iterator[str]:
-    """Yield errors that would also stop the writer's start. Imports librdkafka, Arrow and DuckDB only if needed."""
-    for check, _ in _CHECKS:
-        yield from check(spec)
-
-
-def _find_more_problems(partial: PartialStream) -> Iterator[str]:
-    """Yield such errors of an invalid declaration's valid parts."""
-    spec = partial.spec.model_copy(update={"key": ()})  # its columns may not suit Iceberg's identifier fields
+def _find_problems(spec: StreamSpec, partial: PartialStream | None = None) -> Iterator[str]:
+    """Yield errors that would also stop the writer's start, of an invalid declaration only those of its valid parts.
+    Imports librdkafka, Arrow and DuckDB only if needed.
+    """
     for check, needs in _CHECKS:
-        if partial.is_valid(*needs):
+        if partial is None or partial.is_valid(*needs):
             yield from check(spec)
 
 

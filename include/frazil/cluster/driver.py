@@ -4,17 +4,19 @@ has HTTP calls to a cluster's API, with timeouts and short error messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from frazil.errors import SpecError
 from frazil.spec.resources import ClusterManager, Resources
 
 if TYPE_CHECKING:
     import requests
+
+T = TypeVar("T")
 
 
 class DriverState(StrEnum):
@@ -93,6 +95,17 @@ def send_request(session: requests.Session, method: str, url: str, *, api: str, 
     if response.status_code >= 500 or response.status_code == 429:
         raise ApiUnavailable(f"{api} answered {response.status_code} {response.reason}")
     return response
+
+
+def ask_any(addresses: Sequence[str], ask: Callable[[str], T], *, api: str) -> T:
+    """Return the first answer of several servers of an API. Raises the last ApiUnavailable if none answers."""
+    problem = ApiUnavailable(f"no web address of {api} is configured")
+    for address in addresses:
+        try:
+            return ask(address)
+        except ApiUnavailable as error:
+            problem = error
+    raise problem
 
 
 def parse_json_object(response: requests.Response, *, api: str) -> dict[str, Any]:

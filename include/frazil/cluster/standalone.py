@@ -15,6 +15,7 @@ from frazil.cluster.driver import (
     ApiUnreachable,
     DriverState,
     DriverStatus,
+    ask_any,
     parse_json_object,
     send_request,
 )
@@ -89,33 +90,30 @@ class StandaloneDriver:
         self._submission, self._addresses = submission, tuple(addresses)
 
     def status(self) -> DriverStatus:
-        reason = f"no address of {API_NAME} is configured"
-        for address in self._addresses:
-            try:
-                found = _request("GET", f"{address}/v1/submissions/status/{self._submission}")
-            except ApiUnavailable as error:
-                reason = str(error)
-                continue
-            status = to_driver_status(found)
-            if status.state is not DriverState.UNKNOWN:
-                return status
-            reason = status.reason
-        return DriverStatus(DriverState.UNKNOWN, reason)
+        def ask(address: str) -> DriverStatus:
+            status = to_driver_status(_request("GET", f"{address}/v1/submissions/status/{self._submission}"))
+            if status.state is DriverState.UNKNOWN:
+                raise ApiUnavailable(status.reason)
+            return status
+
+        try:
+            return ask_any(self._addresses, ask, api=API_NAME)
+        except ApiUnavailable as error:
+            return DriverStatus(DriverState.UNKNOWN, str(error))
 
     def kill(self) -> None:
         """Kill the driver. Also succeeds if the master has no record of it."""
-        reason = ""
-        for address in self._addresses:
-            try:
-                found = _request("POST", f"{address}/v1/submissions/kill/{self._submission}")
-            except ApiUnavailable as error:
-                reason = str(error)
-                continue
+
+        def ask(address: str) -> None:
+            found = _request("POST", f"{address}/v1/submissions/kill/{self._submission}")
             message = str(found.get("message") or "")
-            if found.get("success") is True or "finished or does not exist" in message:
-                return
-            reason = message
-        raise EnvironmentUnusable(f"cannot kill {self._submission}: {reason}")
+            if found.get("success") is not True and "finished or does not exist" not in message:
+                raise ApiUnavailable(message)
+
+        try:
+            ask_any(self._addresses, ask, api=API_NAME)
+        except ApiUnavailable as error:
+            raise EnvironmentUnusable(f"cannot kill {self._submission}: {error}") from error
 
     def log(self, *, limit_bytes: int) -> str | None:  # noqa: ARG002 - see the interface
         """Return None: only the driver's folder on its worker has the log."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from xml.etree import ElementTree
 
 import requests
 
-from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus, parse_json_object, send_request
+from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus, ask_any, parse_json_object, send_request
 from frazil.errors import AccessDenied, EnvironmentUnusable
-
-T = TypeVar("T")
 
 API_NAME = "YARN's ResourceManager"
 _SUBMITTED_PATTERN = re.compile(r"\bSubmitted application (application_\d+_\d+)")
@@ -73,18 +71,7 @@ def find_application(tag: str, *, addresses: Sequence[str], user: str | None = N
         ids = (str(app["id"]) for app in found.get("app") or ())
         return max(ids, key=lambda each: [int(number) for number in each.split("_")[1:]], default=None)
 
-    return _ask_any(addresses, find)
-
-
-def _ask_any(addresses: Sequence[str], ask: Callable[[str], T]) -> T:
-    """Return the first ResourceManager's answer. Raises the last ApiUnavailable if none answers."""
-    problem = ApiUnavailable(f"no web address of {API_NAME} is configured")
-    for address in addresses:
-        try:
-            return ask(address)
-        except ApiUnavailable as error:
-            problem = error
-    raise problem
+    return ask_any(addresses, find, api=API_NAME)
 
 
 class YarnDriver:
@@ -154,7 +141,7 @@ class YarnDriver:
                 parse_json_object(response, api=API_NAME)
             return response
 
-        return _ask_any(self._addresses, ask)
+        return ask_any(self._addresses, ask, api=API_NAME)
 
     def _user_parameters(self) -> dict[str, str]:
         return {"user.name": self._user} if self._user else {}

@@ -338,9 +338,7 @@ def _swap_tables(
         except Exception as error:  # after any other error the outcome is unknown; the next attempt determines it
             if may_refuse_one_update(error) and rounds.withdraw_expiry():
                 log.warning(
-                    "the catalog refuses a commit to %s that expires snapshots (%r): trying without",
-                    names,
-                    error,
+                    "the catalog refuses a commit to %s that expires snapshots (%r): trying without", names, error
                 )
                 rounds.forget()
                 continue

@@ -238,9 +238,7 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info(
-            "cannot delete merged change files of table %s; the next start tries again: %s",
-            target,
-            format_error(error),
+            "cannot delete merged change files of table %s; the next start tries again: %s", target, format_error(error)
         )
 
 

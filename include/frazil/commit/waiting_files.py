@@ -125,9 +125,7 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
         tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info(
-            "cannot delete the waiting files of table %s; the next start tries again: %s",
-            target,
-            format_error(error),
+            "cannot delete the waiting files of table %s; the next start tries again: %s", target, format_error(error)
         )
 
 

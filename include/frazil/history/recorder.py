@@ -88,9 +88,7 @@ class Recorder:
         except Exception as error:  # storages raise what their clients raise
             if self._failed_ms is None:
                 log.warning(
-                    "stream %s: cannot write its history; keeping it in memory and retrying: %s",
-                    self.stream,
-                    error,
+                    "stream %s: cannot write its history; keeping it in memory and retrying: %s", self.stream, error
                 )
             self._failed_ms = now_ms
         else:

@@ -26,8 +26,8 @@ class SupervisingRun:
     try_number: int
 
 
-def write_supervising_run(stream: str, run: SupervisingRun) -> None:
-    replace_json(run_folder(stream) / _FILE, dataclasses.asdict(run))
+def write_supervising_run(stream: str, run_id: str, try_number: int) -> None:
+    replace_json(run_folder(stream) / _FILE, {"run_id": run_id, "try_number": try_number})
 
 
 def read_supervising_run(stream: str) -> SupervisingRun | None:

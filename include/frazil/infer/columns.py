@@ -313,7 +313,8 @@ def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | No
     simple = {"boolean": "boolean", "float": "double", "non-finite": "double"}
     match observed.kind:
         case "int":
-            return _guess_integer_type(observed)
+            # Not `int`: small integers in a sample do not prove that later ones, such as ids, are small.
+            return "long" if observed.lowest >= -(2**63) and observed.highest < 2**63 else "decimal(38, 0)"
         case "object":
             return _guess_object_type(observed, lists)
         case "array":
@@ -324,11 +325,6 @@ def _guess_type(observed: FieldStatistics, lists: int | None = None) -> str | No
             return _guess_text_type(observed)
         case kind:
             return simple.get(kind or "", "string")
-
-
-def _guess_integer_type(observed: FieldStatistics) -> str:
-    """Never return `int`: small integers in a sample do not prove that later ones, such as ids, are small."""
-    return "long" if observed.lowest >= -(2**63) and observed.highest < 2**63 else "decimal(38, 0)"
 
 
 def _guess_text_type(observed: FieldStatistics) -> str:

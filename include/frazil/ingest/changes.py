@@ -98,10 +98,6 @@ def delete_mask(rows: pa.Table) -> NDArray[np.bool_]:
     return np.asarray(pc.equal(rows.column(CHANGE), DELETE))
 
 
-def reject_records_without_rows(decoded: DecodedChunk, records: int) -> DecodedChunk:
-    return reject_no_ops(decoded, np.flatnonzero(decoded.no_result_mask(records)))
-
-
 def reject_no_ops(
     decoded: DecodedChunk, indexes: NDArray[np.int64], reason: str = "the record does not change a row"
 ) -> DecodedChunk:

@@ -18,7 +18,7 @@ import numpy as np
 
 from frazil.errors import SpecError
 from frazil.ingest.arrow_values import default_row
-from frazil.ingest.changes import reject_no_ops, reject_records_without_rows
+from frazil.ingest.changes import reject_no_ops
 from frazil.ingest.chunk import NULL, RecordChunk
 from frazil.ingest.contract import StageContext, StagedFile, StageResult, StageTask, Target
 from frazil.ingest.dead_letters import DeadLetterTable, ExistingDeadLetters, RejectSplitter
@@ -300,7 +300,7 @@ class _Stage:
         # Their casts are not in `drift`, and the decoder may fail for them again.
         failed = [r.index for r in shaped.rejections if r.error_class in {UNWRITABLE, CRASHED}]
         if self._context.changes and self._context.replays:
-            shaped = reject_records_without_rows(shaped, len(chunk))
+            shaped = reject_no_ops(shaped, np.flatnonzero(shaped.no_result_mask(len(chunk))))
         if shaped.rejections and isinstance(chunk, RowChunk):
             rejection = shaped.rejections[0]
             of = self._ranges[chunk.range_index[rejection.index]]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
+from frazil.errors import first_line
 from frazil.ingest.arrow_values import cast_unchecked, find_missing_required
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Transform
@@ -265,7 +266,7 @@ class TransformedDecoder:
         """Return DuckDB's message, or only its class if values are withheld: messages quote values."""
         import duckdb  # as in open_connection
 
-        text = str(error).strip().partition("\n")[0]
+        text = first_line(error)
         if self._withheld:
             text = text.partition(":")[0] if isinstance(error, duckdb.Error) else ""
         if isinstance(error, UnicodeDecodeError) or not text:  # DuckDB has cut its message within a character

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 
-from frazil.errors import SpecError
+from frazil.errors import SpecError, first_line
 from frazil.ingest.contract import Transform, TransformedColumn
 from frazil.ingest.transform_expressions import ExpressionChecker, Node, SqlTree, find_nodes
 from frazil.ingest.transform_sql import (
@@ -119,10 +119,6 @@ def _bind_types(connection: Any, found: Transform, problems: list[str], refused:
     if not problems:
         bind("SELECT", full_query(found))
     return types
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", maxsplit=1)[0]
 
 
 def _compare_columns(made: Sequence[str], types: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:

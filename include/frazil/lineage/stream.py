@@ -93,9 +93,7 @@ class StreamLineage:
         except Exception as error:  # transports raise what their clients raise
             if self._failed_ms is None:
                 log.warning(
-                    "stream %s: cannot send its events to the OpenLineage backend; will retry: %s",
-                    self._stream,
-                    error,
+                    "stream %s: cannot send its events to the OpenLineage backend; will retry: %s", self._stream, error
                 )
             self._failed_ms = now_ms
         else:

@@ -19,8 +19,6 @@ from frazil.errors import FrazilError, MarkerUnreadable
 from frazil.history.objects import read_history
 from frazil.history.objects import read_table_history as past_of
 from frazil.history.points import TENS_RETENTION_MS
-from frazil.host.launcher import Observation
-from frazil.host.local import LocalLauncher
 from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import PartitionFiles
 from frazil.maintenance.measure import measure, route_tables
@@ -159,10 +157,6 @@ def fetch_calendar(specs: Sequence[StreamSpec]) -> Calendar | None:
 
 def fetch_signal_cursor(spec: StreamSpec) -> Cursor | None:
     return TableSignals.load(open_existing_catalog(spec.table.catalog), spec.table.identifier).cursor
-
-
-def fetch_writers(spec: StreamSpec) -> Observation:
-    return LocalLauncher(spec.name).observe()
 
 
 def fetch_end_offsets(spec: StreamSpec) -> Mapping[TopicPartition, int]:

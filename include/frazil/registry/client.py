@@ -174,11 +174,7 @@ class SchemaRegistry:
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.items()))
 
     def _add_references(
-        self,
-        answer: Mapping[str, Any],
-        found: dict[str, str],
-        inside: tuple[str, ...],
-        until_s: float,
+        self, answer: Mapping[str, Any], found: dict[str, str], inside: tuple[str, ...], until_s: float
     ) -> None:
         """Add the schemas that `answer` references to `found`, by name, each after its own references.
 

@@ -28,12 +28,7 @@ from frazil.cluster.driver import (
 )
 from frazil.cluster.kubernetes import DriverPod, find_access
 from frazil.cluster.kubernetes_pod import build_pod, pod_name
-from frazil.cluster.yarn import (
-    YarnDriver,
-    find_application,
-    parse_application_id,
-    read_resource_managers,
-)
+from frazil.cluster.yarn import YarnDriver, find_application, parse_application_id, read_resource_managers
 from frazil.errors import EnvironmentUnusable
 from frazil.spark.java import LEAN_OPTIONS, require_java, require_pyspark
 from frazil.spec.resources import ClusterManager, Resources

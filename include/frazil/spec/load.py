@@ -99,12 +99,8 @@ def load_valid_streams(folder: Path) -> tuple[list[StreamSpec], list[str]]:
     """Return the valid streams, and the problems of other files. Raises SpecError if there are neither."""
     loaded, problems = _load_all(folder)
     if not loaded and not problems:
-        raise no_stream_error(folder)
+        raise SpecError(f"{folder} declares no stream; set the folder with --streams or FRAZIL_STREAMS")
     return sorted(loaded.values(), key=lambda spec: spec.name), [*problems.values()]
-
-
-def no_stream_error(folder: Path) -> SpecError:
-    return SpecError(f"{folder} declares no stream; set the folder with --streams or FRAZIL_STREAMS")
 
 
 def find_stream(folder: Path, name: str) -> StreamSpec:

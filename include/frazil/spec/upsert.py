@@ -79,16 +79,15 @@ def _check_key(spec: StreamSpec) -> Iterator[Problem]:
 
 def _check_key_columns(spec: StreamSpec) -> Iterator[Problem]:
     if spec.mode == "upsert":
-        yield from find_key_problems(spec, "key", spec.key, _columns_by_name(spec))
+        yield from _find_key_problems(spec, "key", spec.key)
 
 
 def _columns_by_name(spec: StreamSpec) -> dict[str, Column]:
     return {column.name: column for column in spec.columns}
 
 
-def find_key_problems(
-    spec: StreamSpec, where: str, key: tuple[str, ...], columns: dict[str, Column]
-) -> Iterator[Problem]:
+def _find_key_problems(spec: StreamSpec, where: str, key: tuple[str, ...]) -> Iterator[Problem]:
+    columns = _columns_by_name(spec)
     for index, name in enumerate(key):
         place = f"{where}.{index}"
         if (column := columns.get(name)) is None:
@@ -218,10 +217,9 @@ class Dedupe(Model):
     """The maximum difference in event time between repeats."""
 
 
-def find_dedupe_problems(spec: StreamSpec) -> Iterator[Problem]:
-    if (dedupe := spec.dedupe) is None:
-        return
-    yield from find_key_problems(spec, "dedupe.key", dedupe.key, _columns_by_name(spec))
+def _check_dedupe(spec: StreamSpec) -> Iterator[Problem]:
+    if spec.dedupe is not None:
+        yield from _find_key_problems(spec, "dedupe.key", spec.dedupe.key)
 
 
 _CHANGES = ("schema", "mode", "source.format", "order-by")
@@ -234,5 +232,5 @@ RULES: Rules = (
     (_check_envelope, (*_CHANGES, "key", "delete")),
     (_check_transactions, (*_CHANGES, "source.topics", "source.topic-pattern")),
     (_check_reserved_names, ("schema", "mode", "coordinates")),
-    (find_dedupe_problems, ("schema", "dedupe")),
+    (_check_dedupe, ("schema", "dedupe")),
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -58,12 +59,18 @@ def write(spec: StreamSpec, *sinks: Sink, until_caught_up: bool = False, read_pi
     hosting = Hosting(telemetry=telemetry, read_pins=read_pins)
     writer = Writer(spec, until_caught_up=until_caught_up, engine=engine, sinks=sinks, hosting=hosting)
 
-    def stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        log.info("%s: the writer ends after its current batch", signal.Signals(signum).name)
-        writer.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    stop_on_signals(writer.stop, "the writer ends after its current batch")
     with telemetry:
         writer.run()
     return writer.stopping.is_set()
+
+
+def stop_on_signals(stop: Callable[[], None], sentence: str) -> None:
+    """After SIGTERM or SIGINT, log `sentence` and call `stop`."""
+
+    def handle(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        log.info("%s: %s", signal.Signals(signum).name, sentence)
+        stop()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)

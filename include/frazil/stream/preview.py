@@ -117,11 +117,7 @@ def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
 
 
 def _preview_chunk(
-    chunk: RecordChunk,
-    shape: Shaper,
-    ranges: list[OffsetRange],
-    protect: Protector | None,
-    divide: RowDivider | None,
+    chunk: RecordChunk, shape: Shaper, ranges: list[OffsetRange], protect: Protector | None, divide: RowDivider | None
 ) -> Iterator[PreviewedRecord]:
     shaped = shape(chunk)
     if protect:

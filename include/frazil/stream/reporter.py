@@ -265,11 +265,7 @@ class Reporter:
         unread, counts = report.unread(marker.offsets) if report else {}, self._counts
         sample = _build_sample(state, marker, report, unread, at_ms=self._clock_ms())
         sample = dataclasses.replace(
-            sample,
-            silent_since_ms=silent_since_ms,
-            missing=missing,
-            delay_s=counts.delay_s,
-            compiling=counts.compiling,
+            sample, silent_since_ms=silent_since_ms, missing=missing, delay_s=counts.delay_s, compiling=counts.compiling
         )
         is_known = report is not None and report.is_complete and bool(unread or not report.leaderless)
         lag = (sum(unread.values()) if is_known else None) if report else state.lag

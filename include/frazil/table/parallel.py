@@ -4,12 +4,17 @@ The threads of `DaemonThreads` run calls that may hang.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
+
+from frazil.errors import FrazilError
+
+log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -68,6 +73,19 @@ def _result(name: str, future: Future[Any], timeout_s: float) -> Any:
         return TimeoutError(f"{name} could not be read within {timeout_s:.0f} s")
     error = future.exception()
     return error if isinstance(error, Exception) else future.result()
+
+
+def find_failures(found: Mapping[str, object], failure: str, all_failed: str) -> list[str]:
+    """Return the names whose read failed, and log each error with the text `failure`. Raises FrazilError if there are
+    several reads and all failed, because a common cause is likely. `all_failed` is its text, with {} for their number.
+    """
+    failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
+    for name, error in failed.items():
+        log.error("%s: %s: %r", name, failure, error)
+    if len(failed) == len(found) > 1:
+        name, error = next(iter(failed.items()))
+        raise FrazilError(f"{all_failed.format(len(failed))}; {name}: {error!r}") from error
+    return list(failed)
 
 
 class DaemonThreads:

@@ -25,7 +25,7 @@ from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec, find_aggregatio
 from frazil.airflow.dag_ids import again_asset, partition_asset, reopened_asset
 from frazil.airflow.dag_profile import OnFailure, dag_profile, fail_on_user_errors, read_interval, task
 from frazil.airflow.declared_streams import valid_specs
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
+from frazil.airflow.spark import SubmitOperator, spark_arguments
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain
 from frazil.spark_apps import AGGREGATE_DAILY
@@ -133,11 +133,9 @@ def _daily_dag(found: _Aggregation, application: Path, on_failure: OnFailure | N
         chosen: Any = task(inputs)(found.name, found.folder)
         chosen >> SubmitOperator(
             task_id="aggregate",
-            conn_id=SPARK_CONNECTION,
             name=daily_dag_id(found.name),
             application=str(application.absolute()),
-            properties_file=PROPERTIES_FILE,
-            **spark_pool_arguments("aggregation"),
+            **spark_arguments("aggregation"),
             application_args=[
                 *(found.name, "--aggregations", found.folder, "--day", "{{ dag_run.partition_key }}"),
                 *("--snapshot-id", "{{ ti.xcom_pull('inputs')['snapshot_id'] }}"),

@@ -15,9 +15,9 @@ from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.findings import Audit, FindingKind
 from frazil.commit.history import Period, complete_hours
 from frazil.commit.open_streams import explain_lost_table
-from frazil.errors import AdoptionRequired, FrazilError
+from frazil.errors import AdoptionRequired
 from frazil.spec.model import StreamSpec
-from frazil.table.parallel import read_in_parallel
+from frazil.table.parallel import find_failures, read_in_parallel
 from frazil.table.tables import load_stream_table
 
 log = logging.getLogger(__name__)
@@ -50,12 +50,7 @@ def audit_all(
             return None
 
     found = read_in_parallel(streams, audit_started_stream, timeout_s=AUDIT_TIMEOUT.total_seconds())
-    failed = {stream: error for stream, error in found.items() if isinstance(error, Exception)}
-    for stream, error in failed.items():
-        log.error("%s: the audit failed: %r", stream, error)
-    if len(failed) == len(found) > 1:
-        first, error = next(iter(failed.items()))
-        raise FrazilError(f"none of {len(failed)} streams could be audited; {first}: {error!r}") from error
+    failed = find_failures(found, "the audit failed", "none of {} streams could be audited")
     audits = [answer for answer in found.values() if isinstance(answer, dict)]
     off = {audited["stream"] for audited in audits if audited["findings"]}
     wrong = [stream for stream in found if stream in failed or stream in off]

@@ -17,16 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from frazil import clock
 from frazil.aggregate.spec import AGGREGATIONS
 from frazil.airflow.dag_ids import HEALTH, again_asset
-from frazil.airflow.dag_profile import (
-    OnFailure,
-    OnLate,
-    dag_profile,
-    deadline,
-    failure_notifiers,
-    read_interval,
-    resolved_notifiers,
-    task,
-)
+from frazil.airflow.dag_profile import OnFailure, OnLate, build_notifiers, dag_profile, deadline, read_interval, task
 from frazil.airflow.notifications import failure_message
 from frazil.airflow.page.address import page_url
 from frazil.airflow.untrusted_values import check_xcom
@@ -90,8 +81,8 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     ) as dag:
         measured: Any = task(inlets=[HEALTH, *map(again_asset, names)])(measure)(folder, aggregated, names, suites)
         task(outlets=[HEALTH])(changed)(measured)
-        task(on_failure_callback=failure_notifiers(on_failure, _fired_message))(alerts)(measured)
-        notifiers = resolved_notifiers(on_resolved, partial(_message, kind="resolved"))
+        task(on_failure_callback=build_notifiers(on_failure, _fired_message))(alerts)(measured)
+        notifiers = build_notifiers(on_resolved, partial(_message, kind="resolved"), "FRAZIL_ON_RESOLVED")
         task(on_success_callback=notifiers)(resolved)(measured)
     return dag
 

@@ -20,7 +20,7 @@ from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
 from frazil.airflow.declared_streams import DeclaredStream
-from frazil.errors import FrazilError
+from frazil.errors import error_text
 from frazil.maintenance.alerts import UNMEASURED_RULE as UNMEASURED
 from frazil.maintenance.alerts import Reading, evaluate_table_rules, unmeasured_reading
 from frazil.maintenance.measure import NotMadeByRoute, find_template_tables, measure
@@ -84,7 +84,7 @@ def measure_route_share(
         except NotMadeByRoute:
             return None
         except Exception as error:  # anything that a catalog or storage raises: the others are still measured
-            said = f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
+            said = error_text(error)
             return [Reading(UNMEASURED, 1, 0, said, f"{name} cannot be measured: {said}")]
         return None if found is None else [*evaluate_table_rules(found, table.settings, now_ms=now_ms)]
 
@@ -215,10 +215,9 @@ def build_watched_subjects(
             found[f"route of {spec.name}" if is_template_view(spec) else f"care of {table}"] = windows
     for name, spec in routes_by_name(valid).items():
         if spec.sinks.template is not None:
-            made, windows_of = _route_reader(name, spec, valid, kept.routes, now_ms), found.get(name)
-            reads = [made, windows_of.read] if windows_of else [made]
-            dags = windows_of.dags if windows_of else ()
-            found[name] = WatchedSubject(spec.maintenance.alerts, partial(_read_all, reads), dags, _catalog_of(spec))
+            windows = found.get(name) or WatchedSubject(Alerts(), list)
+            read = partial(_route_readings, name, spec, valid, kept.routes, windows, now_ms=now_ms)
+            found[name] = WatchedSubject(spec.maintenance.alerts, read, windows.dags, _catalog_of(spec))
     for file in find_declared(aggregations, AGGREGATIONS, now_ms=now_ms) if aggregations else ():
         if not file.removed:
             source = specs.get(file.spec.source) if file.spec else None
@@ -227,11 +226,6 @@ def build_watched_subjects(
             dags, catalog = (reconcile_dag_id(file.path.stem),), (file.spec.catalog if file.spec else None) or "default"
             found[f"aggregation {file.path.stem}"] = WatchedSubject(alerts, watched, dags, catalog)
     return found
-
-
-def _read_all(reads: Iterable[Callable[[], Iterable[Reading]]]) -> Iterator[Reading]:
-    for read in reads:
-        yield from read()
 
 
 def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> WatchedSubject:
@@ -264,14 +258,18 @@ def _unused_suites(folder: Path, tables: Collection[str]) -> Reading:
     return boolean_reading("declaration", bool(unused), sentence)
 
 
-def _route_reader(
-    name: str, spec: StreamSpec, specs: list[StreamSpec], findings: dict[str, RouteFindings], now_ms: int
-) -> Callable[[], Iterable[Reading]]:
-    def read() -> Iterable[Reading]:
-        findings[name], seen = measure_route_share(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
-        return seen
-
-    return read
+def _route_readings(  # noqa: PLR0913 - each source is an argument
+    name: str,
+    spec: StreamSpec,
+    specs: list[StreamSpec],
+    findings: dict[str, RouteFindings],
+    windows: WatchedSubject,
+    *,
+    now_ms: int,
+) -> Iterator[Reading]:
+    findings[name], seen = measure_route_share(spec, specs, findings.get(name, RouteFindings({})), now_ms=now_ms)
+    yield from seen
+    yield from windows.read()
 
 
 def _aggregation_readings(file: DeclaredFile[AggregationSpec], first_days: FirstDays, now_ms: int) -> Iterator[Reading]:

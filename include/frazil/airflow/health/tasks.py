@@ -25,7 +25,7 @@ from frazil.airflow.health.subjects import (
     read_subjects,
 )
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
-from frazil.errors import FrazilError
+from frazil.errors import error_text
 from frazil.maintenance.alerts import (
     AlertStates,
     AlertStep,
@@ -162,14 +162,11 @@ def _measure_tables(tables: Mapping[str, MaintainedTable], *, now_ms: int) -> di
         timeout_s=READ_TIMEOUT_S,
         group=lambda name: tables[name].catalog or "default",
     )
-    return {name: repr(health) if isinstance(health, Exception) else health for name, health in measured.items()}
+    return {name: error_text(health) if isinstance(health, Exception) else health for name, health in measured.items()}
 
 
-def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | str | None:
-    try:
-        found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, lag_query=LagQuery.FOR_ALERTS)
-    except Exception as error:  # whatever a catalog, storage or a network raises: the other tables are still measured
-        return f"{type(error).__name__}: {error}" if isinstance(error, FrazilError) else repr(error)
+def _measure(table: MaintainedTable, *, now_ms: int) -> TableHealth | None:
+    found = measure(open_existing_catalog(table.catalog), table, now_ms=now_ms, lag_query=LagQuery.FOR_ALERTS)
     log.info("%s: %s", table.name, _describe_measurement(found) if found else "the table does not exist yet")
     return found
 

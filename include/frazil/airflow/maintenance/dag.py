@@ -35,7 +35,7 @@ from frazil.airflow.dag_profile import (
     task,
 )
 from frazil.airflow.declared_streams import valid_specs
-from frazil.airflow.spark import PROPERTIES_FILE, SPARK_CONNECTION, SubmitOperator, spark_pool_arguments
+from frazil.airflow.spark import SubmitOperator, spark_arguments
 from frazil.maintenance.due import Action
 from frazil.maintenance.tables import group_by_session, maintained_tables, routes_by_name
 from frazil.spark_apps import MAINTAIN_TABLE
@@ -136,10 +136,8 @@ def _table_tasks(name: Any, folder: str, app: dict[str, Any]) -> None:
         task_id="rewrite",
         table=name,
         streams=folder,
-        conn_id=SPARK_CONNECTION,
         name=MAINTENANCE_DAG,
-        properties_file=PROPERTIES_FILE,
-        **spark_pool_arguments("maintenance"),
+        **spark_arguments("maintenance"),
         map_index_template="{{ task.table }}",
         **app,
     )

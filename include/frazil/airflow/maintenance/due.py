@@ -12,11 +12,10 @@ from typing import Any
 from frazil.airflow.declared_streams import valid_specs
 from frazil.airflow.maintenance.tasks import RouteTables, describe_due, due_actions, orphans_due
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping
-from frazil.errors import FrazilError
 from frazil.maintenance.tables import MaintainedTable, group_by_session, routes_by_name
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.parallel import read_in_parallel
+from frazil.table.parallel import find_failures, read_in_parallel
 
 ENDED_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 
@@ -180,10 +179,5 @@ def _find_due_tables(
         return needs
 
     found = read_in_parallel(chosen, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
-    failed = {name: error for name, error in found.items() if isinstance(error, Exception)}
-    for name, error in failed.items():
-        log.error("cannot measure %s: %r", name, error)
-    if len(failed) == len(found) > 1:
-        name, error = next(iter(failed.items()))
-        raise FrazilError(f"none of {len(failed)} tables could be measured; {name}: {error!r}") from error
+    find_failures(found, "cannot be measured", "none of {} tables could be measured")
     return [name for name in chosen if found[name]]

@@ -15,7 +15,6 @@ from pyiceberg.catalog import Catalog
 from frazil import clock
 from frazil.airflow.declared_streams import all_streams, valid_specs
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_number
-from frazil.errors import FrazilError
 from frazil.maintenance.due import Action, DueCheck, find_due_actions, is_enabled
 from frazil.maintenance.measure import DueTable, NotMadeByRoute, measure, measure_due_table, route_tables
 from frazil.maintenance.orphan_cleanup import clean_orphans, load_all_folders
@@ -24,7 +23,7 @@ from frazil.maintenance.tables import MaintainedTable, group_by_session, maintai
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.table.catalogs import open_existing_catalog
-from frazil.table.parallel import read_in_parallel
+from frazil.table.parallel import find_failures, read_in_parallel
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +56,14 @@ class RouteTables:
             return measure_due_table(catalog, tables[name], actions=actions, now_ms=now_ms)
 
         found = read_in_parallel(tables, check, timeout_s=MEASURE_TIMEOUT.total_seconds())
-        errors = {name: error for name, error in found.items() if isinstance(error, Exception)}
-        broken = self._log_broken(errors, len(tables))
+        others = [name for name, error in found.items() if isinstance(error, NotMadeByRoute)]
+        if others:
+            listed = ", ".join(others[:MAX_TABLES_PER_RUN])
+            log.info("not maintained, because %s did not create them: %s", self.name, listed)
+        own = {name: answer for name, answer in found.items() if name not in others}
+        broken = find_failures(
+            own, "cannot be measured", f"none of the {{}} tables of the {self.name} could be measured"
+        )
         due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
         due.sort(key=lambda one: one.urgency, reverse=True)
         for one in due[:MAX_TABLES_PER_RUN]:
@@ -66,35 +71,16 @@ class RouteTables:
         log.info("%s: of %s, %d need maintenance", self.name, format_count(len(tables), "table"), len(due))
         return [*(one.table.name for one in due), *broken][:MAX_TABLES_PER_RUN]
 
-    def _log_broken(self, errors: dict[str, Exception], tables: int) -> list[str]:
-        """Return the tables whose measurement failed. Raises FrazilError if there are several and all failed."""
-        others = [name for name, error in errors.items() if isinstance(error, NotMadeByRoute)]
-        if others:
-            listed = ", ".join(others[:MAX_TABLES_PER_RUN])
-            log.info("not maintained, because %s did not create them: %s", self.name, listed)
-        broken = {name: error for name, error in errors.items() if name not in others}
-        for name, error in broken.items():
-            log.error("cannot measure %s: %r", name, error)
-        if len(broken) == tables - len(others) > 1:
-            name, error = next(iter(broken.items()))
-            problem = f"none of the {len(broken)} tables of the {self.name} could be measured"
-            raise FrazilError(f"{problem}; {name}: {error!r}")
-        return list(broken)
-
     def orphans_due(self, store: AssetStore) -> bool:
         return self.spec.maintenance.orphans.enabled and self._find_current_pass(store) is not None
 
     def _find_current_pass(self, store: AssetStore) -> tuple[int, str] | None:
         """Return the pass's start (ms) and its last cleaned table, at first empty; None if no pass is due."""
-        kept, now_ms = stored_mapping(store, self._store_key), clock.now_ms()
+        kept, now_ms = stored_mapping(store, _orphans_key(self.name)), clock.now_ms()
         began_ms, after = kept.get("began-ms"), kept.get("after")
         if isinstance(began_ms, int) and 0 <= began_ms <= now_ms and (after or now_ms - began_ms < CLEANUP_INTERVAL_MS):
             return (began_ms, after) if isinstance(after, str) and after else None
         return now_ms, ""
-
-    @property
-    def _store_key(self) -> str:
-        return f"orphans:{self.name}"
 
     def clean(self, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
         """Clean the next tables, in a dry run the first ones. Raises AirflowFailException at the end for failures."""
@@ -121,13 +107,10 @@ class RouteTables:
             problems += [found.sentence] if found.refused else []
         if not dry_run:
             last = batch[-1].name if len(left) > len(batch) else ""
-            store.set(self._store_key, {"began-ms": began_ms, "after": last})
+            store.set(_orphans_key(self.name), {"began-ms": began_ms, "after": last})
         if problems:
             raise AirflowFailException("\n".join(problems))
         return {"tables": len(batch), "deleted": deleted, "tables-left": len(left) - len(batch)}
-
-
-log = logging.getLogger(__name__)
 
 
 def find_tables_with_due_rewrites(name: str, streams: Path, *, actions: Collection[str], dry_run: bool) -> list[str]:
@@ -183,11 +166,11 @@ def orphans_due(table: MaintainedTable, store: AssetStore) -> bool:
     if not table.settings.orphans.enabled:
         return False
     now_ms = clock.now_ms()
-    return now_ms - (stored_number(store, _orphans_key(table), limit=now_ms) or 0) >= CLEANUP_INTERVAL_MS
+    return now_ms - (stored_number(store, _orphans_key(table.name), limit=now_ms) or 0) >= CLEANUP_INTERVAL_MS
 
 
-def _orphans_key(table: MaintainedTable) -> str:
-    return f"orphans:{table.name}"
+def _orphans_key(name: str) -> str:
+    return f"orphans:{name}"
 
 
 def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dry_run: bool) -> dict[str, Any]:
@@ -209,7 +192,7 @@ def clean_tables(names: Collection[str], streams: Path, store: AssetStore, *, dr
         reports[table.name] = asdict(report)
         problems += [report.sentence] if report.refused else []
         if not dry_run:
-            store.set(_orphans_key(table), now_ms)
+            store.set(_orphans_key(table.name), now_ms)
     if problems:
         raise AirflowFailException("\n".join(problems))
     if not reports:

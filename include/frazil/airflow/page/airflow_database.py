@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.jobs.job import Job
 from airflow.models.asset import AssetEvent, AssetModel
@@ -35,9 +35,6 @@ from frazil.operations.page_actions import (
     find_missing,
 )
 from frazil.operations.table_view import WindowRun
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
 
 MAX_WINDOW_RUNS = 5_000
 
@@ -196,14 +193,16 @@ def silent_components(heartbeats: Mapping[str, ComponentHeartbeat], *, at_ms: in
     return find_missing(heartbeats, now_ms=at_ms, dev=bool(home) and Path(home).absolute() == dev_airflow_home())
 
 
-def last_heartbeats(session: Session) -> dict[str, ComponentHeartbeat]:
+def last_heartbeats() -> dict[str, ComponentHeartbeat]:
     query = (
         select(Job.job_type, Job.state, func.max(Job.latest_heartbeat))
         .where(Job.job_type.in_(COMPONENTS))
         .group_by(Job.job_type, Job.state)
     )
     found: dict[str, ComponentHeartbeat] = {}
-    for kind, state, at in session.execute(query):
+    with create_session() as session:
+        heartbeats = session.execute(query).all()
+    for kind, state, at in heartbeats:
         if at is None:
             continue
         component = COMPONENTS[str(kind)]

@@ -27,15 +27,10 @@ from frazil.airflow.page.views import (
 from frazil.airflow.writers.dag import TASK_ID
 from frazil.history.points import drop_unfinished
 from frazil.host.launcher import Observation
+from frazil.host.local import LocalLauncher
 from frazil.maintenance.tables import template_table
 from frazil.offsets.spans import TopicPartition
-from frazil.operations.fetch import (
-    fetch_daily_costs,
-    fetch_end_offsets,
-    fetch_history,
-    fetch_routed_names,
-    fetch_writers,
-)
+from frazil.operations.fetch import fetch_daily_costs, fetch_end_offsets, fetch_history, fetch_routed_names
 from frazil.operations.overview import RelatedState, build_line
 from frazil.operations.rates import DayCost, add_arrivals, compute_trend, mean_rates
 from frazil.operations.read_cache import Answer, PendingAnswer
@@ -112,7 +107,7 @@ class PendingReads:
             status=views.request_status(spec, first=True),
             history=request(group, history_key, past, keep_s=CACHE_S, first=True),
             ends=request(f"Kafka of {name}", ("topics", *key), partial(fetch_end_offsets, spec), keep_s=CACHE_S),
-            writers=request("this host", ("writers", name), partial(fetch_writers, spec), keep_s=CACHE_S),
+            writers=request("this host", ("writers", name), LocalLauncher(name).observe, keep_s=CACHE_S),
             dags=request("Airflow", ("dags", name), partial(read_pauses, _dag_ids(spec)), keep_s=CACHE_S),
             run=request("Airflow", ("run", name), partial(newest_run_id, _dag_ids(spec)[0]), keep_s=CACHE_S),
             routed=request(group, ("routed", *key), tables, keep_s=15.0) if spec.sinks.has_routed_tables else None,

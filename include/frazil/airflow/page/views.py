@@ -8,8 +8,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from airflow.utils.session import create_session
-
 from frazil import clock
 from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
 from frazil.airflow.declared_streams import DeclaredStream, declared_streams
@@ -37,7 +35,7 @@ from frazil.operations.overview import (
     group_by_stream,
     sort_lines,
 )
-from frazil.operations.page_actions import ComponentHeartbeat, MissingComponent
+from frazil.operations.page_actions import MissingComponent
 from frazil.operations.read_cache import Answer, AnswerCache, PendingAnswer, SavedStatus, load_statuses, save_statuses
 from frazil.spec.model import StreamSpec
 from frazil.status.state import StreamState
@@ -279,7 +277,7 @@ def last_measurement() -> Measurement | None:
 def find_missing_components() -> tuple[MissingComponent, ...]:
     """Return the components without a recent heartbeat; empty if Airflow's database does not respond."""
     found = answer_cache().fetch_one(
-        "Airflow", "components", _fetch_heartbeats, keep_s=CACHE_S, timeout_s=DATABASE_TIMEOUT_S
+        "Airflow", "components", last_heartbeats, keep_s=CACHE_S, timeout_s=DATABASE_TIMEOUT_S
     )
     if found.value is None or found.at_ms is None:
         return ()
@@ -292,8 +290,3 @@ def describe_missing_components() -> tuple[str, ...]:
         return ()
     alerts = last_measurement()
     return tuple(one.sentence(alerts.at_ms if alerts else None) for one in found)
-
-
-def _fetch_heartbeats() -> dict[str, ComponentHeartbeat]:
-    with create_session() as session:
-        return last_heartbeats(session)

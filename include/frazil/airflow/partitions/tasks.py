@@ -47,9 +47,6 @@ from frazil.table.lost_tables import open_stream_catalog
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
 log = logging.getLogger(__name__)
 
 HELD_REPORTED_TO_KEY = "frazil.published-to"

@@ -17,6 +17,7 @@ from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, ShownState
 from frazil.airflow.writers.trigger import CHANGED_BY, TaskAction, UserActionTrigger, run_in_thread
 from frazil.errors import DesiredMoved
+from frazil.host.supervising_run import read_announcement, write_supervising_run
 from frazil.spec.units import mask_numbers
 from frazil.supervise.decision import describe_progress
 
@@ -93,15 +94,9 @@ class HostedStreamTrigger(UserActionTrigger):
 
     def _begin(self) -> None:
         """Record the run. Resume the stream if a user cleared the task after marking it or after a failure."""
-        from frazil.host.supervising_run import (  # needed by a triggerer only
-            SupervisingRun,
-            read_announcement,
-            write_supervising_run,
-        )
-
         if (instance := self.task_instance) is None:
             return
-        write_supervising_run(self.stream, SupervisingRun(instance.run_id, instance.try_number))
+        write_supervising_run(self.stream, instance.run_id, instance.try_number)
         if not self.resume:
             return
         given_up, announced = self._observe().given_up, read_announcement(self.stream, run_id=instance.run_id)

@@ -62,10 +62,10 @@ class WriterOperator(BaseOperator):
     def execute(self, context: Context) -> None:
         from frazil.airflow.lineage_parent import parent_id  # a DAG file that is parsed needs no trigger
         from frazil.airflow.writers.trigger import WriterTrigger
-        from frazil.host.supervising_run import SupervisingRun, write_supervising_run
+        from frazil.host.supervising_run import write_supervising_run
 
         instance = context["ti"]
-        write_supervising_run(self.stream, SupervisingRun(instance.run_id, instance.try_number))
+        write_supervising_run(self.stream, instance.run_id, instance.try_number)
         self.log.info("The triggerer now supervises the writer of %s.", self.stream)
         trigger = WriterTrigger(
             stream=self.stream,
@@ -108,10 +108,10 @@ class HostedStreamOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         from frazil.airflow.writers.hosted_trigger import HostedStreamTrigger
-        from frazil.host.supervising_run import SupervisingRun, write_supervising_run  # needed by a running task only
+        from frazil.host.supervising_run import write_supervising_run  # needed by a running task only
 
         instance = context["ti"]
-        write_supervising_run(self.stream, SupervisingRun(instance.run_id, instance.try_number))
+        write_supervising_run(self.stream, instance.run_id, instance.try_number)
         trigger = HostedStreamTrigger(
             stream=self.stream, application=self.application, streams=self.streams, resume=instance.try_number > 1
         )

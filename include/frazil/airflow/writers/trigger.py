@@ -23,7 +23,12 @@ from airflow.triggers.base import BaseTrigger, TaskSuccessEvent, TriggerEvent
 from frazil import clock
 from frazil.airflow.shown_state import MIN_DEFERRAL_S, LineSelector, ShownState
 from frazil.errors import SpecError
-from frazil.host.supervising_run import read_supervising_run
+from frazil.host.supervising_run import (
+    announce_given_up,
+    confirm_announcement,
+    read_supervising_run,
+    write_supervising_run,
+)
 from frazil.spec.units import mask_numbers
 from frazil.supervise.decision import WriterAction
 from frazil.timetext import format_utc
@@ -247,23 +252,15 @@ class WriterTrigger(UserActionTrigger):
 
     def _begin(self) -> None:
         """Record which run supervises the writer on this host, which may differ from the worker's host."""
-        from frazil.host.supervising_run import (  # needed by a triggerer only
-            SupervisingRun,
-            confirm_announcement,
-            write_supervising_run,
-        )
-
         if (instance := self.task_instance) is None:
             return
         try:
             confirm_announcement(self.stream, run_id=instance.run_id)
-            write_supervising_run(self.stream, SupervisingRun(instance.run_id, instance.try_number))
+            write_supervising_run(self.stream, instance.run_id, instance.try_number)
         except OSError as error:  # a full disk must not end the supervision of a running writer
             self.log.warning("%s: cannot record which run supervises it: %s", self.stream, error)
 
     def _announce(self, step: SupervisionStep) -> None:
-        from frazil.host.supervising_run import announce_given_up
-
         if (instance := self.task_instance) is None:
             return
         try:

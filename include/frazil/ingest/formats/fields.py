@@ -109,11 +109,7 @@ class RecordShape:
 
 
 def create_fields_decoder(
-    make: MakeDecoder,
-    schema: Schema,
-    units: Mapping[int, Unit],
-    records: RecordShape,
-    options: DecoderOptions = PLAIN,
+    make: MakeDecoder, schema: Schema, units: Mapping[int, Unit], records: RecordShape, options: DecoderOptions = PLAIN
 ) -> FormatDecoder:
     is_plain = all(isinstance(unit, str) for unit in units.values())
     if records.within or not is_plain or any(field.write_default is not None for field in schema.fields):
