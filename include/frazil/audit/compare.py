@@ -199,8 +199,8 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
     others = len(e.kafka.offsets & offset_bitmap(offset, e.marker) - covered_offsets(e.rewritten))
     yield _make_finding(
         e, FindingKind.LOG_CUT, max(others, 1),
-        f"Kafka's log was truncated at offset {offset:,}, below the committed offset. From that offset on, the table's "
-        f"rows have no record in Kafka, and {format_count(others, 'newer record', 'is|are')} in no table. To continue "
+        f"Kafka's log was truncated at offset {offset:,}, below the committed offset. From that offset on, the records "
+        f"of the table's rows are lost, and {format_count(others, 'newer record', 'is|are')} in no table. To continue "
         "from that offset, run `frazil reset STREAM --to marker`",
     )  # fmt: skip
 

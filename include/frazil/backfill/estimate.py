@@ -1,4 +1,4 @@
-"""Counts what a backfill would write. Decodes its records, or a sample of many, into a temporary folder."""
+"""Counts what a backfill would write. Decodes its records, or a sample if there are many, into a temporary folder."""
 
 from __future__ import annotations
 

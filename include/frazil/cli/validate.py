@@ -129,7 +129,7 @@ def _find_problems(spec: StreamSpec) -> Iterator[str]:
 
 
 def _find_more_problems(partial: PartialStream) -> Iterator[str]:
-    """Yield such errors of an invalid declaration's valid parts."""
+    """Yield the errors of `_find_problems` in the valid parts of an invalid declaration."""
     spec = partial.spec.model_copy(update={"key": ()})  # its columns may not suit Iceberg's identifier fields
     for check, needs in _CHECKS:
         if partial.is_valid(*needs):

@@ -217,7 +217,7 @@ def _unmeasured_reading(state: StreamState, hold_ms: int) -> Reading:
 
 
 def _is_stalled(state: StreamState) -> bool:
-    """Whether a service stops the stream's writer. Without a writer on this host, an unreadable table does not."""
+    """Whether a service's outage stalls the stream. An unreadable table counts only with a writer on this host."""
     outage = state.state in OUTAGES - {State.REGISTRY_UNREACHABLE}
     return outage or (state.state is State.TABLE_UNREADABLE and state.writer.pid is not None)
 

@@ -58,7 +58,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
 
 
 def explain_error(service: Service, error: Exception) -> Explanation:
-    """Return an error's type and reason on one line, without its stream, which may be one of several, and its fix."""
+    """Return an error's type and reason on one line, and its fix. Omits the stream, because it may concern several."""
     own = Explanation(error.reason, error.remedy) if isinstance(error, FrazilError) else Explanation(str(error))
     reason = f"{type(error).__name__}: {' '.join(own.reason.split())}"
     return Explanation(reason, own.remedy or _suggest_fix(service, error))
