@@ -132,7 +132,7 @@ def _permitted_copies(e: Evidence) -> list[BitMap64]:
 def _report_duplicates(e: Evidence) -> Iterable[Finding]:
     again, count = _permitted_copies(e), count_duplicates(e)
     named = e.rows.repeated - again[0] if again else e.rows.repeated
-    unnamed = f"{', or ' if named else ''}at offsets that also a former topic of this name had"
+    unnamed = f"{', or ' if named else ''}at offsets that a former topic of this name also had"
     where = format_at_offsets(named) + (unnamed if again and count > len(named) else "")
     yield _report_surplus_rows(e, e.tables, count, where)
     yield from _report_duplicate_dead_letters(e)

@@ -249,7 +249,7 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
         part: Rewrite | None = rewrite
         if rewrite.bytes > target:
             part = _plan_small_part(rewrite, target, target=target) or _plan_due_part(rewrite, 1)
-        limit = f"no part of at most {target:,} bytes is certain to halve its files"
+        limit = f"a rewrite of at most {target:,} bytes might not halve the number of its files"
         if part is not None:
             reason = f"{part.reason}; batches are being merged into it"
             more = [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))

@@ -271,18 +271,18 @@ def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> 
 def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) -> _StateAndSentence:
     since_ms = known.unreachable_since_ms
     lasted = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
-    calm = "nothing is lost, and the writer continues by itself once it"
+    outlook = "nothing is lost, and the writer continues by itself once it"
     if known.writer.only_users_start:
-        calm = f"nothing is lost. If this lasts, the writer ends: `frazil run {known.name}` starts it again, once it"
+        outlook = f"nothing is lost. If this lasts, the writer ends: `frazil run {known.name}` starts it again, once it"
     match known.state:
         case State.KAFKA_UNREACHABLE:
             servers = shown_servers(spec, os.environ)
-            return known.state, f"Kafka at {servers} has not answered{lasted}; {calm} does. {BROKERS_REMEDY}"
+            return known.state, f"Kafka at {servers} has not answered{lasted}; {outlook} does. {BROKERS_REMEDY}"
         case State.CATALOG_UNAVAILABLE:
             name = spec.table.catalog or "default"
-            return known.state, f"the catalog {name!r} has not accepted a commit{lasted}; {calm} does: {cause}"
+            return known.state, f"the catalog {name!r} has not accepted a commit{lasted}; {outlook} does: {cause}"
         case State.STORAGE_UNAVAILABLE:
-            return known.state, f"the storage of {known.table} has failed{lasted}; {calm} works: {cause}"
+            return known.state, f"the storage of {known.table} has failed{lasted}; {outlook} works: {cause}"
     return known.state, f"{cause}; the writer has been trying again{lasted}" if lasted else cause
 
 

@@ -31,8 +31,8 @@ class Service(StrEnum):
 _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
     Service.SOURCE: (
         (TopicMissing, "Create the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
-        (AccessDenied, f"Correct user and secret in `source.properties`, or grant its permissions: {_ACL_COMMAND}"),
-        (SpecError, "Set the variables of `source` for the user who runs the writer, or correct its properties"),
+        (AccessDenied, f"Correct user and secret in `source.properties`, or grant the user access: {_ACL_COMMAND}"),
+        (SpecError, "Set the variables that `source` refers to for the user who runs the writer, or correct `source`"),
     ),
     Service.REGISTRY: (
         (

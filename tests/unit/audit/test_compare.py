@@ -230,7 +230,7 @@ def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_sam
     (found,) = compare_partition(thrice)
     assert (found.count, found.sentence) == (
         2,
-        "2 rows too many in the table, at offset 17, or at offsets that also a former topic of this name had",
+        "2 rows too many in the table, at offset 17, or at offsets that a former topic of this name also had",
     )
 
 
