@@ -198,7 +198,7 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
     offset = e.kafka.truncated_at
     others = len(e.kafka.offsets & offset_bitmap(offset, e.marker) - covered_offsets(e.rewritten))
     yield _make_finding(
-        e, FindingKind.LOG_CUT, max(others, 1),
+        e, FindingKind.LOG_TRUNCATED, max(others, 1),
         f"Kafka's log was truncated at offset {offset:,}, below the committed offset. From that offset on, the records "
         f"of the table's rows are lost, and {format_count(others, 'newer record', 'is|are')} in no table. To continue "
         "from that offset, run `frazil reset STREAM --to marker`",

@@ -493,7 +493,7 @@ def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: Wor
     evidence = world.evidence()
     harmed = replace(evidence, kafka=RemainingOffsets(0, evidence.kafka.offsets, cut))
     others = sum(o >= cut for o in world.kafka)
-    assert wrong(compare_partition(harmed)) == [(FindingKind.LOG_CUT, max(others, 1))]
+    assert wrong(compare_partition(harmed)) == [(FindingKind.LOG_TRUNCATED, max(others, 1))]
 
 
 @pytest.mark.parametrize(
