@@ -409,7 +409,7 @@ def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec:
 
 def test_a_held_window_that_an_alert_explains_is_said_once(spec: StreamSpec):
     windows = Windows("hour", None, "", held=("2013-12-30T15",))
-    alert = ActiveAlert("care of demo.ticks", "held", OLD_MS, "demo.ticks: quality gates hold back 1 window")
+    alert = ActiveAlert("windows of demo.ticks", "held", OLD_MS, "demo.ticks: quality gates hold back 1 window")
     for alerts, said in (((), "A quality gate holds the window 2013-12-30T15"), ((alert,), alert.sentence)):
         line = build_line("ticks", spec, StreamReading(status(), NOW_MS), RelatedState(windows, alerts), now_ms=NOW_MS)
         (need,) = line.needs
@@ -513,7 +513,7 @@ def test_an_alert_belongs_to_the_streams_that_it_concerns():
     assert streams("demo.ticks", "manifests") == ["more", "ticks"]
     assert streams("demo.ticks", "freshness:more") == ["more"]
     assert streams("stream ticks", "declaration") == ["ticks"]
-    assert streams("care of demo.ticks", "held") == ["more", "ticks"]
+    assert streams("windows of demo.ticks", "held") == ["more", "ticks"]
     assert streams("demo.ticks_dead_letters", "snapshots") == ["ticks"]
     assert streams("demo.ticks_eu", "small-files") == ["ticks"]
     assert streams("route of ticks", "small-files") == ["ticks"]
