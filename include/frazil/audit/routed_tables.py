@@ -48,7 +48,7 @@ from frazil.table.lost_tables import registration_command
 from frazil.table.parallel import run_in_parallel
 
 MAX_JOINED_PARTITIONS = 3
-"""Maximum number of topic-partitions that the finding of a table lists. Of more, each has its own finding."""
+"""Maximum number of topic-partitions that the finding of a table lists. With more, each has its own finding."""
 MAX_READ_ATTEMPTS = 3
 """Maximum number of attempts to read a table whose waiting rows are being committed."""
 

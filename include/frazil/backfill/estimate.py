@@ -20,7 +20,7 @@ from frazil.stream.stage_context import stage_below
 from frazil.table.branches import summary_value
 
 MAX_EXACT_RECORDS = 5_000
-"""Maximum number of missing records that are all decoded. Of more records, a sample is decoded."""
+"""Maximum number of missing records that are all decoded. With more, a sample is decoded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class Destinations:
     targets: Mapping[str, Target]
     """The target of each value. `StageContext.targets` has the tables of these targets."""
     to_main: bool
-    """Whether rows without a value go to the main table. Rows with an unknown value too, unless `creates`."""
+    """Whether the main table gets rows without a value and, unless `creates`, rows with an unknown value."""
     creates: bool = False
     """Whether the driver creates tables for unknown values, which tasks report."""
     allow: tuple[str, ...] = ()

@@ -273,7 +273,7 @@ def _select_within_budget(
 
     A rewrite's cost includes overlapping files of `old` specs. The first rewrite beyond the `budget` (bytes) is done in
     part, and ends the run, so that no partition waits forever. A rewrite with shared delete files is always done whole.
-    A rewrite is skipped if files of `old` specs exceed the whole budget, or if no part is certain to halve its files.
+    A rewrite is skipped if files of `old` specs exceed the whole budget, or if no part surely halves its files.
     """
     taken: list[Rewrite] = []
     left: list[SkippedPartition] = []
