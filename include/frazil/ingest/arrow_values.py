@@ -1,4 +1,4 @@
-"""Array functions for cases that Arrow's own reject: some types, and required fields inside null structs."""
+"""Array functions for input that Arrow's functions reject: some types, and required fields inside null structs."""
 
 from __future__ import annotations
 

@@ -134,9 +134,9 @@ class RecordReader:
         )
 
     def __call__(self, value: bytes | None) -> Row | RecordError:
-        return self.each([value])[0]
+        return self.read_all([value])[0]
 
-    def each(self, values: Sequence[bytes | None]) -> list[Row | RecordError]:
+    def read_all(self, values: Sequence[bytes | None]) -> list[Row | RecordError]:
         texts = [*map(_strip_or_error, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
         return [text if isinstance(text, RecordError) else self._read(text, next(special)) for text in texts]
