@@ -102,8 +102,8 @@ def test_rows_that_wait_for_tables_of_the_route_are_distinguished():
     )
     assert totals.document(stopped=True, waiting=3)["waiting"] == 3
     totals.waited = 67
-    landed_late = "67 rows that had waited reached their tables"
-    assert totals.last_line(stopped=False) == f"caught up: 5 rows added to the tables of the route of rides; {landed_late}"
+    late = "67 rows that had waited reached their tables"
+    assert totals.last_line(stopped=False) == f"caught up: 5 rows added to the tables of the route of rides; {late}"
     assert totals.document(stopped=False)["waited"] == 67
 
 
