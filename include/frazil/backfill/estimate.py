@@ -136,7 +136,7 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> StageResult:
 
     result = try_stage()
     if route and result.values:  # rows whose table a writer would create first
-        route.make({*result.values})
+        route.create_tables({*result.values})
         result = try_stage()
     return result
 

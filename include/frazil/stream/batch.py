@@ -232,7 +232,7 @@ class BatchRunner:
             has_evolved, values = self._evolve_tables(context, answers), _missing_route_values(answers)
             if not (has_evolved or values):
                 break
-            self.route.make(values, self.marker)
+            self.route.create_tables(values, self.marker)
             self._prepare_restage(key)
             context, answers = self._stage_once(stage, key, tasks=tasks)
         if _missing_route_values(answers):
