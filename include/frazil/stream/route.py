@@ -101,7 +101,7 @@ class StreamRoute:
         return self.routed.add_targets(context, key)
 
     def create_tables(self, values: Collection[str], default_marker: Marker) -> None:
-        """Create tables for new route values, up to the route's limit. Raises the errors of `RoutedTables.create_tables`."""
+        """Create tables for new route values, up to the limit. Raises the errors of `RoutedTables.create_tables`."""
         if self.routed:
             self.routed.create_tables(values, default_marker)
 
