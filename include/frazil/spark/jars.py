@@ -258,9 +258,7 @@ def _sha256(path: Path) -> str:
 
 
 def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModules] = JAR_SETS) -> None:
-    written = [
-        "# Rewritten by `python -m frazil.spark.jars lock` from JAR_SETS in jars.py: coordinates, bytes, SHA-256."
-    ]
+    written = ["# Written by `python -m frazil.spark.jars lock` from JAR_SETS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in roots_of.items():
             folder = Path(temporary) / name
