@@ -166,7 +166,7 @@ class Bench:
         result = self._stage(times, key, task)
         if result.values:
             with times.of(f"make {len(result.values)} tables"):
-                self.route.make(result.values, self.marker)
+                self.route.create_tables(result.values, self.marker)
             result = self._stage(times, key, task)
         ends = {("shop", 0): start + self.count}
         uuid = str(self.tables.main.current().metadata.table_uuid)

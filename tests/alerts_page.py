@@ -108,7 +108,7 @@ _NOTES = """\
 - `unmeasured` fires after 45s if a stream's table cannot be read and this host has no writer of the stream.
 - `table`, `stall`, `registry`, `writer`, `restarts`, `waiting-batches`, `freshness` and `lag` of one stream are one
   incident: one notification when the first fires, one when the last has ended.
-- For `manifest-list`, a table counts as having at least {files} files.
+- For `manifest-list`, bytes are divided by at least {files} files.
 - `dead-letters` and `stale-changes` measure the last hour or, with fewer than {records} records, up to a day. If a
   day has fewer, at least {bad} and over {large} % must be bad. If snapshots expired, the time since the oldest counts.
 - `aggregation` uses its own `within`.

@@ -63,7 +63,7 @@ class MadeRoute(MadeStream):
         home = self.home()
         routed = RoutedTables(self.spec, self.spec.route, load_catalog(self.spec.table.catalog), self.tables)
         routed.open(home)
-        routed.make(values, home)
+        routed.create_tables(values, home)
         return routed
 
     def home(self) -> Marker:

@@ -65,7 +65,7 @@ class Environment:
             r"(.*:kafka_2\.13):.*": rf"\g<1>:{self.kafka}",
         }
         made = {}
-        for name, roots in jars.ROOTS.items():
+        for name, roots in jars.JAR_SETS.items():
             coordinates = roots.coordinates
             for pattern, version in patterns.items():
                 coordinates = tuple(re.sub(pattern, version, text) for text in coordinates)

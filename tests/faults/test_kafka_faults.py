@@ -312,7 +312,7 @@ def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
     (seen,) = json.loads(command(faulty, "status", "--json").stdout)["streams"]
     assert any("OffsetGap: Kafka lost records" in problem for problem in seen["problems"])
     found = json.loads(command(faulty, "audit", "--source", "--json").stdout)
-    assert [(f["kind"], f["count"]) for f in found["findings"]] == [("log cut", 100 if grown else 1)]
+    assert [(f["kind"], f["count"]) for f in found["findings"]] == [("log truncated", 100 if grown else 1)]
     if grown:
         path = faulty.streams / "events.yaml"
         path.write_text(path.read_text().replace("source: {", "source: {on-gap: skip, "))

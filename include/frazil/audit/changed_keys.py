@@ -35,12 +35,12 @@ Key = Mapping[str, Any]
 class ChangedKeys:
     inserted: tuple[Key, ...] = ()
     updated: tuple[Key, ...] = ()
-    """Keys with a different value in a column that is still read by the same rules."""
+    """Keys with a different value in a column that the current declaration reads as before."""
     redeclared: tuple[Key, ...] = ()
-    """Other updated keys: their rows were written by other rules of all columns that differ."""
+    """Other updated keys: an earlier declaration read all columns that differ."""
     redeclared_count: int = 0
     redeclared_columns: tuple[str, ...] = ()
-    """Columns with different values that other rules wrote, also next to columns with errors."""
+    """Columns with different values that an earlier declaration read, also of keys in `updated`."""
     deleted: tuple[Key, ...] = ()
     others_updated: int = 0
     """Number of updated keys that are not listed: keys with rows of topics that were not read."""
@@ -159,7 +159,7 @@ def _read_changed_rows(
 def _find_redeclared(
     new: pa.Table, old: pa.Table, rules: MergeRules, column_rules: ColumnRules
 ) -> tuple[Mask, tuple[str, ...]]:
-    """Return a mask of the rows that differ only in columns that other rules wrote, and all such columns."""
+    """Return a mask of the rows that differ only in columns read by other rules, and all such columns that differ."""
     changed, columns = column_rules.changed(new), []
     wrong, former = (np.zeros(len(new), np.bool_) for _ in range(2))
     for name in new.column_names:
@@ -174,7 +174,7 @@ def _find_redeclared(
 
 
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> Mask:
-    """Return a mask of the rows of other topics: without coordinates, of all rows of a shared table, else of none."""
+    """Return a mask of the rows of other topics. Without coordinates: all of a `shared` table, otherwise none."""
     if TOPIC not in rows.column_names:
         return np.full(len(rows), shared)
     return ~to_mask(pc.is_in(column(rows, TOPIC), pa.array([*topics, None], pa.string())))

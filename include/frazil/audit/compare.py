@@ -132,7 +132,7 @@ def _permitted_copies(e: Evidence) -> list[BitMap64]:
 def _report_duplicates(e: Evidence) -> Iterable[Finding]:
     again, count = _permitted_copies(e), count_duplicates(e)
     named = e.rows.repeated - again[0] if again else e.rows.repeated
-    unnamed = f"{', or ' if named else ''}at offsets that also a former topic of this name had"
+    unnamed = f"{', or ' if named else ''}at offsets that a former topic of this name also had"
     where = format_at_offsets(named) + (unnamed if again and count > len(named) else "")
     yield _report_surplus_rows(e, e.tables, count, where)
     yield from _report_duplicate_dead_letters(e)
@@ -198,9 +198,9 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
     offset = e.kafka.truncated_at
     others = len(e.kafka.offsets & offset_bitmap(offset, e.marker) - covered_offsets(e.rewritten))
     yield _make_finding(
-        e, FindingKind.LOG_CUT, max(others, 1),
-        f"Kafka's log was truncated at offset {offset:,}, below the committed offset. From that offset on, the table's "
-        f"rows have no record in Kafka, and {format_count(others, 'newer record', 'is|are')} in no table. To continue "
+        e, FindingKind.LOG_TRUNCATED, max(others, 1),
+        f"Kafka's log was truncated at offset {offset:,}, below the committed offset. From that offset on, the records "
+        f"of the table's rows are lost, and {format_count(others, 'newer record', 'is|are')} in no table. To continue "
         "from that offset, run `frazil reset STREAM --to marker`",
     )  # fmt: skip
 

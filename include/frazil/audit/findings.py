@@ -23,7 +23,7 @@ class FindingKind(StrEnum):
     ROLLED_BACK = "rolled back"
     RECORD_GONE = "record gone"
     """A commit record that a snapshot names is missing or unreadable."""
-    LOG_CUT = "log cut"
+    LOG_TRUNCATED = "log truncated"
     """Kafka lost committed records. New records at their offsets are in no table."""
     UNCHECKED = "unchecked"
     """A source of evidence no longer has the records, but another source has them."""

@@ -48,7 +48,7 @@ from frazil.table.lost_tables import registration_command
 from frazil.table.parallel import run_in_parallel
 
 MAX_JOINED_PARTITIONS = 3
-"""Maximum number of topic-partitions that the finding of a table lists. Of more, each has its own finding."""
+"""Maximum number of topic-partitions that the finding of a table lists. With more, each has its own finding."""
 MAX_READ_ATTEMPTS = 3
 """Maximum number of attempts to read a table whose waiting rows are being committed."""
 
@@ -242,9 +242,9 @@ def compare_table_counts(
 def join_table_counts(
     notes: tuple[Finding, ...], found: tuple[Finding, ...], dead_letters: Collection[Finding]
 ) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Join the counts by table with those by partition, if both report the same rows and the sentence stays short.
+    """Join the findings by table (`notes`) with those by partition (`found`), if both report the same number of rows.
 
-    `dead_letters` are the findings in `found` that do not count rows.
+    Does not join findings of many partitions, or `dead_letters`, which are the findings in `found` without rows.
     """
     by_table = [f for f in notes if f.kind is FindingKind.MISCOUNTED]
     rows = {FindingKind.MISSING, FindingKind.MISCOUNTED, FindingKind.DUPLICATES}

@@ -61,7 +61,7 @@ PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _AuditRun:
     """The sources of one audit, at one snapshot of the main table."""
 
     tables: StreamTables
@@ -191,7 +191,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     for attempt in count(1):
         table = tables.main.refresh()
         marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
-        run = _Run(
+        run = _AuditRun(
             tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, place, signals
         )
         claimed = load_claims(tables.journals, marker, table.metadata, window)
@@ -229,7 +229,7 @@ def audit_changes(
     loaded; the caller must then load `table` again.
     """
     marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
-    run = _Run(tables, table, marker, window, None, drops_repeats=True, candidate_names=candidate_names)
+    run = _AuditRun(tables, table, marker, window, None, drops_repeats=True, candidate_names=candidate_names)
     by_offset = window is None and has_coordinates(table.schema())
     if by_offset:
         compared: Callable[[Evidence], tuple[Finding, ...]] = compare_partition
@@ -267,7 +267,7 @@ def report_metadata_problems(table: Table, marker: Marker, claimed: Claims) -> t
     return (*findings, *lost)
 
 
-def _has_new_replay(run: _Run) -> bool:
+def _has_new_replay(run: _AuditRun) -> bool:
     """Return whether a replay was published during the audit. Rows may then seem to be missing."""
     backfill = read_backfill(run.table.properties, run.marker.stream)
     if run.marker.routed is not None:  # routed tables get their rows before the dead letters leave
@@ -284,7 +284,7 @@ def _has_new_replay(run: _Run) -> bool:
     )
 
 
-def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
+def _has_newer_rows_at_former_offsets(run: _AuditRun, claimed: Claims) -> bool:
     """Return whether routed tables may have rows past the marker at offsets of a former topic."""
     reached = run.marker.offsets
     if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
@@ -293,7 +293,7 @@ def _has_newer_rows_at_former_offsets(run: _Run, claimed: Claims) -> bool:
 
 
 def _add_other_claims(
-    run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
+    run: _AuditRun, claimed: Claims, evidence: tuple[Evidence, ...], compared: Callable[[Evidence], tuple[Finding, ...]]
 ) -> tuple[Evidence, ...]:
     """Return the evidence. If claims of other times may explain the period's errors, adds these claims."""
     if run.window is None or not any(f.kind.is_wrong for e in evidence for f in compared(e)):
@@ -301,7 +301,7 @@ def _add_other_claims(
     return with_other_claims(evidence, load_all_claims(run.tables.journals, run.marker, run.table.metadata), claimed)
 
 
-def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
+def _has_recreated_topic(run: _AuditRun, claimed: Claims) -> bool:
     """Return whether an audited topic has another id in the marker or the oldest commit record."""
     oldest = next(run.tables.journals.records(table_uuid=run.table.metadata.table_uuid), None)
     ids = {(topic, r.topic_id) for (topic, _), ranges in claimed.ranges.items() for r in ranges}
@@ -309,7 +309,9 @@ def _has_recreated_topic(run: _Run, claimed: Claims) -> bool:
     return any(source.topic_ids.get(topic, id_) != id_ for source in sources for topic, id_ in ids)
 
 
-def _build_audit(run: _Run, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]) -> Audit:
+def _build_audit(
+    run: _AuditRun, claimed: Claims, evidence: tuple[Evidence, ...], findings: tuple[Finding, ...]
+) -> Audit:
     changed = report_foreign_changes(run.table, where=run.marker.stream, window=run.window, signals=run.signals)
     partitions = tuple(_count_partition(e) for e in evidence)
     return Audit(run.tables.stream, partitions, (*findings, *changed), claimed.batches, run.window)
@@ -384,7 +386,7 @@ def _describe_change(summary: Summary | None) -> str:
     return f"removed {format_count(deleted - added, 'row')}{rewritten}"
 
 
-def _compare_without_coordinates(run: _Run, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
+def _compare_without_coordinates(run: _AuditRun, claimed: Claims, *, declared: bool) -> tuple[Finding, ...]:
     """Compare the number of rows with the committed records."""
     stream, properties = run.marker.stream, run.table.properties
     if run.window is not None:

@@ -195,7 +195,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
             f"Kafka's log was truncated at offset {offset:,}, below the committed offset: rows may have later changes "
             "that Kafka no longer has. To continue from there, run `frazil reset STREAM --to marker`"
         )
-        yield Finding(FindingKind.LOG_CUT, 1, sentence, f"{topic}-{partition}")
+        yield Finding(FindingKind.LOG_TRUNCATED, 1, sentence, f"{topic}-{partition}")
     every = claimed if window is None else load_all_claims(tables.journals, marker, table.metadata)
     read = {tp: _offsets_to_read(tp, start, every, marker) for tp, start in starts.items()}
     yield from _report_missing_in_kafka(

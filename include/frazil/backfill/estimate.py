@@ -1,4 +1,4 @@
-"""Counts what a backfill would write. Decodes its records, or a sample of many, into a temporary folder."""
+"""Counts what a backfill would write. Decodes its records, or a sample if there are many, into a temporary folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frazil.stream.stage_context import stage_below
 from frazil.table.branches import summary_value
 
 MAX_EXACT_RECORDS = 5_000
-"""Maximum number of missing records that are all decoded. Of more records, a sample is decoded."""
+"""Maximum number of missing records that are all decoded. With more, a sample is decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def stage_sample(backfill: Backfill, plan: BackfillPlan) -> StageResult:
 
     result = try_stage()
     if route and result.values:  # rows whose table a writer would create first
-        route.make({*result.values})
+        route.create_tables({*result.values})
         result = try_stage()
     return result
 

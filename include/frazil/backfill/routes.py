@@ -127,9 +127,9 @@ class BackfillRoute:
         opened._check_tables_exist()
         return opened
 
-    def make(self, values: Collection[str]) -> None:
+    def create_tables(self, values: Collection[str]) -> None:
         """Create tables for new routing values, up to the route's limit, as a writer does."""
-        self.routed.make(values, wait_for_routed_tables(self.tables))
+        self.routed.create_tables(values, wait_for_routed_tables(self.tables))
         self._check_tables_exist()
 
     def _check_tables_exist(self) -> None:
@@ -167,7 +167,7 @@ class PredictedRoute(RouteValues):
         opened.targets.update(sinks.by_value)
         return opened
 
-    def make(self, values: Collection[str]) -> None:
+    def create_tables(self, values: Collection[str]) -> None:
         """Add targets for new routing values, up to the route's limit."""
         for value in self.find_new(values):
             target = self.route.derive_table_name(value)

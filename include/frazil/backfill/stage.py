@@ -106,7 +106,7 @@ def _stage_chunk(
     try:
         answers = engine.run(plans, StageRows(context, progress))
         while backfill.route and (values := {v for answer in answers for v in answer.result.values}):
-            backfill.route.make(values)
+            backfill.route.create_tables(values)
             discard_batch(own, key)
             context = backfill.context(own, key, plan.source.topic_ids)
             answers = engine.run(plans, StageRows(context, progress))

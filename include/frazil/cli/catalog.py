@@ -13,7 +13,7 @@ from pyiceberg.table.metadata import TableMetadata
 from frazil.cli.options import json_option
 from frazil.cli.output import CommandOutput, echo, echo_json
 from frazil.errors import SpecError
-from frazil.spark.jars import ROOTS, installed_variant
+from frazil.spark.jars import JAR_SETS, installed_variant
 from frazil.spark.java import require_pyspark
 from frazil.spark.package import STORAGE_PACKAGES, find_installed_storages, make_package
 from frazil.spec.units import format_count
@@ -42,7 +42,7 @@ def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
     """
     config = catalog_config(name)
     packages = [
-        each for name in needed_jar_sets(config.properties) for each in ROOTS[installed_variant(name)].coordinates
+        each for name in needed_jar_sets(config.properties) for each in JAR_SETS[installed_variant(name)].coordinates
     ]
     text = configuration(reader, config.name, config.properties, packages)
     echo_json({"catalog": config.name, "for": reader, "configuration": text}) if as_json else echo(text)

@@ -270,7 +270,7 @@ class RunTotals:
         dropped += f", {format_count(filtered, 'record')} dropped by the transform" if filtered else ""
         return f"batch {batch.key}: {self._landed(batch.records, repeats)}{rejected}{dropped}{where}, {took_s:.1f} s"
 
-    def end(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
+    def last_line(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
         """Return a successful run's last line. `waiting`: rows for routed tables; `lag`: records left in Kafka."""
         how = "stopped" if stopped else "caught up"
         reached = "that had waited reached its table|that had waited reached their tables"

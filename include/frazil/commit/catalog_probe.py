@@ -1,4 +1,4 @@
-"""Checks with a test table whether a catalog and its storage can hold a stream, before the first take-over.
+"""Checks with a test table whether a catalog and its storage can hold a stream, before its first writer.
 
 Some catalogs silently ignore branches or properties, or accept commits that are based on an outdated state. Each host
 records which catalogs passed the check.

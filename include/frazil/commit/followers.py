@@ -76,7 +76,7 @@ class LaggingTable:
     rows: int
     why: Explanation
     backfill: str | None = None
-    """The backfill or replay with the missing rows; None for batches. For a backfill, `batches` counts chunks."""
+    """The backfill or replay that the missing rows belong to, whose chunks `batches` counts; None for batches."""
     only_last: bool = False
     """Whether only the default table's last batch is missing, and no error occurred."""
     gone: TableAbsence | None = None

@@ -149,7 +149,7 @@ def published_snapshots(metadata: TableMetadata, stream: str) -> Iterator[Snapsh
 
 
 def rejecting_commits(metadata: TableMetadata, stream: str) -> Iterator[Snapshot]:
-    """Yield the commits of the stream's batches and backfills in main, newest first. A replay rejects no new record."""
+    """Yield main's commits of a stream's batches and backfills, newest first. Omits replays, which reject nothing."""
     for snapshot in ancestors(metadata):
         is_own = stream in {summary_value(snapshot, f"frazil.{name}") for name in ("stream", "backfill-stream")}
         if is_own and summary_value(snapshot, "frazil.commit-record") and not is_replay(snapshot, stream):

@@ -91,7 +91,7 @@ MAX_REMEMBERED_BYTES = 64 * 2**20
 MAX_REMEMBERED_FILES = 32
 """Maximum number of a commit's files whose entries are kept in memory."""
 MAX_REMEMBERED_ENTRIES = 1_024
-"""Maximum number of a manifest's entries that are kept in memory. Larger manifests are not merged again."""
+"""Maximum number of entries of a manifest that is kept in memory. Larger manifests are not merged again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class _MainHistory:
         return self.require_unexpired(max([begin, *(p + 1 for p, s in self.commits(stream, begin) if excluded(s))]))
 
     def require_unexpired(self, index: int) -> int:
-        """Return `index`. Raises FrazilError if its snapshot has expired. `len(snapshots)` is the empty table."""
+        """Return `index`. Raises FrazilError if its snapshot expired. `len(snapshots)` stands for the empty table."""
         if index < len(self.snapshots) or not self.snapshots or (self.snapshots[-1].sequence_number or 0) <= 1:
             return index
         oldest = self.snapshots[-1]

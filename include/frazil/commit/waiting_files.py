@@ -1,8 +1,8 @@
 """Stores the rows of routed tables that cannot be loaded or created, as files next to the default table.
 
 The files have the default table's format. Once the routed table exists, the rows are rewritten with its columns, and a
-record lists the new files. A note states why the table is missing, and the last batch with rows that an operator
-discarded.
+record lists the new files. A note has the reason why the table is missing. If an operator discarded rows, it also
+names the last batch with such rows.
 """
 
 from __future__ import annotations

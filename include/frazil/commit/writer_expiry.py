@@ -140,7 +140,7 @@ class WriterExpiry:
             self._running = self.start(lambda: self._run(table, delete_before_ms, is_due=is_due))
 
     def end(self) -> None:
-        """Delete the files that are due, in limited time. The orphan cleanup deletes all others."""
+        """Delete the files that are due, up to a timeout. The orphan cleanup deletes the rest."""
         if has_ended(self._running) and (last := self._last) is not None:
             has_ended(self.start(lambda: self._run(last, self._delete_before_ms, is_due=False)))
 

@@ -112,7 +112,7 @@ class WriterFolding:
                 self._running = self.start(lambda: self._rewrite(table, full, found))
 
     def end(self) -> None:
-        """Wait for the thread, in limited time. If a file is not committed, the orphan cleanup deletes it."""
+        """Wait for the thread, up to a timeout. The orphan cleanup deletes files that were not committed."""
         has_ended(self._running)
 
     def _add(self, file: StagedFile, *, level: int) -> None:

@@ -147,7 +147,7 @@ class EmbeddedKafka(process.EmbeddedServer):
 
 
 def archive_path(java: Path, kafka_jars: Sequence[Path]) -> Path:
-    """Return the path of the archive of a broker's classes, which names the version of Java and these jar files."""
+    """Return the path of the archive of a broker's classes. Its name depends on Java's version and the jar files."""
     files = [(str(jar), jar.stat().st_size, jar.stat().st_mtime_ns) for jar in kafka_jars]
     digest = hashlib.sha256(repr(files).encode()).hexdigest()[:16]
     return cache_folder() / f"kafka-java-{find_java_version(java) or 'unknown'}-{digest}.jsa"

@@ -90,7 +90,7 @@ class WriterLock:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the last writer's record, because a command that holds the lock writes no batch."""
+        """Restore the last writer's record, which the command that held the lock had replaced."""
         if self._fd is not None and self._former is not None:
             self.record(self._former)
         elif self._fd is not None:

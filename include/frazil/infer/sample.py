@@ -135,7 +135,7 @@ class FieldStatistics:
 
     @property
     def other_kinds(self) -> dict[str, int]:
-        """The number of these values by JSON type."""
+        """The number of the values in `others`, by JSON type."""
         own = {"int", "float", "non-finite"} if self.kind == "float" else {self.kind}
         return {kind: count for kind, count in self.kinds.items() if kind not in {*own, "null"}}
 

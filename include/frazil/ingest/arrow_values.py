@@ -1,4 +1,4 @@
-"""Array functions for cases that Arrow's own reject: some types, and required fields inside null structs."""
+"""Array functions for input that Arrow's functions reject: some types, and required fields inside null structs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def child_arrays(array: pa.Array) -> list[pa.Array]:
 
 
 def with_children(array: pa.Array, children: Iterable[pa.Array], kind: pa.DataType, *, valid: bool = False) -> pa.Array:
-    """Return a nested array, which is not a slice, with new children. With `valid`, nulls get arbitrary values."""
+    """Return `array` with new children. It must not be a slice. With `valid`, its nulls become arbitrary values."""
     mask = array.is_null() if array.null_count and not valid else None
     if pa.types.is_struct(kind):
         return pa.StructArray.from_arrays([*children], fields=list(kind), mask=mask)

@@ -147,9 +147,9 @@ class Destinations:
     targets: Mapping[str, Target]
     """The target of each value. `StageContext.targets` has the tables of these targets."""
     to_main: bool
-    """Whether rows without a value go to the main table. Unless `makes` is set, rows with an unknown value do, too."""
-    makes: bool = False
-    """Whether tables may be created for unknown values. Tasks then report these values."""
+    """Whether the main table gets rows without a value and, unless `creates`, rows with an unknown value."""
+    creates: bool = False
+    """Whether the driver creates tables for unknown values, which tasks report."""
     allow: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     full: str = ""
@@ -160,9 +160,9 @@ class Destinations:
         cls, route: Route, targets: Mapping[str, Target], *, refused: Mapping[str, str] | None = None, full: str = ""
     ) -> Destinations:
         """Return a route's destinations. `targets` gives the target of each known value. Copies the mappings."""
-        to_main, makes = route.otherwise == "table", route.template is not None
+        to_main, creates = route.otherwise == "table", route.template is not None
         known = dict(targets)
-        return cls(route.by, route.name or "", known, to_main, makes, route.allow, dict(refused or {}), full)
+        return cls(route.by, route.name or "", known, to_main, creates, route.allow, dict(refused or {}), full)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,9 +137,9 @@ class RowDivider:
         if text in self._to.targets:
             return self._to.targets[text]
         shown = self._quote(text[:MAX_QUOTED_CHARACTERS])
-        if not self._to.makes and self._to.to_main:
+        if not self._to.creates and self._to.to_main:
             return MAIN
-        if not self._to.makes:
+        if not self._to.creates:
             return self._rejection(f"{shown} has no table. Add it to route.tables. {_TO_DEFAULT_TABLE}")
         reason = find_refusal(text, self._to.allow) or self._to.refused.get(text) or self._to.full
         return self._rejection(f"{shown} gets no table: {reason}") if reason else None

@@ -206,7 +206,7 @@ class ColumnReader(RecordReader):
                 text = self._library.message_errstr(int(self._messages[self._at[loop.NEXT]])).decode(errors="replace")
                 code, place, offset = event.err, (topic, event.partition), event.offset
                 self._drop_message()
-                self._on_partition(code, text, place, offset)
+                self._on_partition_event(code, text, place, offset)
             else:
                 rkt = self._next_message().rkt  # an address, which may be reused once the topic is no longer read
                 name = self._library.topic_name(rkt).decode()
@@ -292,7 +292,7 @@ class ColumnReader(RecordReader):
         if ended and self._open:  # a reader whose last range has ended is about to be closed
             self._unassign(ended)
 
-    def _on_partition(self, code: int, text: str, place: TopicPartition, offset: int) -> None:
+    def _on_partition_event(self, code: int, text: str, place: TopicPartition, offset: int) -> None:
         index = self._open.get(place)
         if index is None:  # the range has already ended
             return

@@ -1,4 +1,4 @@
-"""Opens a task's reader: of files, or of Kafka, in passes if a topic-partition has several ranges."""
+"""Opens a task's reader of files or of Kafka. Reads several ranges of a topic-partition in several passes."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ class ExpressionChecker:
 
     def _is_short(self, expression: Node, limit: int) -> bool:
         """Return whether an expression is a constant text, such as `chr(10)`, or a text that `left` shortens."""
-        if _is_cut(expression):
+        if _is_left_call(expression):
             return 0 < self._length(expression["arguments"][-1]["expression"]) <= limit
         return isinstance(self._tree.constant(expression), str)
 
@@ -238,7 +238,7 @@ class ExpressionChecker:
         return max([1, *sizes]) * max([1, *own])
 
     def _inserted_length(self, text: Node) -> int:
-        if _is_cut(text):
+        if _is_left_call(text):
             return self._length(text["arguments"][-1]["expression"])
         return len(str(self._tree.constant(text) or ""))
 
@@ -248,7 +248,7 @@ def _length_arguments(name: str, arguments: Sequence[Node]) -> Sequence[Node]:
     return arguments[first:end]
 
 
-def _is_cut(expression: Node) -> bool:
+def _is_left_call(expression: Node) -> bool:
     return bool(expression["class"] == "FUNCTION" and expression["function_name"].lower() == "left")
 
 

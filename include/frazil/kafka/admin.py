@@ -72,7 +72,7 @@ class KafkaAdmin:
         topics_setting: str = "source.topics",
         servers_setting: str = "source.bootstrap-servers",
     ) -> None:
-        """The settings are what messages tell the user to correct."""
+        """Error messages name the two settings as what the user must correct."""
         self._topics_setting, self._servers_setting = topics_setting, servers_setting
         self._stream = stream
         self._servers = properties.get("bootstrap.servers", "")

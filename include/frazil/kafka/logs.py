@@ -1,7 +1,7 @@
 """Tracks the ends of the logs that a stream reads, and detects records that retention or a truncation removed.
 
-A truncation shows in one of two ways. A leader with the current epoch repeatedly reports a log end below a readable
-offset. Or the leader's end for the position's leader epoch (`OffsetForLeaderEpoch`) is below the position.
+A truncation shows in one of two ways. A leader with the current epoch repeatedly reports a log end below an offset
+that was readable. Or the leader's end for the position's leader epoch (`OffsetForLeaderEpoch`) is below the position.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from frazil.kafka.admin import KafkaAdmin
 
 MIN_SHORT_POLLS = 3
-"""Number of consecutive polls with a log end before the position that prove a truncation without leader epochs."""
+"""Without leader epochs, this many consecutive polls with a log end before the position prove a truncation."""
 MAX_OUTDATED_POLLS = 60
 """Maximum number of consecutive outdated responses, from a replaced broker, before reading fails."""
 

@@ -249,7 +249,7 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
         part: Rewrite | None = rewrite
         if rewrite.bytes > target:
             part = _plan_small_part(rewrite, target, target=target) or _plan_due_part(rewrite, 1)
-        limit = f"no part of at most {target:,} bytes is certain to halve its files"
+        limit = f"a rewrite of at most {target:,} bytes might not halve the number of its files"
         if part is not None:
             reason = f"{part.reason}; batches are being merged into it"
             more = [dataclasses.replace(part, reason=reason)] * min(each, max(rewrite.files // part.files, 1))
@@ -273,7 +273,7 @@ def _select_within_budget(
 
     A rewrite's cost includes overlapping files of `old` specs. The first rewrite beyond the `budget` (bytes) is done in
     part, and ends the run, so that no partition waits forever. A rewrite with shared delete files is always done whole.
-    A rewrite is skipped if files of `old` specs exceed the whole budget, or if no part is certain to halve its files.
+    A rewrite is skipped if files of `old` specs exceed the whole budget, or if no part surely halves its files.
     """
     taken: list[Rewrite] = []
     left: list[SkippedPartition] = []

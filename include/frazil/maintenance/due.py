@@ -29,8 +29,8 @@ class ManifestPlan:
 def plan_manifests(
     groups: Sequence[ManifestGroup], settings: Manifests, *, target_bytes: int = DEFAULT_MANIFEST_BYTES
 ) -> ManifestPlan:
-    """Plan a rewrite of each partition spec that has a group whose number of manifests would halve. Plans nothing
-    below `max-count`. A rewrite merges only manifests of the same group.
+    """Plan to rewrite the manifests of each partition spec with a group that would shrink by half or more. A rewrite
+    merges manifests of the same group only. Plans nothing below `max-count`.
     """
     total = sum(group.manifests for group in groups)
     if total < settings.max_count:

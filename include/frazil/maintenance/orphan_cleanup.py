@@ -108,9 +108,9 @@ def clean_orphans(
 ) -> OrphanReport:
     """Delete the orphan files that an earlier run also found. A dry run changes nothing.
 
-    `neighbours` is a result of `load_all_folders`, which may be an hour old: newer files of other tables are not
-    deleted anyway. Raises SpecError if the table does not exist, TableLost if only its files exist, and NotMadeByRoute.
-    Before the first deletion, raises any error.
+    `neighbours` is a result of `load_all_folders`. It may be an hour old, because files that other tables got since
+    are too young to be deleted. Raises SpecError if the table does not exist, TableLost if only its files exist,
+    NotMadeByRoute, and any error before the first deletion.
     """
     report = OrphanReport(table.identifier, dry_run)
     with translate_catalog_errors(catalog.name):

@@ -57,9 +57,9 @@ class RewriteResult:
     failed: int = 0
     """Files in jobs that failed before their commit."""
     lost: tuple[str, ...] = ()
-    """Messages of the parts that lost against another commit."""
+    """Messages of the actions that lost against another commit."""
     errors: tuple[str, ...] = ()
-    """Messages of the parts with other failures."""
+    """Messages of the actions that failed for other reasons."""
 
     def __add__(self, other: RewriteResult) -> RewriteResult:
         return RewriteResult(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))

@@ -153,7 +153,7 @@ def _share_text(count: int, records: int) -> str:
 
 
 def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
-    """Yield a reading without hold time per error class."""
+    """Yield one reading per error class. These readings have no hold time."""
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {format_count(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
@@ -217,7 +217,7 @@ def _unmeasured_reading(state: StreamState, hold_ms: int) -> Reading:
 
 
 def _is_stalled(state: StreamState) -> bool:
-    """Whether a service stops the stream's writer. Without a writer on this host, an unreadable table does not."""
+    """Whether a service's outage stalls the stream. An unreadable table counts only with a writer on this host."""
     outage = state.state in OUTAGES - {State.REGISTRY_UNREACHABLE}
     return outage or (state.state is State.TABLE_UNREADABLE and state.writer.pid is not None)
 

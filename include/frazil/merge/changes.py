@@ -306,7 +306,7 @@ def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) ->
 
 
 def find_own_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
-    """Return a mask of rows that come from the same record as the change at their index: it was read again."""
+    """Return a mask of rows whose own record was read again, as the change at their index."""
     if not rules.replays or {TOPIC, PARTITION, OFFSET} - {*rows.column_names}:
         return np.zeros(rows.num_rows, np.bool_)
     own = ~to_mask(_find_former_rows(rows, rules))

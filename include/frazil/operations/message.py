@@ -55,7 +55,7 @@ class ReportedProblem:
         subject, rule, since = str(alert.get("table", "")), str(alert.get("rule", "")), alert.get("since_ms")
         name, _, rule_subject = rule.partition(":")
         stream = rule_subject if name in {"freshness", "lag"} else ""
-        about = f"stream {stream} of {subject}" if stream else subject.removeprefix("care of ")
+        about = f"stream {stream} of {subject}" if stream else subject.removeprefix("windows of ")
         return cls(
             name=_one_line(name, MAX_TITLE_CHARACTERS) or "an alert",
             about=_one_line(about, MAX_TITLE_CHARACTERS),
@@ -255,7 +255,7 @@ def _page_path(stream: str, subject: str) -> str:
     kind, _, name = subject.rpartition(" ")
     if stream or kind in {"stream", "route of"}:
         return page_path(stream or name, None)
-    return page_path(None, name if kind in {"", "care of"} else None)
+    return page_path(None, name if kind in {"", "windows of"} else None)
 
 
 def _window_query(rule: str, alert: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ GRACE_MS = 10_000
 @dataclass(frozen=True, slots=True)
 class ActiveAlert:
     subject: str
-    """A table, `stream <name>`, `care of <table>`, `route of <stream>` and so on."""
+    """A table, `stream <name>`, `windows of <table>`, `route of <stream>` and so on."""
     rule: str
     since_ms: int
     sentence: str
@@ -315,14 +315,14 @@ def _streams_about(alert: ActiveAlert, tables: Mapping[str, Sequence[str]]) -> S
     for before in ("stream ", "route of "):
         if alert.subject.startswith(before):
             return (alert.subject.removeprefix(before),)
-    return tables.get(alert.subject.removeprefix("care of "), ())
+    return tables.get(alert.subject.removeprefix("windows of "), ())
 
 
 def combine_health(
     tables: Collection[str], alerts: Iterable[ActiveAlert], due: Mapping[str, Sequence[str]] | None
 ) -> Health | None:
     """Return the worst health of the tables. `due` has their due actions; None if nothing was measured."""
-    of_tables = (alert for alert in alerts if not alert.subject.startswith(("stream ", "care of ")))
+    of_tables = (alert for alert in alerts if not alert.subject.startswith(("stream ", "windows of ")))
     rules = sorted({alert.rule for alert in of_tables} & TABLE_RULES)
     if rules:
         return Health(Level.TROUBLE, "alert", tuple(rules))

@@ -90,7 +90,7 @@ class PendingAnswer(Generic[T]):
 
 
 class AnswerCache:
-    """Cached answers of one process, read by at most `threads` daemon threads per group, in the context of `around`."""
+    """Cached answers of one process. At most `threads` daemon threads read a group's answers, each inside `around`."""
 
     def __init__(
         self,

@@ -307,7 +307,7 @@ def _read_cursor(signals: Table, table: str) -> tuple[Cursor | None, int]:
 
 
 def _read_group(signals: Table, table: str) -> tuple[str | None, int]:
-    """Return a table's group, and the table's last signal number before joining. Raises MarkerUnreadable."""
+    """Return a table's group, and the number of its last signal before it joined. Raises MarkerUnreadable."""
     try:
         raw = json.loads(signals.metadata.properties.get(CURSOR_PROPERTY_PREFIX + table, "{}"))
         return raw.get("group"), raw.get("since", 0)

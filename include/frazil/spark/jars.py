@@ -1,7 +1,7 @@
 """Provides the JVM jars that frazil needs. `jars.lock` pins them by SHA-256; each user has a cache.
 
     $ python -m frazil.spark.jars fetch [SET…]   download missing jars (of `kafka spark` by default), print all paths
-    $ python -m frazil.spark.jars lock           resolve ROOTS again and rewrite the lock file (maintainers)
+    $ python -m frazil.spark.jars lock           resolve JAR_SETS again and rewrite the lock file (maintainers)
 
 The cache is `$FRAZIL_JARS`, by default `${XDG_CACHE_HOME:-~/.cache}/frazil/jars`. All checkouts share it.
 `FRAZIL_JARS_LOCK` can contain the path of another lock file, for example one with another version of Iceberg's runtime.
@@ -43,7 +43,7 @@ class RootModules:
     transitive: bool
 
 
-ROOTS = {
+JAR_SETS = {
     # The broker logs through SLF4J 1.7, whose binding Kafka leaves to its distribution.
     "kafka": RootModules(
         ("org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"), transitive=True
@@ -119,7 +119,7 @@ class LockedJar:
         return f"{self.coordinates} {self.bytes} {self.sha256}"
 
 
-def installed_variant(set_name: str, sets: Container[str] = ROOTS) -> str:
+def installed_variant(set_name: str, sets: Container[str] = JAR_SETS) -> str:
     """Return the set's variant for the installed Spark, such as `spark-4.0`, if `sets` has it; otherwise `set_name`."""
     try:
         minor = ".".join(version("pyspark").split(".")[:2])
@@ -257,8 +257,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModules] = ROOTS) -> None:
-    written = ["# Rewritten by `python -m frazil.spark.jars lock` from ROOTS in jars.py: coordinates, bytes, SHA-256."]
+def write_lock_file(lock_file: Path = LOCK_FILE, roots_of: Mapping[str, RootModules] = JAR_SETS) -> None:
+    written = ["# Written by `python -m frazil.spark.jars lock` from JAR_SETS in jars.py: coordinates, bytes, SHA-256."]
     with tempfile.TemporaryDirectory() as temporary:
         for name, roots in roots_of.items():
             folder = Path(temporary) / name

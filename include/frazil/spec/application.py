@@ -21,7 +21,7 @@ class Application:
 
     @property
     def resources(self) -> Resources:
-        """The largest cores and driver memory, all Spark properties, and other settings of the first stream."""
+        """The streams' largest `cores` and `driver-memory`, all Spark properties; else the first stream's settings."""
         declared = [spec.resources for spec in self.streams]
         spark = {key: value for one in declared for key, value in one.spark.items()}
         maxima = {name: max(getattr(one, name) for one in declared) for name in ("cores", "driver_memory")}

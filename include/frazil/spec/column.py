@@ -55,7 +55,7 @@ class Column(Model):
     as_: Annotated[Literal["json"] | Mapping[str, Literal["json"]] | None, YamlForm("`json`, or a mapping")] = Field(
         default=None, alias="as"
     )
-    """`json`: any value as JSON text, in a `string`. In a nested column, a mapping of its strings: `{detail: json}`."""
+    """`json` keeps any value as JSON text in a `string`. `{detail: json}` does this for a string in a nested column."""
 
     from_: Annotated[str | Mapping[str, str] | None, YamlForm("path, or a mapping")] = Field(
         default=None, alias="from", min_length=1

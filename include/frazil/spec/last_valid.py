@@ -55,7 +55,7 @@ class FileKind(Generic[T]):
 
 STREAMS: FileKind[StreamSpec] = FileKind(load_stream, read_stream, validate_stream)
 _known_records: dict[Path, tuple[NamedDeclaration, Signature]] = {}
-"""Declaration and signature of record files: a declaration is current while the signature is unchanged."""
+"""Each record file's declaration and signature. While the signature is unchanged, the declaration is current."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class Alerts(SwitchableAction):
     restarts: Count = 2
     """Number of times in a row, within an hour, that the writer ended without a commit."""
     waiting_batches: Count = 3
-    """Journaled batches that are not committed, if the last commit is not recent."""
+    """Number of batches in the journal without a commit. Shortly after a commit, this alert does not fire."""
     dead_letters: Percentage = 5
     """Percentage of the last records that are dead letters."""
     stale_changes: Percentage = 20

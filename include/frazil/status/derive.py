@@ -291,18 +291,18 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
     since_ms = known.unreachable_since_ms
     lasted = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
     works = "works" if known.state is State.STORAGE_UNAVAILABLE else "does"
-    calm = f"nothing is lost, and the writer continues by itself once it {works}"
+    outlook = f"nothing is lost, and the writer continues by itself once it {works}"
     if known.writer.only_users_start:
-        calm = f"nothing is lost. The writer tries again; if it has ended, `frazil run {known.name}` starts it"
+        outlook = f"nothing is lost. The writer tries again; if it has ended, `frazil run {known.name}` starts it"
     match known.state:
         case State.KAFKA_UNREACHABLE:
             servers = shown_servers(spec, os.environ)
-            return known.state, f"Kafka at {servers} has not answered{lasted}; {calm}. {BROKERS_REMEDY}"
+            return known.state, f"Kafka at {servers} has not answered{lasted}; {outlook}. {BROKERS_REMEDY}"
         case State.CATALOG_UNAVAILABLE:
             name = spec.table.catalog or "default"
-            return known.state, f"the catalog {name!r} has not accepted a commit{lasted}; {calm}: {cause}"
+            return known.state, f"the catalog {name!r} has not accepted a commit{lasted}; {outlook}: {cause}"
         case State.STORAGE_UNAVAILABLE:
-            return known.state, f"the storage of {known.table} has failed{lasted}; {calm}: {cause}"
+            return known.state, f"the storage of {known.table} has failed{lasted}; {outlook}: {cause}"
     return known.state, f"{cause}; the writer has been trying again{lasted}" if lasted else cause
 
 

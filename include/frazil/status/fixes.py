@@ -31,8 +31,8 @@ class Service(StrEnum):
 _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
     Service.SOURCE: (
         (TopicMissing, "Create the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
-        (AccessDenied, f"Correct user and secret in `source.properties`, or grant its permissions: {_ACL_COMMAND}"),
-        (SpecError, "Set the variables of `source` for the user who runs the writer, or correct its properties"),
+        (AccessDenied, f"Correct user and secret in `source.properties`, or grant the user access: {_ACL_COMMAND}"),
+        (SpecError, "Set the variables that `source` refers to for the user who runs the writer, or correct `source`"),
     ),
     Service.REGISTRY: (
         (
@@ -58,7 +58,7 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
 
 
 def explain_error(service: Service, error: Exception) -> Explanation:
-    """Return an error's type and reason on one line, without its stream, which may be one of several, and its fix."""
+    """Return an error's type and reason on one line, and its fix. Omits the stream, because it may concern several."""
     own = Explanation(error.reason, error.remedy) if isinstance(error, FrazilError) else Explanation(str(error))
     reason = f"{type(error).__name__}: {' '.join(own.reason.split())}"
     return Explanation(reason, own.remedy or _suggest_fix(service, error))

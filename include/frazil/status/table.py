@@ -233,7 +233,7 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
 
 
 def describe_own_missing_table(spec: StreamSpec, table: Table | None) -> str | None:
-    """Return what `describe_missing_table` returns, on the host of the stream's run folder."""
+    """Call `describe_missing_table`. The run folder on this host shows whether a writer has committed."""
     try:
         committed = table is None and has_committed(LocalLauncher(spec.name).observe(), spec.table.identifier)
     except (OSError, ValueError, TypeError, KeyError):  # the stream's state reports this error

@@ -232,7 +232,7 @@ class BatchRunner:
             has_evolved, values = self._evolve_tables(context, answers), _missing_route_values(answers)
             if not (has_evolved or values):
                 break
-            self.route.make(values, self.marker)
+            self.route.create_tables(values, self.marker)
             self._prepare_restage(key)
             context, answers = self._stage_once(stage, key, tasks=tasks)
         if _missing_route_values(answers):
@@ -344,7 +344,7 @@ class BatchRunner:
         read = SourceIdentity(self.marker.source.cluster_id, context.topic_ids)
         check_same_source(read, source, stream=self.spec.name)
         results = [a.result for a in answers]
-        cpu_s, requests = cost_meter.take()
+        cpu_s, requests = cost_meter.take_usage()
         uploads = (upload_requests(file.path, file.bytes) for answer in answers for file in answer.result.files)
         cpu_ms = round(1000 * (cpu_s + sum(answer.cpu_s for answer in answers)))
         return Journal(

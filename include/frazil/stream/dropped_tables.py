@@ -154,7 +154,7 @@ def has_other_route_value(spec: StreamSpec, table: Table, value: str | None) -> 
 
 
 def route_may_include(spec: StreamSpec, tables: StreamTables, target: Target) -> bool:
-    """Return whether the route includes this table. True also if this is uncertain, without a known route value."""
+    """Return whether the route includes this table. True also if the table's route value is unknown."""
     return _may_include(spec, RoutedTableRecord(target, _find_route_value(spec, tables, target), ""))
 
 

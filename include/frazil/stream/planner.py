@@ -156,9 +156,9 @@ class BatchPlanner:
         return (self.absent.get(topic, 0) if known else self.polls) >= MAX_ABSENT_POLLS
 
     def _is_poll_due(self, now: float) -> bool:
-        """Return whether `poll_s` has passed, or a batch is due: the poll adds records that have just arrived to it.
+        """Return whether `poll_s` has passed, or a batch is due.
 
-        Without this poll, these records would count as older than they are, and their batch would start too early.
+        The poll adds the newest records to the due batch. In the next batch, they would seem older than they are.
         """
         if (age_s := now - self.polled_at) >= self.settings.poll_s:
             return True
@@ -303,7 +303,7 @@ class BatchPlanner:
         self.report(replace(self.reported, silent_since_ms=since_ms, missing=missing))
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_INTERVAL_S:
             self.warned_at = now
-            what = "not had a topic of the stream" if missing else "not answered"
+            what = "had no topic of the stream" if missing else "not answered"
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_TIMEOUT_S:
             if missing:

@@ -100,10 +100,10 @@ class StreamRoute:
         self.routed.retry_absent(default_marker)
         return self.routed.add_targets(context, key)
 
-    def make(self, values: Collection[str], default_marker: Marker) -> None:
-        """Create tables for new route values, up to the route's limit. Raises the errors of `RoutedTables.make`."""
+    def create_tables(self, values: Collection[str], default_marker: Marker) -> None:
+        """Create tables for new route values, up to the limit. Raises the errors of `RoutedTables.create_tables`."""
         if self.routed:
-            self.routed.make(values, default_marker)
+            self.routed.create_tables(values, default_marker)
 
     def is_absent(self, target: Target) -> bool:
         return self.routed is not None and target in self.routed.absent

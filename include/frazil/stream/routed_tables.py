@@ -195,7 +195,7 @@ class RoutedTables(RouteValues):
             # Earlier writers could not create the tables in notes.
             noted = [(note.value, note.target) for note in load_missing_table_notes(self.tables)]
             missing = [value for value, target in noted if value is not None and self.route.makes(value, target)]
-            self.make([*missing, *self._values_of_dropped()], default_marker)
+            self.create_tables([*missing, *self._values_of_dropped()], default_marker)
         log.info(
             "the route of stream %r has %s", self.spec.name, format_count(len(set(self.targets.values())), "table")
         )
@@ -280,7 +280,7 @@ class RoutedTables(RouteValues):
 
         _run_many(load_existing, list_matching_names(self.catalog, self.sinks))
 
-    def make(self, values: Iterable[str], default_marker: Marker) -> None:
+    def create_tables(self, values: Iterable[str], default_marker: Marker) -> None:
         with translate_catalog_errors(self.catalog.name):
             _run_many(lambda value: self._try_create(value, default_marker), self.find_new(values))
 

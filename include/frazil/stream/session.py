@@ -53,7 +53,7 @@ class CostMeter:
     _requests: StorageRequests = field(default_factory=StorageRequests)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self) -> tuple[float, StorageRequests]:
+    def take_usage(self) -> tuple[float, StorageRequests]:
         with self._lock:
             cpu_s, requests = time.process_time() + _process_cpu_s(self.jvm_pid), counted_requests()
             before_s, before = self._taken_s, self._requests

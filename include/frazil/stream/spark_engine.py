@@ -48,10 +48,10 @@ LOST_PROCESSES = {"Python worker exited unexpectedly": "a Python worker", "Execu
 """Names of dead processes, by Spark's message."""
 APPLICATION_ENDED = "SparkContext was shut down"
 """Spark's message for a job whose application has ended."""
-TASK_GIVEN_UP = re.compile(
+_TASK_GIVEN_UP_PATTERN = re.compile(
     r"failed (?P<tries>\d+) times, most recent failure: Lost task [^(]*\(TID \d+\) \((?P<host>\S+)"
 )
-EXIT_CODE = re.compile(r"exited? (?:with|status:?|code:?) ?(?:code:? ?)?(?P<code>\d+)", re.IGNORECASE)
+_EXIT_CODE_PATTERN = re.compile(r"exited? (?:with|status:?|code:?) ?(?:code:? ?)?(?P<code>\d+)", re.IGNORECASE)
 KILLED_EXIT_CODE = 137
 
 
@@ -246,7 +246,7 @@ def _end_message(stream: str) -> str:
 
 def _death_message(stream: str, died: str, text: str) -> str:
     """Return which process died and, if Spark's text contains them, where and how."""
-    given_up, exit_code = TASK_GIVEN_UP.search(text), EXIT_CODE.search(text)
+    given_up, exit_code = _TASK_GIVEN_UP_PATTERN.search(text), _EXIT_CODE_PATTERN.search(text)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
     how = f" with exit code {code}" if code is not None else ""

@@ -93,7 +93,7 @@ def build_declared_context(
 
 
 def hash_column_rules(context: StageContext) -> dict[str, str]:
-    """Return a hash of the rules that read each column; empty unless the records are changes in the topic's format."""
+    """Return a hash of the rules that read each column. Empty except for an upsert of records from the topic."""
     if context.changes is None or not context.is_in_topic_format:
         return {}
     sensitive = {**context.sensitive}

@@ -88,7 +88,7 @@ class WholeTransactions:
         return self._log.newest if self._log else self.last_before_start
 
     def find_readable_end(self, tp: TopicPartition, start: int, end: int) -> int:
-        """Return how far the partition may be read. Raises Kafka's errors, and SpecError for several tables."""
+        """Return the end offset to read to. Raises Kafka's errors, and SpecError for transactions on several tables."""
         if self._log is None:
             known = self.last_before_start if self.last_before_start.id else self._find_last_before(tp, start)
             self._log, self._scanned = Boundaries(start, known), start

@@ -213,7 +213,7 @@ def _retry_external_cause(
             f"{format_elapsed(now_ms - observed.returned_at_ms)} ago, so the cause may be gone"
         )
         return Decision(WriterAction.START, Cause.RETURNED, reason)
-    same = _has_same_declaration(exit_)
+    same = _same_declaration_as(exit_)
     if exit_.code == AccessDenied.exit_code and any(e.committed and same(e) for e in observed.exits):
         return _retry_denied(observed, exit_, now_ms=now_ms, policy=policy)
     return None
@@ -240,14 +240,14 @@ def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, po
     return _restart_after(policy.denied_backoff_ms(len(row)), exit_, Cause.DENIED, reason, now_ms=now_ms)
 
 
-def _has_same_declaration(last: ExitRecord) -> Callable[[ExitRecord], bool]:
+def _same_declaration_as(last: ExitRecord) -> Callable[[ExitRecord], bool]:
     return lambda e: (e.spec_fingerprint, e.generation) == (last.spec_fingerprint, last.generation)
 
 
 def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> list[ExitRecord]:
     """Return the last exits in a row without a request and a commit, of one declaration and state, newest first."""
     last = exits[-1]
-    same = _has_same_declaration(last)
+    same = _same_declaration_as(last)
 
     def belongs(exit_: ExitRecord) -> bool:
         return (

@@ -101,8 +101,8 @@ def _share_snapshots(catalog: MetastoreCatalog) -> None:
 
 
 def _complete_expiry(before: TableMetadata, made: TableMetadata, updates: Iterable[TableUpdate]) -> TableMetadata:
-    """Return `made` without partition statistics of expired snapshots, and without log entries up to the newest of
-    them. Iceberg's Java library removes the same.
+    """Return `made`, also without the partition statistics of expired snapshots, and without the snapshot log up to the
+    newest expired snapshot. Iceberg's Java library removes the same.
     """
     removed = {id_ for update in updates if isinstance(update, RemoveSnapshotsUpdate) for id_ in update.snapshot_ids}
     if not removed:

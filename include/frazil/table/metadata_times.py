@@ -36,8 +36,8 @@ def order_times(before: TableMetadata, after: TableMetadata) -> TableMetadata:
     return after.model_copy(
         update={
             "last_updated_ms": max(_newest_ms(before) + 1, _newest_ms(after)),
-            "snapshot_log": _raise_times(after.snapshot_log),
-            "metadata_log": _raise_times(after.metadata_log),
+            "snapshot_log": _clamp_times(after.snapshot_log),
+            "metadata_log": _clamp_times(after.metadata_log),
         }
     )
 
@@ -73,7 +73,7 @@ def _newest_ms(metadata: TableMetadata) -> int:
     return newest
 
 
-def _raise_times(log: Sequence[E]) -> list[E]:
+def _clamp_times(log: Sequence[E]) -> list[E]:
     """Return the log entries. A time below the previous entry's is raised to that time."""
     times = accumulate((entry.timestamp_ms for entry in log), max)
     return [

@@ -15,7 +15,7 @@ from frazil.errors import SpecError
 SQLITE_BUSY_MS = 30_000
 """How long (ms) Spark waits for another process that writes."""
 ATOMIC_PROPERTY = "frazil.atomic"
-"""frazil's property of a REST catalog that names its server: one of `atomic_catalogs.ATOMIC_SERVERS`."""
+"""A REST catalog's property, read by frazil, with the server's name: one of `atomic_catalogs.ATOMIC_SERVERS`."""
 
 _JAVA_NAMES = {
     "s3.region": "client.region",

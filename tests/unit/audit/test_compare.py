@@ -230,7 +230,7 @@ def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_sam
     (found,) = compare_partition(thrice)
     assert (found.count, found.sentence) == (
         2,
-        "2 rows too many in the table, at offset 17, or at offsets that also a former topic of this name had",
+        "2 rows too many in the table, at offset 17, or at offsets that a former topic of this name also had",
     )
 
 
@@ -493,7 +493,7 @@ def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: Wor
     evidence = world.evidence()
     harmed = replace(evidence, kafka=RemainingOffsets(0, evidence.kafka.offsets, cut))
     others = sum(o >= cut for o in world.kafka)
-    assert wrong(compare_partition(harmed)) == [(FindingKind.LOG_CUT, max(others, 1))]
+    assert wrong(compare_partition(harmed)) == [(FindingKind.LOG_TRUNCATED, max(others, 1))]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_offsets_that_were_committed_again_are_reported_for_their_topic_partitio
 def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
     (found,) = compared(monkeypatch, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1))
-    assert (found.kind, found.where) == (FindingKind.LOG_CUT, "t-0")
+    assert (found.kind, found.where) == (FindingKind.LOG_TRUNCATED, "t-0")
     assert "truncated at offset 40" in found.sentence
 
 
@@ -101,7 +101,7 @@ def test_a_deleted_topic_hides_no_log_of_another_that_was_cut(monkeypatch: pytes
     ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),), U0: (CommittedRange(5, 9, 4, 0, "id-2"),)}
     absent, cut = compared_ranges(monkeypatch, ranges, source=known, leader_epochs={T0: 1})
     assert (absent.kind, absent.where, absent.count) == (FindingKind.NOT_COMPARED, "u", 4)
-    assert (cut.kind, cut.where) == (FindingKind.LOG_CUT, "t-0")
+    assert (cut.kind, cut.where) == (FindingKind.LOG_TRUNCATED, "t-0")
 
 
 def test_the_extent_of_what_kafka_deleted_is_in_offsets_and_none_of_them_is_yet_to_be_read(

@@ -76,16 +76,16 @@ def test_the_last_line_says_what_the_run_landed(batches: list[BatchCommitted], s
     totals = RunTotals(SPEC)
     for batch in batches:
         totals.add(batch)
-    assert totals.end(stopped=stopped) == line
+    assert totals.last_line(stopped=stopped) == line
 
 
 def test_a_stopped_run_reports_the_records_that_wait_in_kafka():
     totals = RunTotals(SPEC)
-    assert totals.end(stopped=True, lag=0) == "stopped: no new records for city.rides"
+    assert totals.last_line(stopped=True, lag=0) == "stopped: no new records for city.rides"
     waits = "stopped: no records were committed to city.rides; 50 records wait in Kafka"
-    assert totals.end(stopped=True, lag=50) == waits
+    assert totals.last_line(stopped=True, lag=50) == waits
     totals.add(landed(2))
-    assert totals.end(stopped=True, lag=1) == "stopped: 2 rows added to city.rides; 1 record waits in Kafka"
+    assert totals.last_line(stopped=True, lag=1) == "stopped: 2 rows added to city.rides; 1 record waits in Kafka"
     assert totals.document(stopped=True, lag=1)["lag"] == 1
 
 
@@ -95,15 +95,15 @@ def test_rows_that_wait_for_tables_of_the_route_are_distinguished():
         StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), "route": route})
     )
     totals.add(landed(5))
-    assert totals.end(stopped=True) == "stopped: 5 rows added to the tables of the route of rides"
-    assert totals.end(stopped=True, waiting=3) == (
+    assert totals.last_line(stopped=True) == "stopped: 5 rows added to the tables of the route of rides"
+    assert totals.last_line(stopped=True, waiting=3) == (
         "stopped: 5 rows for the tables of the route of rides; 3 rows wait for their tables: "
         "`frazil route rides` shows why"
     )
     assert totals.document(stopped=True, waiting=3)["waiting"] == 3
     totals.waited = 67
-    landed_late = "67 rows that had waited reached their tables"
-    assert totals.end(stopped=False) == f"caught up: 5 rows added to the tables of the route of rides; {landed_late}"
+    late = "67 rows that had waited reached their tables"
+    assert totals.last_line(stopped=False) == f"caught up: 5 rows added to the tables of the route of rides; {late}"
     assert totals.document(stopped=False)["waited"] == 67
 
 
@@ -169,7 +169,7 @@ def test_of_merged_batches_the_lines_count_changes():
     spec = SPEC.model_copy(update={"mode": "upsert"})
     totals = RunTotals(spec)
     assert totals.add(landed(2, 1, files=2)) == "batch 3-7: 2 changes merged, 1 dead letter, 1.2 s"
-    assert totals.end(stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
+    assert totals.last_line(stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
 
 
 def test_of_a_stream_that_drops_repeats_the_records_and_the_rows_are_reported():
@@ -180,7 +180,7 @@ def test_of_a_stream_that_drops_repeats_the_records_and_the_rows_are_reported():
     said = totals.add(replace(landed(40), changes={"repeated": 30}))
     assert said == "batch 3-7: 10 rows, 30 repeats dropped in 1 file, 1.2 s"
     totals.add(landed(2))
-    assert totals.end(stopped=False) == "caught up: 12 rows added to city.rides, 30 repeats dropped"
+    assert totals.last_line(stopped=False) == "caught up: 12 rows added to city.rides, 30 repeats dropped"
     assert totals.document(stopped=False) == {"ended": "caught-up", "records": 42, "rejected": 0, "repeated": 30}
 
 

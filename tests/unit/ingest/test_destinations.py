@@ -64,7 +64,7 @@ def test_rows_without_a_table_are_rejected_where_declared() -> None:
 
 
 def test_new_values_are_reported_and_their_rows_left_out() -> None:
-    declared = {"targets": {"a": "n.a"}, "makes": True, "allow": ("a*", "b*"), "refused": {"bad": "it is taken"}}
+    declared = {"targets": {"a": "n.a"}, "creates": True, "allow": ("a*", "b*"), "refused": {"bad": "it is taken"}}
     found, errors, divide = divided(["a", "ab", "bad", "c", "ab", "b" * 201], **declared)
     assert found == {"n.a": [0]}
     assert divide.values == {"ab"}
@@ -78,20 +78,22 @@ def test_new_values_are_reported_and_their_rows_left_out() -> None:
 @pytest.mark.parametrize("by", ["field", "header"])
 def test_a_delete_of_a_value_without_a_table_changes_nothing_and_is_not_reported(by: str) -> None:
     values = ["a", "b", "c", "c", "bad", "b"]
-    declared = {"by": by, "targets": {"a": "n.a"}, "makes": True, "allow": ("*",), "refused": {"bad": "it is taken"}}
+    declared = {"by": by, "targets": {"a": "n.a"}, "creates": True, "allow": ("*",), "refused": {"bad": "it is taken"}}
     kinds = [value.encode() for value in values] if by == "header" else values
     found, errors, divide = divided(kinds, deletes={0, 1, 3, 4, 5}, unchanged=[1, 3, 5], **declared)
     assert (found, errors.keys(), divide.values) == ({"n.a": [0]}, {4}, {"c"})
 
 
 def test_a_record_whose_upsert_has_a_table_changes_something_though_its_delete_has_none() -> None:
-    declared = {"targets": {"a": "n.a"}, "makes": True, "allow": ("*",), "deletes": {0, 2}}
+    declared = {"targets": {"a": "n.a"}, "creates": True, "allow": ("*",), "deletes": {0, 2}}
     found, _, divide = divided(["b", "a", "b"], kept=[0, 0, 1], unchanged=[1], **declared)
     assert (found, divide.values) == ({"n.a": [1]}, set())
 
 
 def test_when_no_further_table_can_be_made_new_values_are_rejected() -> None:
-    found, errors, divide = divided(["a", "b"], targets={"a": "n.a"}, makes=True, allow=("*",), full="there are enough")
+    found, errors, divide = divided(
+        ["a", "b"], targets={"a": "n.a"}, creates=True, allow=("*",), full="there are enough"
+    )
     assert (found, divide.values) == ({"n.a": [0]}, set())
     assert errors == {1: "field kind: 'b' gets no table: there are enough"}
 
@@ -127,15 +129,15 @@ def test_a_header_names_the_table_and_one_that_is_no_text_is_rejected() -> None:
 def test_a_topic_names_the_table() -> None:
     found, _, divide = divided([0, 1, 0], by="topic", name="", targets={"u": "n.u"})
     assert found == {"main": [0, 2], "n.u": [1]}
-    _, _, divide = divided([0, 0], by="topic", name="", makes=True, allow=("*",))
+    _, _, divide = divided([0, 0], by="topic", name="", creates=True, allow=("*",))
     assert divide.values == {"t"}, "a topic without records here needs no table yet"
 
 
 @given(st.lists(st.sampled_from(["a", "b", "new", "bad", None, ""]), max_size=30), st.booleans(), st.booleans())
-def test_each_row_has_one_fate(values: list[str | None], to_main: bool, makes: bool) -> None:
+def test_each_row_has_one_fate(values: list[str | None], to_main: bool, creates: bool) -> None:
     targets = {"a": "n.a", "b": "n.a"}
     found, errors, divide = divided(
-        values, targets=targets, to_main=to_main, makes=makes, allow=("*",), refused={"bad": "no"}
+        values, targets=targets, to_main=to_main, creates=creates, allow=("*",), refused={"bad": "no"}
     )
     landed = [row for rows in found.values() for row in rows]
     waiting = [row for row, value in enumerate(values) if value in divide.values]

@@ -200,7 +200,7 @@ def test_a_partition_that_is_merged_into_and_has_no_fitting_part_is_left_for_tha
     ((left,), rewrites) = (made.left, made.rewrites)
     assert not rewrites
     assert left.why is SkipReason.BUSY
-    assert "no part of at most 1,000 bytes is certain to halve its files" in left.reason
+    assert "a rewrite of at most 1,000 bytes might not halve the number of its files" in left.reason
     assert "rewrites of such partitions" not in left.reason
 
 

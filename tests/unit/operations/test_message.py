@@ -67,7 +67,7 @@ def test_one_alert_says_all_that_a_user_needs(monkeypatch: pytest.MonkeyPatch) -
         ("writer", "stream rides", "stream rides", "/stream/rides"),
         ("dead-letters:NotJson", "stream rides", "stream rides", "/stream/rides"),
         ("snapshots", "city.rides", "city.rides", "/table/city.rides"),
-        ("held", "care of city.rides", "city.rides", "/table/city.rides"),
+        ("held", "windows of city.rides", "city.rides", "/table/city.rides"),
         ("manifests", "route of shop", "route of shop", "/stream/shop"),
         ("aggregation:daily", "aggregation daily", "aggregation daily", "/"),
         ("runs:frazil_audits", "the DAG frazil_audits", "the DAG frazil_audits", "/"),
@@ -84,7 +84,7 @@ def test_the_link_of_an_alert_about_a_window_opens_that_window() -> None:
         ("held", "2 windows held, the first is 2013-12-30T15", "2013-12-30T15"),
         ("late-window", "2013-12-30 has been due for 2 h", "2013-12-30"),
     ):
-        (one,) = reported({**alert(rule, "care of city.rides"), "value": value}).problems
+        (one,) = reported({**alert(rule, "windows of city.rides"), "value": value}).problems
         assert one.page == f"{PAGE}#/table/city.rides?window={window}"
 
 

@@ -418,7 +418,7 @@ def test_held_windows_and_alerts_need_attention_even_where_the_stream_runs(spec:
 def test_held_windows_are_said_once_and_without_all_findings_of_the_alert(spec: StreamSpec):
     windows = Windows("hour", None, "", held=("2013-12-30T15",))
     said, findings = "A quality gate holds the window 2013-12-30T15", "quality gates hold 1 window: 7 of 7 rows"
-    alert = ActiveAlert("care of demo.ticks", "held", OLD_MS, findings, "https://team/run#held")
+    alert = ActiveAlert("windows of demo.ticks", "held", OLD_MS, findings, "https://team/run#held")
     for known, alerts, shown in ((windows, (), said), (windows, (alert,), said), (None, (alert,), findings)):
         line = build_line("ticks", spec, StreamReading(status(), NOW_MS), RelatedState(known, alerts), now_ms=NOW_MS)
         (need,) = line.needs
@@ -523,7 +523,7 @@ def test_an_alert_belongs_to_the_streams_that_it_concerns():
     assert streams("demo.ticks", "manifests") == ["more", "ticks"]
     assert streams("demo.ticks", "freshness:more") == ["more"]
     assert streams("stream ticks", "declaration") == ["ticks"]
-    assert streams("care of demo.ticks", "held") == ["more", "ticks"]
+    assert streams("windows of demo.ticks", "held") == ["more", "ticks"]
     assert streams("demo.ticks_dead_letters", "snapshots") == ["ticks"]
     assert streams("demo.ticks_eu", "small-files") == ["ticks"]
     assert streams("route of ticks", "small-files") == ["ticks"]

@@ -168,7 +168,7 @@ def test_a_table_needs_attention_for_an_alert_or_a_held_window():
     held = Calendar("hour", (Cell("k", "held"),), "")
     alert = ActiveAlert("demo.ticks", "manifests", 0, "x")
     shape = build_shape(metadata(), health(), {}, sizes=[], past=(), settings=Maintenance())
-    late = ActiveAlert("care of demo.ticks", "late", 0, "x")
+    late = ActiveAlert("windows of demo.ticks", "late", 0, "x")
     assert table_health(None, None, ()) == Health(Level.UNKNOWN, "unknown")
     assert table_health(shape, None, ()) == Health(Level.WELL, "in shape")
     assert table_health(shape, None, (alert,)) == Health(Level.TROUBLE, "alert", ("manifests",))

@@ -22,9 +22,9 @@ def test_a_set_that_the_lock_file_lacks_is_named_with_those_it_has(tmp_path: Pat
 
 def test_the_lock_file_pins_every_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FRAZIL_JARS_LOCK", raising=False)  # `make matrix` sets it
-    for name in jars.ROOTS:
+    for name in jars.JAR_SETS:
         pinned = {str(jar.coordinates) for jar in jars.load_locked(name)}
-        assert set(jars.ROOTS[jars.installed_variant(name)].coordinates) <= pinned
+        assert set(jars.JAR_SETS[jars.installed_variant(name)].coordinates) <= pinned
 
 
 def test_no_file_of_the_package_names_a_host() -> None:

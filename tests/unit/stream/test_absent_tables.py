@@ -104,7 +104,7 @@ class Shop(MadeRoute):
     def land(self, **rows: int) -> None:
         """A batch with that many rows of each value."""
         self.routed.retry_absent(self.home())
-        self.route.make([value for value in rows if value not in self.routed.targets], self.home())
+        self.route.create_tables([value for value in rows if value not in self.routed.targets], self.home())
         self.absent = self.routed.absent
         self.run({self.routed.targets[value]: count for value, count in rows.items()})
 
@@ -192,7 +192,7 @@ def test_a_writer_that_is_killed_while_the_table_comes_loses_and_doubles_nothing
 
 def test_a_writer_that_is_killed_before_the_batch_with_the_first_row_leaves_nothing(made: Shop, broken: Broken) -> None:
     broken.refused = {("create_table", A)}
-    made.route.make(["a"], made.home())
+    made.route.create_tables(["a"], made.home())
     made.absent = made.routed.absent
     key = made.home().at
     folder = made.tables.waiting_folder(key._replace(batch=key.batch + 1))
@@ -504,7 +504,7 @@ def test_rows_of_a_table_that_was_renamed_count_once_though_another_has_its_name
 def test_a_table_whose_name_does_not_show_its_value_is_made_again_for_it(made: Shop, broken: Broken) -> None:
     hashed = shop().route.derive_table_name("Ä")  # type: ignore[union-attr]
     broken.refused = {("create_table", hashed)}
-    made.route.make(["Ä"], made.home())
+    made.route.create_tables(["Ä"], made.home())
     note = load_missing_table_note(made.tables, hashed)
     assert note is not None
     assert note.value == "Ä"
@@ -578,7 +578,7 @@ def test_where_all_tables_change_in_one_step_the_trouble_of_one_stops_all(broken
     made = Shop(shop(commit={"atomic": True}), time.time_ns() // 1_000_000).start()
     broken.refused = {("create_table", A)}
     with pytest.raises(AccessDenied, match="not yours"):
-        made.route.make(["a"], made.home())
+        made.route.create_tables(["a"], made.home())
 
 
 def test_a_table_that_was_dropped_when_it_had_all_rows_keeps_no_run_from_its_end(made: Shop) -> None:

@@ -14,7 +14,7 @@ from tests.unit.stream.test_shuffled_answers import VALID, answered
 
 def test_cpu_and_requests_are_taken_once():
     meter = CostMeter()
-    meter.take()
+    meter.take_usage()
     count_request("writes", "s3://bucket/a")
     count_request("reads", "s3://bucket/a")
     count_request("writes", "file:///a")
@@ -22,17 +22,17 @@ def test_cpu_and_requests_are_taken_once():
     end_s = time.process_time() + 0.02
     while time.process_time() < end_s:
         pass
-    cpu_s, requests = meter.take()
+    cpu_s, requests = meter.take_usage()
     assert cpu_s >= 0.02
     assert requests == (1, 1)
-    assert meter.take()[1] == (0, 0)
+    assert meter.take_usage()[1] == (0, 0)
 
 
 def test_another_process_counts_too_and_one_that_ended_counts_nothing():
     meter = CostMeter(jvm_pid=os.getpid())
-    assert meter.take()[0] > time.process_time()
+    assert meter.take_usage()[0] > time.process_time()
     meter.jvm_pid = 2**22 + 1  # above the highest process id
-    assert meter.take()[0] == 0.0
+    assert meter.take_usage()[0] == 0.0
 
 
 def test_large_files_are_uploaded_in_parts():

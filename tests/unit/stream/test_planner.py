@@ -431,7 +431,7 @@ def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_
     assert world.reports[-1].missing == "a topic does not exist"
     with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before were not read$"):
         world.after(UNREACHABLE_TIMEOUT_S + 5)
-    assert "Kafka has not had a topic of the stream for 10 s: a topic does not exist" in caplog.messages
+    assert "Kafka has had no topic of the stream for 10 s: a topic does not exist" in caplog.messages
 
 
 def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world: World):

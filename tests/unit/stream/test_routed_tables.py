@@ -107,10 +107,10 @@ def test_declared_tables_are_made_with_a_marker_and_folders_of_their_own() -> No
 def test_only_tables_of_new_values_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     shop = Shop(template="shop.of_{value}", limit=2)
     routed = shop.open()
-    routed.make(["a"], shop.home())
+    routed.create_tables(["a"], shop.home())
     tried: list[str] = []
     monkeypatch.setattr(RoutedTables, "_try_create", lambda _, value, __: tried.append(value))
-    routed.make(["a", "b", "c"], shop.home())
+    routed.create_tables(["a", "b", "c"], shop.home())
     assert (sorted(routed.targets), tried) == (["a"], ["b"])
 
 
@@ -162,10 +162,10 @@ def test_the_reason_names_the_table_even_if_the_error_does_not() -> None:
 
 def test_tables_that_were_made_are_found_again_and_count() -> None:
     shop = Shop(template="shop.of_{value}", limit=3)
-    shop.open().make(["b", "A"], shop.home())
+    shop.open().create_tables(["b", "A"], shop.home())
     routed = shop.open()
     assert sorted(routed.targets) == ["A", "b"]
-    routed.make(["y", "x"], shop.home())
+    routed.create_tables(["y", "x"], shop.home())
     assert sorted(routed.targets) == ["A", "b", "x"], "in the order of values, whoever asks"
     destinations = shop.context(routed).destinations
     assert destinations is not None
@@ -183,7 +183,7 @@ def test_tables_beside_them_are_not_the_routes() -> None:
         shop.catalog.create_table(f"shop.{name}", home.schema(), properties=properties)
     routed = shop.open()
     assert routed.targets == {}
-    routed.make(["plain", "moved", "new"], shop.home())
+    routed.create_tables(["plain", "moved", "new"], shop.home())
     assert sorted(routed.targets) == ["new"]
     assert sorted(routed.refused) == ["moved", "plain"]
     assert read_marker(shop.catalog.load_table("shop.of_plain").properties, "shop") is None
@@ -192,8 +192,8 @@ def test_tables_beside_them_are_not_the_routes() -> None:
 def test_two_writers_that_make_a_table_at_once_make_one() -> None:
     shop = Shop(template="shop.of_{value}")
     one, other = shop.open(), shop.open()
-    one.make(["a"], shop.home())
-    other.make(["a"], shop.home())
+    one.create_tables(["a"], shop.home())
+    other.create_tables(["a"], shop.home())
     assert one.targets == other.targets == {"a": "shop.of_a"}
     marker = read_marker(shop.catalog.load_table("shop.of_a").properties, "shop")
     assert marker is not None
@@ -203,18 +203,18 @@ def test_two_writers_that_make_a_table_at_once_make_one() -> None:
 def test_many_tables_are_made_side_by_side() -> None:
     shop = Shop(template="shop.of_{value}")
     routed = shop.open()
-    routed.make([f"v{number}" for number in range(25)], shop.home())
+    routed.create_tables([f"v{number}" for number in range(25)], shop.home())
     assert len(routed.targets) == routed.created_count == 25
     assert len({id(t.schema_json) for name, t in shop.context(routed).targets.items() if "." in name}) == 1
 
 
 def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
     shop = Shop(template="shop.of_{value}")
-    shop.open().make(["a"], shop.home())
+    shop.open().create_tables(["a"], shop.home())
     shop.catalog.purge_table("shop.of_a")
     waiting = LaggingTable("shop.of_a", 1, 1, 5, Explanation("it no longer exists"))
     routed = shop.open(shop__of_a=waiting)
-    routed.make(["a"], shop.home())
+    routed.create_tables(["a"], shop.home())
     assert routed.absent["shop.of_a"].reason == "shop.of_a is missing 5 rows of 1 batch: it no longer exists"
     recreate_table(shop.spec, shop.tables, "shop.of_a")
     assert "shop.of_a" in shop.open(shop__of_a=waiting).absent
@@ -223,7 +223,7 @@ def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
 
 def test_values_of_another_route_stay_where_they_are() -> None:
     shop = Shop(template="shop.of_{value}")
-    shop.open().make(["a"], shop.home())
+    shop.open().create_tables(["a"], shop.home())
     assert shop.spec.route is not None
     shop.spec = shop.spec.model_copy(
         update={"route": shop.spec.route.model_copy(update={"tables": {"a": "shop.declared"}})}
@@ -250,7 +250,7 @@ def test_a_fenced_writer_prepares_no_further_tables(monkeypatch: pytest.MonkeyPa
 def test_tables_that_are_alike_are_parsed_once_by_a_task() -> None:
     shop = Shop(template="shop.of_{value}")
     routed = shop.open()
-    routed.make(["a", "b"], shop.home())
+    routed.create_tables(["a", "b"], shop.home())
     context = shop.context(routed)
     writers = RoutedWriters(context, file_name=file_namer(0, 0))
     schema = schema_to_pyarrow(Schema.model_validate_json(context.main.schema_json), include_field_ids=True)
@@ -271,7 +271,7 @@ def test_tables_that_are_alike_are_parsed_once_by_a_task() -> None:
 def test_many_tables_share_the_memory_of_one_writer() -> None:
     shop = Shop(template="shop.of_{value}")
     routed = shop.open()
-    routed.make(["a", "b"], shop.home())
+    routed.create_tables(["a", "b"], shop.home())
     context = shop.context(routed)
     writers = RoutedWriters(context, file_name=file_namer(0, 0), buffer_bytes=1, undivided_bytes=1)
     schema = schema_to_pyarrow(Schema.model_validate_json(context.main.schema_json), include_field_ids=True)

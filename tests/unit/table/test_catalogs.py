@@ -363,7 +363,7 @@ def test_spark_gets_the_jars_that_a_catalog_needs_and_no_others(
     properties: dict[str, str], sets: tuple[str, ...]
 ) -> None:
     assert needed_jar_sets(properties) == sets
-    assert set(sets) <= set(jars.ROOTS)
+    assert set(sets) <= set(jars.JAR_SETS)
 
 
 def test_spark_opens_files_in_gcs_and_adls_with_iceberg_s_own_classes() -> None:

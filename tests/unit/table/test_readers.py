@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from frazil.cli.main import frazil
 from frazil.errors import SpecError
-from frazil.spark.jars import ROOTS, installed_variant
+from frazil.spark.jars import JAR_SETS, installed_variant
 from frazil.table.catalogs import load_catalog, spark_properties
 from frazil.table.reader_configuration import READERS, Reader, configuration
 
@@ -91,7 +91,7 @@ def test_duckdb_reads_a_table_of_the_printed_catalog(capsys: pytest.CaptureFixtu
 def test_spark_gets_the_properties_that_frazils_own_sessions_have() -> None:
     settings = dict(re.findall(r'\.config\("([^"]+)", "([^"]+)"\)', printed("spark")))
     assert settings.items() >= spark_properties(None).items()
-    assert settings["spark.jars.packages"] == ",".join(ROOTS[installed_variant("spark")].coordinates)
+    assert settings["spark.jars.packages"] == ",".join(JAR_SETS[installed_variant("spark")].coordinates)
 
 
 def test_sparks_and_trinos_properties_of_a_database_hold_its_password_by_reference() -> None:

@@ -73,8 +73,8 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
 
 
 def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
-    """Return the waiting days to request. Omits a day with a run in progress, and a day with a failed run or a
-    request since the day's newest signal. Ignores requests before `requested_after_ms`.
+    """Return the waiting days to request: those without a run in progress, and without a failed run or a request
+    since the day's newest signal. Ignores requests before `requested_after_ms`.
     """
 
     def is_covered(day: WaitingDay, state: str, at_ms: int) -> bool:

@@ -212,7 +212,7 @@ def build_watched_subjects(
             fed = [one for one in feeds if one.table.identifier == table]
             read_rules, own_dag = partial(read_window_rules, table, fed, now_ms=now_ms), partitions_dag_of(fed[0])
             windows = WatchedSubject(fed[0].maintenance.alerts, read_rules, (own_dag,), _catalog_of(fed[0]))
-            found[f"route of {spec.name}" if is_template_view(spec) else f"care of {table}"] = windows
+            found[f"route of {spec.name}" if is_template_view(spec) else f"windows of {table}"] = windows
     for name, spec in routes_by_name(valid).items():
         if spec.sinks.template is not None:
             windows = found.get(name) or WatchedSubject(Alerts(), list)

@@ -123,7 +123,7 @@ def _visible_runs(runs: Mapping[str, Sequence[WindowRun]], select_visible: Selec
 
 def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tuple[ActiveAlert, ...]:
     """Alerts about a stream's own table include those about its dead-letter table."""
-    subjects = {table.name, f"care of {table.identifier}"}
+    subjects = {table.name, f"windows of {table.identifier}"}
     if table.kind is TableKind.MAIN:
         subjects |= {spec.dead_letter_table for spec in table.streams}
     return tuple(one for one in alerts if one.subject in subjects)

@@ -160,7 +160,7 @@ class AvroDecoder(FormatDecoder):
 
     @contextmanager
     def _json_texts_in_columns(self, data: NDArray[np.uint8]) -> Iterator[None]:
-        """Replace encoded values in JSON text columns by JSON, until this context ends."""
+        """Inside this context, the JSON text columns have JSON instead of the encoded Avro values."""
         columns, spans = self._columns, self._program.spans
         if not spans:
             yield

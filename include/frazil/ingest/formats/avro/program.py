@@ -16,7 +16,7 @@ from frazil.ingest.formats.avro.loop import Plan
 from frazil.ingest.formats.avro.schema import AvroType, TooLarge, filled_columns
 from frazil.ingest.formats.columns import ColumnMemory
 from frazil.ingest.formats.json.nodes import CHILDREN, LEFT, REQUIRED
-from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, is_rest, parts_of
+from frazil.ingest.formats.json.rest import Entries, Fields, Part, Path, column_parts, is_rest
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, Units
 
 _SKIP_OPERATIONS = {
@@ -183,7 +183,7 @@ class AvroProgram(LoopProgram):
         # The whole record is stored. Fields that columns take are removed when it is converted to JSON.
         row = self._add_row(op.SPAN, TargetColumn(iceberg.StringType(), rest, -1, target.path))
         self.spans[row] = written
-        self.rests[row] = use_written_names(parts_of(kind, self._units, self._hidden), written)
+        self.rests[row] = use_written_names(column_parts(kind, self._units, self._hidden), written)
         return self._set_places(row, [place])
 
     def _add_all_fields(self, written: AvroType, target: TargetColumn, kind: iceberg.StructType) -> int:
@@ -324,7 +324,7 @@ def decimal_fields(scale: int, kind: iceberg.DecimalType) -> dict[int, int]:
 
 
 def use_written_names(part: Part | None, written: AvroType) -> Part | None:
-    """Return `part` with the writer schema's field names. As in `parts_of`, None stands for the whole value."""
+    """Return `part` with the writer schema's field names. As in `column_parts`, None stands for the whole value."""
     if part is None:
         return None
     if written.kind == "union":

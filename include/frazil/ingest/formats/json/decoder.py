@@ -110,7 +110,7 @@ class JsonDecoder(FormatDecoder):
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
-        read = self._record.each(values)
+        read = self._record.read_all(values)
         for place, found in zip(places, read, strict=True):
             if isinstance(found, RecordError):
                 rejections.append(Rejection(place, found.error_class, found.error))

@@ -12,7 +12,7 @@ from pyiceberg import types as iceberg
 
 from frazil.errors import SpecError
 from frazil.ingest.formats.json import types
-from frazil.ingest.formats.json.rest import Entries, Part, Path, is_rest, parts_of
+from frazil.ingest.formats.json.rest import Entries, Part, Path, column_parts, is_rest
 from frazil.ingest.formats.json.types import AS_JSON, JSON_IN_TEXT, OF_REST, Units
 from frazil.pyiceberg_fixes import VariantType
 
@@ -181,7 +181,7 @@ class _NodeBuilder:
         found, names = [k for k, _ in called], [name for _, name in called]
         if len(found) < len(every):
             row[LEFT] = next(k for k in every if k not in found)
-            self._mark_rest(node, parts_of(kind, self._units, self._hidden))
+            self._mark_rest(node, column_parts(kind, self._units, self._hidden))
         size = 1 << (2 * len(names)).bit_length()
         slots = [-1] * size
         for child, name in zip(found, names, strict=True):

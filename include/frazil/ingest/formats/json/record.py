@@ -18,7 +18,7 @@ import msgspec
 from pyiceberg import types as iceberg
 
 from frazil.ingest.formats.json.keys import DuplicateKeyFinder
-from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of, rest_structs
+from frazil.ingest.formats.json.rest import Path, column_parts, is_rest, rest_of, rest_structs
 from frazil.ingest.formats.json.text import (
     RecordError,
     encode_special_numbers,
@@ -117,7 +117,9 @@ class _ErrorTemplate(NamedTuple):
 class RecordReader:
     def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
         """`hidden` has the lower-case paths of fields that a `rest` column omits."""
-        self._rests = [(path, name, parts_of(kind, units, hidden)) for path, kind, name in rest_structs(schema, units)]
+        self._rests = [
+            (path, name, column_parts(kind, units, hidden)) for path, kind, name in rest_structs(schema, units)
+        ]
         self._columns = {field.name: i for i, field in enumerate(schema.fields)}
         self._schema, self._units = schema, units
         self._strict = _Parser(schema, units, raw_floats=False)
@@ -132,9 +134,9 @@ class RecordReader:
         )
 
     def __call__(self, value: bytes | None) -> Row | RecordError:
-        return self.each([value])[0]
+        return self.read_all([value])[0]
 
-    def each(self, values: Sequence[bytes | None]) -> list[Row | RecordError]:
+    def read_all(self, values: Sequence[bytes | None]) -> list[Row | RecordError]:
         texts = [*map(_strip_or_error, values)]
         special = iter(may_be_special([text for text in texts if isinstance(text, bytes)]))
         return [text if isinstance(text, RecordError) else self._read(text, next(special)) for text in texts]

@@ -45,7 +45,7 @@ def is_rest(one: iceberg.NestedField, units: Units) -> bool:
     return units.get(one.field_id) == OF_REST
 
 
-def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
+def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] = ()) -> Part | None:
     """Return the parts of a value that fill columns; None for the whole value. `hidden` has lower-case paths."""
 
     def below(*names: str) -> list[Path]:
@@ -56,18 +56,18 @@ def parts_of(kind: iceberg.IcebergType, units: Units, hidden: Collection[Path] =
             taken = {
                 one.name: None
                 if units.get(one.field_id) == LISTED
-                else parts_of(one.field_type, units, below(one.name.lower()))
+                else column_parts(one.field_type, units, below(one.name.lower()))
                 for one in kind.fields
                 if not is_rest(one, units)
             }
             return Fields(taken, frozenset(path[0] for path in hidden))
         case iceberg.ListType():
-            each = parts_of(kind.element_type, units, below("element"))
+            each = column_parts(kind.element_type, units, below("element"))
             return None if each is None else Entries(each, is_map=False)
         case iceberg.MapType():
             if any(path[0] == "key" for path in hidden):
                 return None  # any part of an entry would reveal its key
-            each = parts_of(kind.value_type, units, below("value"))
+            each = column_parts(kind.value_type, units, below("value"))
             return None if each is None else Entries(each, is_map=True)
     return None
 

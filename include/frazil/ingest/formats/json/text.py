@@ -128,7 +128,7 @@ def encode_special_numbers(text: bytes) -> bytes:
 
 
 def change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
-    """Apply `changed` to text outside strings: to each piece with `one` or `other` in it."""
+    """Apply `changed` to each piece of text outside strings that contains `one` or `other`."""
     plain = b'\\"' not in text  # each quotation mark begins or ends a string
     parts = text.split(b'"') if plain else _STRINGS.split(text)
     parts[::2] = [changed(part) if one in part or other in part else part for part in parts[::2]]

@@ -1,4 +1,4 @@
-"""Names the forms of values in records, where the column's type leaves a choice. Walks through nested types."""
+"""Names the forms of values in records that a column's type does not determine, and walks through nested types."""
 
 from __future__ import annotations
 

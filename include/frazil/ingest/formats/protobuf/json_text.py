@@ -16,7 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from pyiceberg import types as iceberg
 
 from frazil.ingest.arrow_values import child_arrays, combine_chunks, with_children
-from frazil.ingest.formats.json.rest import Path, is_rest, parts_of, rest_of
+from frazil.ingest.formats.json.rest import Path, column_parts, is_rest, rest_of
 from frazil.ingest.formats.json.types import AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST, Units, inner_fields
 from frazil.ingest.formats.protobuf.program import WRAPPERS, is_map
 
@@ -38,7 +38,7 @@ class JsonTexts:
         self._number_ids = {i for i, unit in units.items() if unit == AS_TEXT}
         self._json_ids = {i for i, unit in units.items() if unit in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST)}
         self._rest = next((field.name for field in schema.fields if is_rest(field, units)), None)
-        self._taken = parts_of(schema, units, hidden)
+        self._taken = column_parts(schema, units, hidden)
         self.faults: dict[int, str] = {}
         """Reasons, by row of the last call, why a value cannot become JSON text."""
         self.missing: dict[int, str] = {}
