@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from frazil.errors import AccessDenied, EnvironmentUnusable, FrazilError, SpecError
+from frazil.errors import EnvironmentUnusable, FrazilError, SpecError
 from frazil.spec.addresses import OBJECT_STORES
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore
-from frazil.table.storage_errors import FULL_DISK_ERRORS
+from frazil.table.storage_errors import FULL_DISK_ERRORS, local_access_denied
 
 _TEMPORARY_SUFFIX = ".frazil-tmp"
 _NO_HARD_LINK_ERRORS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -164,7 +164,7 @@ def _translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except PermissionError as error:
-        raise AccessDenied(f"{path}: the file system refuses access ({error}); grant this user access") from error
+        raise local_access_denied(path, error) from error
     except OSError as error:
         if error.errno not in FULL_DISK_ERRORS:
             raise

@@ -34,8 +34,10 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error in staging. Returns None for a local disk, unless it is full or read-only."""
+    """Translate an error in staging. Returns None for a local disk, unless it is full, read-only or refuses access."""
     if urlsplit(folder).scheme not in OBJECT_STORES:
+        if isinstance(error, PermissionError):
+            return local_access_denied(folder, error)
         if error.errno not in FULL_DISK_ERRORS | {errno.EROFS}:
             return None
         what, remedy = (
@@ -50,6 +52,10 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
     # A record is never the cause, and a retry may succeed.
     outage = StorageUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
     return _translate_credentials_error(folder, error) or outage
+
+
+def local_access_denied(path: str, error: PermissionError) -> AccessDenied:
+    return AccessDenied(f"{path}: the file system refuses access ({_error_text(error)}); grant this user access")
 
 
 def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import re
 import time
 import weakref
 from collections.abc import Callable
@@ -284,6 +285,13 @@ def test_a_read_only_disk_is_an_outage_of_the_storage_that_the_writer_waits_for(
     assert isinstance(found, StorageUnavailable)
     assert str(found).startswith("the disk of /lake/t/data/a.parquet is read-only")
     assert (is_storage_failure(error), is_storage_failure(ConnectionRefusedError(111, "refused"))) == (True, False)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
+def test_a_local_folder_that_refuses_data_files_is_reported_as_denied(code: int) -> None:
+    found = translate_staging_failure("/lake/t", OSError(code, f"Cannot create directory: {os.strerror(code)}"))
+    assert isinstance(found, AccessDenied)
+    assert re.fullmatch(r"/lake/t: the file system refuses access \(.*\); grant this user access", str(found))
 
 
 def test_a_full_disk_of_an_executor_is_no_outage_of_the_object_store() -> None:
