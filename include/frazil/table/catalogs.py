@@ -315,7 +315,9 @@ def _open_once(config: CatalogConfig) -> Catalog:
     try:
         with report_missing_extras():
             catalog = _create_client(kind, config)
-    except (FrazilError, DBAPIError, BadRequestError, *_ACCESS_ERRORS, *_unreachable_errors()):
+    except (FrazilError, DBAPIError, *_ACCESS_ERRORS, BadRequestError):
+        raise
+    except _unreachable_errors():
         raise
     except Exception as error:
         meant = translate_loading_error(config.name, error)
