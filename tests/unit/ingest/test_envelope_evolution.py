@@ -63,7 +63,7 @@ def test_only_states_after_a_change_are_drift(form: Any) -> None:
     ]
     assert enveloped(*map(form, events), evolution="full").drift == SchemaDrift()
     found = enveloped(*map(form, [*events, event("u", before=state, after=state)]), evolution="full")
-    assert (found.drift.new, found.drift.wider) == ({}, {("n",): "long"})
+    assert (found.drift.new, found.drift.wider) == ({("extra",): "long"}, {("n",): "long"})
 
 
 def test_very_many_new_keys_beside_the_row_hide_none_in_it() -> None:

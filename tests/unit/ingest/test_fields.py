@@ -231,7 +231,7 @@ def test_a_field_around_those_of_required_columns_makes_them_optional_and_no_oth
     found = create_decoder("json", record_schema(table, spec.coordinates), units, "full")(
         RecordChunk.of_values(values)
     ).drift
-    assert (found.optional, found.new) == ({("id",)}, {})
+    assert (found.optional, found.new) == ({("id",)}, {("z",): "long"})
 
 
 def test_columns_are_read_from_within_a_column_of_json_text_too() -> None:
