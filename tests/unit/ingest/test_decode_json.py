@@ -370,13 +370,13 @@ def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
 def read_singly(monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
     """The records that were read by themselves."""
     done: list[bytes | None] = []
-    each = record.RecordReader.each
+    each = record.RecordReader.read_all
 
     def counting(self: record.RecordReader, values: Sequence[bytes | None]) -> Any:
         done.extend(values)
         return each(self, values)
 
-    monkeypatch.setattr(record.RecordReader, "each", counting)
+    monkeypatch.setattr(record.RecordReader, "read_all", counting)
     return done
 
 
