@@ -30,7 +30,7 @@ from bench.peer.records import FRAZIL, KINDS, Records
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk, Decoder
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.key_header_columns import units_of_fields
+from frazil.ingest.formats.fields import units_of_fields
 from frazil.ingest.variants import VariantEncoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream

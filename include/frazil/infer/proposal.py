@@ -30,7 +30,8 @@ from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk, Rejection
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.key_header_columns import units_of_fields, value_schema
+from frazil.ingest.formats.fields import units_of_fields
+from frazil.ingest.key_header_columns import value_schema
 from frazil.spec import iceberg
 from frazil.spec.formats import AvroFormat, BytesFormat, CsvFormat, Envelope, JsonFormat, dump_format
 from frazil.spec.load import validate_stream

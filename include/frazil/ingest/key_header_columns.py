@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema, index_by_name
+from pyiceberg.schema import Schema
 
 from frazil.ingest.binary_arrays import find_failures, header_column, to_arrow_binary
 from frazil.ingest.changes import add_change_columns
@@ -16,18 +16,12 @@ from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import create_key_decoder
-from frazil.ingest.formats.fields import Unit, fill_nulls, find_defaults
+from frazil.ingest.formats.fields import fill_nulls, find_defaults, units_of_fields
 from frazil.ingest.schema_drift import SchemaDrift, join_drift
 
 
 def value_schema(schema: Schema, columns: Mapping[str, str | None]) -> Schema:
     return Schema(*(f for f in schema.fields if f.name not in columns), schema_id=schema.schema_id)
-
-
-def units_of_fields(schema: Schema, units: Mapping[str, Unit]) -> dict[int, Unit]:
-    """Return the unit of each column by field id. `units` has the units by full column name."""
-    ids = index_by_name(schema)
-    return {ids[name]: unit for name, unit in units.items() if name in ids}
 
 
 class KeyDecoder:

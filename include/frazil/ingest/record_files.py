@@ -30,8 +30,7 @@ from frazil.ingest.chunk import BinaryColumn, RecordChunk, pack_headers
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, OffsetRange, RecordFile
 from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.formats.fields import Unit, fill_nulls, find_defaults
-from frazil.ingest.key_header_columns import units_of_fields
+from frazil.ingest.formats.fields import Unit, fill_nulls, find_defaults, units_of_fields
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RecordReader
 from frazil.ingest.sealing import Unsealer, header_part, place_of
 from frazil.pyiceberg_fixes import VariantType

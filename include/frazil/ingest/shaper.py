@@ -40,10 +40,11 @@ from frazil.ingest.formats.fields import (
     find_defaults,
     record_path,
     unit_of,
+    units_of_fields,
     with_path,
     without_settings,
 )
-from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields
+from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader
 from frazil.ingest.partitioning import column_of
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.schema_drift import SchemaDrift, join_drift

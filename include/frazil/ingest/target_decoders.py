@@ -16,8 +16,8 @@ from frazil.ingest.contract import StageContext, Target, is_routed
 from frazil.ingest.coordinates import record_schema
 from frazil.ingest.decode import DecodedChunk, Decoder
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.formats.fields import Unit, may_have_aliases
-from frazil.ingest.key_header_columns import units_of_fields, value_schema
+from frazil.ingest.formats.fields import Unit, may_have_aliases, units_of_fields
+from frazil.ingest.key_header_columns import value_schema
 from frazil.ingest.routed_writers import other_names
 from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.shaper import RecordDecoder, create_aliased_decoder

@@ -26,8 +26,8 @@ from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import StageContext, Transform
 from frazil.ingest.decode import DecodedChunk, Decoder, Rejection, bisect_failures
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.formats.fields import fill_nulls, find_defaults
-from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, units_of_fields, value_schema
+from frazil.ingest.formats.fields import fill_nulls, find_defaults, units_of_fields
+from frazil.ingest.key_header_columns import KeyDecoder, KeyHeaderReader, value_schema
 from frazil.ingest.record_files import RowChunk
 from frazil.ingest.sensitive import withheld_paths
 from frazil.ingest.transform_sql import (

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyiceberg.conversions import to_json
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_name
 from pyiceberg.types import DecimalType, IcebergType, ListType, NestedField, PrimitiveType, StringType, StructType
 
 from frazil.errors import SpecError
@@ -432,6 +432,12 @@ def default_of(field: NestedField, unit: Unit | None) -> pa.ChunkedArray | None:
     for _, error in VariantEncoder(Schema(field))(decoded.rows)[1].values():
         raise SpecError(f"schema.{field.name}.default: {error.removeprefix(f'{field.name}: ')}")
     return decoded.rows.column(0)
+
+
+def units_of_fields(schema: Schema, units: Mapping[str, Unit]) -> dict[int, Unit]:
+    """Return the unit of each column by field id. `units` has the units by full column name."""
+    ids = index_by_name(schema)
+    return {ids[name]: unit for name, unit in units.items() if name in ids}
 
 
 def find_defaults(schema: Schema, units: Mapping[int, Unit] = EMPTY_UNITS) -> dict[str, pa.ChunkedArray]:
