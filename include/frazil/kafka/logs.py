@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from frazil.kafka.admin import KafkaAdmin
 
 MIN_SHORT_POLLS = 3
-"""Without leader epochs, this many consecutive polls with a log end before the position prove a truncation."""
+"""Number of consecutive polls with a log end before the position that prove a truncation without leader epochs."""
 MAX_OUTDATED_POLLS = 60
 """Maximum number of consecutive outdated responses, from a replaced broker, before reading fails."""
 
