@@ -153,7 +153,7 @@ def world(
     ],
     indirect=["world"],
 )
-def test_every_record_lands_once_and_people_can_tell(cell: Cell, world: Any):
+def test_every_record_lands_once_and_operators_can_see_it(cell: Cell, world: Any):
     situation = cell.situation
     situation.before(world)
     if cell.runs_already:
@@ -243,7 +243,7 @@ def landed_or_rejected(world: Any) -> set[tuple[int, int, int]]:
     return {(0, *at) for at, _ in (*world.landed(), *world.rejected())}
 
 
-def test_no_process_outlives_its_test_not_even_one_that_stands_still(commands: CommandServer, tmp_path: Any):
+def test_no_process_outlives_its_test_even_if_it_hangs(commands: CommandServer, tmp_path: Any):
     left = commands.start("dev", "down", environment={"FRAZIL_HOME": str(tmp_path)})
     left.signal(signal.SIGSTOP)
     commands.end_all()

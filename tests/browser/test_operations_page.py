@@ -84,7 +84,7 @@ def violations(page: Page, *, of: object = AA) -> str:
     return found.generate_report() if found.violations_count else ""
 
 
-def test_the_page_stands_in_airflows_navigation_and_is_dark_when_airflow_is(open_page: Open):
+def test_the_page_is_in_airflows_navigation_and_follows_its_dark_mode(open_page: Open):
     page = open_page("/plugin/frazil-streams", theme="dark")
     inside = page.frame_locator("iframe")
     expect(inside.get_by_role("heading", name="Streams")).to_be_visible()
@@ -138,7 +138,7 @@ def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_p
 
 
 @pytest.mark.parametrize("at", ["", "#/stream/clicks", "#/table/shop.shipments"])
-def test_whatever_can_be_pressed_is_reached_by_the_keyboard_and_shows_it(open_page: Open, at: str):
+def test_every_control_can_be_reached_by_keyboard_and_shows_its_focus(open_page: Open, at: str):
     page = open_page(f"{PAGE}{at}")
     settled(page, VIEWS[at])
     name = "e => e.dataset.key || e.textContent"
@@ -158,7 +158,7 @@ def test_whatever_can_be_pressed_is_reached_by_the_keyboard_and_shows_it(open_pa
     assert unseen == set()
 
 
-def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Open):
+def test_streams_that_need_attention_are_listed_first_with_their_reasons(open_page: Open):
     page = open_page(PAGE)
     settled(page, "Streams")
     expect(page.locator(".headline")).to_contain_text("of 14 streams need attention")
@@ -181,9 +181,7 @@ def test_those_that_need_attention_come_first_each_with_its_reason(open_page: Op
     expect(page.locator("header .badge.broken, .needs.broken")).to_have_count(2)
 
 
-def test_a_catalog_that_hangs_is_named_within_two_seconds_and_leaves_the_others_alone(
-    browser: Browser, server: ApiServer
-):
+def test_a_hanging_catalog_is_reported_within_two_seconds_and_delays_no_other(browser: Browser, server: ApiServer):
     context = browser.new_context()
     context.add_cookies([server.cookie("VIEWER")])
     requested = time.monotonic()
@@ -199,7 +197,7 @@ def test_a_catalog_that_hangs_is_named_within_two_seconds_and_leaves_the_others_
     context.close()
 
 
-def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_table_and_back(open_page: Open):
+def test_a_stream_view_shows_history_partitions_and_dags_and_links_to_its_table_and_back(open_page: Open):
     page = open_page(f"{PAGE}#/stream/clicks")
     settled(page, "clicks")
     for picture in ("Records per second: written, and arrived", "Lag in records since"):
@@ -247,7 +245,7 @@ def test_a_stream_shows_its_past_its_partitions_and_its_dags_and_leads_to_its_ta
     settled(page, "clicks")
 
 
-def test_a_table_shows_each_window_in_its_state_and_what_maintenance_saved(open_page: Open):
+def test_a_table_view_shows_the_state_of_each_window_and_the_savings_of_maintenance(open_page: Open):
     page = open_page(f"{PAGE}#/table/shop.orders")
     settled(page, "shop.orders")
     expect(page.locator(".calendar .cell.reopened")).to_have_count(1)
@@ -308,7 +306,7 @@ def test_the_calendar_is_used_by_keyboard(open_page: Open):
     expect(page.locator(".calendar .cell").first).to_be_focused()
 
 
-def test_who_is_not_signed_in_is_sent_to_sign_in_and_gets_nothing_else(browser: Browser, server: ApiServer):
+def test_an_anonymous_user_is_sent_to_the_login_page_and_gets_nothing_else(browser: Browser, server: ApiServer):
     context = browser.new_context()
     page, got = context.new_page(), []
     page.on("response", lambda answer: got.append(answer.status) if "/frazil/ops/" in answer.url else None)
@@ -321,7 +319,7 @@ def test_who_is_not_signed_in_is_sent_to_sign_in_and_gets_nothing_else(browser: 
     context.close()
 
 
-def test_a_viewer_checks_has_no_button_that_acts_and_is_refused_what_is_sent_nevertheless(open_page: Open):
+def test_a_viewer_sees_no_action_buttons_and_forged_requests_are_refused(open_page: Open):
     page = open_page(f"{PAGE}#/stream/orders", role="VIEWER")
     for at in ("#/stream/orders", "#/stream/payments", "#/table/shop.shipments"):
         view(page, at, VIEWS[at])
@@ -333,7 +331,7 @@ def test_a_viewer_checks_has_no_button_that_acts_and_is_refused_what_is_sent_nev
         assert page.request.post(f"{url}api/action/{action}", headers=headers, data={}).status == 403
 
 
-def test_an_address_asks_for_an_action_once_and_only_where_it_is_offered(open_page: Open):
+def test_a_link_with_an_action_opens_its_dialog_once_and_only_where_it_is_offered(open_page: Open):
     page = open_page(f"{PAGE}#/table/shop.orders?action=maintain", role="OP")
     expect(page.get_by_role("dialog", name="Maintain shop.orders")).to_be_visible()
     expect(page).to_have_url(re.compile(r"#/table/shop\.orders$"))
@@ -351,7 +349,7 @@ def test_an_address_asks_for_an_action_once_and_only_where_it_is_offered(open_pa
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_without_a_stream_the_page_says_what_to_do_and_of_many_a_filter_and_a_search_find_few(
+def test_the_page_guides_a_user_without_streams_and_filters_and_searches_many(
     open_page: Open, server: ApiServer, world: TroubledWorld, tmp_path: Path
 ):
     page = open_page(PAGE)

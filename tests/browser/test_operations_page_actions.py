@@ -115,7 +115,7 @@ def test_a_stream_that_stopped_is_resumed(open_page: Open, server: ApiServer, wo
     assert (who, dag_id, what["reason"]) == ("op", "frazil_writer_payments", "the key is renewed")
 
 
-def test_of_a_window_that_is_late_the_page_says_what_holds_it_back(open_page: Open):
+def test_the_page_shows_the_cause_of_a_late_window(open_page: Open):
     guide = steps("stalled")
     reported(guide, "Complete to", "Next:")
     page = open_page(PAGE, role="OP")
@@ -130,7 +130,7 @@ def test_of_a_window_that_is_late_the_page_says_what_holds_it_back(open_page: Op
     assert one_form_of_time(page)
 
 
-def test_what_a_producer_sent_is_replayed(open_page: Open, server: ApiServer):
+def test_the_dead_letters_action_in_the_runbook_replays_the_rejected_records(open_page: Open, server: ApiServer):
     guide = steps("Dead letters")
     reported(guide, "Rejected in the last day", "Replay dead letters …")
     page = open_page(PAGE, role="OP")
@@ -176,7 +176,7 @@ def test_a_stream_that_lags_is_restarted_with_more_cores(open_page: Open, server
     assert recorded(server, "restart")[:2] == ("op", "frazil_writer_clicks")
 
 
-def test_a_table_that_is_out_of_shape_is_maintained(open_page: Open, server: ApiServer):
+def test_a_table_due_for_maintenance_can_be_maintained_from_its_page(open_page: Open, server: ApiServer):
     guide = steps("maintenance due")
     reported(guide, "Files by size", "Maintenance", "Maintain now …")
     page = open_page(PAGE, role="OP")
@@ -188,7 +188,7 @@ def test_a_table_that_is_out_of_shape_is_maintained(open_page: Open, server: Api
     assert recorded(server, "maintain")[:2] == ("op", "frazil_maintenance")
 
 
-def test_a_stream_is_paused_and_resumed_by_keyboard_after_the_page_said_what_happens(
+def test_a_stream_is_paused_and_resumed_by_keyboard_after_the_page_explains_the_effect(
     open_page: Open, server: ApiServer, world: TroubledWorld
 ):
     page = open_page(f"{PAGE}#/stream/orders", role="OP")
@@ -208,7 +208,7 @@ def test_a_stream_is_paused_and_resumed_by_keyboard_after_the_page_said_what_hap
         assert recorded(server, name.lower())[0] == "op"
 
 
-def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_page: Open, server: ApiServer):
+def test_a_reset_shows_the_skipped_and_repeated_offsets_and_moves_the_stream(open_page: Open, server: ApiServer):
     page = open_page(f"{PAGE}#/stream/refunds", role="OP")
     settled(page, "refunds")
     dialog = requested(page, "Reset …")
@@ -233,7 +233,7 @@ def test_a_reset_says_what_it_skips_and_reads_again_and_moves_the_stream(open_pa
     expect(dialog.locator("button.go")).to_be_disabled()
 
 
-def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server: ApiServer):
+def test_the_backfill_dialog_can_be_closed_or_starts_a_run_of_the_backfill_dag(open_page: Open, server: ApiServer):
     page = open_page(f"{PAGE}#/stream/orders", role="OP")
     settled(page, "orders")
     requested(page, "Backfill …")
@@ -255,7 +255,7 @@ def test_a_backfill_is_a_run_of_its_dag_and_can_be_left(open_page: Open, server:
     assert recorded(server, "backfill")[:2] == ("op", "frazil_backfill")
 
 
-def test_a_backfill_under_way_is_abandoned_after_the_page_said_what_is_staged(open_page: Open, server: ApiServer):
+def test_a_running_backfill_is_abandoned_after_the_page_shows_what_is_staged(open_page: Open, server: ApiServer):
     page = open_page(f"{PAGE}#/stream/returns", role="OP")
     settled(page, "returns")
     button = page.get_by_role("button", name="Abandon the backfill …", exact=True)

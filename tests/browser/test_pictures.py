@@ -45,7 +45,7 @@ def heights(page: Page) -> list[float]:
 STEADY = [50.0] * 59
 
 
-def test_a_burst_that_would_flatten_the_others_has_an_arrow_with_its_value_and_the_others_stay_readable(
+def test_a_rate_spike_is_clipped_with_its_value_so_that_other_bars_stay_readable(
     page: Page,
 ) -> None:
     draw(page, *STEADY[:30], 100_000, *STEADY[:29], bars=True)
@@ -68,7 +68,7 @@ def test_neighbours_above_the_scale_have_an_arrow_each_and_the_largest_value(pag
 
 
 @pytest.mark.parametrize("bars", [True, False])
-def test_an_outage_stands_at_its_whole_height(page: Page, bars: bool) -> None:
+def test_an_outage_is_drawn_at_its_full_height(page: Page, bars: bool) -> None:
     draw(page, *[8_000] * 100, 130_000, *[8_000] * 100, say="duration", bars=bars, every_ms=8_000)
     expect(page.locator(".beyond path")).to_have_count(0)
     expect(page.locator("svg text").nth(2)).to_have_text("4 min")
@@ -79,14 +79,14 @@ def test_an_outage_stands_at_its_whole_height(page: Page, bars: bool) -> None:
 @pytest.mark.parametrize(
     "values", [STEADY, [50, 100_000], [0] * 40 + [7] + [0] * 19, [1_000 * (1 + n % 9) for n in range(14 * 12)]]
 )
-def test_what_has_no_exception_has_no_arrow(page: Page, values: list[float]) -> None:
+def test_a_chart_without_outliers_has_no_arrow(page: Page, values: list[float]) -> None:
     draw(page, *values, bars=True)
     expect(page.locator("svg")).to_have_count(1)
     expect(page.locator(".beyond path")).to_have_count(0)
 
 
 @pytest.mark.parametrize(("usual_ms", "lines"), [(20_000, 1), (5_000, 0), (500_000, 1)])
-def test_a_promise_has_a_line_unless_the_values_were_flat_below_it_and_is_said_in_any_case(
+def test_a_chart_title_states_the_limit_and_a_line_shows_it_unless_all_values_are_far_below(
     page: Page, usual_ms: int, lines: int
 ) -> None:
     draw(page, *[usual_ms] * 30, say="duration", limit=300_000)
@@ -94,7 +94,7 @@ def test_a_promise_has_a_line_unless_the_values_were_flat_below_it_and_is_said_i
     expect(page.locator("h3")).to_have_text("It, limit 5 min")
 
 
-def test_the_values_of_a_delay_of_years_are_seen_whole(page: Page) -> None:
+def test_axis_labels_of_a_delay_of_years_are_fully_visible(page: Page) -> None:
     draw(page, *[250_000_000_000] * 30, say="duration")
     expect(page.locator("output")).to_have_text("2893 d")
     lefts = "all => all.map(one => one.getBoundingClientRect().left - one.closest('svg').getBoundingClientRect().left)"
@@ -108,7 +108,7 @@ def test_sizes_have_the_units_of_alerts_and_of_the_configuration(page: Page) -> 
     expect(page.locator("output")).to_have_text("500 MiB")
 
 
-def test_nothing_but_zero_is_said_in_words(page: Page) -> None:
+def test_a_chart_of_zeros_only_is_described_in_words(page: Page) -> None:
     draw(page, *[0] * 40, bars=True)
     expect(page.locator("figure")).to_contain_text("Always 0 since")
 
@@ -135,7 +135,7 @@ def test_each_hour_of_few_windows_has_room_for_its_name(page: Page, keys: list[s
     assert {width >= 22 for width in names.evaluate_all("all => all.map(one => one.clientWidth)")} == {True}
 
 
-def test_windows_without_rows_are_in_the_legend(page: Page) -> None:
+def test_the_legend_explains_windows_without_rows(page: Page) -> None:
     shown = cells("2026-11-24T15", "2026-11-24T16")
     legend = page.locator(".legend span")
     for rows, words in ((5, ["complete", "open"]), (0, ["complete", "open", "pale: no rows"])):
@@ -154,7 +154,7 @@ def test_on_a_narrow_screen_a_day_of_hours_is_seen_whole_and_each_hour_has_its_n
     assert [name for _, name in shown] == [f'"{hour:02}"' for hour in range(24)] * 2
 
 
-def test_on_a_narrow_screen_the_whole_picture_of_the_snapshots_is_seen_in_words_of_a_size_to_be_read(
+def test_a_narrow_screen_shows_the_whole_snapshot_chart_with_readable_text(
     page: Page,
 ) -> None:
     page.set_viewport_size({"width": 390, "height": 800})

@@ -50,7 +50,7 @@ echo "$OPENLINEAGE_PARENT_ID" >> "$SUBMITTED.parents"
 """
 
 
-def test_an_aggregation_has_a_dag_for_its_days_and_one_for_what_comes_late(parsed: dict[str, Any]) -> None:
+def test_an_aggregation_has_a_dag_for_its_days_and_dags_for_reopened_and_late_days(parsed: dict[str, Any]) -> None:
     daily, reopened = parsed["dags"]["frazil_daily_flights_per_day"], parsed["dags"]["frazil_reopened_flights_per_day"]
     assert daily["tasks"] == {"inputs": "FrazilTask", "aggregate": "SubmitOperator"}
     assert reopened["tasks"] == {"again": "FrazilTask"}
@@ -66,7 +66,7 @@ def test_an_aggregation_has_a_dag_for_its_days_and_one_for_what_comes_late(parse
     assert "demo.flights" in daily["doc"]
 
 
-def test_a_broken_declaration_keeps_its_dag_and_takes_no_other_with_it(
+def test_a_stream_with_a_broken_declaration_keeps_its_dag_and_breaks_no_other_dag(
     parse: Parse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(tmp_path)
@@ -120,7 +120,7 @@ def _shape(dag: dict[str, Any]) -> dict[str, Any]:
     return {key: dag[key] for key in ("tasks", "timetable", "schedule", "params", "outlets", "max_active_runs")}
 
 
-def test_24_hours_make_a_day_and_one_that_is_requested_again_needs_none_of_them(tmp_path: Path) -> None:
+def test_a_day_is_scheduled_by_24_hour_signals_or_by_one_repeat_request(tmp_path: Path) -> None:
     declare(tmp_path)
     requested = [
         ("frazil_daily_sales", "shop.sales", "2013-12-30T15"),
@@ -210,7 +210,7 @@ def sell() -> int:
 
 
 @pytest.mark.rotates(2)
-def test_a_run_hands_spark_the_day_that_is_its_key_and_the_snapshot_it_chose(ran: dict[str, Any]) -> None:
+def test_an_aggregation_run_passes_its_day_and_chosen_snapshot_to_spark(ran: dict[str, Any]) -> None:
     parent_id = ran["submitted.parents"].splitlines()[0]
     assert re.fullmatch(r"default/frazil_daily_sales\.aggregate/[0-9a-f-]{36}", parent_id)
     parent = " ".join(f"--conf {prefix}.OPENLINEAGE_PARENT_ID={parent_id}" for prefix in CLUSTER_PREFIXES)
@@ -235,14 +235,14 @@ def test_a_day_that_a_gate_holds_is_skipped(ran: dict[str, Any]) -> None:
     assert ran["frazil_reopened_sales 2013-12-29"] == {"tasks": {"again": "skipped"}, "events": []}
 
 
-def test_events_of_others_start_no_day_that_is_not_complete(ran: dict[str, Any]) -> None:
+def test_foreign_events_start_no_aggregation_for_an_incomplete_day(ran: dict[str, Any]) -> None:
     assert ran["frazil_daily_sales 2013-12-31@events"] == {
         "tasks": {"inputs": "skipped", "aggregate": "skipped"},
         "events": [],
     }
 
 
-def test_what_a_user_clears_runs_as_what_a_user_starts(ran: dict[str, Any]) -> None:
+def test_a_run_that_a_user_clears_does_the_same_as_one_that_a_user_starts(ran: dict[str, Any]) -> None:
     assert ran["frazil_daily_sales 2013-12-31@cleared"]["tasks"] == {"inputs": "success", "aggregate": "success"}
     assert "--day 2013-12-31" in ran["submitted"]
 
@@ -280,7 +280,7 @@ def waiting(day: int, since_ms: int = 1_000) -> WaitingDay:
         ([("success", 500), (REQUESTED, 500), ("failed", 500)], True),
     ],
 )
-def test_a_late_day_is_requested_unless_a_run_stands_for_it(runs: list[tuple[str, int]], asks: bool) -> None:
+def test_a_late_day_is_requested_unless_a_run_for_it_exists(runs: list[tuple[str, int]], asks: bool) -> None:
     requested = find_days_to_request([waiting(30), waiting(31)], {"2013-12-30": runs}, requested_after_ms=2_000)
     assert requested == ([waiting(30)] if asks else []) + [waiting(31)]
 

@@ -65,7 +65,7 @@ def test_one_dag_audits_all_streams_hourly(parsed: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_a_clean_hour_is_the_one_that_was_complete_and_has_no_findings(tmp_path: Path) -> None:
+def test_a_clean_hour_is_complete_and_has_no_findings(tmp_path: Path) -> None:
     found = audit_hours("made", tmp_path / "streams", TEN + timedelta(hours=1, minutes=20))
     assert found == {
         "stream": "made",
@@ -80,7 +80,7 @@ def test_a_clean_hour_is_the_one_that_was_complete_and_has_no_findings(tmp_path:
     report(found)
 
 
-def test_what_is_wrong_is_logged_and_fails_the_result_in_its_own_hour(
+def test_audit_findings_are_logged_and_fail_the_audit_of_their_own_hour(
     made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lose_five_rows(made)
@@ -105,7 +105,7 @@ def test_a_stream_that_has_not_begun_is_skipped_with_a_sentence(made: MadeStream
         audit_hours("waiting", tmp_path / "streams", TEN)
 
 
-def test_streams_are_audited_side_by_side_and_none_hides_what_another_is(
+def test_streams_are_audited_in_parallel_and_no_error_hides_another(
     made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lose_five_rows(made)
@@ -118,7 +118,7 @@ def test_streams_are_audited_side_by_side_and_none_hides_what_another_is(
     assert audit_all(["waiting", "made"], tmp_path / "streams", TEN + timedelta(hours=2, minutes=20)).wrong == []
 
 
-def test_what_stops_the_audits_of_all_streams_is_said_once(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+def test_an_error_that_stops_the_audits_of_all_streams_is_reported_once(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
     with pytest.raises(FrazilError, match="none of 2 streams could be audited; one: "):
         audit_all(["one", "two"], tmp_path, TEN)
     assert audit_all(["one"], tmp_path, TEN).wrong == ["one"], "whose own task says it"
@@ -126,7 +126,7 @@ def test_what_stops_the_audits_of_all_streams_is_said_once(frazil_home: Path, tm
 
 
 @pytest.mark.rotates(2)
-def test_a_run_succeeds_with_one_task_where_all_is_well(
+def test_an_audit_run_without_findings_runs_only_one_task(
     made: MadeStream,  # noqa: ARG001
     tmp_path: Path,
     dag_runner: Callable[[Path], Any],
@@ -140,7 +140,7 @@ def test_a_run_succeeds_with_one_task_where_all_is_well(
 
 
 @pytest.mark.rotates(2)
-def test_each_stream_where_something_is_wrong_has_tasks_and_an_asset_event_of_its_own(
+def test_each_stream_with_a_problem_gets_its_own_tasks_and_asset_event(
     made: MadeStream, tmp_path: Path, dag_runner: Callable[[Path], Any]
 ) -> None:
     lose_five_rows(made)
@@ -168,7 +168,7 @@ def test_each_stream_where_something_is_wrong_has_tasks_and_an_asset_event_of_it
     (False, False, False, True),
     (False, True, True, False),
 ])  # fmt: skip
-def test_only_an_audit_that_compared_all_with_the_same_witnesses_takes_a_finding_back(
+def test_a_finding_is_withdrawn_only_by_a_complete_audit_with_the_same_sources(
     found_with: bool, source: bool, complete: bool, stands: bool
 ) -> None:
     store = Store()
@@ -179,7 +179,7 @@ def test_only_an_audit_that_compared_all_with_the_same_witnesses_takes_a_finding
     assert bool(read_findings(store)) is stands
 
 
-def test_the_last_audit_of_a_stream_says_what_it_covered_and_what_it_left_out() -> None:
+def test_the_last_audit_of_a_stream_shows_its_scope_and_its_omissions() -> None:
     store = Store()
     hour = {"from": "2033-05-18T10:00:00+00:00", "to": "2033-05-18T11:00:00+00:00", "source": False, "sentences": []}
     store_audits(store, [

@@ -96,7 +96,7 @@ class Instance:
         return {"stream": "ticks", "run": RUN}
 
 
-def test_a_run_whose_backfill_a_user_abandons_ends_for_good_and_a_task_of_it_that_starts_again_begins_nothing(
+def test_a_run_with_an_abandoned_backfill_fails_for_good_and_its_restarted_task_starts_nothing(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     submitted: list[str] = []
@@ -125,7 +125,7 @@ def test_a_run_whose_backfill_a_user_abandons_ends_for_good_and_a_task_of_it_tha
     assert (last_backfill(made).state, last_backfill(made).abandoned_by) == (BackfillState.ABANDONED, "ada, Airflow")
 
 
-def test_a_run_with_the_id_of_an_abandoned_one_that_was_deleted_is_another_run(
+def test_a_run_that_reuses_the_id_of_a_deleted_abandoned_run_is_a_different_run(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deleted = run_name(context_of("2026-11-27T08:00:00Z"))
@@ -158,7 +158,7 @@ def last_backfill(made: MadeStream) -> BackfillMarker:
 
 
 @pytest.mark.soak  # a minute of CPU: three runs of Airflow, one of them with spark-submit
-def test_a_run_says_what_it_would_touch_then_lands_it_and_refuses_what_makes_no_sense(
+def test_a_backfill_run_previews_its_range_then_lands_it_and_refuses_invalid_requests(
     stream: Any, events: Any, dag_runner: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.produce(events(range(1000)), partitions=4)

@@ -92,7 +92,7 @@ def test_one_setting_gives_every_task_its_notifiers_and_defaults(
     assert found["dags"]["frazil_writer_rides"]["retries"]["write"] > 1000, "a writer is retried for ever"
 
 
-def test_schedules_and_the_arguments_of_one_purpose_are_settings(
+def test_schedules_and_arguments_for_a_group_of_dags_are_settings(
     tmp_path: Path, streams: Path, parse: Parse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(streams, "rides", owner="mobility", table="rides")
@@ -124,7 +124,7 @@ def test_schedules_and_the_arguments_of_one_purpose_are_settings(
         ("FRAZIL_DEFAULT_ARGS", '{"audit": 5}', "audits.py", "'audit' is 5; write an object such as"),
     ],
 )
-def test_a_setting_that_cannot_be_used_is_said_with_what_can(  # noqa: PLR0913, PLR0917 - a table's columns
+def test_an_invalid_setting_is_reported_with_the_valid_values(  # noqa: PLR0913, PLR0917 - a table's columns
     variable: str, value: str, file: str, said: str, streams: Path, parse: Parse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(streams, "rides", owner="mobility", table="rides")
@@ -143,7 +143,7 @@ def test_a_setting_that_cannot_be_used_is_said_with_what_can(  # noqa: PLR0913, 
         ("FRAZIL_DEFAULT_ARGS", "[3]", 'write a JSON object such as {"owner"'),
     ],
 )
-def test_a_wrong_setting_is_said_where_airflow_shows_why_dags_are_missing(
+def test_an_invalid_setting_is_an_import_error_of_the_affected_dags(
     setting: tuple[str, str, str], streams: Path, parse: Parse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variable, value, said = setting

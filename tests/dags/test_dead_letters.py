@@ -31,7 +31,7 @@ def test_the_form_asks_for_a_declared_stream_and_is_a_dry_run_unless_requested_o
     assert dag["params"] == FORM
 
 
-def test_a_form_comes_to_one_command() -> None:
+def test_a_dead_letter_form_becomes_one_command() -> None:
     run = ["--run", "frazil_dead_letters/manual"]
     assert dlq_arguments(FORM, run[1], by="ana") == ["dlq", "replay", "flights", *run, "--dry-run", "--json"]
     filled = {**FORM, "reasons": ["NotJson", "WrongType"], "from": "2013-12-30T00:00:00Z", "dry-run": False}
@@ -45,7 +45,9 @@ def test_a_form_comes_to_one_command() -> None:
 
 
 @pytest.mark.soak  # three runs of Airflow
-def test_a_run_counts_then_replays_and_discards(stream: Any, events: Any, dag_runner: Callable[..., Any]) -> None:
+def test_the_dead_letter_dag_counts_replays_and_discards(
+    stream: Any, events: Any, dag_runner: Callable[..., Any]
+) -> None:
     stream.produce([*events(range(10)), b'{"id": "11", "at": "2024-01-01T00:00:00Z"}', b"not json"])
     stream.catch_up()
     assert stream.ids() == list(range(10))

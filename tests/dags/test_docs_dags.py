@@ -57,7 +57,7 @@ complete-from: 2013-12-30T00:00:00Z
 """
 
 
-def test_the_files_for_a_team_read_an_hour_a_reopened_hour_and_a_day(
+def test_dag_files_in_the_team_guide_read_an_hour_a_reopened_hour_and_a_day(
     frazil_home: Path,
     tmp_path: Path,
     airflow_database: Path,

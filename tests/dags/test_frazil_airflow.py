@@ -26,7 +26,7 @@ from tests.dags import in_airflow
 from tests.dags.in_airflow import AirflowProcess
 
 
-def test_the_exported_names_are_these_and_each_can_be_imported(tmp_path: Path) -> None:
+def test_the_exported_names_are_complete_and_can_be_imported(tmp_path: Path) -> None:
     process = AirflowProcess(tmp_path)
     exported, loaded = process.call(in_airflow.exported_names)
     process.end()
@@ -55,7 +55,7 @@ def test_the_exported_names_are_these_and_each_can_be_imported(tmp_path: Path) -
     assert not {"pyspark", "pyarrow", "pyiceberg", "confluent_kafka", "pandas", "openlineage"} & loaded
 
 
-def test_a_name_that_is_not_exported_is_no_attribute() -> None:
+def test_a_name_that_is_not_exported_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         importlib.import_module("frazil.airflow").no_such_name  # noqa: B018
 
@@ -81,7 +81,7 @@ def test_the_demo_unpauses_the_dags_that_the_factories_make() -> None:
         ("deferred", None, "TAKEN_OVER"),
     ],
 )
-def test_what_a_user_did_is_read_from_the_state_that_the_task_is_in(
+def test_the_user_action_is_derived_from_the_state_of_the_task(
     state: str | None, try_number_now: int | None, action: str
 ) -> None:
     task_actions = importlib.import_module("frazil.airflow.writers.trigger")
@@ -97,7 +97,7 @@ def test_a_task_that_is_gone_was_deleted_with_its_run() -> None:
     )
 
 
-def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> None:
+def test_a_trigger_is_restored_from_its_serialized_form_which_contains_no_secret() -> None:
     triggers = importlib.import_module("frazil.airflow.writers.trigger")
     trigger = triggers.WriterTrigger(stream="s", streams="/streams", application="/w.py", poll_seconds=2.0)
     path, arguments = trigger.serialize()
@@ -107,7 +107,7 @@ def test_a_trigger_is_made_again_from_what_it_tells_and_tells_no_secret() -> Non
     assert triggers.WriterTrigger(**arguments).serialize() == (path, arguments)
 
 
-def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
+def test_a_writer_with_endless_warnings_does_not_fill_the_log_of_its_task() -> None:
     lines, reported = LineSelector(), []
     for second in range(3_600):
         words = "".join(chr(ord("a") + int(digit)) for digit in f"{second:04}")
@@ -118,7 +118,7 @@ def test_a_writer_that_warns_without_end_does_not_fill_its_tasks_log() -> None:
     assert second == "the last"
 
 
-def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_newest_and_how_many_there_were() -> None:
+def test_log_lines_that_differ_only_in_numbers_are_reported_hourly_with_their_count() -> None:
     lines, reported = LineSelector(), []
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
@@ -134,7 +134,7 @@ def test_lines_that_differ_in_numbers_only_are_reported_once_an_hour_with_the_ne
     assert len(list(lines.lines_to_copy([(logging.INFO, "batch 1439: 1 records")], now_s=86_399.0))) == 1
 
 
-def test_what_stopped_is_still_counted_and_then_forgotten() -> None:
+def test_repeated_log_lines_that_stopped_are_still_counted_and_then_forgotten() -> None:
     lines = LineSelector()
     for minute in range(24 * 60):
         batch = [(logging.INFO, f"batch {minute}: {minute * 10:,} records"), (logging.WARNING, f"took {minute} s")]
@@ -144,7 +144,7 @@ def test_what_stopped_is_still_counted_and_then_forgotten() -> None:
     assert lines._shape_counts == {}
 
 
-def test_a_decision_that_stands_is_reported_again_once_an_hour_with_since_when(
+def test_an_unchanged_decision_is_reported_again_hourly_with_its_start_time(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     triggers = importlib.import_module("frazil.airflow.writers.trigger")
@@ -200,7 +200,7 @@ def _trigger_of(run_id: str, try_number: int) -> Any:
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
+def test_a_trigger_records_on_its_own_host_which_run_supervises_and_what_was_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The worker that deferred the task, and the one that fails it, may be other hosts."""
@@ -229,7 +229,7 @@ def test_a_trigger_says_on_its_own_host_who_supervises_and_what_was_given_up_on(
 @pytest.mark.parametrize(
     ("claimed", "action"), [(("run", 2), "CLEARED"), (("run", 1), "TAKEN_OVER"), (None, "TAKEN_OVER")]
 )
-def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
+def test_a_killed_trigger_waits_for_the_next_try_of_its_task_to_claim_the_stream(
     claimed: tuple[str, int] | None, action: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cleared and deferred again at once, the task looks as if another triggerer had it."""
@@ -251,7 +251,7 @@ def test_a_trigger_that_is_killed_waits_for_the_next_try_to_say_that_it_is_here(
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_what_a_user_did_reaches_the_writer_however_often_airflow_cancels_the_trigger(
+def test_a_user_action_reaches_the_writer_however_often_airflow_cancels_the_trigger(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Airflow 3.3 sends the cancellation again with each exchange between triggerer and runner, about once a second."""

@@ -44,7 +44,7 @@ def test_the_health_of_each_measured_table_its_streams_and_its_alerts_are_report
     assert alerts == {"demo.flights": 2, "application x": 1, "demo.gone": 0, "demo.away": 0}
 
 
-def test_how_far_windows_are_decided_and_how_many_are_held_is_reported(reported: Any) -> None:
+def test_gauges_report_the_last_decided_window_and_the_number_of_held_windows(reported: Any) -> None:
     export_windows("demo.flights", Cursor(Grain.HOUR, 0, 7_200_000_000, 1, frozenset({0})))
     export_windows("demo.new", None)
     assert reported == [
@@ -53,7 +53,7 @@ def test_how_far_windows_are_decided_and_how_many_are_held_is_reported(reported:
     ]
 
 
-def test_a_backend_that_fails_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_metrics_backend_fails_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 

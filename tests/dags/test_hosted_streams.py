@@ -74,19 +74,19 @@ def desired() -> tuple[str, str]:
     return str(found.mode), found.by
 
 
-def test_it_is_made_again_from_what_it_tells(trigger: Any) -> None:
+def test_a_trigger_can_be_recreated_from_its_serialized_form(trigger: Any) -> None:
     path, arguments = trigger(resume=True).serialize()
     assert path == "frazil.airflow.writers.hosted_trigger.HostedStreamTrigger"
     assert type(trigger())(**arguments).serialize() == (path, arguments)
 
 
-def test_the_task_fails_once_its_application_gave_up_and_a_retry_nobody_requested_resumes_nothing(trigger: Any) -> None:
+def test_a_task_fails_once_its_application_gave_up_and_an_automatic_retry_resumes_nothing(trigger: Any) -> None:
     give_up()
     assert first_event(trigger(resume=True)).payload == {"reason": "exit code 11"}
     assert desired() == ("running", "")
 
 
-def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
+def test_a_host_without_the_running_application_is_reported_and_fails_no_task(
     trigger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give_up()
@@ -96,13 +96,13 @@ def test_a_host_on_which_the_application_does_not_run_says_so_and_fails_no_task(
     assert (seen.state, seen.given_up) == ("the application small does not run on this host", None)
 
 
-def test_a_stream_whose_application_was_killed_is_said_to_have_ended_with_it(trigger: Any) -> None:
+def test_a_stream_whose_application_was_killed_is_reported_as_ended_with_it(trigger: Any) -> None:
     replace_json(run_folder("s") / "lock", dataclasses.asdict(Launch("one", LaunchKind.HOSTED, 0, application="small")))
     append_exit(run_folder("s"), ExitRecord("one", None, 0, 1, "f", 0, committed=False))
     assert trigger()._observe().state == "ended: killed with its application, or its host went down"
 
 
-def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: Any) -> None:
+def test_clearing_a_task_that_failed_because_the_stream_was_given_up_resumes_the_stream(trigger: Any) -> None:
     give_up()
     announce_given_up("s", "", run_id="run", reason="exit code 11", table_fingerprint=None)
     trigger(resume=True)._begin()
@@ -110,7 +110,7 @@ def test_a_task_that_failed_for_it_and_was_cleared_resumes_the_stream(trigger: A
 
 
 @pytest.mark.parametrize(("state", "mode"), [("failed", "paused"), ("success", "paused"), ("running", "running")])
-def test_marked_pauses_and_cleared_restarts_it_alone(
+def test_marking_a_task_pauses_only_its_stream_and_clearing_restarts_it(
     trigger: Any, state: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task_actions = importlib.import_module("frazil.airflow.writers.trigger")
@@ -125,7 +125,7 @@ def test_marked_pauses_and_cleared_restarts_it_alone(
     assert (DesiredStore("s", None).read().restart_generation > 0) == (mode == "running")
 
 
-def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_user(trigger: Any) -> None:
+def test_a_cleared_task_undoes_its_own_pause_but_no_pause_by_a_user(trigger: Any) -> None:
     trigger()._pause()
     assert desired() == ("paused", "Airflow")
     trigger(resume=True)._begin()
@@ -136,7 +136,7 @@ def test_a_cleared_task_undoes_its_own_mark_and_no_pause_by_a_user(trigger: Any)
     assert desired() == ("paused", "ana")
 
 
-def test_it_says_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any) -> None:
+def test_the_trigger_names_the_user_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any) -> None:
     DesiredStore("s", None).pause(by="ana", reason="Kafka upgrade")
     assert (
         trigger()._describe_pause(module.HostedObservation("ended"))
@@ -145,7 +145,7 @@ def test_it_says_who_paused_a_stream_that_does_not_run(trigger: Any, module: Any
     assert not trigger()._describe_pause(module.HostedObservation("running", is_alive=True))
 
 
-def test_a_check_that_fails_does_not_end_it_and_a_stream_that_left_the_application_does(
+def test_a_failed_check_keeps_the_task_running_and_leaving_the_application_ends_it(
     trigger: Any, module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one, checks = trigger(), iter([OSError("no space"), module.HostedObservation("running", is_alive=True)])
@@ -163,7 +163,7 @@ def test_a_check_that_fails_does_not_end_it_and_a_stream_that_left_the_applicati
     assert type(first_event(one)).__name__ == "TaskSuccessEvent"
 
 
-def test_a_stream_that_runs_again_was_given_up_no_more(trigger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_runs_again_is_no_longer_given_up(trigger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     give_up()
     seen = Observation(ProcessState.HOSTED, None, None, ())
     monkeypatch.setattr(local, "LocalLauncher", lambda _: SimpleNamespace(observe=lambda: seen))

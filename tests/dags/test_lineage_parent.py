@@ -61,26 +61,28 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"map_index": None}, RAN, "default.frazil_writer_s.write.1.-1"),
     ],
 )  # fmt: skip
-def test_the_id_is_that_of_airflows_own_provider(module: Any, given: Any, moment: datetime, data: str) -> None:
+def test_the_openlineage_run_id_equals_that_of_airflows_provider(
+    module: Any, given: Any, moment: datetime, data: str
+) -> None:
     expected = f"default/frazil_writer_s.write/{generate_static_uuid(moment, data.encode())}"
     assert module.parent_id(context(**given), ON) == expected
     assert LineageSettings.load({**ON, PARENT_VARIABLE: expected}).parent is not None
 
 
-def test_the_namespace_is_airflows(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lineage_namespace_is_that_of_airflow(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENLINEAGE_NAMESPACE", "team")
     assert module.parent_id(context(), ON).startswith("team/")
     monkeypatch.setenv("AIRFLOW__OPENLINEAGE__NAMESPACE", "platform")
     assert module.parent_id(context(), ON).startswith("platform/")
 
 
-def test_nothing_is_made_where_no_backend_is_declared_or_a_user_named_a_parent(module: Any) -> None:
+def test_no_lineage_parent_is_created_without_a_backend_or_if_a_user_named_one(module: Any) -> None:
     assert module.parent_id(context(), {}) is None
     assert module.parent_id(context(), {**ON, "OPENLINEAGE_DISABLED": "true"}) is None
     assert module.parent_id(context(), {**ON, PARENT_VARIABLE: "a/b/c"}) is None
 
 
-def test_where_the_provider_is_installed_it_is_asked_and_its_failure_fails_no_task(
+def test_an_installed_openlineage_provider_is_used_and_its_failure_fails_no_task(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     macros: Any = ModuleType("airflow.providers.openlineage.plugins.macros")
@@ -97,7 +99,7 @@ def test_where_the_provider_is_installed_it_is_asked_and_its_failure_fails_no_ta
     assert module.parent_id(context(), ON) is None
 
 
-def test_a_submitted_application_has_it_in_its_environment_in_every_deploy_mode(
+def test_a_submitted_application_gets_the_lineage_parent_in_every_deploy_mode(
     module: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_URL", ON["OPENLINEAGE_URL"])
@@ -119,7 +121,7 @@ def test_a_submitted_application_has_it_in_its_environment_in_every_deploy_mode(
 
 
 @pytest.mark.usefixtures("module", "frazil_home")
-def test_a_writer_that_is_launched_for_a_task_is_its_child_unless_a_user_named_another(
+def test_a_writer_launched_for_a_task_is_its_lineage_child_unless_a_user_set_another_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "s.yaml").write_text(STREAM)
@@ -139,7 +141,7 @@ def test_a_writer_that_is_launched_for_a_task_is_its_child_unless_a_user_named_a
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_a_task_that_defers_and_resumes_again_and_again_sends_nothing_and_its_writer_one_pair(
+def test_repeated_deferrals_of_a_task_send_no_lineage_events_and_its_writer_sends_one_pair(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each retry, and each triggerer that takes the task over, finds the writer that runs."""

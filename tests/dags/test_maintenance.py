@@ -71,7 +71,7 @@ def test_one_dag_maintains_all_tables_and_one_watches_them(parsed: dict[str, Any
     assert watched["outlets"] == {"changed": ["frazil.health"]}
 
 
-def test_in_the_spark_pool_maintenance_goes_after_what_people_wait_for(parsed: dict[str, Any]) -> None:
+def test_maintenance_has_the_lowest_priority_in_the_spark_pool(parsed: dict[str, Any]) -> None:
     tasks = [
         ("frazil_daily_flights_per_day", "aggregate"),
         ("frazil_backfill", "stage"),
@@ -82,7 +82,7 @@ def test_in_the_spark_pool_maintenance_goes_after_what_people_wait_for(parsed: d
 
 
 @pytest.mark.usefixtures("made")
-def test_alerts_fire_once_stand_and_resolve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_alerts_fire_once_remain_active_and_resolve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
     assert table_health.measure_all(tmp_path, store)["active"] == []  # the hold begins
     fired = table_health.measure_all(tmp_path, store)
@@ -127,7 +127,7 @@ def test_a_table_that_cannot_be_measured_is_an_alert_and_hides_no_other(
 
 
 @pytest.mark.usefixtures("made")
-def test_alerts_of_a_stream_that_is_removed_resolve_and_those_of_a_broken_file_stand(
+def test_alerts_of_a_removed_stream_resolve_and_those_of_a_broken_file_stay_active(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
@@ -188,7 +188,7 @@ def signal_days(table: str, first: str, count: int) -> None:
     assert append_signals(catalog, Append(seen, signals, dataclasses.replace(cursor, through_us=end_us)), clock_ms=0)
 
 
-def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
+def test_failed_runs_are_counted_up_to_the_number_that_an_alert_needs() -> None:
     subject = watched.WatchedSubject(Alerts(failed_runs=7), list, ("frazil_audits",))
 
     def beyond(failed: int) -> bool:
@@ -199,7 +199,7 @@ def test_as_many_failed_runs_are_counted_as_an_alert_needs() -> None:
     assert (beyond(7), beyond(8), beyond(100)) == (False, True, True)
 
 
-def test_a_paused_dag_of_all_streams_is_an_alert_although_no_run_of_it_failed() -> None:
+def test_a_paused_shared_dag_is_an_alert_although_none_of_its_runs_failed() -> None:
     subjects = {
         dag_id: watched.WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in (*watched.SHARED_DAGS, "frazil_other")
     }
@@ -214,7 +214,7 @@ def test_a_paused_dag_of_all_streams_is_an_alert_although_no_run_of_it_failed() 
     )
 
 
-def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_a_moment(
+def test_removing_one_of_several_streams_is_not_an_alert_while_it_may_be_temporary(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -233,7 +233,7 @@ def test_a_stream_that_is_removed_beside_others_is_no_alert_while_it_may_be_for_
 
 
 @pytest.mark.parametrize("left", ["name: made\ntable: 7\n", None])
-def test_a_worker_that_never_read_a_declaration_valid_fails_instead_of_maintaining_nothing(
+def test_a_worker_without_any_valid_declaration_fails_instead_of_maintaining_nothing(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
     tmp_path: Path,
     left: str | None,
@@ -247,7 +247,7 @@ def test_a_worker_that_never_read_a_declaration_valid_fails_instead_of_maintaini
 
 
 @pytest.mark.usefixtures("made")
-def test_what_is_due_is_said_for_each_action(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_due_maintenance_is_logged_for_each_action(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         found = table_care.due_messages(
             ["demo.made", "demo.none"], tmp_path, actions=["compaction", "expiry"], dry_run=False
@@ -257,7 +257,7 @@ def test_what_is_due_is_said_for_each_action(tmp_path: Path, caplog: pytest.LogC
     assert "manifests" not in caplog.text, "nobody asked for it"
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(
+def test_a_dry_run_reports_what_would_be_done_and_does_nothing(
     made: MadeStream, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     due = pytest.raises(AirflowSkipException, match=r"^dry run; demo\.made: expiry is due: ")
@@ -278,7 +278,7 @@ def test_orphans_are_searched_for_once_a_day(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("made")
-def test_a_cleanup_that_refuses_needs_attention(tmp_path: Path) -> None:
+def test_a_cleanup_that_refuses_to_delete_needs_attention(tmp_path: Path) -> None:
     declare(tmp_path, "{orphans: {max-listed: 1}}")
     with pytest.raises(AirflowFailException, match="max-listed"):
         table_care.clean_tables(["demo.made"], tmp_path, Store(), dry_run=False)

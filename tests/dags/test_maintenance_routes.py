@@ -73,7 +73,7 @@ def tables_of(made: MadeRoute) -> RouteTables:
     return RouteTables(ROUTE, made.spec, [made.spec])
 
 
-def test_one_check_hands_a_route_on_as_one_name_as_long_as_one_of_its_tables_needs_something(
+def test_one_check_passes_a_route_on_by_one_name_while_any_of_its_tables_needs_maintenance(
     made: MadeRoute, tmp_path: Path
 ) -> None:
     assert made
@@ -84,7 +84,7 @@ def test_one_check_hands_a_route_on_as_one_name_as_long_as_one_of_its_tables_nee
 
 
 @pytest.mark.usefixtures("made")
-def test_spark_gets_the_tables_that_need_it_most_and_no_more_than_one_task_can_do(
+def test_maintenance_gives_spark_the_neediest_tables_up_to_the_limit_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -97,9 +97,7 @@ def test_spark_gets_the_tables_that_need_it_most_and_no_more_than_one_task_can_d
         table_care.find_tables_with_due_rewrites(ROUTE, tmp_path, actions=ACTIONS, dry_run=True)
 
 
-def test_a_table_that_cannot_be_measured_comes_after_the_others_and_all_of_them_are_one_error(
-    made: MadeRoute, breaks: set[str]
-) -> None:
+def test_unmeasurable_tables_are_checked_last_and_are_one_error_if_all_fail(made: MadeRoute, breaks: set[str]) -> None:
     breaks.add("shop.raw_b")
     assert tables_of(made).due(ACTIONS)[-1] == "shop.raw_b"
     assert tables_of(made).due(["orphans"]) == []
@@ -108,12 +106,12 @@ def test_a_table_that_cannot_be_measured_comes_after_the_others_and_all_of_them_
         tables_of(made).due(ACTIONS)
 
 
-def test_a_table_that_was_dropped_is_nobodys_turn(made: MadeRoute) -> None:
+def test_a_dropped_table_is_never_due_for_maintenance(made: MadeRoute) -> None:
     load_catalog(None).drop_table("shop.orders")
     assert "shop.orders" not in tables_of(made).due(ACTIONS)
 
 
-def test_a_round_cleans_all_tables_some_in_each_run_and_then_rests_for_a_day(
+def test_orphan_cleanup_spreads_the_tables_of_a_route_over_runs_and_then_pauses_for_a_day(
     made: MadeRoute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, cleaned, real = Store(), list[str](), orphan_cleanup.clean_orphans
@@ -154,7 +152,7 @@ def test_a_table_that_cannot_be_cleaned_stops_no_other_and_fails_the_task(
     assert not tables_of(made).orphans_due(store)
 
 
-def test_health_has_one_alert_a_rule_for_all_tables_that_a_route_has_made(
+def test_health_raises_one_alert_per_rule_for_all_tables_created_by_a_route(
     made: MadeRoute, breaks: set[str], tmp_path: Path
 ) -> None:
     assert made
@@ -176,7 +174,9 @@ def test_health_has_one_alert_a_rule_for_all_tables_that_a_route_has_made(
     assert {(a["table"], a["rule"]) for a in resolved} == {(ROUTE, "snapshots"), (ROUTE, "unmeasured")}
 
 
-def test_what_was_found_of_a_table_stays_until_its_next_turn(made: MadeRoute, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_findings_of_a_table_are_kept_until_its_next_slot(
+    made: MadeRoute, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(health_routes, "MIN_TABLES_PER_RUN", 1)
     found, turns = RouteFindings({}), []
     for _ in range(4):
@@ -186,7 +186,7 @@ def test_what_was_found_of_a_table_stays_until_its_next_turn(made: MadeRoute, mo
     assert found.beyond == {"shop.raw_a": ["snapshots"], "shop.raw_b": ["snapshots"]}
 
 
-def test_findings_that_somebody_else_wrote_are_left_out() -> None:
+def test_findings_not_written_by_frazil_are_left_out() -> None:
     assert RouteFindings.from_json({"after": 3, "beyond": {"a": "x", "b": ["snapshots"]}}).to_json() == {
         "after": "",
         "beyond": {"b": ["snapshots"]},
@@ -195,7 +195,7 @@ def test_findings_that_somebody_else_wrote_are_left_out() -> None:
 
 
 @given(st.sets(st.text("abc", min_size=1), max_size=300), st.text("abc"))
-def test_each_table_has_its_turn_within_as_many_runs(names: set[str], last: str) -> None:
+def test_every_routed_table_gets_a_slot_within_one_round_of_runs(names: set[str], last: str) -> None:
     seen: list[str] = []
     for _ in range(RUNS_PER_ROUND):
         turn = select_share(last, sorted(names))

@@ -59,7 +59,7 @@ NAMES = ["demo.made", "demo.well"]
 
 
 @pytest.mark.usefixtures("streams")
-def test_only_tables_that_need_something_get_a_task(streams: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_tables_that_need_maintenance_get_a_task(streams: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     found = due_tables(NAMES, streams, run(12), Store(), nobody_works)
     assert "demo.made" in found
@@ -93,7 +93,7 @@ def test_each_table_is_checked_as_often_as_it_declares(
     assert tables(run(15, by_hand=True, chosen=("demo.well",))) == ["demo.well"]
 
 
-def test_a_table_that_an_earlier_run_works_on_is_left_out_until_that_has_ended(streams: Path) -> None:
+def test_a_table_in_use_by_an_earlier_maintenance_run_is_skipped_until_that_run_ends(streams: Path) -> None:
     store = Store()
     first = due_tables(NAMES, streams, run(12), store, nobody_works)
     index = first.index("demo.made")
@@ -113,7 +113,7 @@ def test_a_table_that_an_earlier_run_works_on_is_left_out_until_that_has_ended(s
     assert requested[-1] == ["run-15"], "one that ended is asked for no more"
 
 
-def test_one_table_that_cannot_be_measured_gets_a_task_that_says_so_and_all_of_them_one_error(
+def test_an_unmeasurable_table_still_gets_a_task_and_if_none_is_measurable_the_check_fails(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured, broken = due.due_actions, {"demo.well"}
@@ -132,11 +132,11 @@ def test_one_table_that_cannot_be_measured_gets_a_task_that_says_so_and_all_of_t
     assert CHECKS_KEY not in store, "the retry looks at all of them"
 
 
-def test_a_table_that_this_worker_knows_nothing_of_gets_a_task_that_fails(streams: Path) -> None:
+def test_a_table_unknown_to_this_worker_gets_a_task_that_fails(streams: Path) -> None:
     assert "demo.gone" in due_tables([*NAMES, "demo.gone"], streams, run(12), Store(), nobody_works)
 
 
-def test_a_dry_run_hands_on_what_is_chosen_and_remembers_nothing(streams: Path) -> None:
+def test_a_dry_run_passes_on_the_selected_tables_and_stores_nothing(streams: Path) -> None:
     store = Store()
     assert due_tables(NAMES, streams, run(12, dry_run=True), store, nobody_works) == NAMES
     assert store == {}
@@ -172,7 +172,7 @@ def test_every_table_is_checked_within_its_interval_and_one_pause(every: dict[st
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.builds(CheckState, st.integers(0, 10))), st.integers(0, 10))
-def test_those_that_waited_longest_come_first(turns: dict[str, CheckState], moment_ms: int) -> None:
+def test_the_tables_that_waited_longest_are_checked_first(turns: dict[str, CheckState], moment_ms: int) -> None:
     found = tables_to_check(dict.fromkeys("abcd", timedelta(0)), turns, moment_ms=moment_ms)
     assert sorted(found) == list("abcd")
     waited = [turns[name].at_ms if name in turns else -1 for name in found]
@@ -192,7 +192,7 @@ def test_a_table_is_free_when_all_its_tasks_have_ended(state: str | None) -> Non
     assert tables_in_progress(turns, states, tasks=TASKS) == ({} if state in ENDED_STATES else {"t": "r"})
 
 
-def test_a_run_whose_tasks_are_not_mapped_yet_works_on_all_its_tables_and_a_deleted_one_on_none() -> None:
+def test_a_run_without_mapped_tasks_is_working_on_all_its_tables_and_a_deleted_run_on_none() -> None:
     turns = {"t": CheckState(1, "r", 3), "gone": CheckState(1, "deleted", 0)}
     assert tables_in_progress(turns, {"r": {"check_due": "success", "table.rewrite": None}}, tasks=TASKS) == {"t": "r"}
 
@@ -200,12 +200,12 @@ def test_a_run_whose_tasks_are_not_mapped_yet_works_on_all_its_tables_and_a_dele
 @given(
     st.one_of(st.builds(CheckState, st.integers(0), st.text(), st.integers(0)), st.builds(CheckState, st.integers(0)))
 )
-def test_what_is_remembered_is_read_again(turn: CheckState) -> None:
+def test_the_check_state_survives_a_round_trip_through_json(turn: CheckState) -> None:
     assert CheckState.from_json(turn.to_json()) == turn
 
 
 @pytest.mark.parametrize("value", [None, "", 3, [], [-1], ["1"], [1, 2, 3], [1, "r", -1], [1, "r"], {"at": 1}])
-def test_what_others_wrote_is_not(value: Any) -> None:
+def test_a_check_state_not_written_by_frazil_is_ignored(value: Any) -> None:
     assert CheckState.from_json(value) is None
 
 
@@ -231,7 +231,7 @@ def test_spark_is_started_for_a_table_that_needs_it_and_its_dead_letter_table(
 
 
 @pytest.mark.rotates(2)
-def test_a_run_has_tasks_for_tables_that_need_something_and_the_next_one_asks_whether_they_ended(
+def test_maintenance_runs_tasks_only_for_due_tables_and_the_next_run_checks_whether_they_ended(
     streams: Path, dag_runner: Callable[[Path], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", '{"conn_type": "spark", "host": "local"}')

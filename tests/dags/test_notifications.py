@@ -136,7 +136,7 @@ def reported(notifier: Any, **measured: Any) -> list[tuple[str, dict[str, Any]]]
     return list(SENT)
 
 
-def test_slack_is_reported_when_an_alert_fires_and_when_it_is_over(examples: dict[str, ModuleType]) -> None:
+def test_slack_is_notified_when_an_alert_fires_and_when_it_resolves(examples: dict[str, ModuleType]) -> None:
     to_platform = examples["alerts/slack.py"].to_platform
     assert reported(to_platform) == [], "nothing fired"
     assert reported(to_platform, active=[alert()]) == [], "it was told when it fired"
@@ -150,7 +150,7 @@ def test_slack_is_reported_when_an_alert_fires_and_when_it_is_over(examples: dic
     assert len(reported(to_platform, fired=[alert(f"s{n}") for n in range(300)], active=[{}] * 300)) == 1
 
 
-def test_a_mail_has_a_subject_of_one_line_and_links(examples: dict[str, ModuleType]) -> None:
+def test_a_mail_has_a_one_line_subject_and_links(examples: dict[str, ModuleType]) -> None:
     ((_, mail),) = reported(examples["alerts/mail.py"].to_platform, fired=[alert()], active=[alert()])
     assert (mail["to"], mail["subject"]) == ("platform@example.com", "frazil: freshness, stream rides of city.rides")
     assert '<a href="https://wiki.example/runbook#freshness">' in mail["html_content"]
@@ -176,7 +176,9 @@ def test_pagerduty_has_an_incident_for_each_alert_and_each_is_closed(examples: d
     assert len(reported(pager.page, fired=many, active=many)) == 21
 
 
-def test_the_dag_file_of_the_page_tells_slack_of_all_and_the_pager_of_alerts(examples: dict[str, ModuleType]) -> None:
+def test_the_documented_dag_notifies_slack_of_everything_and_the_pager_of_alerts(
+    examples: dict[str, ModuleType],
+) -> None:
     dag = examples["dags/maintenance.py"].health
     for task_id, callbacks in (("alerts", "on_failure_callback"), ("resolved", "on_success_callback")):
         called = getattr(dag.get_task(task_id), callbacks)
@@ -184,7 +186,7 @@ def test_the_dag_file_of_the_page_tells_slack_of_all_and_the_pager_of_alerts(exa
 
 
 @pytest.mark.parametrize("is_away", [False, True])
-def test_an_alert_that_could_not_be_reported_is_reported_again_after_the_others(
+def test_an_alert_whose_notification_failed_is_sent_again_after_the_others(
     is_away: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys: list[str] = []
@@ -214,7 +216,7 @@ async def of_old(*, sentence: str) -> None:
 
 
 @pytest.mark.parametrize("function", [on_late, of_old])
-def test_a_late_run_is_reported_with_all_that_other_messages_have(
+def test_a_late_run_is_reported_with_all_fields_of_other_messages(
     function: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LATE.clear()
@@ -237,7 +239,7 @@ def test_a_late_run_is_reported_with_all_that_other_messages_have(
         assert message.page == "https://airflow.example/frazil/ops/index.html#/"
 
 
-def test_what_somebody_else_put_into_airflow_stops_no_notifier() -> None:
+def test_foreign_values_in_airflow_do_not_stop_a_notifier() -> None:
     said: list[str] = []
     call = with_message(lambda given: said.append(given["frazil"].text), health._fired_message)
     call(context("alerts", fired="nonsense"))
@@ -270,5 +272,5 @@ def test_a_failed_task_is_reported_with_its_reason_its_table_and_its_log(error: 
     assert "log: https://airflow.example/log" in message.text
 
 
-def test_a_context_of_another_shape_is_reported_all_the_same(tmp_path: Path) -> None:
+def test_a_failure_is_reported_for_an_incomplete_task_context(tmp_path: Path) -> None:
     assert f"{tmp_path} is full" in failure_message({"reason": f"{tmp_path} is full"}).text

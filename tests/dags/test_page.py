@@ -84,7 +84,7 @@ def ask(airflow_process: AirflowProcess) -> Ask:
     return requested
 
 
-def test_who_is_not_signed_in_sees_nothing(ask: Ask):
+def test_an_anonymous_user_sees_nothing(ask: Ask):
     for path in ("", "index.html", "main.js", "api/overview", "api/stream/ticks", "api/table/demo.ticks"):
         assert ask(None, path)["status"] == 401
 
@@ -112,7 +112,7 @@ def test_every_module_that_the_page_imports_is_served_and_nothing_else_is(ask: A
         assert str(CHECKOUT) not in str(answer["body"])
 
 
-def test_without_a_stream_the_overview_says_where_they_are_searched_for(ask: Ask, streams: Path):
+def test_without_streams_the_overview_names_the_folder_that_was_searched(ask: Ask, streams: Path):
     empty = ask("VIEWER", "api/overview")["body"]
     assert empty["lines"] == []
     assert empty["notes"] == [
@@ -135,7 +135,7 @@ def declared(ask: Ask, streams: Path) -> None:
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_catalog_that_hangs_is_named_and_hides_no_other_stream(ask: Ask):
+def test_a_hanging_catalog_is_reported_and_hides_no_other_stream(ask: Ask):
     def lines() -> dict[str, Any]:
         answer = ask("VIEWER", "api/overview")
         found = {line["stream"]: line for line in answer["body"]["lines"]}
@@ -160,7 +160,7 @@ def test_an_answer_does_not_wait_for_a_catalog_that_hangs(ask: Ask, silent: Sile
 
 
 @pytest.mark.usefixtures("declared")
-def test_an_api_server_that_begins_shows_what_was_known_last_while_it_checks_again(
+def test_a_starting_api_server_shows_the_last_known_state_while_it_refreshes(
     ask: Ask, airflow_process: AirflowProcess, kept: Path, streams: Path
 ):
     def saved() -> Any:
@@ -189,7 +189,7 @@ def test_an_api_server_that_begins_shows_what_was_known_last_while_it_checks_aga
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_stream_has_a_view_of_its_own_also_where_kafka_and_its_table_are_not_there(ask: Ask):
+def test_a_stream_has_its_own_view_even_without_kafka_and_a_table(ask: Ask):
     found = ask("VIEWER", "api/stream/ticks")["body"]
     assert found["line"]["word"] == "not begun"
     assert found["facts"]["Topics"] == "ticks"
@@ -202,7 +202,7 @@ def test_a_stream_has_a_view_of_its_own_also_where_kafka_and_its_table_are_not_t
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_stream_of_a_catalog_that_hangs_says_what_does_not_answer(ask: Ask):
+def test_a_stream_with_a_hanging_catalog_reports_what_does_not_respond(ask: Ask):
     found = eventually(
         lambda: next(
             (body for body in [ask("VIEWER", "api/stream/ghosts")["body"]] if body["line"]["word"] == "no answer"), None
@@ -213,7 +213,7 @@ def test_a_stream_of_a_catalog_that_hangs_says_what_does_not_answer(ask: Ask):
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_table_has_a_view_also_before_it_exists_and_none_that_nobody_feeds(ask: Ask):
+def test_a_table_has_a_view_before_it_exists_unless_no_stream_feeds_it(ask: Ask):
     found = eventually(
         lambda: next((b for b in [ask("VIEWER", "api/table/demo.ticks")["body"]] if not b["pending"]), None),
         within_s=60,
@@ -283,7 +283,7 @@ OURS = {"X-Frazil": "page", "Origin": "http://airflow.example", "Sec-Fetch-Site"
         ({**OURS, "Origin": "http://["}, "http://["),
     ],
 )
-def test_what_another_page_sends_with_the_users_cookie_is_refused(ask: Ask, headers: dict[str, str], said: str):
+def test_requests_from_another_site_with_the_users_cookie_are_refused(ask: Ask, headers: dict[str, str], said: str):
     for path in ("api/plan/pause/ticks", "api/action/pause/ticks"):
         answer = ask("ADMIN", path, method="POST", headers=headers, body={})
         assert answer["status"] == 403
@@ -295,7 +295,7 @@ def test_what_another_page_sends_with_the_users_cookie_is_refused(ask: Ask, head
 @pytest.mark.parametrize(
     "action", ["pause", "resume", "restart", "reset", "backfill", "abandon", "replay", *TABLE_RULES]
 )
-def test_a_viewer_may_not_act_and_who_is_not_signed_in_even_less(ask: Ask, action: str):
+def test_a_viewer_and_an_anonymous_user_may_not_act(ask: Ask, action: str):
     for what in ("plan", "action"):
         path = f"api/{what}/{action}/{'demo.ticks' if action in TABLE_RULES else 'ticks'}"
         assert ask("VIEWER", path, method="POST", headers=OURS, body={})["status"] == 403
@@ -328,7 +328,7 @@ def test_a_scheduler_that_died_is_reported_on_each_view_and_by_each_action_that_
 
 @pytest.mark.parametrize("dag_id", ["frazil_maintenance", "frazil_audits"])
 @pytest.mark.usefixtures("declared")
-def test_the_overview_says_that_a_dag_of_all_streams_is_paused(ask: Ask, airflow_process: AirflowProcess, dag_id: str):
+def test_the_overview_shows_that_a_dag_of_all_streams_is_paused(ask: Ask, airflow_process: AirflowProcess, dag_id: str):
     def said() -> list[str]:
         return [note for note in ask("VIEWER", "api/overview")["body"]["notes"] if dag_id in note]
 
@@ -343,7 +343,9 @@ MOVED = "ticks has changed since the plan was shown"
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_stream_is_paused_and_resumed_and_airflows_audit_log_says_by_whom(ask: Ask, airflow_process: AirflowProcess):
+def test_pausing_and_resuming_a_stream_is_recorded_with_the_user_in_the_audit_log_of_airflow(
+    ask: Ask, airflow_process: AirflowProcess
+):
     def post(what: str, action: str, **form: Any) -> Any:
         return ask("OP", f"api/{what}/{action}/ticks", method="POST", headers=OURS, body=form)
 
@@ -383,7 +385,7 @@ SHOWN = r"\ud800 \x1b[2J\u202egnp"
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_reason_that_cannot_be_shown_is_refused_and_one_that_is_kept_hides_no_stream(
+def test_an_undisplayable_reason_is_refused_and_a_stored_one_hides_no_stream(
     ask: Ask, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def post(body: Any) -> dict[str, Any]:
@@ -418,7 +420,7 @@ def test_a_reason_that_cannot_be_shown_is_refused_and_one_that_is_kept_hides_no_
 
 
 @pytest.mark.usefixtures("declared")
-def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_process: AirflowProcess):
+def test_one_of_two_simultaneous_confirmations_is_refused(ask: Ask, airflow_process: AirflowProcess):
     """Both have seen the same; one of them acts between the other's look and the other's write."""
 
     def version_token(action: str) -> str:
@@ -444,7 +446,7 @@ def test_of_two_who_confirm_the_same_at_once_one_is_refused(ask: Ask, airflow_pr
 
 
 @pytest.mark.usefixtures("declared")
-def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: Ask, airflow_process: AirflowProcess):
+def test_the_audit_log_records_refused_actions_and_only_the_fields_of_a_form(ask: Ask, airflow_process: AirflowProcess):
     def last(event: str) -> tuple[str, dict[str, Any]]:
         owner, _, extra = airflow_process.call(in_airflow.audit_log, event)[-1]
         assert len(extra) < 4000
@@ -477,7 +479,7 @@ def test_the_audit_log_has_what_was_refused_and_of_a_form_its_fields_alone(ask: 
 
 
 @pytest.mark.usefixtures("declared")
-def test_what_airflow_or_the_table_cannot_do_is_said_and_not_done(ask: Ask):
+def test_actions_that_airflow_or_the_table_cannot_perform_are_refused_with_the_reason(ask: Ask):
     def post(what: str, action: str, name: str = "ticks", **form: Any) -> Any:
         return ask("OP", f"api/{what}/{action}/{name}", method="POST", headers=OURS, body=form)
 
@@ -492,7 +494,7 @@ def test_what_airflow_or_the_table_cannot_do_is_said_and_not_done(ask: Ask):
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_stream_offers_what_its_kind_can_have_and_refuses_the_rest_as_the_command_line_does(ask: Ask, streams: Path):
+def test_a_stream_offers_only_the_actions_of_its_kind_and_refuses_others_like_the_command_line(ask: Ask, streams: Path):
     route = load_stream(streams / "orders.yaml")
     with pytest.raises(SpecError) as raised, open_backfill(route, parse_request({"stream": "orders"})):
         pass
@@ -535,7 +537,7 @@ FORMS: tuple[tuple[str, dict[str, Any], str | None], ...] = (
 
 
 @pytest.mark.parametrize("typed", ["2020-01-01T05", "2020-01-01 05:00"])
-def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: str) -> None:
+def test_a_window_may_be_entered_in_the_format_of_the_page_or_of_airflow(typed: str) -> None:
     from frazil.airflow.page.forms import build_run_conf  # needs AIRFLOW_HOME
     from frazil.operations.page_actions import PageAction  # next to it
 
@@ -544,7 +546,7 @@ def test_a_window_is_typed_as_the_page_shows_it_or_as_airflow_names_it(typed: st
 
 
 @pytest.mark.parametrize(("action", "form", "said"), FORMS)
-def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_confirmed(
+def test_a_form_error_names_its_field_before_the_action_is_confirmed(
     action: str, form: dict[str, Any], said: str | None
 ) -> None:
     from frazil.airflow.page.forms import find_form_problem  # needs AIRFLOW_HOME
@@ -564,7 +566,7 @@ def test_what_is_wrong_in_a_form_is_said_by_the_name_of_its_field_before_it_is_c
         ("2020-01-01", "this table's windows are hours"),
     ],
 )
-def test_a_window_that_no_gate_holds_is_not_released_and_the_form_says_why(typed: str, said: str | None) -> None:
+def test_releasing_a_window_that_no_gate_holds_is_refused_with_the_reason(typed: str, said: str | None) -> None:
     from frazil.airflow.page.forms import find_release_problem  # needs AIRFLOW_HOME
 
     start, fifth, end = (Window.parse(f"2020-01-01T{hour}").start_us for hour in ("00", "05", "09"))
@@ -572,13 +574,13 @@ def test_a_window_that_no_gate_holds_is_not_released_and_the_form_says_why(typed
     assert (found is None) if said is None else said in (found or "")
 
 
-def test_before_the_first_window_of_a_table_is_signalled_none_is_held() -> None:
+def test_before_the_first_window_of_a_table_is_signalled_no_window_is_held() -> None:
     from frazil.airflow.page.forms import find_release_problem  # needs AIRFLOW_HOME
 
     assert "no window is held" in (find_release_problem({"partition": "2020-01-01T05"}, None) or "")
 
 
-def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
+def test_one_table_can_be_maintained_from_its_page() -> None:
     from frazil.airflow.page.forms import build_run_conf  # needs AIRFLOW_HOME
     from frazil.operations.page_actions import PageAction  # next to it
 
@@ -588,7 +590,7 @@ def test_a_table_is_maintained_from_its_page_without_the_others() -> None:
     }
 
 
-def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_shows_the_start_command_that_fits_the_airflow_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     from frazil.airflow.page.airflow_database import silent_components  # needs AIRFLOW_HOME
 
     monkeypatch.setenv("FRAZIL_HOME", "/srv/frazil")
@@ -597,7 +599,7 @@ def test_the_airflow_of_frazil_dev_is_started_again_as_it_was_started(monkeypatc
         assert silent_components({}, at_ms=0)[0].start == start
 
 
-def test_what_is_remembered_of_airflows_processes_is_evaluated_at_the_moment_when_it_was_read(
+def test_cached_airflow_heartbeats_are_evaluated_at_the_time_when_they_were_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from frazil.airflow.page import views
@@ -613,7 +615,7 @@ def test_what_is_remembered_of_airflows_processes_is_evaluated_at_the_moment_whe
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_a_mistake_leaves_the_last_valid_declaration_in_use_and_a_conflict_the_one_that_is_there(
+def test_an_error_keeps_the_last_valid_declaration_and_a_conflict_keeps_the_current_one(
     tmp_path: Path,
 ) -> None:
     from frazil.airflow.declared_streams import declared_streams  # needs AIRFLOW_HOME
@@ -632,7 +634,9 @@ def test_a_mistake_leaves_the_last_valid_declaration_in_use_and_a_conflict_the_o
 
 
 @pytest.mark.usefixtures("declared")
-def test_an_action_is_refused_as_not_known_while_airflows_database_is_silent(ask: Ask, airflow_process: AirflowProcess):
+def test_actions_that_need_airflows_state_are_refused_while_its_database_is_unresponsive(
+    ask: Ask, airflow_process: AirflowProcess
+):
     def plan(action: str) -> dict[str, Any]:
         return ask("OP", f"api/plan/{action}/ticks", method="POST", headers=OURS, body={})
 
@@ -647,7 +651,7 @@ def test_an_action_is_refused_as_not_known_while_airflows_database_is_silent(ask
 
 
 @pytest.mark.usefixtures("declared")
-def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_process: AirflowProcess) -> None:
+def test_a_stream_of_another_team_is_neither_shown_nor_mentioned(ask: Ask, airflow_process: AirflowProcess) -> None:
     """The last of this file: from here on, Airflow has teams."""
     airflow_process.call(in_airflow.give_to_team, "blue", "frazil_writer_ticks")
 
@@ -664,9 +668,7 @@ def test_a_stream_of_another_team_is_neither_shown_nor_named(ask: Ask, airflow_p
 
 
 @pytest.mark.usefixtures("declared")
-def test_an_action_that_meets_files_of_another_version_says_that_the_api_server_is_to_be_restarted(
-    ask: Ask, airflow_process: AirflowProcess
-):
+def test_an_action_after_an_upgrade_asks_for_a_restart_of_the_api_server(ask: Ask, airflow_process: AirflowProcess):
     airflow_process.call(in_airflow.meet_other_files, change=True)
     try:
         for what in ("plan", "action"):

@@ -70,7 +70,7 @@ def requested(post: Post, action: str, stream: str = "ticks", **form: Any) -> di
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("action", FORMS)
-def test_who_asks_again_while_a_run_waits_or_runs_is_reported_which_one_and_what_to_do(
+def test_a_repeated_request_names_the_queued_or_running_run_and_how_to_end_it(
     post: Post, airflow: AirflowProcess, action: str
 ) -> None:
     said = requested(post, action)["body"]["message"]
@@ -100,7 +100,7 @@ WITHOUT_CATALOG = {
 
 @pytest.mark.parametrize("hangs", [False, True])
 @pytest.mark.parametrize("where", WITHOUT_CATALOG)
-def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_and_of_a_check_that_nothing_was_done(
+def test_the_audit_log_marks_a_commit_that_may_have_landed_as_unknown_and_a_check_as_not_done(
     post: Post, airflow: AirflowProcess, where: str, hangs: bool
 ) -> None:
     status, outcome = WITHOUT_CATALOG[where]
@@ -113,7 +113,7 @@ def test_of_a_commit_that_may_have_landed_the_audit_log_says_that_nobody_knows_a
     assert json.loads(extra)["outcome"].startswith(outcome)
 
 
-def test_of_two_who_ask_at_the_same_moment_one_gets_a_run(post: Post, airflow: AirflowProcess) -> None:
+def test_one_of_two_simultaneous_requests_gets_a_run(post: Post, airflow: AirflowProcess) -> None:
     version_token = post("plan", "backfill")["body"]["version_token"]
     body = {**FORMS["backfill"], "dry-run": False, "version_token": version_token}
     answers = airflow.call(
@@ -131,7 +131,7 @@ def stream_read_at(airflow: AirflowProcess) -> int | None:
     return at_ms
 
 
-def test_a_run_that_an_action_started_is_followed_to_its_result_by_those_who_see_the_stream(
+def test_a_run_started_by_an_action_is_followed_to_its_result_by_users_who_see_the_stream(
     post: Post, airflow: AirflowProcess
 ) -> None:
     done = requested(post, "replay")["body"]
@@ -156,7 +156,7 @@ def test_a_run_that_an_action_started_is_followed_to_its_result_by_those_who_see
     assert [follow("quotes")["status"], follow("none")["status"], follow(action="pause")["status"]] == [404] * 3
 
 
-def test_a_paused_dag_is_unpaused_with_the_action_that_needs_it(post: Post, airflow: AirflowProcess) -> None:
+def test_a_paused_dag_is_unpaused_only_with_a_confirmed_action(post: Post, airflow: AirflowProcess) -> None:
     airflow.call(in_airflow.pause, "frazil_dead_letters", True)
     plan = post("plan", "replay")["body"]
     assert plan["unpause"] == "frazil_dead_letters"

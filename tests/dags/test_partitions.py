@@ -102,7 +102,7 @@ def test_every_table_with_windows_has_a_dag_that_always_checks_once_at_a_time(pa
     assert parsed["dags"]["frazil_release"]["params"]["table"] == "demo.flights"
 
 
-def test_airflow_gets_one_event_a_window_and_revision_whatever_is_run_again(world: World) -> None:
+def test_airflow_gets_one_event_for_each_window_and_revision_however_often_runs_repeat(world: World) -> None:
     world.land(0, 13)
     first = world.run()
     assert first["tasks"] == {"watch": "success", "complete": "success", "reopened": "skipped", "held": "skipped"}
@@ -166,7 +166,7 @@ def test_a_consumer_whose_run_stays_queued_stops_nothing(world: World) -> None:
         assert [key for _, key, _ in ran["events"]][2:] == [f"2013-12-30T{hour}" for hour in range(14, 15 + n)]
 
 
-def test_a_check_at_a_table_whose_streams_were_removed_ends_without_a_worker(
+def test_a_check_of_a_table_whose_streams_were_removed_ends_without_a_worker(
     frazil_home: Path,
     tmp_path: Path,
     settled: None,  # noqa: ARG001
@@ -212,7 +212,7 @@ def to_send(signals: list[Signal], sent: set[tuple[str, int]], *, reopened: bool
     return [s.number for s in signals_to_send(keyed, sent, reopened=reopened).values()]
 
 
-def test_only_what_airflow_lacks_is_sent_and_of_each_window_the_newest() -> None:
+def test_only_signals_that_airflow_is_missing_are_sent_and_only_the_newest_of_each_window() -> None:
     signals = [one(1), one(2, hour=1), one(3, revision=2), one(4, revision=3), one(5, hour=2, state=SignalState.HELD)]
     assert to_send(signals, reported(1), reopened=False) == [2]
     assert to_send(signals, set(), reopened=True) == [4]
@@ -235,7 +235,7 @@ route: {by: field, name: kind, tables: {order: shop.orders, payment: shop.paymen
 """
 
 
-def test_routed_tables_whose_windows_are_declared_have_a_dag_and_an_aggregation_of_another_says_what_it_lacks(
+def test_declared_windows_of_routed_tables_get_a_dag_and_other_aggregations_report_the_gap(
     tmp_path: Path,
 ) -> None:
     streams, aggregations = tmp_path / "streams", tmp_path / "aggregations"
@@ -283,7 +283,7 @@ def test_the_tables_that_a_template_makes_share_a_dag_and_an_aggregation_names_i
 
 
 @pytest.mark.rotates(2)
-def test_airflow_gets_one_event_a_window_of_each_table_that_a_template_makes(
+def test_airflow_gets_one_event_for_each_window_of_each_templated_table(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
     dag_runner: Callable[[Path], Any],
@@ -339,7 +339,7 @@ def test_a_held_window_of_a_templates_table_is_an_alert_of_the_route(frazil_home
     assert (held["table"], "2013-12-30T12|shop.raw_web" in held["sentence"]) == ("route of shop", True)
 
 
-def test_the_page_of_a_tables_dag_says_whether_its_windows_are_gated(tmp_path: Path) -> None:
+def test_the_page_of_a_tables_dag_shows_whether_its_windows_are_gated(tmp_path: Path) -> None:
     streams, suites = tmp_path / "streams", tmp_path / "suites"
     streams.mkdir()
     (streams / "shop.yaml").write_text(ROUTED)
@@ -355,7 +355,9 @@ def test_the_page_of_a_tables_dag_says_whether_its_windows_are_gated(tmp_path: P
 
 
 @pytest.mark.parametrize(("named", "folder"), [("/suites", "/suites"), ("", str(CHECKOUT / "include/expectations"))])
-def test_suites_are_read_where_the_environment_says(named: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_suites_are_read_from_the_folder_in_the_environment(
+    named: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setenv("FRAZIL_EXPECTATIONS", named)
     monkeypatch.setattr("frazil.airflow.partition_dags", lambda _, **named: given.update(named) or {}, raising=False)
@@ -363,7 +365,7 @@ def test_suites_are_read_where_the_environment_says(named: str, folder: str, mon
     assert str(given["expectations"]) == folder
 
 
-def test_a_suite_that_vanishes_is_not_taken_for_a_table_without_a_gate(tmp_path: Path) -> None:
+def test_a_deleted_suite_blocks_the_signals_of_its_table(tmp_path: Path) -> None:
     store, suite = Store(), tmp_path / "shop.orders.json"
     assert find_gate(tmp_path, "shop.orders", store) is None
     expectation = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "id"}}
@@ -378,7 +380,7 @@ def test_a_suite_that_vanishes_is_not_taken_for_a_table_without_a_gate(tmp_path:
     assert find_gate(tmp_path, "shop.orders", store) is None, "the gate was ended on purpose"
 
 
-def test_a_suite_named_like_no_table_is_an_alert(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+def test_a_suite_with_the_name_of_no_table_is_an_alert(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
     streams, suites = tmp_path / "streams", tmp_path / "suites"
     streams.mkdir()
     suites.mkdir()

@@ -153,7 +153,7 @@ def shift(frazil_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Shift(tmp_path, monkeypatch)
 
 
-def test_a_stopped_stream_runs_again_or_is_wanted_no_more(shift: Shift) -> None:
+def test_the_runbook_for_a_stopped_stream_restarts_it_or_pauses_it(shift: Shift) -> None:
     shift.land()
     shift.later(EVERY)
     shift.ended(1)
@@ -164,7 +164,7 @@ def test_a_stopped_stream_runs_again_or_is_wanted_no_more(shift: Shift) -> None:
     assert "paused" in shift.be_sure("writer")
 
 
-def test_a_writer_that_gets_nowhere_is_reported_with_its_last_words(shift: Shift) -> None:
+def test_a_crash_looping_writer_is_reported_with_its_last_error(shift: Shift) -> None:
     shift.land()
     for number in range(4):
         shift.ended(number, "WorkerEnvironment: the workers' Python has no frazil")
@@ -176,7 +176,7 @@ def test_a_writer_that_gets_nowhere_is_reported_with_its_last_words(shift: Shift
     assert "ago" in shift.be_sure("restarts")
 
 
-def test_a_registry_that_is_away_is_named(shift: Shift, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_registry_is_reported(shift: Shift, monkeypatch: pytest.MonkeyPatch) -> None:
     shift.land()
     shift.ended(1, "RegistryUnavailable: http://registry does not answer", code=RegistryUnavailable.exit_code)
     assert "registry" in shift.red_after_the_hold()
@@ -216,7 +216,7 @@ def test_a_stall_is_reported_until_it_is_over(shift: Shift) -> None:
     assert "a transaction" not in shift.be_sure("stall")
 
 
-def test_a_poison_producer_is_seen_checked_and_settled(shift: Shift) -> None:
+def test_an_alert_about_a_poison_producer_is_resolved_by_the_runbook(shift: Shift) -> None:
     shift.land(200, bad=50)
     assert "dead-letters" in shift.red_after_the_hold()
     assert "NotJson" in shift.show("dead-letters")
@@ -252,7 +252,7 @@ def test_a_table_that_was_dropped_is_registered_again(shift: Shift) -> None:
     assert "each offset once" in shift.be_sure("table")
 
 
-def test_rows_that_somebody_deleted_are_found_and_brought_back(shift: Shift) -> None:
+def test_rows_deleted_by_others_are_found_and_restored(shift: Shift) -> None:
     shift.land()
 
     def audit() -> None:
@@ -282,7 +282,7 @@ def test_a_late_window_is_reported_with_what_it_waits_for(shift: Shift) -> None:
     assert "complete" in shift.be_sure("late-window")
 
 
-def test_no_window_of_long_ago_is_late(shift: Shift) -> None:
+def test_windows_of_long_ago_cause_no_late_window_alert(shift: Shift) -> None:
     long_ago = EventTimes({0: (shift.now_ms - 365 * 86_400_000) * 1_000})
     shift.made.land({0: (0, 10)}, times=long_ago)
     complete(shift)
@@ -351,7 +351,7 @@ def test_failed_runs_are_reported_until_one_succeeds(shift: Shift) -> None:
     assert "runs" not in shift.red()
 
 
-def test_what_cannot_be_measured_is_an_alert_until_it_answers(shift: Shift) -> None:
+def test_a_table_that_cannot_be_measured_raises_an_alert_until_it_can(shift: Shift) -> None:
     shift.land()
     shift.red()
     metadata = Path(shift.made.tables.main.refresh().metadata_location.removeprefix("file://"))

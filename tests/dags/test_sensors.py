@@ -37,7 +37,7 @@ DAY = 1_388_361_600_000_000
 HOUR = 3_600_000_000
 
 
-def test_a_dag_file_with_a_sensor_loads_neither_declarations_nor_what_reads_tables() -> None:
+def test_a_dag_file_with_a_sensor_imports_no_declaration_or_table_code() -> None:
     unwanted = ["frazil.spec.model", "frazil.airflow.declared_streams", "pyiceberg", "pyarrow"]
     program = f"import sys, frazil.airflow.partitions.sensor; print([m for m in {unwanted} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -107,7 +107,7 @@ def flow(frazil_home: Path, tmp_path: Path, settled: None) -> Flow:  # noqa: ARG
     return Flow(tmp_path)
 
 
-def test_however_often_it_checks_it_fires_only_when_airflow_knows_that_its_task_has_deferred(
+def test_the_trigger_fires_only_when_airflow_knows_that_its_task_has_deferred(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow.land(4)
@@ -123,7 +123,7 @@ def test_however_often_it_checks_it_fires_only_when_airflow_knows_that_its_task_
     assert slept == [MIN_DEFERRAL_S]
 
 
-def test_what_it_waits_for_is_reported_when_it_is_of_another_kind_and_its_numbers_every_hour(
+def test_the_sensor_reports_a_changed_reason_at_once_and_changed_numbers_every_hour(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trigger, said, checks = flow.trigger("2013-12-30"), Said(), 0
@@ -148,7 +148,7 @@ def test_what_it_waits_for_is_reported_when_it_is_of_another_kind_and_its_number
     assert said.lines == ["look 1", "look 61", "look 101 is held", "look 120 is held"]
 
 
-def test_it_answers_with_what_is_known_of_the_window(flow: Flow) -> None:
+def test_the_sensor_returns_the_known_state_of_the_window(flow: Flow) -> None:
     flow.land(4)
     flow.signal()
     answer = flow.answer("2013-12-30T01")
@@ -180,7 +180,7 @@ def test_a_day_of_hours_is_complete_with_its_last_hour(flow: Flow) -> None:
     )
 
 
-def test_it_says_that_a_gate_holds_the_window_and_goes_on_waiting(flow: Flow) -> None:
+def test_the_sensor_reports_that_a_gate_holds_the_window_and_keeps_waiting(flow: Flow) -> None:
     flow.land(2)
     flow.land(1)
     flow.signal(passed=False)
@@ -207,7 +207,7 @@ def test_it_says_that_a_gate_holds_the_window_and_goes_on_waiting(flow: Flow) ->
         ("yesterday", "SpecError: partition 'yesterday' is neither an hour, such as 2013-01-01T05, nor a day"),
     ],
 )
-def test_what_never_comes_fails_the_task_at_once(flow: Flow, partition: str, problem: str) -> None:
+def test_a_window_that_will_never_be_signalled_fails_the_task_at_once(flow: Flow, partition: str, problem: str) -> None:
     flow.land(4)
     flow.signal()
     answer = flow.answer(partition)
@@ -217,14 +217,14 @@ def test_what_never_comes_fails_the_task_at_once(flow: Flow, partition: str, pro
         sensor.execute_complete({}, answer)
 
 
-def test_a_window_that_is_complete_is_answered_at_once(flow: Flow) -> None:
+def test_a_sensor_for_a_complete_window_succeeds_at_once(flow: Flow) -> None:
     flow.land(4)
     flow.signal()
     sensor = PartitionCompleteSensor(task_id="wait", table="demo.made", partition="2013-12-30T01", streams=flow.folder)
     assert sensor.execute({})["2013-12-30T01"]["rows"] == 1
 
 
-def test_the_task_defers_and_its_trigger_can_be_made_again(flow: Flow) -> None:
+def test_the_sensor_defers_and_its_trigger_can_be_recreated(flow: Flow) -> None:
     sensor = PartitionCompleteSensor(
         task_id="wait", table="demo.made", partition="2013-12-30", streams=flow.folder, poke_interval=30
     )
@@ -237,7 +237,7 @@ def test_the_task_defers_and_its_trigger_can_be_made_again(flow: Flow) -> None:
     }  # fmt: skip
 
 
-def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_user_must_fix_ends_the_wait(
+def test_a_failing_catalog_is_retried_until_an_error_that_a_user_must_fix(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow.land(4)
@@ -262,7 +262,7 @@ def test_a_catalog_that_fails_is_asked_again_and_an_error_that_a_user_must_fix_e
     ]
 
 
-def test_a_lost_catalog_is_said_and_none_is_made_in_its_place(flow: Flow, frazil_home: Path) -> None:
+def test_a_lost_catalog_is_reported_and_no_new_one_is_created(flow: Flow, frazil_home: Path) -> None:
     flow.land(4)
     flow.signal()
     for path in frazil_home.glob("catalog.db*"):

@@ -44,7 +44,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Board:
     return Board(monkeypatch)
 
 
-def test_a_change_is_written_at_once_and_what_stays_is_renewed_each_quarter_of_an_hour(board: Board) -> None:
+def test_a_state_change_is_written_at_once_and_an_unchanged_state_every_15_minutes(board: Board) -> None:
     async def day() -> None:
         for second in range(0, 86_400, 2):
             board.now_s = 1e6 + second
@@ -99,7 +99,7 @@ def test_an_airflow_that_refuses_is_reported_once_and_gets_the_state_when_it_ans
     assert [one["state"] for one in board.written] == ["running"]
 
 
-def test_an_airflow_that_hangs_holds_up_nothing_and_is_asked_once_at_a_time(
+def test_an_unresponsive_airflow_delays_nothing_and_gets_one_request_at_a_time(
     board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(board.module, "WRITE_TIMEOUT_S", 0.01)
@@ -118,7 +118,7 @@ def test_an_airflow_that_hangs_holds_up_nothing_and_is_asked_once_at_a_time(
     assert [one["state"] for one in board.written] == ["held"]
 
 
-def test_a_long_sentence_is_cut_and_a_trigger_without_a_task_writes_nothing(board: Board) -> None:
+def test_a_long_sentence_is_shortened_and_a_trigger_without_a_task_writes_nothing(board: Board) -> None:
     async def both() -> None:
         board.board.show(None, "running", "words")
         await board.show("running", "x" * 5_000)
@@ -127,7 +127,7 @@ def test_a_long_sentence_is_cut_and_a_trigger_without_a_task_writes_nothing(boar
     assert [len(one["says"]) for one in board.written] == [1_000]
 
 
-def test_the_state_that_stays_is_written_after_one_that_is_being_written(board: Board) -> None:
+def test_a_final_state_is_written_after_one_that_is_being_written(board: Board) -> None:
     async def ends() -> None:
         taken = asyncio.Event()
         board.answer = taken.wait

@@ -9,7 +9,7 @@ import pytest
 from frazil.table.parallel import read_in_parallel
 
 
-def test_every_name_gets_its_answer_or_what_was_raised() -> None:
+def test_parallel_reads_return_each_result_or_its_exception_by_name() -> None:
     found = read_in_parallel(["1", "x", "3"], int, timeout_s=60)
     assert (found["1"], found["3"]) == (1, 3)
     assert isinstance(found["x"], ValueError)
@@ -18,7 +18,7 @@ def test_every_name_gets_its_answer_or_what_was_raised() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_what_hangs_is_given_up_and_what_waits_behind_it_too() -> None:
+def test_a_read_that_hangs_times_out_and_so_does_one_queued_behind_it() -> None:
     go = threading.Event()
     found = read_in_parallel(["hangs", "waits"], lambda _: go.wait(), timeout_s=0.01, max_threads=1)
     go.set()
@@ -27,7 +27,7 @@ def test_what_hangs_is_given_up_and_what_waits_behind_it_too() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_what_hangs_is_given_up_with_its_group_and_the_others_are_read_to_their_end() -> None:
+def test_a_hanging_read_times_out_with_its_group_and_the_other_reads_complete() -> None:
     go, slow = threading.Event(), threading.Semaphore(0)
 
     def read(name: str) -> str:

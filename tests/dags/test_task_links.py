@@ -57,13 +57,13 @@ Links = Callable[..., dict[str, str | None]]
         ("frazil_health", "measure", None, {}, "/"),
     ],
 )
-def test_a_task_leads_to_what_it_is_about(dag_id: str, task_id: str, label: str | None, form: Any, path: str):
+def test_a_task_links_to_the_page_of_its_subject(dag_id: str, task_id: str, label: str | None, form: Any, path: str):
     from frazil.airflow.dag_ids import task_subject  # needs AIRFLOW_HOME
 
     assert task_subject(dag_id, task_id, label=label, form=form, shared=False).path == path
 
 
-def test_the_name_before_the_tables_of_a_route_is_that_of_maintenance(tmp_path: Path):
+def test_links_use_the_same_route_prefix_as_maintenance(tmp_path: Path):
     from frazil.airflow.dag_ids import ROUTE_PREFIX
     from frazil.maintenance.tables import routes_by_name  # next to it
     from frazil.spec.load import load_stream  # next to it
@@ -123,11 +123,11 @@ def links(airflow: AirflowProcess) -> Links:
     return found
 
 
-def test_a_writer_leads_to_its_stream_before_it_ends(links: Links):
+def test_a_running_writer_task_links_to_its_stream(links: Links):
     assert links("frazil_writer_ticks", "write")["Operations page"] == f"{PAGE}/stream/ticks"
 
 
-def test_an_application_that_streams_share_leads_to_each_of_them(links: Links):
+def test_tasks_of_a_shared_application_link_to_each_of_its_streams(links: Links):
     assert links("frazil_writer_together", "stream.first")["Operations page"] == f"{PAGE}/stream/first"
     assert links("frazil_writer_together", "write")["Operations page"] == f"{PAGE}/"
 
@@ -150,12 +150,14 @@ def test_the_tasks_of_windows_lead_to_data_docs_and_to_the_release_of_one(links:
         ("frazil_audits", "stream.report", "", "/"),  # it has not started
     ],
 )
-def test_an_instance_of_a_mapped_task_leads_to_its_own(links: Links, dag_id: str, task_id: str, label: str, path: str):
+def test_an_instance_of_a_mapped_task_links_to_its_own_page(
+    links: Links, dag_id: str, task_id: str, label: str, path: str
+):
     assert links(dag_id, task_id, mapped=label)["Operations page"] == f"{PAGE}{path}"
 
 
 @pytest.mark.parametrize("task_id", ["plan", "stage", "publish"])
-def test_a_run_by_a_form_leads_to_the_stream_of_the_form(links: Links, task_id: str):
+def test_a_run_started_by_a_form_links_to_the_stream_of_the_form(links: Links, task_id: str):
     assert links("frazil_backfill", task_id, conf={"stream": "ticks"})["Operations page"] == f"{PAGE}/stream/ticks"
 
 

@@ -49,7 +49,7 @@ class Event:
     partition_key: str | None = "2013-12-30T05"
 
 
-def test_only_an_event_with_facts_of_its_own_key_tells_of_a_signal(caplog: pytest.LogCaptureFixture) -> None:
+def test_only_an_event_with_data_of_its_own_key_counts_as_a_sent_signal(caplog: pytest.LogCaptureFixture) -> None:
     ours = Event({"2013-12-30T05": {"number": 7}, "2013-12-30T06": {"number": 8}})
     foreign = [Event(value) for value in (None, *FOREIGN)]
     foreign += [Event({"2013-12-30T05": value}) for value in (None, *FOREIGN)]
@@ -62,7 +62,7 @@ def test_only_an_event_with_facts_of_its_own_key_tells_of_a_signal(caplog: pytes
     assert len(caplog.text) < 2_000, "however huge they are"
 
 
-def test_a_foreign_value_in_a_store_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_value_in_a_store_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     assert stored_number(Store(k=0), "k") == 0
     assert stored_number(Store(k=9), "k", limit=8) is None
     assert stored_names(Store(k=["a", 1, "b"]), "k") == ["a", "b"]
@@ -80,7 +80,7 @@ def test_a_foreign_value_in_a_store_counts_as_none(caplog: pytest.LogCaptureFixt
         }
 
 
-def test_a_foreign_xcom_fails_its_task_with_the_way_out() -> None:
+def test_an_invalid_xcom_fails_its_task_with_the_remedy() -> None:
     for value in (None, *FOREIGN):
         for task in (health.changed, health.alerts, health.resolved):
             with pytest.raises(AirflowFailException, match="Clear the task measure"):

@@ -48,7 +48,7 @@ json.dump(in_airflow.serialized(sys.argv[1]), open(sys.argv[2], "w"))
 """
 
 
-def test_another_dag_processor_serializes_the_same_dags_so_that_no_version_follows_another(tmp_path: Path) -> None:
+def test_different_dag_processors_serialize_identical_dags_so_that_no_dag_version_is_created(tmp_path: Path) -> None:
     """Parse with another hash seed, environment and FRAZIL_HOME, forty days later, and files written again."""
     (streams := tmp_path / "streams").mkdir()
     names = [f"s{number}" for number in range(6)]
@@ -92,7 +92,7 @@ def test_every_declared_stream_has_a_dag_that_runs_for_ever_and_once_at_a_time(p
     assert "frazil resume flights" in flights["doc"]
 
 
-def test_a_broken_declaration_takes_no_other_dag_with_it(tmp_path: Path, parse: Parse) -> None:
+def test_a_broken_declaration_breaks_no_other_dag(tmp_path: Path, parse: Parse) -> None:
     (tmp_path / "good.yaml").write_text(STREAM.format(name="good"))
     (tmp_path / "typo.yaml").write_text(STREAM.format(name="typo").replace("event-time", "event-tmie"))
     (tmp_path / "not-yaml.yaml").write_text("name: torn\nschema: {")
@@ -115,7 +115,7 @@ def about(stream: str) -> list[str]:
     return [f"stream:{stream}", f"table:demo.{stream}"]
 
 
-def test_a_removed_streams_dag_stays_without_a_schedule_so_that_its_run_can_end(tmp_path: Path, parse: Parse) -> None:
+def test_the_dag_of_a_removed_stream_stays_without_a_schedule_until_its_run_ends(tmp_path: Path, parse: Parse) -> None:
     for name in ("kept", "gone"):
         (tmp_path / f"{name}.yaml").write_text(STREAM.format(name=name) + "complete: hour\n")
     parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)
@@ -152,7 +152,7 @@ def test_streams_of_one_application_share_a_dag_with_a_task_for_each(tmp_path: P
     assert "Kafka b into Iceberg demo.b" in dags["frazil_writer_small"]["doc"]
 
 
-def test_two_streams_of_one_name_share_a_dag_that_says_so(tmp_path: Path, parse: Parse) -> None:
+def test_two_streams_with_one_name_share_a_dag_that_reports_it(tmp_path: Path, parse: Parse) -> None:
     (tmp_path / "a.yaml").write_text(STREAM.format(name="same"))
     (tmp_path / "b.yaml").write_text(STREAM.format(name="same"))
     found = parse(CHECKOUT / "dags", home=tmp_path / "airflow", streams=tmp_path)

@@ -85,7 +85,7 @@ def test_a_batch_waits_for_its_registry_and_records_of_two_schemas_land(stream: 
     assert audited.returncode == 0, audited.stdout + audited.stderr
 
 
-def test_a_table_follows_the_schemas_of_its_records_and_what_does_not_fit_are_dead_letters(
+def test_a_table_follows_the_schemas_of_its_records_and_unsuitable_records_are_dead_letters(
     stream: Any, frazil: Frazil
 ) -> None:
     at, bags = datetime(2026, 1, 1, tzinfo=UTC), {"name": "bags", "type": "int"}

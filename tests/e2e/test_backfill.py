@@ -88,7 +88,7 @@ def last_backfill(stream: Any) -> Any:
 
 @pytest.mark.rotates(3)
 @pytest.mark.usefixtures("spark")
-def test_what_lies_before_a_stream_is_published_at_once_while_its_writer_goes_on(
+def test_a_backfill_of_earlier_records_is_published_at_once_while_the_writer_continues(
     begun: Any, events: Any, engine: Engine, eventually: Callable[..., Any]
 ) -> None:
     with begun.writing(), asking(begun, chunk_records=1001) as backfill:
@@ -149,7 +149,7 @@ KILLS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
 }
 
 
-def test_killed_at_every_point_and_run_again_it_lands_everything_once(
+def test_a_backfill_that_is_killed_at_any_point_and_run_again_lands_everything_once(
     begun: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -170,7 +170,7 @@ def test_killed_at_every_point_and_run_again_it_lands_everything_once(
     assert is_clean(begun)
 
 
-def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_target(
+def test_bounds_select_what_lands_and_a_branch_waits_until_the_table_becomes_its_target(
     begun: Any, engine: Engine, frazil: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = {begun.topic: {str(p): BEFORE // 8 for p in range(4)}}
@@ -225,7 +225,7 @@ def test_bounds_choose_what_lands_and_a_branch_waits_until_the_table_is_its_targ
 
 
 @pytest.mark.parametrize("landed", [0, BEFORE])
-def test_the_size_of_few_records_includes_what_each_file_adds(
+def test_the_estimated_size_of_few_records_includes_the_overhead_of_each_file(
     stream: Any, events: Any, frazil: Any, monkeypatch: pytest.MonkeyPatch, landed: int
 ) -> None:
     monkeypatch.setattr(InProcessEngine, "parallelism", 1)  # as the command
@@ -241,7 +241,7 @@ def test_the_size_of_few_records_includes_what_each_file_adds(
 
 
 @pytest.mark.soak  # two starts of spark-submit
-def test_the_application_that_is_killed_in_a_chunk_goes_on_with_the_next(begun: Any, eventually: Any) -> None:
+def test_an_application_killed_in_a_chunk_continues_with_the_next_chunk(begun: Any, eventually: Any) -> None:
     request = json.dumps({"chunk-records": 100})
     application = Path(__file__).parents[2] / "spark_apps" / "backfill.py"
     command = ["spark-submit", "--master", "local[1]", str(application), begun.name, "--streams", str(begun.streams)]

@@ -93,7 +93,7 @@ KINDS = {
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_lies_before_a_stream_lands_once_beside_what_it_has(stream: Any, declare: Any, kind: str) -> None:
+def test_a_backfill_of_earlier_records_lands_once_next_to_existing_rows(stream: Any, declare: Any, kind: str) -> None:
     more, expected = KINDS[kind]
     stream.produce(OLD)
     declare(more, start=True)
@@ -172,7 +172,7 @@ def test_a_dry_run_evaluates_the_transform_in_one_other_process(
     assert (found.records, found.rejected, len(started)) == (4, 1, 1)
 
 
-def test_repeats_in_very_many_pieces_are_read_with_the_rows_between(
+def test_very_many_ranges_of_repeats_are_read_with_the_rows_between_them(
     stream: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(DEDUPE)
@@ -188,7 +188,7 @@ def test_repeats_in_very_many_pieces_are_read_with_the_rows_between(
     assert is_right(stream)
 
 
-def test_a_route_that_has_everything_is_not_backfilled(stream: Any, declare: Any) -> None:
+def test_a_route_without_missing_records_is_not_backfilled(stream: Any, declare: Any) -> None:
     declare(ROUTE)
     stream.produce(OLD + NEW)
     stream.catch_up()
@@ -211,7 +211,7 @@ def kill_after(patch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_at_each_point_it_lands_once(
+def test_a_backfill_that_is_killed_at_any_point_lands_once(
     stream: Any, declare: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more, expected = KINDS[kind]
@@ -286,7 +286,7 @@ def test_deleted_rows_stay_deleted(stream: Any, declare: Any) -> None:
             pass
 
 
-def test_a_delete_of_a_value_that_has_no_table_makes_none(stream: Any, declare: Any) -> None:
+def test_a_delete_for_a_route_value_without_a_table_creates_no_table(stream: Any, declare: Any) -> None:
     stream.produce([record(1, "d", 1, gone=True), record(2, "b", 2)])
     declare(DELETES + ROUTE, start=True)
     stream.produce([record(3, "b", 3)])
@@ -317,7 +317,7 @@ def test_rows_of_an_earlier_declaration_of_the_route_are_not_wrong_after_a_backf
     assert not is_right(stream)
 
 
-def test_changes_are_not_put_beside_rows_of_a_former_route(stream: Any, declare: Any) -> None:
+def test_changes_are_not_written_next_to_rows_of_a_former_route(stream: Any, declare: Any) -> None:
     declare(UPSERT)
     stream.produce([record(1, "a", 1)])
     stream.catch_up()

@@ -101,7 +101,7 @@ def test_the_table_equals_the_source(stream: Any, seed: int) -> None:
 
 
 @pytest.mark.parametrize("route", ["", "route: {by: field, name: name, template: 'test.of_{value}'}\n"])
-def test_an_update_that_changes_a_column_of_the_key_removes_the_row_before(stream: Any, route: str) -> None:
+def test_an_update_that_changes_a_key_column_removes_the_previous_row(stream: Any, route: str) -> None:
     text = DECLARED.format(topic=stream.topic, bootstrap=stream.bootstrap)
     text = text.replace("key: id", "key: [id, name]").replace("name: string", "name: string not null")
     (stream.streams / "events.yaml").write_text(text + route)
@@ -149,7 +149,7 @@ def test_a_dead_letter_that_changes_a_column_of_the_key_is_replayed(stream: Any,
     assert rows == [(1, "b"), (2, "a"), (3, "b")]
 
 
-def test_a_column_that_the_source_gets_becomes_one_of_the_table(stream: Any) -> None:
+def test_a_new_column_of_the_source_becomes_a_column_of_the_table(stream: Any) -> None:
     text = DECLARED.format(topic=stream.topic, bootstrap=stream.bootstrap).replace("name: string", "name: int")
     (stream.streams / "events.yaml").write_text(f"evolution: full\n{text}")
     database = Database(stream, 1)

@@ -16,7 +16,9 @@ from confluent_kafka.admin import AdminClient
 Frazil = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_what_run_wrote_is_clean_and_every_later_harm_is_found(stream: Any, events: Any, frazil: Frazil):
+def test_a_table_that_frazil_run_wrote_is_clean_and_every_later_damage_is_found(
+    stream: Any, events: Any, frazil: Frazil
+):
     stream.produce([*events(range(2000)), b"not json", *events(range(2000, 3000))], partitions=4)
     stream.catch_up()
     assert len(stream.ids()) == 3000
@@ -57,7 +59,7 @@ def test_what_run_wrote_is_clean_and_every_later_harm_is_found(stream: Any, even
     assert ("missing", f"{stream.topic}-0", 1) in _findings(frazil("audit", stream.name, "--source", "--json"))
 
 
-def test_an_hour_is_audited_by_itself_and_knows_nothing_of_the_others(stream: Any, events: Any, frazil: Frazil):
+def test_an_hour_is_audited_independently_of_other_hours(stream: Any, events: Any, frazil: Frazil):
     stream.produce([*events(range(100)), b"not json"], partitions=4)
     stream.catch_up()
     between = datetime.now(UTC)
@@ -85,7 +87,9 @@ def test_an_hour_is_audited_by_itself_and_knows_nothing_of_the_others(stream: An
 
 
 @pytest.mark.rotates(2)
-def test_a_backfill_of_one_offset_hides_no_row_that_is_missing_from_its_batch(stream: Any, events: Any, frazil: Frazil):
+def test_a_backfill_of_one_offset_hides_no_missing_row_of_the_batch_that_committed_it(
+    stream: Any, events: Any, frazil: Frazil
+):
     stream.produce(events(range(100)), partitions=1)
     stream.catch_up()
     stream.table().delete("kafka_offset < 20")
@@ -105,7 +109,7 @@ def test_a_backfill_of_one_offset_hides_no_row_that_is_missing_from_its_batch(st
     assert retained.returncode == 1
 
 
-def test_options_that_clash_name_no_window(frazil: Frazil):
+def test_the_audit_refuses_conflicting_period_options(frazil: Frazil):
     for options, said in {
         ("--last", "1h", "--from", "2013-12-30T00:00:00Z"): "give one period",
         ("--to", "2013-12-30T00:00:00Z"): "--to",

@@ -42,7 +42,7 @@ def _home(frazil_home: Path) -> None:
     """Nothing outside this test is configured."""
 
 
-def test_what_is_reached_is_said_and_nothing_is_left(
+def test_validate_reports_the_topics_and_the_catalog_that_it_reached_and_leaves_nothing(
     kafka: EmbeddedKafka, topic: TopicFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
@@ -55,7 +55,7 @@ def test_what_is_reached_is_said_and_nothing_is_left(
     assert len(json.loads(validate("--json", str(file)).stdout)["connections"]) == 2
 
 
-def test_a_missing_topic_and_a_catalog_out_of_reach_are_an_error_each(
+def test_a_missing_topic_and_an_unreachable_catalog_are_one_error_each(
     kafka: EmbeddedKafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(monkeypatch, type="rest", uri=f"http://127.0.0.1:{choose_free_port()}")
@@ -68,9 +68,7 @@ def test_a_missing_topic_and_a_catalog_out_of_reach_are_an_error_each(
     assert no_catalog.startswith(f"{both}: table: CommitUnavailable: the catalog 'lake' cannot be reached at http://12")
 
 
-def test_a_topic_that_was_made_again_is_an_error_of_validate_and_doctor(
-    stream: Any, events: Any, kafka: EmbeddedKafka
-) -> None:
+def test_a_recreated_topic_is_an_error_of_validate_and_doctor(stream: Any, events: Any, kafka: EmbeddedKafka) -> None:
     stream.produce(events(range(8)), partitions=4)
     stream.catch_up()
     file = stream.streams / f"{stream.name}.yaml"

@@ -34,7 +34,7 @@ def rejected(stream: Any, events: Any, in_this_process: None) -> Any:  # noqa: A
     return stream
 
 
-def test_records_that_an_operator_accepted_are_counted_with_their_reason_and_as_left(
+def test_rejected_records_that_an_operator_accepted_are_counted_by_reason_and_as_unresolved(
     stream: Any, events: Any, frazil: Any
 ) -> None:
     stream.declare(BREAKER)

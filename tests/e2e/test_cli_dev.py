@@ -53,7 +53,7 @@ def open_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_the_configuration_that_is_named_opens_the_catalogs_and_no_password_is_printed(
+def test_the_printed_catalog_configuration_works_and_contains_no_password(
     open_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("kafka", "object-store", "catalog", "postgres")
@@ -86,7 +86,7 @@ def test_the_configuration_that_is_named_opens_the_catalogs_and_no_password_is_p
     assert run("status").exit_code == 1
 
 
-def test_another_port_for_a_broker_that_runs_is_refused(frazil_home: Path, kafka: EmbeddedKafka) -> None:
+def test_dev_up_refuses_a_kafka_port_that_is_taken(frazil_home: Path, kafka: EmbeddedKafka) -> None:
     assert not frazil_home.exists()
     refused = run("up", "--kafka-port", str(kafka.port))
     assert isinstance(refused.exception, EnvironmentUnusable)

@@ -14,7 +14,9 @@ from frazil.spec.load import load_stream
 from tests.conftest import TopicFactory
 
 
-def test_what_infer_prints_of_a_topic_is_accepted(kafka: EmbeddedKafka, topic: TopicFactory, tmp_path: Path) -> None:
+def test_the_declaration_that_infer_prints_for_a_topic_is_accepted(
+    kafka: EmbeddedKafka, topic: TopicFactory, tmp_path: Path
+) -> None:
     name = topic(partitions=3)
     producer = Producer({"bootstrap.servers": kafka.bootstrap})
     for i in range(600):
@@ -53,7 +55,7 @@ def test_what_infer_prints_of_a_topic_is_accepted(kafka: EmbeddedKafka, topic: T
     assert 'seen: "trace"' in result.output
 
 
-def test_an_empty_topic_and_one_that_is_missing_are_said_so(
+def test_an_empty_topic_and_a_missing_topic_are_reported_as_such(
     kafka: EmbeddedKafka, topic: TopicFactory, tmp_path: Path
 ) -> None:
     servers = ["--streams", str(tmp_path), "--bootstrap-servers", kafka.bootstrap]

@@ -22,7 +22,7 @@ from frazil.spec.load import find_stream
 Frazil = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, events: Any, frazil: Frazil):
+def test_a_rolled_back_table_is_written_again_from_its_own_position(stream: Any, events: Any, frazil: Frazil):
     stream.produce([*events(range(400)), b"broken"], partitions=4)
     stream.catch_up()
     first = stream.table().current_snapshot().snapshot_id
@@ -52,7 +52,7 @@ def test_a_rolled_back_table_is_written_again_from_where_it_stands(stream: Any, 
     _check_clean(frazil, stream)
 
 
-def test_a_marker_that_was_edited_is_found_again_from_the_commit_records(stream: Any, events: Any, frazil: Frazil):
+def test_a_manually_edited_marker_is_recovered_from_commit_records(stream: Any, events: Any, frazil: Frazil):
     stream.produce([*events(range(400)), b"broken"], partitions=4)
     stream.catch_up()
     with stream.table().transaction() as change:
@@ -66,7 +66,9 @@ def test_a_marker_that_was_edited_is_found_again_from_the_commit_records(stream:
     assert stream.ids() == list(range(500))
 
 
-def test_after_an_offset_gap_the_stream_goes_on_at_what_is_left(stream: Any, events: Any, frazil: Frazil, kafka: Any):
+def test_after_an_offset_gap_the_stream_continues_at_the_first_remaining_offset(
+    stream: Any, events: Any, frazil: Frazil, kafka: Any
+):
     stream.produce(events(range(400)), partitions=4)
     stream.catch_up()
     stream.produce(events(range(400, 800)), partitions=4)
@@ -84,7 +86,7 @@ def test_after_an_offset_gap_the_stream_goes_on_at_what_is_left(stream: Any, eve
     assert "50 offsets were skipped, by a reset, source.start or source.on-gap: 100 to 149" in audit
 
 
-def test_a_topic_made_again_is_read_from_its_beginning(stream: Any, events: Any, frazil: Frazil, kafka: Any):
+def test_a_recreated_topic_is_read_from_its_beginning(stream: Any, events: Any, frazil: Frazil, kafka: Any):
     stream.produce([*events(range(8)), b"broken"], partitions=4)
     stream.catch_up()
     _make_topic_again(stream, kafka)
@@ -110,7 +112,7 @@ def test_a_topic_made_again_is_read_from_its_beginning(stream: Any, events: Any,
     assert frazil("audit", stream.name, "--source").returncode == 1
 
 
-def test_a_delete_of_a_topic_made_again_removes_a_row_of_the_former_topic(stream: Any, frazil: Frazil, kafka: Any):
+def test_a_delete_from_a_recreated_topic_removes_a_row_of_the_former_topic(stream: Any, frazil: Frazil, kafka: Any):
     """Offsets begin again: snowflakedb/snowflake-kafka-connector#690."""
     declared = "mode: upsert\nkey: id\norder-by: at\ndelete: tombstones\n"
     stream.declare(f"{declared}commit: {{interval: 1s}}\n")
@@ -138,7 +140,7 @@ def test_a_delete_of_a_topic_made_again_removes_a_row_of_the_former_topic(stream
 
 
 @pytest.mark.parametrize("mode", ["", "mode: upsert\nkey: id\norder-by: at\ndelete: tombstones\n"])
-def test_a_stream_that_was_forgotten_begins_again_on_a_topic_that_was_made_again(
+def test_a_forgotten_stream_begins_again_on_a_recreated_topic(
     stream: Any, events: Any, frazil: Frazil, kafka: Any, mode: str
 ):
     stream.declare(f"{mode}commit: {{interval: 1s}}\n")
@@ -162,7 +164,7 @@ def test_a_stream_that_was_forgotten_begins_again_on_a_topic_that_was_made_again
 
 
 @pytest.mark.parametrize("mode", ["mode: upsert\nkey: id\n", "dedupe: {key: id, within: 10s}\n"])
-def test_an_audit_by_key_compares_the_records_of_the_topic_made_again(
+def test_an_audit_by_key_compares_the_records_of_a_recreated_topic(
     stream: Any, events: Any, frazil: Frazil, kafka: Any, mode: str
 ):
     stream.declare(f"{mode}commit: {{interval: 1s}}\n")
@@ -227,7 +229,7 @@ def test_an_accepted_loss_is_a_note_in_the_audit_of_each_mode(
 
 
 @pytest.mark.parametrize("mode", ["mode: upsert\nkey: id\n", "dedupe: {key: id, within: 10s}\n"])
-def test_an_accepted_loss_of_offsets_that_were_committed_twice_before_is_accepted(
+def test_a_loss_of_offsets_that_were_committed_twice_before_can_be_accepted(
     stream: Any, events: Any, frazil: Frazil, mode: str
 ):
     stream.declare(f"{mode}commit: {{interval: 1s}}\n")

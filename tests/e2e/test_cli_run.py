@@ -52,7 +52,7 @@ def running(stream: Any, events: Any, eventually: Any, status: Status) -> Iterat
 
 
 @pytest.mark.rotates(2)
-def test_a_writer_in_the_foreground_keeps_others_out_until_ctrl_c_lets_its_batch_commit(
+def test_a_foreground_writer_excludes_others_until_ctrl_c_lets_its_batch_commit(
     stream: Any, events: Any, running: subprocess.Popen[bytes], status: Status
 ):
     seen = status()

@@ -164,7 +164,7 @@ def equal(stream: Any, source: Source) -> bool:
 
 
 @pytest.mark.parametrize("identity", ["default", "full"])
-def test_the_table_equals_the_source_whatever_dies(
+def test_the_table_equals_the_source_whatever_process_is_killed(
     stream: Any, kafka: EmbeddedKafka, database: EmbeddedPostgres, tmp_path: Path, identity: str
 ) -> None:
     (stream.streams / "events.yaml").write_text(STREAM.format(bootstrap=kafka.bootstrap, identity=identity))

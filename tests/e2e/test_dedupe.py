@@ -61,7 +61,7 @@ def source(stream: Any) -> Source:
     return Source(stream, seed=2)
 
 
-def test_rows_that_are_shuffled_repeat_none(stream: Any, source: Source) -> None:
+def test_repeats_are_dropped_although_rows_are_shuffled(stream: Any, source: Source) -> None:
     stream.declare(DEDUPE + "distribution: hash\n")
     path = stream.streams / "events.yaml"
     table = "table: {identifier: test.events, properties: {write.target-file-size-bytes: '1024'}}"
@@ -111,7 +111,7 @@ def test_the_audit_finds_rows_that_are_lost_or_doubled(stream: Any, source: Sour
         assert re.search(said, found.stdout), found.stdout
 
 
-def test_rows_without_an_event_time_are_no_finding_and_a_restored_row_makes_the_audit_clean_again(
+def test_rows_without_event_time_cause_no_finding_and_restoring_a_row_makes_the_audit_clean(
     stream: Any, source: Source, frazil: Callable[..., Any]
 ) -> None:
     path = stream.streams / "events.yaml"
@@ -138,7 +138,9 @@ POINTS = ["after-journal", "while-merging", "after-commit", "after-stage"]
 @pytest.mark.parametrize(
     "point", [point if point == "while-merging" else pytest.param(point, marks=pytest.mark.soak) for point in POINTS]
 )
-def test_a_writer_killed_anywhere_ends_right(stream: Any, source: Source, point: str, tmp_path: Path) -> None:
+def test_a_deduplicating_writer_killed_at_any_point_leaves_correct_rows(
+    stream: Any, source: Source, point: str, tmp_path: Path
+) -> None:
     source.send(100)
     stream.catch_up()
     source.send(100)

@@ -66,7 +66,7 @@ def ports() -> tuple[str, ...]:
     return ("--kafka-port", str(choose_free_port()), "--airflow-port", str(choose_free_port()))
 
 
-def test_a_taken_port_is_one_sentence_with_the_make_variable_and_exit_1(frazil_home: Path) -> None:
+def test_a_port_in_use_is_one_sentence_with_the_make_variable_and_exit_code_1(frazil_home: Path) -> None:
     with socket.socket() as taken:
         taken.bind((LOOPBACK, 0))
         taken.listen()
@@ -103,7 +103,7 @@ def test_pods_need_a_node_and_a_catalog_that_they_can_reach(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_while_parts_start_leaves_no_process_behind(
+def test_an_interrupt_during_startup_leaves_no_process_behind(
     frazil_home: Path, ports: tuple[str, ...], number: signal.Signals
 ) -> None:
     demo = RunningDemo(frazil_home, *ports)
@@ -115,7 +115,7 @@ def test_an_interrupt_while_parts_start_leaves_no_process_behind(
 
 
 @pytest.mark.rotates(3)
-def test_a_demo_after_a_killed_one_ends_what_was_left_and_starts_afresh(
+def test_a_demo_after_a_killed_demo_ends_the_remaining_processes_and_starts_afresh(
     frazil_home: Path, ports: tuple[str, ...]
 ) -> None:
     first = RunningDemo(frazil_home, *ports)

@@ -74,12 +74,12 @@ def test_a_topic_is_created_once_its_broker_is_no_longer_fenced(
     assert "busy" in admin.list_topics(timeout=10).topics
 
 
-def test_a_topic_that_is_there_already_is_refused_by_name(broker: EmbeddedKafka) -> None:
+def test_creating_an_existing_topic_is_refused_by_name(broker: EmbeddedKafka) -> None:
     broker.create_topic("twice")
     with pytest.raises(EnvironmentUnusable, match="the topic twice was not created"):
         broker.create_topic("twice")
 
 
-def test_a_taken_port_is_named_with_the_option_that_changes_it(broker: EmbeddedKafka, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_with_the_option_that_changes_it(broker: EmbeddedKafka, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match=rf"port {broker.port}, .* is taken by java .*--kafka-port"):
         EmbeddedKafka(tmp_path, port=broker.port).start()

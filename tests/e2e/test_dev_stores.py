@@ -54,20 +54,24 @@ def test_a_second_start_on_the_folder_uses_the_store_that_runs(store: EmbeddedOb
         EmbeddedObjectStore(store.folder, port=process.choose_free_port()).start()
 
 
-def test_a_bucket_takes_an_object_where_the_disk_has_no_room_for_it_to_become_large(store: EmbeddedObjectStore) -> None:
+def test_the_object_store_accepts_objects_although_the_disk_cannot_hold_all_full_size_volumes(
+    store: EmbeddedObjectStore,
+) -> None:
     s3, free = store.client(), shutil.disk_usage(store.folder).free
     for number in range(min(free // (7 * 2**30) + 2, 20)):  # seven volumes of 1 GiB each
         s3.create_bucket(Bucket=f"bucket-{number}")
         s3.put_object(Bucket=f"bucket-{number}", Key="key", Body=b"value")
 
 
-def test_a_taken_port_of_the_object_store_is_named(store: EmbeddedObjectStore, tmp_path: Path) -> None:
+def test_a_port_in_use_by_the_object_store_is_reported(store: EmbeddedObjectStore, tmp_path: Path) -> None:
     port = int(store.endpoint.rpartition(":")[2])
     with pytest.raises(EnvironmentUnusable, match=rf"port {port}, .* is taken by weed .*--object-store-port"):
         EmbeddedObjectStore(tmp_path, port=port).start()
 
 
-def test_a_store_that_ends_while_it_starts_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_exits_during_its_start_is_reported_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weed = tmp_path / "weed"
     weed.write_text(
         "#!/bin/sh\necho 'F1124 11:57:52.689578 s3.go:588 bind: address already in use\ngoroutine 1 [running]:'"

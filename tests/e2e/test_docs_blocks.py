@@ -91,7 +91,9 @@ def send(kafka: EmbeddedKafka, topic: str, values: list[str]) -> None:
 
 @pytest.mark.usefixtures("city")
 @pytest.mark.parametrize(("page", "beginning"), IN_TURN)
-def test_the_block_does_as_its_page_says(page: str, beginning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_in_the_docs_print_the_output_shown_on_their_page(
+    page: str, beginning: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(output, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     (block,) = [block for block in blocks(page) if block.program.startswith(beginning)]
     for command, answer in given(block):
@@ -118,7 +120,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_infer_proposes_what_the_reference_shows(folder: Path, kafka: EmbeddedKafka, topic: TopicFactory) -> None:
+def test_infer_proposes_the_declaration_shown_in_the_reference(
+    folder: Path, kafka: EmbeddedKafka, topic: TopicFactory
+) -> None:
     """About as many records a day, of about as many bytes, as there."""
     name = topic()
     (folder / "streams" / "_defaults.yaml").write_text(f"source: {{bootstrap-servers: '{kafka.bootstrap}'}}\n")
@@ -137,7 +141,7 @@ def test_infer_proposes_what_the_reference_shows(folder: Path, kafka: EmbeddedKa
     assert alike(done.output.replace(name, "rides"), answer), done.output
 
 
-def test_the_ways_to_ask_for_a_backfill_that_the_guide_shows(
+def test_the_backfill_requests_in_the_guide_work(
     folder: Path, kafka: EmbeddedKafka, topic: TopicFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, file = topic(), folder / "streams" / "flights.yaml"

@@ -135,7 +135,7 @@ def test_full_evolution_widens_columns_and_makes_them_optional_where_a_valid_rec
     ]
 
 
-def test_a_column_that_others_add_is_filled_from_the_next_batch_on(evolving: Callable[[str], Any]):
+def test_a_column_added_by_another_program_is_filled_from_the_next_batch(evolving: Callable[[str], Any]):
     stream = evolving("additive")
     with stream.writing():
         stream.produce([record(0)])
@@ -148,7 +148,7 @@ def test_a_column_that_others_add_is_filled_from_the_next_batch_on(evolving: Cal
     assert schemas(stream) == 2
 
 
-def test_fields_that_can_be_no_columns_are_ignored_and_reported_once(
+def test_fields_that_cannot_become_columns_are_ignored_and_reported_once(
     evolving: Callable[[str], Any], caplog: pytest.LogCaptureFixture
 ):
     stream = evolving("{mode: additive, max-columns: 9}")
@@ -200,7 +200,7 @@ def test_two_streams_that_evolve_one_table_converge(
     assert filled[13] == filled[23] == 3
 
 
-def test_a_writer_that_ends_between_the_tables_change_and_the_batch_continues_with_the_columns(
+def test_a_writer_that_dies_between_evolution_and_its_batch_continues_with_the_new_columns(
     evolving: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ):
     stream = evolving("additive")

@@ -75,7 +75,7 @@ def test_whole_values_land_with_kafkas_time_as_their_event_time(stream: Any, fra
     assert "watermark" in frazil("status", stream.name).stdout
 
 
-def test_lines_of_objects_land_once_declared_and_what_came_before_is_replayed_whole(
+def test_json_lines_land_once_declared_and_earlier_dead_letters_are_replayed_with_all_lines(
     stream: Any, frazil: Frazil
 ) -> None:
     schema = (

@@ -16,7 +16,7 @@ DELAYS = expectation("column_values_to_be_between", column="delay", max_value=18
 KNOWN = expectation("column_values_to_not_be_null", column="carrier")
 
 
-def test_a_window_that_does_not_meet_its_suite_fails_with_a_sentence_for_each_expectation_and_a_page(ask: Ask):
+def test_a_window_that_fails_its_suite_reports_each_expectation_and_links_a_page(ask: Ask):
     request = ask(CARRIERS, DELAYS, KNOWN)
     (found,) = run_gates([request], timeout_s=250)
     assert (found.passed, found.rows, found.engine) == (False, 3, "arrow")
@@ -31,7 +31,7 @@ def test_a_window_that_does_not_meet_its_suite_fails_with_a_sentence_for_each_ex
     assert Path(found.docs).relative_to(request.docs).as_posix() in (request.docs / "index.html").read_text()
 
 
-def test_an_empty_window_passes_whatever_is_expected_and_the_index_keeps_the_runs_before(ask: Ask):
+def test_an_empty_window_passes_every_expectation_and_the_index_keeps_earlier_runs(ask: Ask):
     request = ask(expectation("table_row_count_to_be_between", min_value=1), from_us=10**15, to_us=10**15 + 1)
     (request.docs / "demo.flights").mkdir(parents=True)
     earlier = {"at": "then", "table": "demo.flights", "partition": "p", "rows": 1, "failures": 0}
@@ -46,17 +46,17 @@ def test_an_empty_window_passes_whatever_is_expected_and_the_index_keeps_the_run
     assert Path(found.docs).name in index
 
 
-def test_a_gate_that_takes_too_long_is_ended_and_says_so(ask: Ask):
+def test_a_gate_that_exceeds_its_time_limit_is_ended_and_reported(ask: Ask):
     with pytest.raises(FrazilError, match=r"demo\.flights, 1970-01-01T01 did not finish within 0 s"):
         run_gates([ask(KNOWN)], timeout_s=0.05)
 
 
-def test_an_error_of_the_process_is_the_callers(ask: Ask):
+def test_an_error_of_the_gate_process_is_raised_to_the_caller(ask: Ask):
     with pytest.raises(SpecError, match=r"demo\.flights\.json: the table demo\.flights has no column tea"):
         run_gates([ask(expectation("column_values_to_not_be_null", column="tea"))], timeout_s=250)
 
 
-def test_a_process_that_crashes_leaves_its_last_words(ask: Ask, tmp_path: Path):
+def test_a_crashing_process_leaves_its_last_output(ask: Ask, tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(FrazilError, match=r"(?s)ended with exit code 1 .*NotADirectoryError"):
         run_gates([ask(docs=tmp_path / "file" / "docs", from_us=10**15, to_us=10**15 + 1)], timeout_s=250)

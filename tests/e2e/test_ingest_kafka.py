@@ -176,7 +176,9 @@ def test_aborted_transactions_and_their_markers_are_gaps(
     assert ids(run(context, OffsetRange(name, 0, 0, 19))) == [0, 1, 2, 3, 4, 10, 11]
 
 
-def test_a_range_that_ends_in_a_gap_ends(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
+def test_a_range_that_ends_in_an_offset_gap_completes(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
     """Offsets 3 to 7 were aborted: no record says that 5 was passed, only a later one or the partition's end."""
     name = topic()
     in_transactions(kafka, name, (map(event, range(2)), True), (map(event, range(2, 6)), False))
@@ -187,7 +189,9 @@ def test_a_range_that_ends_in_a_gap_ends(kafka: EmbeddedKafka, topic: TopicFacto
     assert ids(run(context, OffsetRange(name, 0, 3, 8))) == []
 
 
-def test_a_compacted_topic_lands_what_is_left(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
+def test_the_remaining_records_of_a_compacted_topic_land(
+    kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
+) -> None:
     name = topic(
         1, cleanup_policy="compact", segment_ms="50", min_cleanable_dirty_ratio="0.01", delete_retention_ms="0"
     )
@@ -292,7 +296,7 @@ def test_every_header_is_found_among_records_without_any(
 
 
 @pytest.mark.parametrize("compression", ["none", "lz4"])
-def test_kafkas_time_is_the_brokers_if_the_topic_says_so_and_null_if_a_record_has_none(
+def test_kafka_timestamp_is_log_append_time_if_the_topic_uses_it_and_null_if_a_record_has_none(
     kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext, compression: str
 ) -> None:
     """See zendesk/ruby-kafka#706: with LogAppendTime, one time of the batch counts for all of its records."""
@@ -309,7 +313,7 @@ def test_kafkas_time_is_the_brokers_if_the_topic_says_so_and_null_if_a_record_ha
     assert (len(times[names[0]]), times[names[1]]) == (20, [None] * 20)
 
 
-def test_odd_moments_of_records_and_of_kafka_are_dead_letters(
+def test_out_of_range_times_of_records_and_of_kafka_are_dead_letters(
     kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
 ) -> None:
     name = topic(message_timestamp_after_max_ms=str(2**63 - 1), message_timestamp_before_max_ms=str(2**63 - 1))
@@ -337,7 +341,7 @@ def test_odd_moments_of_records_and_of_kafka_are_dead_letters(
     assert [(p.records, p.rejected) for p in result.progress] == [(2, 3)]
 
 
-def test_records_that_are_dead_letters_already_are_counted_and_go_nowhere_good_or_not(
+def test_records_that_are_already_dead_letters_are_counted_and_written_nowhere(
     kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext
 ) -> None:
     name = topic()
@@ -355,7 +359,7 @@ def test_records_that_are_dead_letters_already_are_counted_and_go_nowhere_good_o
     assert [(p.records, p.rejected) for p in result.progress] == [(1, 3)]
 
 
-def test_a_later_attempt_lands_the_same(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
+def test_a_later_attempt_stages_the_same_rows(kafka: EmbeddedKafka, topic: TopicFactory, context: StageContext) -> None:
     name = topic()
     produce(kafka, name, [event(0), b"{", event(2)])
     again = run(context, OffsetRange(name, 0, 0, 3), attempt=1)
@@ -382,7 +386,7 @@ def test_a_large_range_is_read_in_chunks_and_reports_progress(
     assert len(set(zip(table["kafka_partition"].to_pylist(), table["kafka_offset"].to_pylist(), strict=True))) == count
 
 
-def test_brokers_out_of_reach_are_said_so_in_time() -> None:
+def test_unreachable_brokers_are_reported_within_the_timeout() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -395,7 +399,7 @@ def test_brokers_out_of_reach_are_said_so_in_time() -> None:
 SMALL = {"message.max.bytes": "900000", "fetch.max.bytes": "999000", "receive.message.max.bytes": "1000000"}
 
 
-def test_a_record_beyond_what_the_client_takes_ends_the_reader_and_is_named_as_the_cause(
+def test_a_record_above_the_size_limit_of_the_client_ends_the_reader_and_is_named_as_the_cause(
     kafka: EmbeddedKafka, topic: TopicFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = topic(max_message_bytes="5000000")
@@ -410,7 +414,7 @@ def test_a_record_beyond_what_the_client_takes_ends_the_reader_and_is_named_as_t
     assert "increase receive.message.max.bytes" in caplog.text
 
 
-def test_a_batch_beyond_what_the_client_takes_once_decompressed_ends_the_reader_and_is_named(
+def test_a_batch_too_large_to_decompress_ends_the_reader_with_an_error_that_names_it(
     kafka: EmbeddedKafka, topic: TopicFactory
 ) -> None:
     """See confluentinc/librdkafka#5260, #5595 and #3935. The client limits batches of zstd only."""
@@ -463,7 +467,7 @@ def test_a_stage_that_fails_removes_its_files(kafka: EmbeddedKafka, topic: Topic
     assert not list(Path(context.main.folder).rglob("*.parquet"))
 
 
-def test_a_topic_that_is_not_there_is_said_so(context: StageContext) -> None:
+def test_a_missing_topic_is_reported(context: StageContext) -> None:
     hasty = {**context.kafka, "topic.metadata.propagation.max.ms": "1000"}
     with pytest.raises(KafkaUnavailable, match="no-such-topic"):
         run(dataclasses.replace(context, kafka=hasty), OffsetRange("no-such-topic", 0, 0, 4))

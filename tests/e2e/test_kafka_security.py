@@ -123,7 +123,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
 @pytest.mark.parametrize(
     "way", ["PLAIN", "SCRAM", "TLS", "mutual TLS", "SASL over TLS", "OIDC", "a function", "a token of its own"]
 )
-def test_the_planner_and_the_reader_get_in(source: Source, way: str) -> None:
+def test_planner_and_reader_can_authenticate(source: Source, way: str) -> None:
     properties = source.ways[way]
     with create_kafka_reader(properties, [OffsetRange(source.topic, 0, 0, RECORDS)]) as reader:
         assert [offset for chunk in reader for offset in chunk.offsets.tolist()] == list(range(RECORDS))
@@ -140,7 +140,7 @@ def test_a_function_is_called_again_before_its_token_expires(source: Source) -> 
 
 
 @pytest.mark.parametrize("asks", ["reader", "planner"])
-def test_the_error_of_a_function_is_reported_as_the_cause(source: Source, asks: str) -> None:
+def test_the_error_of_a_token_function_is_reported_as_the_cause(source: Source, asks: str) -> None:
     properties, ranges = source.function("no lease"), [OffsetRange(source.topic, 0, 0, RECORDS)]
     with ExitStack() as end:
         if asks == "planner":
@@ -165,7 +165,7 @@ def test_the_error_of_a_function_is_reported_as_the_cause(source: Source, asks: 
     ],
 )
 @pytest.mark.parametrize("asks", ["reader", "planner"])
-def test_who_is_refused_is_reported_by_whom_and_what_to_check(
+def test_a_refused_connection_names_the_refusing_service_and_the_setting_to_check(
     source: Source, way: str, said: str, check: str, asks: str
 ) -> None:
     properties = source.ways[way]
@@ -186,7 +186,7 @@ def test_who_is_refused_is_reported_by_whom_and_what_to_check(
     assert "\n" not in text
 
 
-def test_a_topic_that_the_broker_hides_is_distinguished_from_one_that_it_lacks(source: Source) -> None:
+def test_a_topic_hidden_by_the_broker_is_distinguished_from_a_missing_one(source: Source) -> None:
     pattern = TopicPattern("ours|theirs|hidden|never-made")
     with KafkaAdmin(source.ways["PLAIN"], pattern, stream="flights") as kafka:
         assert kafka.describe().identity.topic_ids.keys() == {source.topic, source.of_others}
@@ -220,7 +220,7 @@ def password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("refused_topic", "what"), [("theirs", "theirs[0]"), ("hidden", "describing topics hidden")])
-def test_a_writer_that_may_not_read_its_topic_ends_with_a_sentence(
+def test_a_writer_without_permission_for_its_topic_ends_with_an_explanation(
     source: Source, stream: DeclaredStream, refused_topic: str, what: str
 ) -> None:
     refused = declared(stream, source, "PLAIN", refused_topic)
@@ -232,7 +232,7 @@ def test_a_writer_that_may_not_read_its_topic_ends_with_a_sentence(
     assert text.endswith("authorization failed. Check source.properties and the ACLs.")
 
 
-def test_a_topic_that_may_be_described_and_not_read_is_found_before_a_writer_starts(
+def test_a_topic_with_describe_but_no_read_permission_is_reported_before_a_writer_starts(
     source: Source, stream: DeclaredStream
 ) -> None:
     requested = declared(stream, source, "PLAIN", source.of_others)

@@ -93,7 +93,7 @@ def kubernetes() -> Iterator[tuple[Api, str]]:
         server.shutdown()
 
 
-def test_a_driver_in_client_mode_asks_for_executors_with_room_for_their_python(
+def test_a_client_mode_driver_requests_executors_with_memory_for_python(
     kubernetes: tuple[Api, str], eventually: Callable[..., Any]
 ) -> None:
     api, master = kubernetes

@@ -15,7 +15,7 @@ from frazil.table.catalogs import load_catalog
 from tests.unit.maintenance.day_by_day import land, made_stream
 
 
-def test_kafka_is_requested_the_lag_where_it_decides(
+def test_kafka_is_queried_for_the_lag_where_the_lag_decides(
     kafka: EmbeddedKafka,
     topic: Callable[[], str],
     frazil_home: Path,  # noqa: ARG001

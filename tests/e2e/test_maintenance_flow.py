@@ -98,7 +98,7 @@ def land(folder: Path, *, batches: int) -> MadeStream:
 
 @pytest.mark.rotates(3)
 @pytest.mark.timeout(900)
-def test_an_alert_fires_its_table_is_fixed_and_it_resolves(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
+def test_an_alert_fires_and_resolves_after_its_table_is_fixed(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
     client = AirflowApi.of(airflow)
     stream = land(tmp_path / "streams", batches=12)
     before = stream.tables.main.refresh().scan().to_arrow().sort_by("kafka_offset")

@@ -31,7 +31,7 @@ def ended(stream: Any, events: Any, eventually: Frazil, harm: Callable[[Any], No
         return outcome
 
 
-def test_a_renamed_table_is_named_and_the_stream_goes_on_once_it_has_its_name_again(
+def test_a_renamed_table_is_reported_and_the_stream_continues_once_it_is_renamed_back(
     stream: Any, events: Any, eventually: Frazil, frazil: Frazil
 ) -> None:
     error = ended(stream, events, eventually, lambda catalog: catalog.rename_table("test.events", "test.others"))
@@ -48,7 +48,7 @@ def test_a_renamed_table_is_named_and_the_stream_goes_on_once_it_has_its_name_ag
 
 
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING])
-def test_a_table_that_is_renamed_within_a_batch_is_named_and_the_batch_lands_once(
+def test_a_table_renamed_during_a_batch_is_reported_and_the_batch_lands_once(
     stream: Any, events: Any, phase: Phase
 ) -> None:
     def rename(event: Event) -> None:
@@ -68,7 +68,7 @@ def test_a_table_that_is_renamed_within_a_batch_is_named_and_the_batch_lands_onc
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("folder", ["elsewhere", None])
-def test_a_table_that_was_created_again_stops_the_stream_until_it_is_forgotten(
+def test_a_recreated_table_stops_the_stream_until_the_stream_is_forgotten(
     stream: Any, events: Any, eventually: Frazil, frazil: Frazil, folder: str | None
 ) -> None:
     def create_again(catalog: Any) -> None:

@@ -14,7 +14,7 @@ def records(day: int, count: int = 8) -> list[bytes]:
 
 
 @pytest.mark.rotates(3)
-def test_each_day_comes_whole_and_expiry_takes_nothing_of_those_that_wait(
+def test_each_day_is_published_whole_and_expiry_keeps_the_files_of_waiting_days(
     stream: Any, spark: Any, spark_home: Path, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FRAZIL_HOME", str(spark_home))  # the catalog that Spark has opened

@@ -222,7 +222,7 @@ def inferred(stream: Any, registry: EmbeddedRegistry) -> str:
     return done.output
 
 
-def test_up_shows_the_registry_that_runs_and_what_to_declare(
+def test_dev_up_shows_the_running_registry_and_the_settings_to_declare(
     registry: EmbeddedRegistry, kafka: EmbeddedKafka, frazil_home: Path
 ) -> None:
     (frazil_home / "dev").mkdir(parents=True)

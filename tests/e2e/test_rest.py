@@ -53,7 +53,7 @@ def keeping(stream: Any) -> Callable[[str], Any]:
     return make
 
 
-def test_a_field_that_becomes_a_column_leaves_the_rest_from_then_on(
+def test_a_field_that_becomes_a_column_is_no_longer_in_the_rest_column(
     keeping: Callable[[str], Any], frazil: Callable[..., Any]
 ) -> None:
     stream = keeping("evolution: additive")
@@ -118,7 +118,7 @@ def test_names_with_spaces_dots_and_capitals_are_written_as_they_are(stream: Any
     ],
     ids=["upsert", "dedupe", "route"],
 )
-def test_rows_of_each_mode_have_their_rest(keeping: Callable[[str], Any], mode: str) -> None:
+def test_rest_is_filled_in_every_mode(keeping: Callable[[str], Any], mode: str) -> None:
     stream = keeping(mode)
     stream.produce([record(0, raw=[1], more=1), record(1, note="b", more=2), record(1, note="b", raw=2, more={"x": 3})])
     stream.catch_up()
@@ -142,7 +142,7 @@ def test_a_dead_letter_is_replayed_once_its_column_keeps_any_value(
     assert rows(stream, "note", "other") == [(0, '{"a": [1]}', '{"more": 1.5}')]
 
 
-def test_a_backfill_from_files_keeps_the_rest_without_the_coordinates(
+def test_a_backfill_from_files_keeps_undeclared_fields_in_the_rest_column_without_coordinates(
     keeping: Callable[[str], Any], tmp_path: Path
 ) -> None:
     stream = keeping("")
@@ -188,7 +188,7 @@ def test_records_without_any_column_are_a_notice_until_their_wrapping_is_declare
     assert [(row["ident"], row["note"]) for row in unwrapped] == [(7, "a")]
 
 
-def test_a_messy_topic_becomes_a_clean_table_and_what_was_cast_is_counted(stream: Any) -> None:
+def test_a_messy_topic_becomes_a_clean_table_and_cast_values_are_counted(stream: Any) -> None:
     (block,) = [one for one in blocks("docs/how-to/keep-fields-that-vary.md") if "cast: lenient" in one.text]
     declared = yaml.safe_load(block.text)
     source = {**declared["source"], "topics": [stream.topic], "bootstrap-servers": stream.bootstrap}
@@ -215,7 +215,7 @@ def test_a_messy_topic_becomes_a_clean_table_and_what_was_cast_is_counted(stream
 CRASHING = Path(__file__).parents[1] / "faults" / "crashing_writer.py"
 
 
-def test_values_are_cast_and_counted_alike_after_a_kill_by_a_backfill_and_by_a_replay(
+def test_casts_are_counted_alike_after_a_kill_in_a_backfill_and_in_a_replay(
     stream: Any, frazil: Callable[..., Any], tmp_path: Path
 ) -> None:
     """A third of the ids are text. A dead letter has one too, which is counted only once the letter is a row."""
@@ -259,7 +259,7 @@ def test_values_are_cast_and_counted_alike_after_a_kill_by_a_backfill_and_by_a_r
     assert (cast("backfill"), cast("replay")) == (["10"], ["1"])
 
 
-def test_columns_that_evolution_adds_are_cast_as_the_stream_says(stream: Any) -> None:
+def test_columns_added_by_evolution_are_cast_as_the_stream_declares(stream: Any) -> None:
     stream.declare("cast: lenient\nevolution: additive\ncommit: {interval: 1s}\n")
     stream.produce([record(0, gate=1)])
     stream.catch_up()

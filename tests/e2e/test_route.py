@@ -69,7 +69,7 @@ def test_records_go_to_tables_that_are_declared_and_to_tables_made_for_them(stre
     assert [(p.rows, p.gaps, p.dead_letters) for p in held_against_kafka.partitions[:1]] == [(6, 0, 2)]
 
 
-def test_a_table_that_is_somebody_elses_is_never_written_to(stream: Any) -> None:
+def test_a_foreign_table_is_never_written_to_by_a_route(stream: Any) -> None:
     stream.declare(BASE + "route: {by: field, name: note, template: 'test.{value}'}\n")
     stream.produce([record(0, "mine")])
     stream.catch_up()
@@ -128,7 +128,7 @@ def test_a_table_in_trouble_is_left_behind_and_then_stops_the_stream_with_the_re
     assert (ids("test.a"), ids("test.b")) == ([0, 2, 4], [1, 3])
 
 
-def test_a_table_that_is_dropped_beside_its_writer_gets_all_rows_once_it_is_registered_again(stream: Any) -> None:
+def test_a_table_dropped_next_to_its_writer_gets_all_rows_once_it_is_registered_again(stream: Any) -> None:
     stream.declare(BASE + "route: {by: field, name: note, tables: {a: test.a, b: test.b}, lag: 1h}\n")
 
     def land(number: int) -> None:
@@ -150,7 +150,7 @@ def test_a_table_that_is_dropped_beside_its_writer_gets_all_rows_once_it_is_regi
     assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
-def test_a_table_that_cannot_be_made_at_first_sight_waits_alone_and_then_stops_the_stream(
+def test_a_routed_table_that_cannot_be_created_lags_alone_and_then_stops_the_stream(
     stream: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = "route: {by: field, name: note, template: 'test.of_{value}', lag: %s}\n"
@@ -177,7 +177,7 @@ def test_a_table_that_cannot_be_made_at_first_sight_waits_alone_and_then_stops_t
     assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
-def test_a_table_that_was_dropped_while_rows_wait_goes_on_only_when_a_user_says_so(
+def test_a_table_dropped_while_rows_wait_continues_only_after_a_user_confirms_it(
     stream: Any, frazil: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream.declare(BASE + "route: {by: field, name: note, template: 'test.of_{value}', lag: 1s}\n")
@@ -257,7 +257,7 @@ def values(identifier: str) -> list[tuple[int, int]]:
     return sorted((row["number"], row["weight"]) for row in rows)
 
 
-def test_a_reset_that_would_copy_rows_is_refused_and_a_backfill_lands_what_is_missing(
+def test_a_reset_that_would_duplicate_rows_is_refused_and_a_backfill_adds_the_missing_rows(
     stream: Any, frazil: Callable[..., Any]
 ) -> None:
     """After a rollback of the default table too, because its routed tables still have their rows."""

@@ -89,7 +89,7 @@ def test_each_table_grows_by_the_fields_of_its_own_records(
     assert audit_declared_stream(stream.spec, window=None, with_source=True).findings == ()
 
 
-def test_a_column_limit_holds_for_each_table_and_full_evolution_widens_one_alone(
+def test_max_columns_applies_to_each_table_and_full_evolution_widens_only_the_table_concerned(
     routed: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = routed("{mode: full, max-columns: 9}")
@@ -114,7 +114,7 @@ def test_a_column_limit_holds_for_each_table_and_full_evolution_widens_one_alone
 
 
 @pytest.mark.parametrize("lost", ["before the batch", "of the last table"])
-def test_a_writer_that_ends_among_the_tables_changes_lands_each_record_once(
+def test_a_writer_that_dies_between_the_evolution_of_two_tables_lands_each_record_once(
     routed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
     stream = routed("additive")
@@ -161,7 +161,7 @@ def refuse(
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("refused", ["commits", "rows", "creation"])
-def test_rows_of_a_table_in_trouble_keep_their_new_fields_and_the_other_tables_go_on(
+def test_rows_of_a_failing_table_keep_their_new_fields_and_other_tables_continue(
     routed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     stream = routed("full")
@@ -218,7 +218,7 @@ def test_columns_that_one_table_alone_has_are_renamed_and_dropped_there(
     ]
 
 
-def test_a_backfill_and_a_replay_fill_the_columns_that_a_table_has_alone(
+def test_backfill_and_replay_fill_columns_that_only_one_routed_table_has(
     routed: Callable[..., Any], frazil: Callable[..., Any]
 ) -> None:
     route = "route: {by: field, name: note, tables: {a: test.a, b: test.b%s}, otherwise: dead-letters}\n"
@@ -240,7 +240,7 @@ def test_a_backfill_and_a_replay_fill_the_columns_that_a_table_has_alone(
 
 
 @pytest.mark.parametrize("mode", ["upsert", "dedupe"])
-def test_upserted_and_deduplicated_tables_grow_too(routed: Callable[..., Any], mode: str) -> None:
+def test_upserted_and_deduplicated_tables_also_evolve(routed: Callable[..., Any], mode: str) -> None:
     declared = {"upsert": "mode: upsert\nkey: [id, note]\n", "dedupe": "dedupe: {key: [id], within: 1h}\n"}[mode]
     stream = routed("additive", declared + "route: {by: field, name: note, template: 'test.of_{value}'}\n")
     path = stream.streams / "events.yaml"

@@ -98,7 +98,7 @@ class Cuts:
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
-def test_a_reader_never_sees_a_batch_in_some_tables_of_a_route_that_commits_in_one_step(
+def test_with_atomic_route_commits_a_reader_never_sees_a_batch_in_only_some_tables(
     stream: Any, writers: Writers, kills: int
 ) -> None:
     stream.declare(BASE % (", atomic: true", 10, ", tables: {other: test.events_other}"))

@@ -102,7 +102,7 @@ def test_each_routed_table_drops_the_records_that_repeat_a_row_of_its_own(
     ]
 
 
-def test_a_table_behind_gets_the_changes_that_wait_in_order_from_a_later_writer(
+def test_a_lagging_table_gets_its_waiting_changes_in_order_from_a_later_writer(
     stream: Any, declare: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(COMMIT + UPSERT + ROUTE)
@@ -136,7 +136,7 @@ def test_a_table_behind_gets_the_changes_that_wait_in_order_from_a_later_writer(
 
 @pytest.mark.parametrize("mode", [UPSERT, "dedupe: {key: id, within: 10s}\n"])
 @pytest.mark.parametrize("routed", [True, False], ids=["has a route", "had a route"])
-def test_without_kafka_the_audit_compares_the_rows_that_are_there(
+def test_without_kafka_the_audit_compares_the_rows_of_the_tables(
     stream: Any, declare: Any, mode: str, routed: bool
 ) -> None:
     declare(COMMIT + mode + ROUTE)
@@ -160,7 +160,7 @@ def test_without_kafka_the_audit_compares_the_rows_that_are_there(
     assert [(f.kind, f.count) for f in doubled] == [(FindingKind.DUPLICATES, 1)]
 
 
-def test_a_delete_of_a_value_that_has_no_table_makes_none(
+def test_a_delete_for_a_route_value_without_a_table_creates_no_table(
     stream: Any, declare: Any, frazil: Callable[..., Any]
 ) -> None:
     declare(COMMIT + UPSERT + ROUTE + DELETE)

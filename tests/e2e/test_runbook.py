@@ -55,7 +55,7 @@ def rides(
     return name, file
 
 
-def test_a_stream_that_lags_is_reported_and_what_waits_is_written(kafka: EmbeddedKafka, rides: Rides) -> None:
+def test_a_lagging_stream_is_reported_and_its_waiting_records_are_written(kafka: EmbeddedKafka, rides: Rides) -> None:
     name, file = rides
     produce(kafka, name, 10)
     do("freshness")  # the first start makes the table

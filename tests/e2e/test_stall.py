@@ -43,7 +43,7 @@ def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(
 
 
 @pytest.mark.rotates(3)
-def test_a_quota_that_lets_no_record_through_is_named_until_it_is_raised(
+def test_a_quota_that_blocks_all_records_is_reported_until_it_is_raised(
     stream: Any, kafka: EmbeddedKafka, event: Callable[[int], bytes], eventually: Any, monkeypatch: pytest.MonkeyPatch
 ):
     """A broker does not send a batch of records that is larger than ten seconds of the quota."""

@@ -165,7 +165,7 @@ def test_a_run_until_caught_up_does_not_wait_for_a_topic_that_is_deleted_meanwhi
     assert stream.ids() == list(range(5))
 
 
-def test_a_pattern_that_matches_nothing_waits_and_says_so(
+def test_a_pattern_that_matches_no_topic_waits_and_reports_it(
     stream: Any, topics: Topics, kafka: EmbeddedKafka, eventually: Callable[..., Any]
 ) -> None:
     said = rf"no topic of the cluster matches source.topic-pattern '{topics.prefix}\.orders\..*'"

@@ -81,7 +81,7 @@ def test_records_are_filtered_renamed_and_cast_and_every_one_is_counted(messy: A
     assert audit.returncode == 0, audit.stdout + audit.stderr
 
 
-def test_a_batch_that_is_dropped_as_a_whole_moves_the_position(stream: Any, frazil: Command) -> None:
+def test_a_batch_whose_records_are_all_dropped_moves_the_position(stream: Any, frazil: Command) -> None:
     declare(stream)
     stream.produce([record(n, kind="test") for n in range(40)], partitions=4)
     stream.catch_up()
@@ -117,7 +117,7 @@ def test_preview_shows_rows_drops_and_dead_letters_and_writes_nothing(
     assert not (frazil_home / "catalog.db").exists()
 
 
-def test_preview_of_an_empty_topic_and_of_none_says_so(stream: Any, frazil: Command) -> None:
+def test_preview_reports_an_empty_topic_and_a_missing_topic(stream: Any, frazil: Command) -> None:
     found = frazil("preview", stream.name)
     assert (found.returncode, found.stdout) == (0, "The topics of stream events have no records.\n")
     path = stream.streams / f"{stream.name}.yaml"
@@ -154,7 +154,9 @@ def dropped(stream: Any) -> int:
     return sum(int((s.summary or {}).get("frazil.dropped") or 0) for s in stream.table().metadata.snapshots)
 
 
-def test_a_writer_that_was_killed_before_its_commit_drops_the_same(messy: Any, frazil: Command, tmp_path: Path) -> None:
+def test_a_writer_killed_before_its_commit_drops_the_same_records_after_its_restart(
+    messy: Any, frazil: Command, tmp_path: Path
+) -> None:
     (tmp_path / "points").write_text("after-journal")
     environment = {**os.environ, "FRAZIL_TEST_CRASHES": str(tmp_path / "points"), "FRAZIL_TEST_ENGINE": "python"}
     command = [sys.executable, str(CRASHING), messy.name, "--streams", str(messy.streams), "--until-caught-up"]
@@ -166,7 +168,7 @@ def test_a_writer_that_was_killed_before_its_commit_drops_the_same(messy: Any, f
     clean(messy, frazil)
 
 
-def test_dead_letters_are_replayed_by_a_corrected_transform_and_what_it_drops_stays(
+def test_dead_letters_are_replayed_with_a_corrected_transform_and_those_that_it_drops_stay(
     messy: Any, frazil: Command
 ) -> None:
     messy.catch_up()
@@ -179,7 +181,7 @@ def test_dead_letters_are_replayed_by_a_corrected_transform_and_what_it_drops_st
     clean(messy, frazil)
 
 
-def test_a_backfill_drops_the_same(messy: Any, frazil: Command) -> None:
+def test_a_backfill_drops_the_same_records_as_the_stream(messy: Any, frazil: Command) -> None:
     messy.catch_up()
     assert frazil("reset", messy.name, "--to", "latest", "--yes").returncode == 0
     messy.produce([record(n) for n in range(300, 360)], partitions=4)
@@ -220,9 +222,7 @@ def test_changes_of_an_upsert_are_transformed_and_deletes_are_computed(stream: A
     assert clean_by_source.returncode == 0, clean_by_source.stdout
 
 
-def test_repeats_are_dropped_by_a_computed_key_and_rows_go_where_a_computed_column_says(
-    stream: Any, frazil: Command
-) -> None:
+def test_dedupe_and_route_work_with_computed_columns(stream: Any, frazil: Command) -> None:
     declare(
         stream,
         "dedupe: {key: id, within: 1h}\nroute: {by: field, name: note, tables: {high: test.high}}\n"

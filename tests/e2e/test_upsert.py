@@ -104,7 +104,9 @@ def test_the_table_has_the_newest_version_of_each_key(
     assert f"{2 * source.sent} changes, and each key matches its newest change in Kafka" in again.stdout
 
 
-def test_the_audit_finds_what_others_changed(stream: Any, source: Source, frazil: Callable[..., Any]) -> None:
+def test_the_audit_finds_rows_that_other_programs_changed(
+    stream: Any, source: Source, frazil: Callable[..., Any]
+) -> None:
     source.send(100)
     stream.catch_up()
     gone, changed = sorted(source.rows)[:2]
@@ -267,7 +269,7 @@ def test_the_audit_does_not_compare_keys_that_another_stream_of_the_table_may_ha
     assert frazil("audit", "events", "--source").returncode == 3, "how many keys others deleted is no longer known"
 
 
-def test_a_record_that_lacks_its_key_is_a_dead_letter(stream: Any) -> None:
+def test_a_record_without_its_key_is_a_dead_letter(stream: Any) -> None:
     stream.declare(UPSERT)
     stream.produce([b'{"at": "2026-01-01T00:00:00Z"}', b'{"id": 1, "note": "gone"}', None, b'{"id": 2, "note": "a"}'])
     stream.catch_up()
@@ -276,7 +278,7 @@ def test_a_record_that_lacks_its_key_is_a_dead_letter(stream: Any) -> None:
     assert sorted(dead_letter["kafka_offset"] for dead_letter in dead_letters) == [0, 2, 3]
 
 
-def test_the_audit_misses_a_dead_letter_that_somebody_deleted(stream: Any, frazil: Callable[..., Any]) -> None:
+def test_the_audit_reports_a_deleted_dead_letter_as_missing(stream: Any, frazil: Callable[..., Any]) -> None:
     stream.declare(UPSERT)
     records = [{"id": 7, "at": START.isoformat(), "note": "kept"}, {"at": START.isoformat()}, {"id": "x"}]
     stream.produce([json.dumps(record).encode() for record in records])
@@ -291,7 +293,7 @@ def test_the_audit_misses_a_dead_letter_that_somebody_deleted(stream: Any, frazi
         assert "is missing 1 dead letter that the commit records count" in audited.stdout
 
 
-def test_another_commit_in_between_is_merged_into(stream: Any, source: Source) -> None:
+def test_a_merge_succeeds_after_concurrent_foreign_commits(stream: Any, source: Source) -> None:
     source.send(100)
     stream.catch_up()
     with stream.writing():
@@ -330,7 +332,7 @@ def test_dead_letters_are_merged_in_their_order_once_the_declaration_is_fixed(
     assert left.stdout == "Stream events: nothing to replay, because all dead letters are left out.\n"
 
 
-def test_what_would_give_a_key_two_rows_is_refused(stream: Any, source: Source) -> None:
+def test_a_key_change_that_would_allow_two_rows_per_key_is_refused(stream: Any, source: Source) -> None:
     source.send(20)
     stream.produce([b"no JSON"])
     stream.catch_up()
@@ -347,7 +349,9 @@ POINTS = ["after-journal", "while-merging", "after-commit", "after-stage", "afte
 @pytest.mark.parametrize(
     "point", [point if point == "while-merging" else pytest.param(point, marks=pytest.mark.soak) for point in POINTS]
 )
-def test_a_writer_killed_anywhere_ends_right(stream: Any, source: Source, point: str, tmp_path: Path) -> None:
+def test_a_deduplicating_writer_killed_at_any_point_leaves_correct_rows(
+    stream: Any, source: Source, point: str, tmp_path: Path
+) -> None:
     source.send(200)
     stream.catch_up()
     source.send(200)

@@ -168,7 +168,7 @@ def requested_spark(mode: str, spark: Any) -> Any:
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_variant_keeps_its_values(
+def test_variants_keep_their_values_through_the_life_of_a_stream(
     in_sparks_catalog: Any, spark: Any, frazil: Callable[..., Any], mode: str, tmp_path: Path
 ) -> None:
     life = Life(in_sparks_catalog, spark, mode)

@@ -56,14 +56,14 @@ def test_every_record_lands_once_with_its_coordinates(landed: Any):
     assert all((r["kafka_partition"], r["kafka_offset"]) == (r["id"] % 4, r["id"] // 4) for r in rows)
 
 
-def test_the_marker_says_where_the_stream_stands(landed: Any):
+def test_the_marker_has_the_streams_position(landed: Any):
     marker = read_marker(landed.table().metadata.properties, "events")
     assert marker is not None
     assert set(marker.offsets.values()) == {RECORDS // 4 + 1}
     assert marker.watermark_us is not None
 
 
-def test_its_history_has_the_batch_and_the_epoch(landed: Any):
+def test_the_history_of_a_writer_has_its_batch_and_epoch(landed: Any):
     history = read_history(landed.spec, since_ms=0)
     assert history.problem is None
     assert sum(point.records for point in history.points) == RECORDS
@@ -76,14 +76,14 @@ def test_one_task_reads_many_partitions_into_one_file(landed: Any):
     assert len(landed.table().inspect.files()) == 1
 
 
-def test_what_cannot_be_decoded_is_a_dead_letter_and_holds_nothing_up(landed: Any):
+def test_an_undecodable_record_is_a_dead_letter_and_delays_nothing(landed: Any):
     dead_letters = landed.table("_dead_letters").scan().to_arrow().to_pylist()
     assert {(x["kafka_partition"], x["kafka_offset"]) for x in dead_letters} == {(p, RECORDS // 4) for p in range(4)}
     assert {x["value"] for x in dead_letters} == set(BAD)
     assert all(x["error_class"] and x["error"] for x in dead_letters)
 
 
-def test_another_reader_of_iceberg_sees_the_same(landed: Any):
+def test_duckdb_reads_the_same_rows_as_frazil(landed: Any):
     """DuckDB on the files that the table lists; Spark's reader has its own test in tests/spark."""
     rows = landed.table().scan().to_duckdb("rows").sql("select count(*), count(distinct id), sum(id) from rows")
     assert rows.fetchall() == [(RECORDS, RECORDS, RECORDS * (RECORDS - 1) // 2)]
@@ -96,7 +96,7 @@ def test_spark_names_a_batchs_job_after_stream_epoch_and_batch(spark: Any):
     assert "stream events: epoch 1, batch 1" in {jobs.job(number).description().get() for number in ids}
 
 
-def test_a_second_run_goes_on_where_the_first_ended(stream: Any, events: Events):
+def test_a_second_run_continues_where_the_first_ended(stream: Any, events: Events):
     stream.produce(events(range(1000)), partitions=4)
     stream.catch_up()
     stream.produce(events(range(1000, 2500)), partitions=4)
@@ -109,7 +109,7 @@ def test_a_second_run_goes_on_where_the_first_ended(stream: Any, events: Events)
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_writer_that_starts_with_nothing_unread_waits_in_one_epoch_and_takes_what_comes_later(
+def test_a_writer_without_unread_records_waits_in_one_epoch_and_reads_later_records(
     stream: Any, events: Events, eventually: Any
 ):
     """The topic is empty, or the stream is caught up."""
@@ -171,13 +171,13 @@ def test_an_idle_writer_ends_soon_after_a_reset(
     assert stream.ids() == list(range(20))
 
 
-def test_with_nothing_to_read_catching_up_ends_well(stream: Any):
+def test_catching_up_without_records_succeeds(stream: Any):
     stream.catch_up()
     stream.catch_up()
     assert (_marker(stream).at, stream.ids()) == ((2, 0), [])
 
 
-def test_a_writer_that_is_configured_to_sends_metrics_and_lineage(
+def test_a_writer_with_metrics_and_lineage_configured_sends_both(
     stream: Any, events: Events, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("FRAZIL_METRICS", "otlp")
@@ -207,7 +207,7 @@ def test_rows_are_counted_by_window_in_the_snapshots_summary(stream: Any, event:
     assert json.loads(summary["frazil.windows"]) == {str(first_day_us): 2, str(first_day_us + 86_400_000_000): 4}
 
 
-def test_sigterm_lets_the_batch_at_hand_commit_and_ends_with_zero(stream: Any, events: Events, eventually: Any):
+def test_on_sigterm_the_writer_commits_the_current_batch_and_exits_with_0(stream: Any, events: Events, eventually: Any):
     stream.declare("commit: {interval: 1s}\n")
     stream.produce(events(range(3000)), partitions=4)
     writer = subprocess.Popen(stream.command(), stderr=subprocess.PIPE, text=True)
@@ -224,7 +224,7 @@ def test_sigterm_lets_the_batch_at_hand_commit_and_ends_with_zero(stream: Any, e
     assert heartbeat.error is None
 
 
-def test_a_writer_whose_broker_is_away_says_so_and_may_be_restarted(stream: Any):
+def test_a_writer_without_a_reachable_broker_reports_it_and_may_be_restarted(stream: Any):
     stream.bootstrap = "127.0.0.1:1"
     stream.declare()
     done = stream.run()
@@ -256,7 +256,7 @@ def test_a_schema_that_does_not_fit_the_table_is_refused(stream: Any):
         stream.catch_up()
 
 
-def test_a_column_that_others_rename_costs_no_value(stream: Any, events: Events, eventually: Any):
+def test_a_column_renamed_by_another_program_loses_no_value(stream: Any, events: Events, eventually: Any):
     """The writer that runs ends, no start goes on without the column, and all is well once it has its name again."""
 
     def rename(old: str, new: str) -> None:

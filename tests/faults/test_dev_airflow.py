@@ -83,7 +83,7 @@ def test_a_viewer_may_check_but_not_act(airflow: EmbeddedAirflow) -> None:
 
 
 @pytest.mark.rotates(2)
-def test_frazil_doctor_asks_it(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
+def test_frazil_doctor_checks_a_running_airflow(airflow: EmbeddedAirflow, tmp_path: Path) -> None:
     found = {one.subject: one for one in doctor.check_airflow(tmp_path, airflow.environment())}
     assert {one.state for name, one in found.items() if name != "dags"} == {CheckState.OK}, found
     assert found["dags"].state is CheckState.WARNING, "the DAGs of frazil are missing here"
@@ -99,7 +99,7 @@ def test_a_wrong_password_is_refused(airflow: EmbeddedAirflow) -> None:
         AirflowClient(airflow.url, user="admin", password="guess").token()
 
 
-def test_a_dag_that_never_appears_is_said_so(airflow: EmbeddedAirflow) -> None:
+def test_a_dag_that_never_appears_is_reported(airflow: EmbeddedAirflow) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"the DAG nowhere did not appear within 1 s\. Airflow has no import"):
         airflow.client().wait_for_dag("nowhere", timeout_s=1)
 

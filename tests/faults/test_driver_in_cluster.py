@@ -94,7 +94,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 @pytest.mark.soak
-def test_a_driver_in_the_cluster_writes_and_ends_as_it_is_asked(
+def test_a_driver_in_the_cluster_writes_and_stops_on_request(
     stream: Any, supervised: Supervised, events: Events, eventually: Any
 ) -> None:
     stream.produce([*events(range(1000)), *BAD], partitions=4)
@@ -109,7 +109,7 @@ def test_a_driver_in_the_cluster_writes_and_ends_as_it_is_asked(
 
 
 @pytest.mark.soak
-def test_a_killed_agent_finds_its_driver_again_which_went_on_meanwhile(
+def test_a_restarted_agent_finds_its_driver_which_continued_meanwhile(
     stream: Any, supervised: Supervised, events: Events, eventually: Any
 ) -> None:
     stream.produce(events(range(1000)), partitions=4)
@@ -134,7 +134,7 @@ def test_a_killed_agent_finds_its_driver_again_which_went_on_meanwhile(
 
 
 @pytest.mark.soak
-def test_the_end_of_a_killed_driver_reaches_the_supervisor_and_the_next_one_goes_on(
+def test_the_supervisor_learns_that_a_driver_was_killed_and_the_next_driver_continues(
     stream: Any, supervised: Supervised, events: Events, eventually: Any
 ) -> None:
     stream.produce(events(range(1000)), partitions=4)
@@ -197,7 +197,7 @@ def test_a_master_that_is_gone_for_a_while_ends_no_driver(
 
 
 @pytest.mark.soak
-def test_of_two_drivers_whose_submission_was_not_answered_one_writes(
+def test_one_of_two_drivers_with_unanswered_submissions_writes(
     stream: Any, supervised: Supervised, events: Events, eventually: Any
 ) -> None:
     stream.produce(events(range(1000)), partitions=4)

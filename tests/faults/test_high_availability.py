@@ -155,7 +155,7 @@ def writers(root: Path, deployment: Deployment, kafka: Any, topic: Any, declared
     return lambda name: declared_stream(root, name=name, topic=topic(2), bootstrap=kafka.bootstrap)
 
 
-def test_one_of_each_is_killed_and_every_record_lands_once(
+def test_every_record_lands_once_although_one_of_each_component_is_killed(
     deployment: Deployment, writers: Callable[[str], Any], events: Any
 ) -> None:
     anywhere, pinned = writers("anywhere"), writers("pinned")

@@ -100,7 +100,7 @@ def test_only_the_killing_records_are_rejected(isolated: IsolatedDecoder) -> Non
     ids=["a column of the key", "a tombstone's key"],
 )
 @pytest.mark.usefixtures("fragile")
-def test_a_record_whose_key_kills_is_rejected_like_one_whose_value_kills(
+def test_a_record_whose_key_crashes_the_decoder_is_rejected_like_one_with_such_a_value(
     name: str, value: bytes | None, columns: Any, declared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import fragile_decoder
@@ -119,19 +119,19 @@ def test_a_record_whose_key_kills_is_rejected_like_one_whose_value_kills(
     assert decoded.rows["id"].to_pylist() == [5]
 
 
-def test_a_chunk_without_a_killer_passes_whole(isolated: IsolatedDecoder) -> None:
+def test_a_chunk_without_a_crashing_record_decodes_completely(isolated: IsolatedDecoder) -> None:
     decoded = isolated(RecordChunk.of_values([b"a", None]))
     assert decoded.rejections == []
     assert decoded.rows["x"].to_pylist() == [b"a", None]
 
 
-def test_a_decoders_own_error_is_raised_here(isolated: IsolatedDecoder) -> None:
+def test_an_error_of_the_decoder_is_raised_in_the_parent_process(isolated: IsolatedDecoder) -> None:
     with pytest.raises(RuntimeError, match="a decoder's own error"):
         isolated(RecordChunk.of_values([b"error"]))
     assert isolated(RecordChunk.of_values([b"fine"])).rows.num_rows == 1
 
 
-def test_a_record_that_was_there_when_the_host_killed_the_child_is_not_blamed(
+def test_a_record_is_not_rejected_when_the_host_killed_the_child_process(
     isolated: IsolatedDecoder, tmp_path: Path
 ) -> None:
     once = tmp_path / "the host kills the next child"
@@ -155,7 +155,7 @@ def test_where_no_child_can_decode_anything_the_machine_is_blamed_and_no_record(
     decoder.close()
 
 
-def test_the_known_record_has_the_length_of_the_one_that_is_tried() -> None:
+def test_the_harmless_record_has_the_length_of_the_tested_record() -> None:
     assert [len(harmless_record(size)) for size in (0, 1, 2, 3, 1000)] == [2, 2, 2, 3, 1000]
 
 
@@ -167,7 +167,7 @@ def test_closing_leaves_no_child(isolated: IsolatedDecoder) -> None:
     assert child.returncode is not None
 
 
-def test_a_child_whose_answers_nobody_reads_ends_quietly(fragile: MakeFragile) -> None:
+def test_a_child_process_exits_quietly_when_nobody_reads_its_answers(fragile: MakeFragile) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with subprocess.Popen(
         [sys.executable, "-m", "frazil.ingest.isolate"],

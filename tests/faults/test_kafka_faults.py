@@ -141,7 +141,7 @@ def test_a_partition_without_a_leader_holds_its_windows_and_no_other_partition( 
 
 
 @pytest.mark.rotates(2)
-def test_a_broker_that_is_killed_and_started_again_costs_nothing(
+def test_a_broker_kill_and_restart_loses_and_duplicates_nothing(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any
 ):
     faulty.produce(events(range(1000)), partitions=4)
@@ -157,9 +157,7 @@ def test_a_broker_that_is_killed_and_started_again_costs_nothing(
 @pytest.mark.rotates(3)
 @pytest.mark.usefixtures("spark")
 @for_a_while
-def test_a_writer_sits_out_brokers_that_are_silent(
-    faulty: Any, events: Any, eventually: Any, throughout: Any, for_s: float
-):
+def test_a_writer_tolerates_silent_brokers(faulty: Any, events: Any, eventually: Any, throughout: Any, for_s: float):
     faulty.produce(events(range(1000)), partitions=4)
     with faulty.writing() as writer:
         eventually(lambda: faulty.has_rows(1000))
@@ -171,7 +169,7 @@ def test_a_writer_sits_out_brokers_that_are_silent(
     check_exact(faulty, range(3000))
 
 
-def test_a_reader_is_closed_at_once_although_brokers_that_it_asked_are_silent(
+def test_a_reader_closes_at_once_although_its_brokers_do_not_respond(
     own_kafka: EmbeddedKafka,
 ):
     own_kafka.create_topic("events", 1)
@@ -198,7 +196,7 @@ def test_a_reader_is_closed_at_once_although_brokers_that_it_asked_are_silent(
         reader.close()
 
 
-def test_a_writer_that_starts_without_brokers_says_so_and_may_be_restarted(
+def test_a_writer_that_starts_without_brokers_reports_it_and_may_be_restarted(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, eventually: Any
 ):
     faulty.produce(events(range(100)), partitions=4)
@@ -217,7 +215,7 @@ def test_a_writer_that_starts_without_brokers_says_so_and_may_be_restarted(
 
 
 @pytest.mark.rotates(2)
-def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(
+def test_partitions_added_while_the_writer_runs_are_read_from_their_beginning(
     kafka: EmbeddedKafka, stream: Any, events: Any, eventually: Any
 ):
     stream.produce(events(range(1000)), partitions=4)
@@ -230,7 +228,7 @@ def test_partitions_that_are_added_while_it_runs_are_read_from_their_beginning(
     check_exact(stream, range(2000))
 
 
-def test_only_what_transactions_committed_lands(stream: Any, events: Any, kafka: EmbeddedKafka):
+def test_only_records_of_committed_transactions_land(stream: Any, events: Any, kafka: EmbeddedKafka):
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": stream.topic})
     producer.init_transactions(30)
     numbers = iter(events(range(1000)))
@@ -275,7 +273,7 @@ def test_a_compacted_topic_has_gaps_and_nothing_is_missing(
     assert parquet_files(stream) == referenced_files(stream)
 
 
-def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
+def test_records_deleted_by_retention_are_skipped_and_named_if_the_stream_allows_it(
     stream: Any, events: Any, kafka: EmbeddedKafka
 ):
     stream.produce(events(range(400)), partitions=4)
@@ -294,7 +292,7 @@ def test_what_retention_deleted_is_skipped_and_named_where_the_stream_says_so(
 
 @pytest.mark.rotates(4)
 @pytest.mark.parametrize("grown", [False, True])
-def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
+def test_a_truncated_log_is_a_gap_however_far_it_has_grown(
     own_kafka: EmbeddedKafka, faulty: Any, events: Any, grown: bool
 ):
     """Truncate the log, as after an unclean leader election or a restored disk: its newest records are gone."""
@@ -327,7 +325,7 @@ def test_a_log_that_was_cut_is_a_gap_whatever_it_grew_to(
     assert (accepted.exit_code, "Kafka assigned 100 offsets to a second record" in accepted.stdout) == (3, True)
 
 
-def test_a_topic_that_is_taken_out_may_be_deleted_and_one_that_is_put_back_goes_on(
+def test_a_removed_topic_may_be_deleted_and_a_re_added_topic_continues_at_its_position(
     stream: Any, events: Any, kafka: EmbeddedKafka, topic: Any
 ):
     path, first, others = stream.streams / "events.yaml", stream.topic, [topic(2), topic(2)]
@@ -360,7 +358,7 @@ def test_a_topic_that_is_taken_out_may_be_deleted_and_one_that_is_put_back_goes_
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_topic_made_again_and_filled_past_the_marker_is_refused_while_it_runs(
+def test_a_recreated_topic_filled_past_the_marker_is_refused_while_the_writer_runs(
     stream: Any, events: Any, kafka: EmbeddedKafka, eventually: Any
 ):
     stream.produce(events(range(100)), partitions=4)
@@ -374,7 +372,7 @@ def test_a_topic_made_again_and_filled_past_the_marker_is_refused_while_it_runs(
     check_exact(stream, range(100))
 
 
-def test_an_event_time_of_a_bad_clock_lands_and_does_not_push_the_watermark(stream: Any, events: Any):
+def test_an_event_time_from_a_wrong_clock_lands_and_does_not_advance_the_watermark(stream: Any, events: Any):
     stream.produce(events(range(4)), partitions=4)
     stream.produce([b'{"id": 4, "at": "2999-01-01T00:00:00Z"}'])
     stream.catch_up()

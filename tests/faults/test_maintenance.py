@@ -111,7 +111,7 @@ def supervised_writer(stream: Any) -> Iterator[None]:
     "seconds",
     [15, pytest.param(1200, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
 )
-def test_maintenance_without_pause_takes_nothing_from_writer_and_readers(
+def test_continuous_maintenance_removes_nothing_that_writer_and_readers_need(
     spark: Any, in_sparks_catalog: Any, event: Callable[[int], bytes], eventually: Any, seconds: int
 ):
     stream = in_sparks_catalog

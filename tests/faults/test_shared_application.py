@@ -98,7 +98,7 @@ def test_an_application_killed_in_the_batch_of_one_stream_loses_and_repeats_noth
 
 
 @pytest.mark.soak
-def test_an_application_that_stood_still_and_was_replaced_on_another_host_changes_nothing_any_more(
+def test_a_suspended_application_that_was_replaced_on_another_host_changes_nothing_later(
     shared: Application,
     events: Callable[[Iterable[int]], Iterator[bytes]],
     eventually: Callable[..., Any],
@@ -141,7 +141,7 @@ def test_an_application_that_stood_still_and_was_replaced_on_another_host_change
 
 
 @pytest.mark.soak
-def test_a_stream_moves_to_a_process_of_its_own_and_back_while_the_others_go_on(
+def test_a_stream_moves_to_its_own_process_and_back_while_the_others_continue(
     shared: Application, events: Callable[[Iterable[int]], Iterator[bytes]], eventually: Callable[..., Any]
 ):
     """Its own supervisor, as Airflow runs it, and the application's process see each other by the run folder alone."""
@@ -181,7 +181,7 @@ def test_a_stream_moves_to_a_process_of_its_own_and_back_while_the_others_go_on(
 
 
 @pytest.mark.soak
-def test_a_jvm_that_is_killed_ends_the_application_whose_next_start_loses_and_repeats_nothing(
+def test_a_killed_jvm_ends_the_application_and_its_next_start_loses_and_repeats_nothing(
     shared: Application,
     events: Callable[[Iterable[int]], Iterator[bytes]],
     eventually: Callable[..., Any],

@@ -172,7 +172,7 @@ def test_a_worker_that_dies_during_a_stage_is_replaced_by_one_that_joins(
 
 
 @pytest.mark.soak
-def test_a_writer_goes_on_while_its_master_is_gone_and_after_it_came_back(
+def test_a_writer_continues_during_and_after_an_outage_of_its_spark_master(
     stream: Any, spark_cluster: EmbeddedSparkCluster, events: Events, eventually: Any
 ):
     declare(stream, spark_cluster)
@@ -194,7 +194,7 @@ def test_a_writer_goes_on_while_its_master_is_gone_and_after_it_came_back(
 
 
 @pytest.mark.soak
-def test_a_batch_without_any_worker_says_so_and_goes_on_with_new_ones(
+def test_a_batch_without_workers_is_reported_and_continues_with_new_workers(
     stream: Any, spark_cluster: EmbeddedSparkCluster, events: Events, eventually: Any
 ):
     declare(stream, spark_cluster)
@@ -255,7 +255,7 @@ def test_executors_without_frazil_are_refused_before_the_take_over(
 
 
 @pytest.mark.soak
-def test_a_package_is_all_that_executors_need(
+def test_executors_need_only_the_package(
     stream: Any, spark_cluster: EmbeddedSparkCluster, events: Events, tmp_path: Path
 ):
     made = CliRunner().invoke(frazil, ["package", str(tmp_path / "package.tar.gz"), "--storage", "s3"])

@@ -176,7 +176,7 @@ def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferr
     eventually(lambda: f"fake writer {killed.pid} starts" in killed.log(run))
 
 
-def test_marked_failed_stops_and_stays_stopped_until_it_is_resumed(stream: Any) -> None:
+def test_a_task_marked_failed_stops_its_stream_until_it_is_resumed(stream: Any) -> None:
     marked = stream("marked")
     (run,) = marked.runs()
     eventually(lambda: marked.task(run)["state"] == "deferred")
@@ -194,7 +194,7 @@ def test_marked_failed_stops_and_stays_stopped_until_it_is_resumed(stream: Any) 
     assert len(marked.runs()) == 2
 
 
-def test_cleared_is_replaced_by_a_new_writer_after_the_batch_at_hand(stream: Any) -> None:
+def test_a_cleared_task_is_replaced_by_a_new_writer_after_the_current_batch(stream: Any) -> None:
     cleared = stream("cleared")
     (run,) = cleared.runs()
     eventually(lambda: cleared.task(run)["state"] == "deferred")
@@ -206,7 +206,7 @@ def test_cleared_is_replaced_by_a_new_writer_after_the_batch_at_hand(stream: Any
     assert len(cleared.runs()) == 1
 
 
-def test_pause_and_resume_from_the_command_line(stream: Any) -> None:
+def test_pause_and_resume_work_from_the_command_line(stream: Any) -> None:
     paused = stream("paused")
     pid = paused.pid
     paused.command("pause", "--reason", "Kafka upgrade")
@@ -252,7 +252,7 @@ def test_an_exit_that_needs_attention_fails_the_task_once_and_the_next_run_holds
     eventually(lambda: refused.pid)
 
 
-def test_a_removed_stream_stops_after_the_batch_at_hand(removed: SupervisedStream) -> None:
+def test_a_removed_stream_stops_after_the_current_batch(removed: SupervisedStream) -> None:
     eventually(lambda: removed.observe().process is ProcessState.ENDED)
     run = removed.runs()[0]  # Airflow may begin another until it drops the DAG
     eventually(lambda: removed.airflow.run(removed.dag_id, run["dag_run_id"])["state"] == "success")
@@ -260,7 +260,7 @@ def test_a_removed_stream_stops_after_the_batch_at_hand(removed: SupervisedStrea
 
 
 @pytest.mark.rotates(2)
-def test_a_broken_declaration_leaves_its_writer_alone_and_says_what_is_wrong(stream: Any, client: AirflowApi) -> None:
+def test_a_broken_declaration_leaves_its_writer_running_and_reports_the_error(stream: Any, client: AirflowApi) -> None:
     broken = stream("broken")
     pid = broken.pid
     broken.file.write_text(broken.file.read_text().replace("event-time: ts", "event-tmie: ts"))
@@ -307,7 +307,7 @@ maintenance: {alerts: {dead-letters-per-minute: 5}}
 
 
 @pytest.mark.soak
-def test_a_circuit_that_opens_fails_the_task_with_its_samples_and_two_commands_get_out_of_it(  # noqa: PLR0913, PLR0917
+def test_an_open_circuit_breaker_fails_the_task_with_samples_and_two_commands_resolve_it(  # noqa: PLR0913, PLR0917
     airflow: EmbeddedAirflow,
     client: AirflowApi,
     kafka: Any,

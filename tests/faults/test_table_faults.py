@@ -114,7 +114,7 @@ def test_a_table_rolled_back_by_two_commits_is_refused_until_its_loss_is_accepte
     check_exact(stream, [*range(100), *range(300, 400)])
 
 
-def test_spec_and_schema_that_somebody_changes_while_files_are_staged_do_no_harm(
+def test_a_spec_or_schema_change_while_files_are_staged_does_no_harm(
     stream: Any, events: Any, monkeypatch: pytest.MonkeyPatch
 ):
     run = BatchRunner.run
@@ -178,7 +178,7 @@ def test_a_commit_whose_outcome_is_unknown_lands_once(
     check_exact(stream, range(1000))
 
 
-def test_a_deleted_journal_makes_its_batch_staged_again(stream: Any, events: Any):
+def test_a_batch_with_a_deleted_journal_is_staged_again(stream: Any, events: Any):
     stream.produce([*events(range(1000)), *BAD], partitions=4)
     crash_before_the_commit(stream)
     (journal,) = journals(stream)
@@ -230,7 +230,7 @@ def test_a_clock_that_steps_back_an_hour_changes_nothing(stream: Any, events: An
 
 
 @pytest.mark.rotates(3)
-def test_compaction_and_expiry_without_pause_take_nothing_from_a_writer(
+def test_continuous_compaction_and_expiry_lose_no_row_of_a_writer(
     spark: Any, in_sparks_catalog: Any, events: Any, eventually: Any
 ):
     """Spark rewrites the table's files and keeps one snapshot, again and again, while batches are committed."""
@@ -273,7 +273,7 @@ def other_host(tmp_path: Path, frazil_home: Path) -> dict[str, str]:
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("signal_", ["none", "SIGSTOP"])
-def test_of_two_writers_of_one_stream_the_older_is_fenced_and_says_so(
+def test_the_older_of_two_writers_of_one_stream_is_fenced_and_reports_it(
     stream: Any, events: Any, other_host: dict[str, str], eventually: Any, signal_: str
 ):
     """Both run at once; or the older, with its Spark, is paused with SIGSTOP, replaced, and goes on later."""
@@ -300,9 +300,7 @@ def test_of_two_writers_of_one_stream_the_older_is_fenced_and_says_so(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_paused_writer_that_goes_on_with_a_stale_batch_ends_fenced_and_leaves_its_successor_alone(
-    stream: Any, events: Any
-):
+def test_a_paused_writer_that_resumes_a_stale_batch_is_fenced_and_its_successor_continues(stream: Any, events: Any):
     """Paused while it stages, and replaced by a writer that sweeps its files."""
 
     def replaced(runner: BatchRunner, *_: object, **__: object) -> None:

@@ -44,7 +44,7 @@ def airflow(supervised: Supervised, tmp_path: Path) -> Iterator[EmbeddedAirflow]
     found.stop()
 
 
-def test_an_airflow_without_java_and_folder_runs_a_writer_and_a_new_host_continues_with_its_pod(
+def test_an_airflow_without_java_and_run_folder_runs_a_writer_and_a_new_host_follows_its_pod(
     supervised: Supervised, airflow: EmbeddedAirflow, events: Any, eventually: Any
 ) -> None:
     stream = supervised.stream

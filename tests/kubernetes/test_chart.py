@@ -108,7 +108,7 @@ def test_the_chart_runs_a_writer_replaces_it_for_another_declaration_and_maintai
     check_exact(stream, range(3000))
 
 
-def test_a_writer_without_a_declaration_is_refused_when_the_chart_is_installed(node: Node) -> None:
+def test_the_helm_chart_refuses_a_writer_without_a_declaration(node: Node) -> None:
     with pytest.raises(AssertionError, match="writers names the stream rides, but streams has no declaration of it"):
         node.helm("template", str(CHART), "--set", "writers[0]=rides")
 

@@ -43,7 +43,7 @@ def stop(supervised: Supervised, eventually: Any) -> None:
     assert ended(supervised, eventually)[0] == 0
 
 
-def test_a_driver_starts_without_java_outlives_this_host_is_replaced_and_ends_as_it_is_asked(
+def test_a_driver_starts_without_java_survives_this_host_is_replaced_and_stops_on_request(
     supervised: Supervised, events: Events, eventually: Any
 ) -> None:
     supervised.stream.produce([*events(range(1000)), *BAD], partitions=4)
@@ -77,7 +77,7 @@ def test_a_driver_starts_without_java_outlives_this_host_is_replaced_and_ends_as
 
 
 @pytest.mark.parametrize("what", ["process", "pod", "executor"])
-def test_what_is_killed_is_reported_and_the_next_driver_continues(
+def test_a_killed_driver_process_or_pod_is_reported_and_the_next_driver_continues(
     supervised: Supervised, events: Events, eventually: Any, what: str
 ) -> None:
     supervised.stream.produce(events(range(1000)), partitions=4)
@@ -114,7 +114,7 @@ def api_away(supervised: Supervised) -> Iterator[None]:
     server.send_signal(signal.SIGCONT)
 
 
-def test_a_driver_writes_while_the_api_is_away_and_one_is_created_once_it_is_back(
+def test_a_driver_writes_while_the_kubernetes_api_is_away_and_is_created_once_it_is_back(
     supervised: Supervised, events: Events, eventually: Any
 ) -> None:
     with api_away(supervised):
@@ -131,7 +131,7 @@ def test_a_driver_writes_while_the_api_is_away_and_one_is_created_once_it_is_bac
     check_exact(supervised.stream, range(2000))
 
 
-def test_the_status_says_why_a_pod_does_not_start(supervised: Supervised, eventually: Any) -> None:
+def test_status_shows_why_a_pod_does_not_start(supervised: Supervised, eventually: Any) -> None:
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
@@ -150,7 +150,7 @@ def test_the_status_says_why_a_pod_does_not_start(supervised: Supervised, eventu
     assert supervised.node.pods("driver") == []
 
 
-def test_a_driver_without_enough_memory_says_so(supervised: Supervised, eventually: Any) -> None:
+def test_a_driver_without_enough_memory_reports_it(supervised: Supervised, eventually: Any) -> None:
     supervised.declare(**{"spark.driver.memoryOverhead": "1m", "spark.driver.memory": "60m"})
     supervised.launch()
     code, error = ended(supervised, eventually)
@@ -225,7 +225,9 @@ def test_a_driver_that_its_node_ends_is_reported_with_the_cause_and_the_next_one
     check_exact(supervised.stream, range(2000))
 
 
-def test_a_driver_that_ends_before_it_reports_says_why(supervised: Supervised, eventually: Any) -> None:
+def test_a_driver_that_ends_before_its_first_report_is_explained_by_its_log(
+    supervised: Supervised, eventually: Any
+) -> None:
     without = {"spark.kubernetes.driverEnv.PYTHONPATH": "/nowhere", "spark.pyspark.python": "/usr/bin/python3"}
     supervised.declare(**without)
     supervised.launch()

@@ -269,7 +269,7 @@ def check_rows(topic: tuple[Kind, list[Any]]) -> None:
 
 @given(topics())
 @settings(max_examples=400)
-def test_a_row_is_what_avro_reads(topic: tuple[Kind, list[Any]]) -> None:
+def test_decoded_rows_equal_those_of_the_avro_library(topic: tuple[Kind, list[Any]]) -> None:
     check_rows(topic)
 
 
@@ -277,7 +277,7 @@ def test_a_row_is_what_avro_reads(topic: tuple[Kind, list[Any]]) -> None:
 @pytest.mark.timeout(3600)
 @given(topics())
 @settings(max_examples=50_000)
-def test_a_row_is_what_avro_reads_for_many_schemas(topic: tuple[Kind, list[Any]]) -> None:
+def test_decoded_rows_equal_those_of_the_avro_library_for_many_schemas(topic: tuple[Kind, list[Any]]) -> None:
     check_rows(topic)
 
 
@@ -325,7 +325,7 @@ def as_uuids(text: str) -> str:
 
 @given(topics(every=True), st.lists(damage(), min_size=1, max_size=8))
 @settings(max_examples=150)
-def test_a_damaged_record_is_its_own_row_or_a_rejection_and_nobody_elses(
+def test_a_damaged_record_affects_only_its_own_row_or_rejection(
     topic: tuple[Kind, list[Any]], damages: list[Callable[[bytes], bytes]]
 ) -> None:
     check_damaged(topic, damages)

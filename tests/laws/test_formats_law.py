@@ -262,7 +262,7 @@ DAMAGES = st.lists(damage(), max_size=5)
 
 @pytest.mark.parametrize("form", FORMS)
 @given(st.data(), DAMAGES, STRAYS)
-def test_each_record_lands_once_with_its_value_whatever_is_broken_beside_it(
+def test_each_record_lands_once_with_its_value_whatever_its_neighbours_break(
     form: str, data: st.DataObject, damages: list[Callable[[bytes], bytes]], strays: list[bytes]
 ) -> None:
     check(data.draw(topics(form)), damages, strays)

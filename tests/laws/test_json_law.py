@@ -221,7 +221,7 @@ def by_reference(decoder: JsonDecoder, some: Sequence[bytes | None]) -> list[Out
 
 @settings(max_examples=max(100, settings().max_examples))
 @given(st.sampled_from([*OF_FEW.values()]), st.lists(values, min_size=1, max_size=12), st.integers(1, 4))
-def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
+def test_a_record_decodes_the_same_alone_and_with_any_neighbours(
     decoder: JsonDecoder, some: list[bytes | None], piece: int
 ) -> None:
     """Chunks, their pieces and single records: one reference, whatever the neighbours, their order and the cut."""
@@ -233,7 +233,7 @@ def test_whatever_stands_beside_a_record_it_is_what_it_is_alone(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_odd_value_of_every_type_is_in_a_chunk_what_it_is_by_itself(name: str) -> None:
+def test_an_unusual_value_of_any_type_decodes_the_same_in_a_chunk_and_alone(name: str) -> None:
     """Place it at the top, in a struct, a list, a struct in a list, and a map; alone and behind a valid neighbour."""
     for kind, form in (
         ("flat", '{"NAME":VALUE}'),
@@ -253,7 +253,7 @@ def test_every_odd_value_of_every_type_is_in_a_chunk_what_it_is_by_itself(name: 
 
 @settings(max_examples=max(100, settings().max_examples))
 @given(st.sampled_from(NAMES), st.lists(st.one_of(numbers, small, moments, clocks), min_size=1, max_size=4))
-def test_random_values_are_in_a_chunk_what_they_are_by_themselves(name: str, some: list[str]) -> None:
+def test_random_values_decode_the_same_in_a_chunk_and_alone(name: str, some: list[str]) -> None:
     decoder = OF_ONE[name]["flat"]
     literals = [*some, *(f'"{literal}"' for literal in some if '"' not in literal)]
     values = [f'{{"{name}":{literal}}}'.encode() for literal in literals]
@@ -289,7 +289,7 @@ def repeated(cells: list[tuple[str, str]], known: frozenset[str] | None = None) 
 
 @settings(max_examples=max(150, settings().max_examples))
 @given(members, members, members, st.lists(st.sampled_from(["null", "0"]), max_size=2))
-def test_no_key_that_counts_is_lost_because_it_is_given_twice(
+def test_a_repeated_json_key_rejects_the_record_and_loses_no_value(
     of_map: list[tuple[str, str]], of_struct: list[tuple[str, str]], in_list: list[tuple[str, str]], empty: list[str]
 ) -> None:
     """Compare with Python's own parser of the keys: the loop and the reference may share a mistake."""

@@ -193,7 +193,7 @@ def check(schema: Schema, values: list[bytes], units: Units, hidden: Sequence[tu
 
 @settings(max_examples=20 * settings().max_examples)
 @given(st.integers(0, 2**32))
-def test_a_record_is_by_the_loop_what_it_is_by_itself(seed: int) -> None:
+def test_the_compiled_loop_decodes_a_record_as_it_is_decoded_alone(seed: int) -> None:
     """The seed makes the schema too: Hypothesis would take as long to draw one as this takes to decode its records."""
     schema, units, hidden = held(a_schema(seed), seed)
     check(schema, made(schema, seed, 12, units), units, hidden)
@@ -210,7 +210,7 @@ NESTED = Schema(
 )
 
 
-def test_the_loop_is_sure_of_what_usual_producers_write() -> None:
+def test_the_loop_accepts_records_of_common_producers() -> None:
     valid = [kind for kind, _ in SCALARS]
     record = {f"c{i}": json.loads(SCALARS[i][1][0]) for i in range(len(valid))}
     nested = {"a": [record, record], "ab": {"x": ["é", None]}, "more": [{"deep": record}]}
@@ -227,7 +227,7 @@ def test_the_loop_is_sure_of_what_usual_producers_write() -> None:
 
 
 @given(st.one_of(st.floats(0, 2**-1022), st.floats(0, 10**-300)), st.integers(1, 18))
-def test_the_loop_is_sure_of_the_smallest_doubles(number: float, digits: int) -> None:
+def test_the_loop_reads_the_smallest_doubles_exactly(number: float, digits: int) -> None:
     texts = [repr(number), f"{number:.{digits - 1}e}", "0.1e-323", "2.4703282292062327e-324", "2.4703282292062328e-324"]
     schema = Schema(t.NestedField(1, "d", t.DoubleType()))
     rows, flags = JsonDecoder(schema, {}).read_in_loop(BinaryColumn.of([b'{"d":%s}' % one.encode() for one in texts]))
@@ -246,21 +246,21 @@ def test_the_loop_is_sure_of_the_smallest_doubles(number: float, digits: int) ->
     ],
     ids=lambda value: str(value) if isinstance(value, t.IcebergType) else None,
 )
-def test_the_loop_is_sure_of_values_with_escapes(kind: t.IcebergType, text: str, plain: str) -> None:
+def test_the_loop_accepts_values_with_escapes(kind: t.IcebergType, text: str, plain: str) -> None:
     decoder = JsonDecoder(Schema(t.NestedField(1, "v", kind)), {})
     rows, flags = decoder.read_in_loop(BinaryColumn.of([f'{{"v":"{value}"}}'.encode() for value in (text, plain)]))
     assert not (flags & 1).any()
     assert rows["v"][0] == rows["v"][1]
 
 
-def test_room_grows_with_what_the_records_hold() -> None:
+def test_decoder_memory_grows_with_the_content_of_the_records() -> None:
     """Elements, entries and escaped text beyond what there is room for at first, in the middle of a chunk."""
     values = [json.dumps({"ab": {f"é{k}": ["\n" * 9] * 50 for k in range(i % 7)}}).encode() for i in range(300)]
     decoded = JsonDecoder(NESTED, {})(RecordChunk.of_values(values))
     assert [dict(m) for m in decoded.rows["ab"].to_pylist()] == [json.loads(v)["ab"] for v in values]
 
 
-def test_a_record_without_a_newline_behind_it_is_not_read_by_the_loop() -> None:
+def test_the_compiled_loop_skips_a_record_without_a_trailing_newline() -> None:
     column = BinaryColumn(np.frombuffer(b'{"c11":"x"}', np.uint8), np.array([0]), np.array([11]))
     assert JsonDecoder(FLAT, {}).read_in_loop(column)[1].tolist() == [1]
 

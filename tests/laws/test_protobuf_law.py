@@ -244,7 +244,7 @@ def check_rows(topic: tuple[Kind, str, list[bytes]]) -> None:
 
 @given(topics())
 @settings(max_examples=120)
-def test_a_row_is_what_protobuf_reads(topic: tuple[Kind, str, list[bytes]]) -> None:
+def test_decoded_rows_equal_those_of_the_protobuf_library(topic: tuple[Kind, str, list[bytes]]) -> None:
     check_rows(topic)
 
 
@@ -252,7 +252,9 @@ def test_a_row_is_what_protobuf_reads(topic: tuple[Kind, str, list[bytes]]) -> N
 @pytest.mark.timeout(3600)
 @given(topics())
 @settings(max_examples=50_000)
-def test_a_row_is_what_protobuf_reads_for_many_schemas(topic: tuple[Kind, str, list[bytes]]) -> None:
+def test_decoded_rows_equal_those_of_the_protobuf_library_for_many_schemas(
+    topic: tuple[Kind, str, list[bytes]],
+) -> None:
     check_rows(topic)
 
 
@@ -296,7 +298,7 @@ def well_formed(kind: Kind, text: str, data: bytes) -> bool:
 
 @given(topics(every=True), st.lists(damage(), min_size=1, max_size=8))
 @settings(max_examples=60)
-def test_a_damaged_record_is_its_own_row_or_a_rejection_and_nobody_elses(
+def test_a_damaged_record_affects_only_its_own_row_or_rejection(
     topic: tuple[Kind, str, list[bytes]], damages: list[Callable[[bytes], bytes]]
 ) -> None:
     check_damaged(topic, damages)

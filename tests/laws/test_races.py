@@ -70,7 +70,7 @@ def _put_all(start: Any, folder: str, me: int) -> list[int]:
     return [index for index in range(50) if store.put_if_absent(f"{folder}/j/{index}", str(me).encode() * 10_000)]
 
 
-def test_of_many_processes_one_wins_each_path_and_its_bytes_are_whole(tmp_path: Path) -> None:
+def test_when_many_processes_write_one_path_one_wins_and_its_bytes_are_complete(tmp_path: Path) -> None:
     context = several_processes()
     with context.Manager() as manager:
         start = manager.Barrier(4)
@@ -87,7 +87,7 @@ def start(tmp_path: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_processes_that_compile_at_once_share_what_they_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_compile_concurrently_share_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for hits in (None, 2):
         processes = [start(tmp_path) for _ in range(2)]

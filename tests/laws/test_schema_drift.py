@@ -80,7 +80,7 @@ BASE = Schema(
 
 
 @given(TYPES, TYPES, TYPES)
-def test_merging_types_forgets_their_order(one: FoundType, two: FoundType, three: FoundType):
+def test_merging_types_does_not_depend_on_their_order(one: FoundType, two: FoundType, three: FoundType):
     assert merge_types(one, two) == merge_types(two, one)
     assert merge_types(one, merge_types(two, three)) == merge_types(merge_types(one, two), three)
     assert merge_types(one, one) == one
@@ -88,7 +88,9 @@ def test_merging_types_forgets_their_order(one: FoundType, two: FoundType, three
 
 
 @given(DRIFTS, DRIFTS, DRIFTS)
-def test_so_does_joining_drift_and_it_survives_a_journey(one: SchemaDrift, two: SchemaDrift, three: SchemaDrift):
+def test_joining_schema_drift_does_not_depend_on_order_and_survives_a_json_round_trip(
+    one: SchemaDrift, two: SchemaDrift, three: SchemaDrift
+):
     assert join_drift([one, two]) == join_drift([two, one])
     assert join_drift([join_drift([one, two]), three]) == join_drift([one, two, three])
     assert SchemaDrift.from_json(json.loads(json.dumps(one.to_json()))) == one
@@ -104,7 +106,7 @@ def test_the_type_of_a_list_is_that_of_all_its_values(values: list[Any]):
 
 @given(st.lists(st.dictionaries(FIELDS, VALUES, max_size=3), max_size=8))
 @example([{"a": []}, {"a": False}])
-def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
+def test_a_table_that_evolved_by_drift_has_every_value_or_reports_the_refused_field(
     records: list[dict[str, Any]],
 ):
     values = [json.dumps({"id": n, "s": {"a": 1, **_but_a(r)}, **r}).encode() for n, r in enumerate(records)]
@@ -128,7 +130,7 @@ def test_a_table_that_grew_by_drift_has_every_value_or_says_of_which_field_not(
                 assert _same(_at(order[number], path), leaf)
 
 
-def test_a_field_is_found_wherever_it_first_has_a_value():
+def test_a_new_field_is_found_in_the_first_record_that_has_a_value():
     quiet = [b'{"id":1,"n":null,"e":{},"l":[]}'] * (MAX_SAMPLES * 3)
     decode = create_decoder("json", BASE, {}, "additive")
     first = decode(RecordChunk.of_values(quiet)).drift
@@ -138,7 +140,7 @@ def test_a_field_is_found_wherever_it_first_has_a_value():
     assert last.records == 1
 
 
-def test_no_more_records_are_checked_than_its_samples():
+def test_only_a_sample_of_records_is_checked_for_schema_drift():
     decode = create_decoder("json", BASE, {}, "additive")
     many = decode(RecordChunk.of_values([b'{"id":1,"n":1}'] * (MAX_SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).drift
     assert many.new == {("n",): "long"}

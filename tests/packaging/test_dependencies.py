@@ -30,16 +30,16 @@ def test_the_lock_file_pins_a_version_that_pyproject_allows(text: str) -> None:
     assert requirement.specifier.contains(PINS[name])
 
 
-def test_only_the_lock_file_pins() -> None:
+def test_versions_are_pinned_only_in_the_lock_file() -> None:
     assert [text for text in requirements() if "==" in text] == []
 
 
-def test_what_shares_the_folder_of_pyspark_has_its_version() -> None:
+def test_packages_that_share_pysparks_folder_have_its_version() -> None:
     assert PINS["pyspark"] == PINS["pyspark-client"]
 
 
 @pytest.mark.skipif(not (CHECKOUT / ".git").exists(), reason="not a checkout of git")
-def test_no_file_names_a_folder_of_somebodys_machine() -> None:
+def test_no_file_contains_a_path_of_a_developers_machine() -> None:
     command = ["git", "grep", "-nIE", MACHINE_PATH, "--", ".", f":!{Path(__file__).relative_to(CHECKOUT)}"]
     found = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     assert found.stdout.splitlines() == []

@@ -53,7 +53,7 @@ def test_the_wheel_holds_the_package_alone_with_the_data_that_it_reads(wheel: Pa
     }
 
 
-def test_the_sdist_holds_what_the_wheel_holds_and_its_metadata(built: Path, wheel: Path) -> None:
+def test_the_sdist_contains_the_files_of_the_wheel_and_its_metadata(built: Path, wheel: Path) -> None:
     with tarfile.open(next(built.glob("frazil-*.tar.gz"))) as archive, zipfile.ZipFile(wheel) as other:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
         packaged = {f"include/{name}" for name in other.namelist() if ".dist-info/" not in name}
@@ -79,7 +79,7 @@ def test_the_base_has_all_that_an_executor_imports(installed: Installed) -> None
     assert done.stdout.startswith(str(installed.venv))
 
 
-def test_the_command_helps_and_validates(installed: Installed) -> None:
+def test_the_installed_command_prints_help_and_validates(installed: Installed) -> None:
     said = installed.run("frazil", "--help")
     assert said.returncode == 0, said.stderr
     assert [name for name in COMMANDS if name not in said.stdout] == []
@@ -87,7 +87,7 @@ def test_the_command_helps_and_validates(installed: Installed) -> None:
     assert (valid.returncode, "rides" in valid.stdout) == (0, True), valid.stderr
 
 
-def test_a_project_of_one_s_own_begins_with_a_valid_stream(installed: Installed, tmp_path: Path) -> None:
+def test_a_new_project_begins_with_a_valid_stream(installed: Installed, tmp_path: Path) -> None:
     made = installed.run("frazil", "init", str(tmp_path))
     assert made.returncode == 0, made.stderr
     valid = installed.run(
@@ -112,7 +112,7 @@ def test_the_package_s_types_are_checked_in_a_user_s_code(installed: Installed, 
     assert done.stdout.splitlines()[-1].startswith("Found 1 error in 1 file")
 
 
-def test_every_command_says_how_it_is_used_without_any_extra(installed: Installed) -> None:
+def test_every_command_prints_its_help_without_any_extra_installed(installed: Installed) -> None:
     program = (
         "from click.testing import CliRunner\n"
         "from frazil.cli.main import COMMANDS, frazil\n"
@@ -132,7 +132,9 @@ def test_every_command_says_how_it_is_used_without_any_extra(installed: Installe
         ("quality", ["python", "-m", "frazil.quality", "60"]),
     ],
 )
-def test_a_missing_extra_is_one_sentence(installed: Installed, tmp_path: Path, extra: str, command: list[str]) -> None:
+def test_a_missing_extra_is_reported_in_one_sentence(
+    installed: Installed, tmp_path: Path, extra: str, command: list[str]
+) -> None:
     declare(installed.folder)
     # No jar must be in the cache: then none has to be fetched.
     done = installed.run(*command, FRAZIL_JARS=str(tmp_path))
@@ -142,7 +144,7 @@ def test_a_missing_extra_is_one_sentence(installed: Installed, tmp_path: Path, e
     assert "Traceback" not in said
 
 
-def test_airflow_missing_is_an_import_error_that_names_the_extra(installed: Installed) -> None:
+def test_a_missing_airflow_is_an_import_error_that_names_the_extra(installed: Installed) -> None:
     done = installed.python("import frazil.airflow")
     last = done.stderr.splitlines()[-1]
     assert last.startswith("frazil.errors.MissingExtra: the Python package airflow is not installed.")

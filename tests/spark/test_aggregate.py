@@ -85,7 +85,7 @@ def test_a_day_is_its_24_hours_in_utc_and_a_second_run_changes_nothing(shop: Sho
     assert [(str(f.transform), schema.find_column_name(f.source_id)) for f in spec.fields] == [("identity", "day")]
 
 
-def test_the_snapshot_says_what_it_was_made_from_and_so_is_a_lineage_backend_reported(
+def test_the_aggregates_snapshot_and_its_lineage_event_name_their_input(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.sell(1)
@@ -136,7 +136,7 @@ def test_late_rows_and_a_second_run_come_to_the_same_as_one_run_at_the_end(shop:
     assert shop.rows() == shop.rows(once) == [(DAY, False, 2, 4), (DAY, True, 3, 12)]
 
 
-def test_an_older_input_does_nothing_and_says_so_unless_the_source_was_rolled_back(shop: Shop) -> None:
+def test_an_older_input_writes_nothing_and_reports_it_unless_the_source_was_rolled_back(shop: Shop) -> None:
     shop.sell(1)
     older = shop.given()
     shop.sell(2)
@@ -153,7 +153,7 @@ def test_an_older_input_does_nothing_and_says_so_unless_the_source_was_rolled_ba
 
 
 @pytest.mark.parametrize("emptied", [False, True])
-def test_of_two_runs_that_overlap_the_newer_input_stays(
+def test_the_newer_input_wins_if_two_aggregation_runs_overlap(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, emptied: bool
 ) -> None:
     shop.sell(1)

@@ -115,7 +115,7 @@ def rejected(stream: Any) -> list[tuple[int, bytes]]:
     return list(zip(dead_letters["kafka_offset"].to_pylist(), dead_letters["value"].to_pylist(), strict=True))
 
 
-def test_files_of_both_kinds_land_once_after_a_kill_and_what_is_there_already_is_left_out(
+def test_parquet_and_json_files_land_once_after_a_kill_without_records_that_exist_already(
     live: Any, archive: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = b'{"id": "x", "kafka_topic": "events", "kafka_partition": 0, "kafka_offset": 998}'
@@ -215,7 +215,9 @@ def broken(folder: str) -> str:
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_reported_is_refused_before_anything_is_staged(live: Any, archive: Written, what: str) -> None:
+def test_unsupported_backfill_files_are_refused_before_anything_is_staged(
+    live: Any, archive: Written, what: str
+) -> None:
     make, said = REFUSED[what]
     with pytest.raises(SpecError, match=said), asking(live, files=make(archive)) as backfill:
         backfill.plan()

@@ -47,7 +47,7 @@ def _append(table: Table, rows: int) -> None:
     table.append(pa.Table.from_pylist(records, schema=schema_to_pyarrow(table.schema())))
 
 
-def test_spark_reads_what_pyiceberg_wrote(spark: Any) -> None:
+def test_spark_reads_a_table_written_by_pyiceberg(spark: Any) -> None:
     table = ensure_table(load_catalog(None), _spec("read"))
     _append(table, 48)
     assert spark.sql("SELECT count(*), sum(delay) FROM default.demo.read").first()[:] == (48, sum(range(48)))
@@ -55,7 +55,7 @@ def test_spark_reads_what_pyiceberg_wrote(spark: Any) -> None:
     assert spark.table("default.demo.read").columns == ["carrier", "departed", "delay"]
 
 
-def test_pyiceberg_sees_what_spark_wrote_and_compacted(spark: Any) -> None:
+def test_pyiceberg_reads_a_table_written_and_compacted_by_spark(spark: Any) -> None:
     table = ensure_table(load_catalog(None), _spec("both"))
     for _ in range(3):
         _append(table, 24)
@@ -73,7 +73,7 @@ def test_pyiceberg_sees_a_table_that_spark_made(spark: Any) -> None:
     assert load_catalog(None).load_table("demo.made").scan().to_arrow().to_pylist() == [{"id": 1, "name": "a"}]
 
 
-def test_spark_reads_a_table_whose_last_commit_but_one_was_of_a_host_that_is_ahead(
+def test_spark_reads_a_table_whose_previous_commit_has_a_time_in_the_future(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Java refuses metadata whose times go back: by a snapshot of ours, a new column, or a property alone."""
@@ -94,7 +94,7 @@ def test_spark_reads_a_table_whose_last_commit_but_one_was_of_a_host_that_is_ahe
         assert spark.sql(f"SELECT count(*) FROM default.demo.{name}").first()[0] == 24
 
 
-def test_both_commit_to_one_catalog_at_once(spark: Any) -> None:
+def test_frazil_and_spark_commit_to_one_catalog_at_the_same_time(spark: Any) -> None:
     """SQLite lets one write at a time: each waits for the other, in either order."""
     ours, theirs = ensure_table(load_catalog(None), _spec("ours")), ensure_table(load_catalog(None), _spec("theirs"))
     failures: list[BaseException] = []

@@ -41,7 +41,9 @@ def printed(tmp_path: Path) -> dict[str, list[str]]:
     return printed
 
 
-def test_each_statement_reads_the_cut_and_nothing_later(printed: dict[str, list[str]], spark: Any) -> None:
+def test_each_printed_statement_reads_the_consistent_snapshot_set_and_nothing_later(
+    printed: dict[str, list[str]], spark: Any
+) -> None:
     found = {}
     for line in printed["spark"]:
         name = ".".join(re.findall(r"`(\w+)`", line)[1:])

@@ -127,7 +127,7 @@ def test_spark_appends_between_two_commits(spark: Any, world: World) -> None:
     assert_kept(before, after)
 
 
-def test_spark_compacts_deletes_and_appends_and_the_writer_goes_on(spark: Any, world: World) -> None:
+def test_the_writer_continues_after_spark_compacts_deletes_and_appends(spark: Any, world: World) -> None:
     committer = world.begin()
     end = write(world, committer, 0, 3)
     before = rows(spark)
@@ -151,7 +151,7 @@ def test_spark_compacts_deletes_and_appends_and_the_writer_goes_on(spark: Any, w
 
 
 @pytest.mark.parametrize("version", [2], indirect=True)
-def test_a_table_that_another_program_upgrades_is_written_on(spark: Any, world: World) -> None:
+def test_writing_continues_after_another_program_upgrades_the_table(spark: Any, world: World) -> None:
     committer = world.begin()
     end = write(world, committer, 0, 3)
     sql(spark, f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('format-version' = '3')")
@@ -235,7 +235,11 @@ def test_maintenance_keeps_the_ids_of_rows(spark: Any, accounts: UpsertWorld) ->
 
 
 @pytest.mark.parametrize("kind", [TimestampNanoType(), TimestamptzNanoType()], ids=str)
-def test_spark_reads_no_column_of_a_table_with_nanoseconds(spark: Any, shared_home: Path, kind: PrimitiveType) -> None:  # noqa: ARG001
+def test_spark_cannot_read_any_column_of_a_table_with_nanoseconds(
+    spark: Any,
+    shared_home: Path,  # noqa: ARG001
+    kind: PrimitiveType,
+) -> None:
     """frazil refuses these types until Spark reads them."""
     catalog = load_catalog(None)
     catalog.create_namespace_if_not_exists("demo")

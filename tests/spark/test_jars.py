@@ -54,7 +54,7 @@ def lock_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_set_is_fetched_once_and_then_taken_from_the_cache(repository: Path, lock_file: Path) -> None:
+def test_a_set_of_jars_is_fetched_once_and_then_taken_from_the_cache(repository: Path, lock_file: Path) -> None:
     found = jars.ensure_jars("both", lock_file)
     assert [path.read_bytes() for path in found] == list(CONTENT.values())
     for text in CONTENT:
@@ -62,7 +62,7 @@ def test_a_set_is_fetched_once_and_then_taken_from_the_cache(repository: Path, l
     assert jars.ensure_jars("both", lock_file) == found
 
 
-def test_a_cached_jar_that_changed_is_named_deleted_and_fetched_again(
+def test_a_changed_cached_jar_is_reported_deleted_and_fetched_again(
     repository: Path, lock_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert repository.is_dir()
@@ -73,7 +73,7 @@ def test_a_cached_jar_that_changed_is_named_deleted_and_fetched_again(
     assert f"{first} does not have the SHA-256" in capsys.readouterr().err
 
 
-def test_a_download_that_is_not_what_was_pinned_is_refused_and_not_kept(repository: Path, lock_file: Path) -> None:
+def test_a_download_that_does_not_match_its_pin_is_refused_and_not_kept(repository: Path, lock_file: Path) -> None:
     mirrored(repository, "org.one:first:1.0").write_bytes(b"something else")
     with pytest.raises(EnvironmentUnusable, match=r"the downloaded org.one:first:1.0 has the SHA-256 .* deleted"):
         jars.ensure_jars("both", lock_file)
@@ -82,7 +82,7 @@ def test_a_download_that_is_not_what_was_pinned_is_refused_and_not_kept(reposito
     assert len(jars.ensure_jars("both", lock_file)) == 2
 
 
-def test_a_jar_that_is_not_published_is_one_sentence_that_names_it(repository: Path, lock_file: Path) -> None:
+def test_an_unpublished_jar_is_reported_by_name_in_one_sentence(repository: Path, lock_file: Path) -> None:
     mirrored(repository, "org.two:second:2.0").unlink()
     with pytest.raises(EnvironmentUnusable, match=r"org.two:second:2.0 was not found.*FRAZIL_IVY_SETTINGS"):
         jars.ensure_jars("both", lock_file)
@@ -98,7 +98,7 @@ def _point_ivy_at(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("FRAZIL_JARS", str(folder / "cache"))
 
 
-def test_a_network_that_does_not_answer_is_said_in_one_sentence(
+def test_an_unresponsive_network_is_reported_in_one_sentence(
     tmp_path: Path, lock_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _point_ivy_at(f"http://127.0.0.1:{choose_free_port()}/", tmp_path, monkeypatch)
@@ -121,7 +121,7 @@ def test_a_certificate_that_java_does_not_trust_is_named_as_the_cause(
         server.shutdown()
 
 
-def test_progress_says_how_many_jars_and_megabytes(
+def test_progress_shows_the_number_of_jars_and_megabytes(
     repository: Path, lock_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert repository.is_dir()

@@ -64,7 +64,7 @@ def test_a_shuffled_batch_leaves_no_rows_behind(
     eventually(lambda: shuffled() <= before)
 
 
-def test_a_batch_whose_tasks_share_much_leaves_no_file_behind(spark: Any, request: pytest.FixtureRequest):
+def test_a_batch_with_large_shared_task_data_leaves_no_files_behind(spark: Any, request: pytest.FixtureRequest):
     name, result, large = "spark.broadcast.UDFCompressionThreshold", RESULT, os.urandom(2 << 20)
     conf = spark.sparkContext._jsc.sc().conf()
     conf.set(name, writer_properties(flights())[name])

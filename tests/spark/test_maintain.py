@@ -166,7 +166,7 @@ def files_of(table: Table) -> Counter[tuple[Any, ...]]:
     ],
     ids=["texts", "numbers", "identities", "times", "floats"],
 )
-def test_of_any_partitioning_the_chosen_partitions_are_compacted_and_no_others(
+def test_only_the_chosen_partitions_are_compacted_with_any_partitioning(
     spark: Any, tmp_path: Path, name: str, partitions: str
 ) -> None:
     made = Made(spark, tmp_path, name, partitions)
@@ -224,7 +224,7 @@ def test_a_table_is_sorted_as_it_is_compacted_and_an_open_partition_waits_for_mo
     made.assert_whole()
 
 
-def test_files_of_an_older_spec_are_rewritten_only_where_their_time_is_a_chosen_partition_s_and_that_is_planned(
+def test_files_of_an_older_spec_are_rewritten_only_if_their_time_is_in_a_planned_partition(
     spark: Any, tmp_path: Path, name: str
 ) -> None:
     made = Made(spark, tmp_path, name, "month(at)")
@@ -256,7 +256,7 @@ def rewritten(made: Made) -> tuple[int, int]:
     return plan.files, beside
 
 
-def test_of_a_partition_beyond_the_budget_only_so_many_of_its_smallest_files_are_taken(
+def test_compaction_takes_only_the_smallest_files_of_a_partition_beyond_the_budget(
     spark: Any, tmp_path: Path, name: str
 ) -> None:
     made = Made(spark, tmp_path, name, "day(at)")
@@ -271,7 +271,7 @@ def test_of_a_partition_beyond_the_budget_only_so_many_of_its_smallest_files_are
     made.assert_whole()
 
 
-def test_a_plan_that_iceberg_finds_no_file_for_fails_and_says_so(
+def test_a_compaction_plan_for_which_iceberg_finds_no_file_fails_with_that_reason(
     spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Made(spark, tmp_path, name, "day(at)")
@@ -291,7 +291,7 @@ def test_a_plan_that_iceberg_finds_no_file_for_fails_and_says_so(
     assert "Iceberg does not find the files" in compaction.sentence
 
 
-def test_a_writer_commits_throughout_and_every_row_is_there_once(spark: Any, tmp_path: Path, name: str) -> None:
+def test_a_writer_commits_throughout_and_every_row_exists_once(spark: Any, tmp_path: Path, name: str) -> None:
     made, ended, failures = Made(spark, tmp_path, name, "day(at)"), threading.Event(), []
     made.land(6)
 
@@ -359,7 +359,7 @@ def referenced(table: Table) -> set[str]:
     return {path.removeprefix("file:").replace("///", "/") for path in found}
 
 
-def test_expiry_removes_what_nobody_names_and_exactly_the_files_that_only_that_had(
+def test_expiry_removes_unreferenced_snapshots_and_only_the_files_that_they_alone_used(
     spark: Any, tmp_path: Path, name: str
 ) -> None:
     made = Made(spark, tmp_path, name, "hour(at)", "commit: {align: watermark}\ncomplete: hour")
@@ -461,7 +461,7 @@ def test_a_table_that_spark_replaced_is_noticed(spark: Any, tmp_path: Path, name
         made.land()
 
 
-def test_whoever_commits_first_wins_and_the_run_goes_on(
+def test_the_first_commit_wins_and_the_maintenance_run_continues(
     spark: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = Made(spark, tmp_path, name, "day(at)")
@@ -507,7 +507,7 @@ def test_the_app_maintains_one_table_after_the_other_and_reports_each(
     assert maintenance_run.run_maintenance(["no.such"], streams=tmp_path, actions=set(Action)) == 10
 
 
-def test_one_session_compacts_the_tables_of_a_route_whose_writer_goes_on_and_a_broken_one_stops_no_other(
+def test_one_session_compacts_all_tables_of_a_route_and_a_broken_table_stops_no_other(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = """
@@ -563,7 +563,7 @@ def texts(table: Table) -> list[str]:
 
 
 @pytest.mark.rotates(3)
-def test_a_failure_in_the_jvm_is_a_sentence_with_its_first_cause_and_its_trace_is_in_the_log(
+def test_a_jvm_failure_is_reported_with_its_first_cause_and_its_stack_trace_is_in_the_log(
     tmp_path: Path,
 ) -> None:
     made = Made(None, tmp_path, "damaged_file", "day(at)")

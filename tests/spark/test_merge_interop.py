@@ -61,7 +61,7 @@ def world(tmp_path: Path) -> Iterator[UpsertWorld]:
 ROWS = {number: ("eu" if number % 2 else "us", number) for number in range(20)}
 
 
-def test_spark_reads_what_a_merge_deleted(spark: Any, world: UpsertWorld) -> None:
+def test_spark_does_not_read_rows_that_a_merge_deleted(spark: Any, world: UpsertWorld) -> None:
     committer = world.begin()
     world.upsert(committer, [*ROWS.items()])
 
@@ -74,7 +74,7 @@ def test_spark_reads_what_a_merge_deleted(spark: Any, world: UpsertWorld) -> Non
 
 
 @pytest.mark.soak
-def test_merges_go_on_with_what_spark_deleted_and_compacted(spark: Any, world: UpsertWorld) -> None:
+def test_merges_continue_after_spark_deletes_and_compactions(spark: Any, world: UpsertWorld) -> None:
     committer = world.begin()
     world.upsert(committer, [*ROWS.items()])
     assert _seen_by(spark) == ROWS
@@ -98,7 +98,9 @@ def test_merges_go_on_with_what_spark_deleted_and_compacted(spark: Any, world: U
     assert _seen_by(spark) == world.accounts() == rows
 
 
-def test_what_imported_files_have_only_in_their_partition_stays(spark: Any, world: UpsertWorld, tmp_path: Path) -> None:
+def test_a_partition_column_missing_in_imported_files_keeps_its_value(
+    spark: Any, world: UpsertWorld, tmp_path: Path
+) -> None:
     """Hive files do not have their partition columns: see apache/iceberg-python#1401 and apache/auron#2527."""
     committer = world.begin()
     world.upsert(committer, [(100, ("eu", 100))])
@@ -170,9 +172,7 @@ def test_files_with_many_deleted_rows_are_compacted_and_their_delete_files_go(sp
     assert _seen_by(spark) == world.accounts() == rows
 
 
-def test_small_files_of_partitions_that_are_merged_into_become_one_each_without_deletes(
-    spark: Any, world: UpsertWorld
-) -> None:
+def test_small_files_of_a_busy_partition_are_compacted_to_one_without_deletes(spark: Any, world: UpsertWorld) -> None:
     committer = world.begin()
     world.upsert(committer, [*ROWS.items()])
     world.upsert(committer, [(0, ("us", 100)), (1, None)])
@@ -192,7 +192,7 @@ def test_small_files_of_partitions_that_are_merged_into_become_one_each_without_
     assert _seen_by(spark) == world.accounts() == rows
 
 
-def test_batches_and_the_compaction_of_the_partition_that_each_of_them_changes_both_go_on(
+def test_batches_and_compactions_of_the_partition_that_they_change_both_succeed(
     spark: Any, world: UpsertWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch lands while the compaction rewrites, and a compaction while a batch merges: each is overtaken once."""
@@ -244,7 +244,7 @@ def below(world: UpsertWorld) -> set[str]:
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
-def test_after_many_merges_expiry_and_orphan_cleanup_leave_what_snapshots_and_journals_need_and_nothing_else(
+def test_expiry_and_orphan_cleanup_keep_exactly_the_files_that_snapshots_and_journals_need(
     spark: Any, world: UpsertWorld, how: RowRemoval
 ) -> None:
     world.how = how

@@ -153,7 +153,7 @@ def _evaluate(request: GateRequest, session: Any = None) -> GateResult:
         return evaluate(request, now=datetime.now(UTC), start_session=lambda _: session)
 
 
-def test_every_expectation_that_a_gate_knows_is_held_here():
+def test_every_expectation_that_a_gate_supports_is_tested_here():
     assert {f"expect_{kind}" for kind, _, _ in CASES} == SUPPORTED_EXPECTATIONS
 
 

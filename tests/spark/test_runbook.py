@@ -67,7 +67,9 @@ BEGIN_US = 1_388_361_600_000_000
 
 
 @pytest.mark.rotates(2)
-def test_a_table_out_of_shape_is_put_in_shape(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unhealthy_table_is_repaired_by_the_runbook(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "rides.yaml"
     file.write_text(STREAM)
     monkeypatch.setenv("FRAZIL_STREAMS", str(tmp_path))

@@ -126,7 +126,7 @@ def test_every_type_but_time_is_read_by_every_engine(spark: Any) -> None:
     assert [list(row) for row in rows] == [micros, nothing]
 
 
-def test_encodings_that_old_readers_lack_are_read_by_every_engine(spark: Any) -> None:
+def test_encodings_that_old_readers_do_not_support_are_read_by_every_engine(spark: Any) -> None:
     schema = {"whole": "long", "small": "int", "real": "double", "single": "float", "inside": "struct<a: long>"}
     table = ensure_table(load_catalog(None), declared("many_pages", schema))
     records = [
@@ -166,7 +166,7 @@ def plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-def test_spark_still_reads_no_table_with_a_time_column(spark: Any) -> None:
+def test_spark_still_cannot_read_a_table_with_a_time_column(spark: Any) -> None:
     table = ensure_table(load_catalog(None), declared("with_time", {"x": "string"}))
     with table.update_schema() as update:
         update.add_column("opens", TimeType())

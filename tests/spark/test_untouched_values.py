@@ -98,7 +98,7 @@ def read(spark: Any, world: ValuedWorld) -> dict[int, list[str]]:
         ),
     ],
 )
-def test_spark_reads_rows_that_no_change_touches_as_at_first(
+def test_spark_reads_unchanged_rows_with_their_original_values(
     spark: Any, tmp_path: Path, place: str, key: str, types: list[str]
 ) -> None:
     with world_of(tmp_path, place, key, types) as world:

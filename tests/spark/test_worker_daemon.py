@@ -46,7 +46,7 @@ def checked(program: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.skipif(not psutil.LINUX, reason="threads and files are counted in /proc")
-def test_a_stage_is_imported_and_neither_a_thread_nor_a_connection_is_there_to_be_forked():
+def test_the_worker_daemon_preloads_staging_code_but_has_no_threads_or_connections_to_fork():
     found = json.loads(checked(LOOK).stdout)
     assert found == {
         "threads": 1,
@@ -59,7 +59,7 @@ def test_a_stage_is_imported_and_neither_a_thread_nor_a_connection_is_there_to_b
     }
 
 
-def test_it_tells_spark_its_port_and_forks_a_worker_a_connection_until_spark_goes():
+def test_the_worker_daemon_reports_its_port_and_forks_one_worker_per_connection():
     command = [sys.executable, "-m", worker_daemon.MODULE, "pyspark.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
         assert daemon.stdin is not None
@@ -74,7 +74,7 @@ def test_it_tells_spark_its_port_and_forks_a_worker_a_connection_until_spark_goe
         daemon.wait(30)
 
 
-def test_where_a_stage_cannot_be_imported_the_daemon_says_so_and_goes_on():
+def test_the_worker_daemon_reports_a_failed_import_and_continues():
     done = checked(
         "from frazil.stream import worker_daemon as d; d.STAGE_MODULE = 'frazil.gone'; d.preload(); print('on')"
     )
@@ -82,7 +82,7 @@ def test_where_a_stage_cannot_be_imported_the_daemon_says_so_and_goes_on():
     assert "No module named 'frazil.gone'" in done.stderr
 
 
-def test_what_is_installed_is_taken_before_sparks_archives_which_hold_no_compiled_code():
+def test_installed_packages_take_precedence_over_sparks_archives_without_compiled_code():
     archives = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
     assert archives.count(".zip") == 2
     program = "from frazil.stream.worker_daemon import preload; preload(); import pyspark, py4j; "
@@ -99,13 +99,13 @@ def test_no_archive_of_spark_is_read_again_before_each_task():
     assert not {path for path in shown.split() if path.startswith(str(spark)) and (".zip" in path or ".jar" in path)}
 
 
-def test_without_an_installed_pyspark_it_comes_from_the_archive(monkeypatch: pytest.MonkeyPatch):
+def test_without_an_installed_pyspark_the_archives_stay_on_the_path(monkeypatch: pytest.MonkeyPatch):
     path = ["/opt/spark/python/lib/pyspark.zip", "/opt/spark/python/lib/py4j-0.10.9.9-src.zip", "/nowhere"]
     monkeypatch.setattr(sys, "path", list(path))
     worker_daemon._remove_archives_from_path()
     assert sys.path == path
 
 
-def test_writers_name_it_to_spark():
+def test_writers_configure_frazils_worker_daemon_in_spark():
     flights = find_stream(Path(__file__).parents[2] / "include" / "streams", "flights")
     assert writer_properties(flights)["spark.python.daemon.module"] == "frazil.stream.worker_daemon"

@@ -125,9 +125,7 @@ def test_each_batch_lands_once_whatever_the_catalog_answers_to_a_commit(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_an_overloaded_catalog_is_left_alone_for_as_long_as_it_asks(
-    made: Made, gateway: TroubledProxy, status: int
-) -> None:
+def test_the_retry_delay_of_an_overloaded_catalog_is_respected(made: Made, gateway: TroubledProxy, status: int) -> None:
     stream = made()
     waits = patient(stream)
     stream.begin()
@@ -139,7 +137,7 @@ def test_an_overloaded_catalog_is_left_alone_for_as_long_as_it_asks(
     check_each_landed_once(stream, 1)
 
 
-def test_an_answer_that_takes_too_long_is_awaited_no_longer_and_its_commit_lands_once(
+def test_a_late_response_is_no_longer_awaited_and_its_commit_lands_once(
     made: Made, gateway: TroubledProxy, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = made()
@@ -157,7 +155,7 @@ def applied_then_late(call: Call, forward: Forward) -> Answer:
 
 
 @pytest.mark.soak
-def test_a_catalog_that_takes_five_seconds_for_each_answer_is_slow_and_nothing_else(
+def test_a_catalog_that_takes_five_seconds_per_response_only_slows_the_stream(
     made: Made, gateway: TroubledProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream = made()
@@ -169,7 +167,7 @@ def test_a_catalog_that_takes_five_seconds_for_each_answer_is_slow_and_nothing_e
     assert "retrying" not in caplog.text
 
 
-def test_a_catalog_that_stays_away_is_given_up_with_a_sentence_and_the_next_start_commits_the_batch(
+def test_the_writer_stops_for_an_unavailable_catalog_and_the_next_start_commits_the_batch(
     made: Made, gateway: TroubledProxy
 ) -> None:
     stream = made()

@@ -199,7 +199,7 @@ def of_uploads(trouble: Trouble) -> Trouble:
     ],
     ids=["500", "reset", "the answer of a put lost"],
 )
-def test_a_storage_that_fails_now_and_then_costs_nothing(
+def test_a_storage_with_occasional_failures_loses_and_repeats_nothing(
     writer: Writer, bucket: TroubledProxy, trouble: Trouble
 ) -> None:
     writer.begin()
@@ -229,7 +229,7 @@ def test_a_slow_storage_that_fails_five_percent_of_all_calls_loses_and_repeats_n
     check_each_landed_once(writer.made, 20)
 
 
-def test_a_storage_that_stays_bad_turns_the_status_red_and_green_again(
+def test_a_lasting_storage_error_turns_the_status_red_and_green_again_after_its_end(
     writer: Writer, bucket: TroubledProxy, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer.begin().run()
@@ -250,7 +250,7 @@ def test_a_storage_that_stays_bad_turns_the_status_red_and_green_again(
     check_each_landed_once(writer.made, 2)
 
 
-def test_a_storage_that_stays_away_ends_the_writer_restartably_and_the_next_one_goes_on(
+def test_a_storage_that_stays_unavailable_ends_the_writer_and_the_next_writer_continues(
     writer: Writer, bucket: TroubledProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outage, "OUTAGE_TIMEOUT_S", 0.0)
@@ -356,7 +356,7 @@ def test_a_writer_runs_for_longer_than_vended_credentials_live(
 
 
 @pytest.mark.soak
-def test_a_batch_that_outlives_its_credentials_again_and_again_says_so(
+def test_a_batch_that_repeatedly_outlives_its_credentials_is_reported(
     vending: Vending,
     writer: Writer,
 ) -> None:

@@ -108,7 +108,7 @@ def test_batches_land_once_each_with_their_dead_letters(made: Made) -> None:
     assert marker.offsets == {(stream.topic, 0): 200, (stream.topic, 1): 50}
 
 
-def test_a_history_is_put_beside_the_table_and_taken_over_by_the_next_epoch(made: Made) -> None:
+def test_a_history_is_stored_next_to_the_table_and_continued_by_the_next_epoch(made: Made) -> None:
     stream = made()
     stream.land({0: (0, 10)})
     objects = HistoryStore.open(stream.tables.main.current(), stream.spec.name)
@@ -145,7 +145,7 @@ def test_a_journaled_batch_of_a_dead_writer_is_committed_by_the_next_without_bei
     assert rows(following.tables) == offsets(0, 0, 20)
 
 
-def test_files_that_nobody_will_commit_are_found_by_listing_and_deleted(made: Made) -> None:
+def test_files_that_will_never_be_committed_are_found_by_listing_and_deleted(made: Made) -> None:
     dead, following = made(), made()
     dead.land({0: (0, 10)})
     table = dead.tables.main.refresh()
@@ -228,7 +228,7 @@ def test_a_table_that_was_rolled_back_is_refused(made: Made) -> None:
         made().begin()
 
 
-def test_of_two_journals_of_one_batch_the_first_stays(made: Made) -> None:
+def test_the_first_of_two_journals_of_one_batch_is_kept(made: Made) -> None:
     stream = made()
     stream.land({0: (0, 10)})
     journal = staged(stream, 10, 20)
@@ -299,9 +299,7 @@ def test_rows_of_an_open_hour_wait_on_a_branch_until_it_is_complete(declare: Cal
 
 
 @soaked_but("sqlite+local", "rest+s3")
-def test_a_backfill_brings_the_records_of_files_that_the_table_lacks_once_each(
-    made: Made, stream_spec: StreamSpec, archive: str
-) -> None:
+def test_a_backfill_from_files_adds_each_missing_record_once(made: Made, stream_spec: StreamSpec, archive: str) -> None:
     stream = made()
     stream.land({0: (0, 100)}, records={0: np.r_[0:40, 60:100]})
     table = pa.table(
@@ -363,7 +361,7 @@ def maintained_stream(declare: Callable[..., StreamSpec]) -> MadeStream:
 
 @pytest.mark.rotates(2)
 @soaked_but("sqlite+local", "rest+s3", needs_spark=True)
-def test_spark_compacts_rewrites_manifests_and_expires_what_the_writer_goes_on_with(
+def test_the_writer_continues_after_spark_compacts_rewrites_manifests_and_expires(
     maintained_stream: MadeStream, spark_here: Any
 ) -> None:
     stream, tables = maintained_stream, maintained_stream.tables
@@ -412,7 +410,7 @@ def test_spark_aggregates_a_day_into_a_table_by_day(made: Made, stream_spec: Str
 
 
 @soaked_but("sqlite+local", "rest+s3")
-def test_what_pyiceberg_expires_is_listed_as_orphans_and_deleted_with_a_dead_task_s_file(
+def test_files_expired_by_pyiceberg_are_listed_as_orphans_and_deleted_with_a_dead_tasks_file(
     maintained_stream: MadeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, tables = maintained_stream, maintained_stream.tables

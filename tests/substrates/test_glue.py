@@ -43,7 +43,7 @@ def test_batches_of_a_writer_land_once_each_with_their_dead_letters(made: Made) 
     assert rows(stream.tables, dead_letters=True) == [(0, 100), (0, 150)]
 
 
-def test_of_two_writers_the_older_is_fenced(made: Made) -> None:
+def test_the_older_of_two_writers_is_fenced(made: Made) -> None:
     first, second = made(), made()
     first.land({0: (0, 10)})
     waiting = staged(first, 10, 20)

@@ -84,7 +84,7 @@ def in_polaris(polaris: dict[str, str]) -> RestCatalog:
     return catalog
 
 
-def test_nessie_changes_all_tables_or_none_and_a_stream_is_refused_all_the_same(nessie: RestCatalog) -> None:
+def test_nessie_commits_tables_atomically_but_a_stream_with_it_is_refused(nessie: RestCatalog) -> None:
     check_all_or_none(nessie)
     with pytest.raises(SpecError, match="lakekeeper or polaris"):
         find_commit_tables(nessie)

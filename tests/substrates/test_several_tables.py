@@ -57,7 +57,7 @@ def beside(work: Callable[[], object]) -> Iterator[list[BaseException]]:
 
 @pytest.mark.rotates(2)
 @pytest.mark.parametrize("commits", [10, pytest.param(500, marks=pytest.mark.soak)])
-def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int) -> None:
+def test_a_reader_never_sees_a_partial_multi_table_commit(address: tuple[str, str], commits: int) -> None:
     """Through kills, lost answers, commits that land late, and another user who commits to one of the tables."""
     catalog, rival = open_catalog(*address), open_catalog(*address)
     cuts, seen = Cuts(catalog), []
@@ -88,7 +88,7 @@ def test_a_reader_never_sees_a_mixed_cut(address: tuple[str, str], commits: int)
         assert numbers == [str(n) for n in range(1, commits + 1)], "each once, in order"
 
 
-def test_two_writers_of_the_same_tables_in_another_order_wait_for_no_deadlock(address: tuple[str, str]) -> None:
+def test_two_writers_of_the_same_tables_in_opposite_order_do_not_deadlock(address: tuple[str, str]) -> None:
     def numbers(key: str, *names: str) -> Callable[[], object]:
         catalog = open_catalog(*address)
         commit_atomically, tables = find_commit_tables(catalog), handles(catalog, names)

@@ -39,7 +39,7 @@ def values() -> dict[str, Any]:
     return dict(yaml.safe_load((DEPLOY / "helm-values.yaml").read_text()))
 
 
-def test_the_services_of_compose_use_what_is_there(compose: dict[str, Any]) -> None:
+def test_compose_services_use_only_declared_images_volumes_configs_and_dependencies(compose: dict[str, Any]) -> None:
     services = compose["services"]
     for name, service in services.items():
         assert set(service) <= SERVICE_KEYS, name
@@ -54,7 +54,7 @@ def test_the_services_of_compose_use_what_is_there(compose: dict[str, Any]) -> N
             assert config["source"] in compose["configs"], name
 
 
-def test_the_object_store_of_compose_has_volumes_for_its_buckets_on_any_disk(compose: dict[str, Any]) -> None:
+def test_compose_configures_the_object_store_volumes_as_the_embedded_one_does(compose: dict[str, Any]) -> None:
     embedded = (CHECKOUT / "include/frazil/dev/object_store.py").read_text()
     sizes = [option for option in compose["services"]["object-store"]["command"] if "olume" in option]
     assert {option.partition("=")[0] for option in sizes} == {"-master.volumeSizeLimitMB", "-volume.max"}
@@ -70,7 +70,7 @@ def test_compose_has_each_component_and_a_triggerer_for_each_queue(compose: dict
     assert environment["AIRFLOW__TRIGGERER__QUEUES_ENABLED"] == "True"
 
 
-def test_components_agree_on_what_is_serialized(compose: dict[str, Any]) -> None:
+def test_all_components_in_compose_have_the_same_environment(compose: dict[str, Any]) -> None:
     services = compose["services"]
     environments = [services[name]["environment"] for name in (*COMPONENTS, "triggerer-writers", "migrate")]
     assert all(environment == environments[0] for environment in environments)
@@ -87,7 +87,7 @@ def test_only_declarations_are_shared_between_hosts(compose: dict[str, Any], val
     assert values["triggerer"]["extraVolumes"] == [{"name": "frazil", "emptyDir": {}}]
 
 
-def test_the_chart_finds_its_entry_point_and_its_user(values: dict[str, Any]) -> None:
+def test_the_chart_uses_the_entry_point_and_the_user_of_the_image(values: dict[str, Any]) -> None:
     dockerfile = (CHECKOUT / "Dockerfile").read_text()
     assert 'ENTRYPOINT ["/entrypoint"]' in dockerfile
     assert f"--uid {values['uid']} frazil" in dockerfile
@@ -95,12 +95,12 @@ def test_the_chart_finds_its_entry_point_and_its_user(values: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("file", ["Dockerfile", "deploy/compose.yaml", "deploy/helm-values.yaml"])
-def test_no_file_names_a_host_of_anybody(file: str) -> None:
+def test_no_deployment_file_contains_a_host_name(file: str) -> None:
     text = (CHECKOUT / file).read_text()
     assert not re.findall(r"\b[\w-]+(?:\.[\w-]+)*\.(?:com|io|org|net|dev)/", text)
 
 
-def test_what_the_image_copies_is_sent_to_the_engine() -> None:
+def test_files_copied_by_the_dockerfile_are_included_in_the_build_context() -> None:
     sent = (CHECKOUT / ".dockerignore").read_text().split()
     for line in (CHECKOUT / "Dockerfile").read_text().splitlines():
         if line.startswith("COPY"):

@@ -33,12 +33,12 @@ def test_every_command_and_option_exists(page: Path) -> None:
     assert wrong == []
 
 
-def test_the_reference_names_every_command() -> None:
+def test_the_command_reference_lists_every_command() -> None:
     page = Path("docs/reference/cli.md").read_text()
     assert [name for name in COMMANDS if f"`frazil {name}" not in page and f"`{name}" not in page] == []
 
 
-def test_the_reference_names_every_dag_and_every_variable_that_dags_read() -> None:
+def test_the_dag_reference_lists_every_dag_and_every_variable_that_dags_read() -> None:
     page = Path("docs/reference/dags.md").read_text()
     files = [file for room in ("include/frazil/airflow", "dags") for file in Path(room).rglob("*.py")]
     code = "\n".join(file.read_text() for file in [*files, Path("include/frazil/spec/routed_stream.py")])

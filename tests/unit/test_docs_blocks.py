@@ -50,7 +50,7 @@ def of_kind(*kinds: str) -> Any:
     return pytest.mark.parametrize("block", [block for block in BLOCKS if block.kind in kinds], ids=str)
 
 
-def test_every_block_is_of_a_known_kind() -> None:
+def test_every_code_block_in_the_docs_is_of_a_known_kind() -> None:
     known = {*HELD, "sh", "console", "output", "text"}
     assert [str(block) for block in BLOCKS if block.kind not in known] == []
 
@@ -63,17 +63,17 @@ def test_no_block_is_written_without_a_fence() -> None:
     assert found == []
 
 
-def test_what_no_test_runs_is_named_with_its_reason() -> None:
+def test_docs_blocks_that_no_test_runs_are_listed_with_a_reason() -> None:
     assert sorted(block.page for block in BLOCKS if block.kind == "text") == sorted(NOT_RUN)
 
 
-def test_only_walks_show_what_the_block_before_prints() -> None:
+def test_only_the_quick_start_shows_output_of_the_preceding_block() -> None:
     """tests/e2e/test_walks.py compares it."""
     assert {block.page for block in BLOCKS if block.kind == "output"} <= {QUICK_START}
 
 
 @of_kind("sh", "console")
-def test_every_command_exists_and_takes_its_options(block: Block) -> None:
+def test_every_documented_command_exists_and_accepts_its_options(block: Block) -> None:
     subprocess.run(["bash", "-n"], input=block.program, text=True, check=True)
     commands = block.commands()
     assert commands, "no command: this is no block of a shell"
@@ -272,7 +272,9 @@ HELD: dict[str, Callable[[Block, Path, pytest.MonkeyPatch], None]] = {
 
 
 @of_kind(*HELD)
-def test_every_block_is_what_it_says(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_code_block_in_the_docs_is_valid_for_its_kind(
+    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     HELD[block.kind](block, tmp_path, monkeypatch)
 
 
@@ -292,7 +294,7 @@ def said(command: str) -> str:
     return done.output
 
 
-def test_validate_answers_as_the_guide_says(folder: Path) -> None:
+def test_validate_prints_the_output_shown_in_the_guide(folder: Path) -> None:
     page = blocks("docs/how-to/declare-a-stream.md")
     declared, defaults, *_ = (block.text for block in page if block.kind == "yaml")
     valid, broken = (block.answers()[0] for block in page if block.program.startswith("frazil validate"))

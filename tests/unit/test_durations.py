@@ -9,7 +9,7 @@ import pytest
 from tests import durations
 
 
-def test_a_run_replaces_the_seconds_of_its_files_and_keeps_the_others(
+def test_a_test_run_replaces_the_durations_of_its_files_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(durations, "PATH", tmp_path / "durations.json")
@@ -20,7 +20,7 @@ def test_a_run_replaces_the_seconds_of_its_files_and_keeps_the_others(
     assert durations.read() == {"tests/a.py::test_x": 0.2, "tests/b.py::test_b": 1.0}
 
 
-def test_stored_seconds_are_of_test_functions() -> None:
+def test_stored_durations_belong_to_existing_test_functions() -> None:
     stored = durations.read()
     assert stored
     assert {name: found for name, found in stored.items() if durations.function_of(name) != name} == {}

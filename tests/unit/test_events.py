@@ -25,7 +25,9 @@ def test_every_sink_is_reported_every_event_in_the_order_in_which_they_were_adde
     assert reported == [("first", one), ("second", one), ("first", two), ("second", two)]
 
 
-def test_a_sink_that_fails_is_logged_once_for_each_type_and_the_others_are_reported(caplog: pytest.LogCaptureFixture):
+def test_a_failing_sink_is_logged_once_for_each_event_type_and_other_sinks_get_all_events(
+    caplog: pytest.LogCaptureFixture,
+):
     reported: list[Event] = []
 
     def full_disk(_: Event) -> None:
@@ -41,7 +43,7 @@ def test_a_sink_that_fails_is_logged_once_for_each_type_and_the_others_are_repor
     assert all("stream flights" in line and "no space left" in line for line in said)
 
 
-def test_a_sink_is_called_by_one_thread_at_a_time_and_may_emit_itself():
+def test_an_event_sink_is_called_by_one_thread_at_a_time_and_may_emit_events():
     inside, peak, seen = 0, 0, 0
 
     def counts(event: Event) -> None:

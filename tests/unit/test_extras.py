@@ -29,7 +29,7 @@ AS_PYTHON = "import sys; sys.version_info = ({}, 'final', 0)\nimport frazil.cli"
         ("airflow", "3.2.2", r"Airflow 3\.2\.2 is installed, but frazil supports Airflow 3\.3\. .*frazil\[airflow\]"),
     ],
 )
-def test_a_version_that_is_not_supported_is_refused_with_what_to_install(
+def test_an_unsupported_version_is_refused_with_the_version_to_install(
     monkeypatch: pytest.MonkeyPatch, module: str, found: str, sentence: str
 ) -> None:
     monkeypatch.setattr(extras, "version", lambda _: found)
@@ -37,7 +37,7 @@ def test_a_version_that_is_not_supported_is_refused_with_what_to_install(
         extras.require_module(module)
 
 
-def test_a_spark_that_no_package_manager_installed_is_left_to_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_without_package_metadata_passes_the_version_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
@@ -62,7 +62,7 @@ def test_the_supported_versions_are_those_that_pip_allows() -> None:
 
 
 @pytest.mark.parametrize(("found", "accepted"), [("3, 10, 4", False), ("3, 13, 0", True), ("3, 14, 0", False)])
-def test_another_python_is_one_sentence(found: str, accepted: bool) -> None:
+def test_an_unsupported_python_version_fails_with_one_sentence_and_no_traceback(found: str, accepted: bool) -> None:
     done = subprocess.run([sys.executable, "-c", AS_PYTHON.format(found)], capture_output=True, text=True, check=False)
     assert (done.returncode == 0) is accepted
     assert "Traceback" not in done.stderr

@@ -10,7 +10,7 @@ NAMED = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", "".join(PAGES))
 HEADS = ("| what holds |", "| a producer chooses |")
 
 
-def test_each_row_names_a_test_that_exists() -> None:
+def test_each_guarantee_names_a_test_that_exists() -> None:
     lines = [line for page in PAGES for line in page.splitlines()]
     rows = [line for line in lines if line.startswith("| ") and not line.startswith(HEADS)]
     assert rows
@@ -19,7 +19,7 @@ def test_each_row_names_a_test_that_exists() -> None:
     assert missing == []
 
 
-def test_each_test_of_a_fault_stands_in_a_row() -> None:
+def test_each_fault_test_is_listed_in_the_guarantees() -> None:
     for file in ("test_kafka_faults.py", "test_table_faults.py"):
         names = re.findall(r"^def (test_\w+)", Path("tests/faults", file).read_text(), re.MULTILINE)
         assert set(names) <= {name for _, name in NAMED}

@@ -24,7 +24,7 @@ import pytest
         ("frazil.stream.spark_engine", ["pyarrow", "pyiceberg", "airflow"]),
     ],
 )
-def test_a_room_loads_nothing_that_its_process_does_not_need(module: str, unwanted: list[str]):
+def test_a_module_imports_nothing_that_its_process_does_not_need(module: str, unwanted: list[str]):
     program = f"import sys, {module}; print([m for m in {unwanted!r} if m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert loaded.strip() == "[]"

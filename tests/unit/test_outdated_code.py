@@ -21,7 +21,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_an_error_of_code_is_outdated_once_a_file_is_another_and_no_other_error_is(package: Path):
+def test_an_import_error_counts_as_outdated_code_only_after_a_file_changed(package: Path):
     assert outdated_code.explain_outdated(CODE) is None, "a process that does not go on for long"
     outdated_code.remember_files("API server")
     (package / "room" / "one.pyc").write_text("compiled")
@@ -35,7 +35,7 @@ def test_an_error_of_code_is_outdated_once_a_file_is_another_and_no_other_error_
     assert outdated_code.explain_outdated(CODE) is None
 
 
-def test_a_file_that_came_or_went_is_a_change_too(package: Path):
+def test_an_added_or_removed_file_is_a_change(package: Path):
     outdated_code.remember_files("API server")
     (package / "two.py").write_text("b = 2")
     assert outdated_code.explain_outdated(AttributeError("b"))

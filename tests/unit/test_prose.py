@@ -7,7 +7,7 @@ import json
 from tests import prose
 
 
-def test_no_room_has_more_findings_than_are_stored_and_the_stored_counts_fall_with_them():
+def test_no_folder_has_more_prose_findings_than_stored_and_stored_counts_only_fall():
     stored = json.loads(prose.COUNTS.read_text())
     found = prose.counts(prose.findings())
 

@@ -20,7 +20,9 @@ def item(name: str, arguments: Iterable[str], *, every: int | None = 3) -> Any:
 
 @pytest.mark.parametrize("name", ["tests/faults/test_a.py::test_b", "tests/faults/test_a.py::test_b[é-1]"])
 @pytest.mark.parametrize("every", [1, 2, 5])
-def test_one_of_n_commits_in_a_row_runs_it(name: str, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rotated_test_runs_in_one_of_n_consecutive_commits(
+    name: str, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for first in (1, 1419):
         turns = []
         for number in range(first, first + every):

@@ -40,7 +40,7 @@ def run(folder: Path, *options: str) -> str:
 
 
 @pytest.mark.processes
-def test_a_test_that_passes_alone_is_named_as_flaky_with_its_first_output_and_fails_the_run(tmp_path: Path) -> None:
+def test_a_test_that_passes_when_rerun_alone_is_reported_as_flaky_and_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_made.py").write_text(TESTS)
     flaky = run(tmp_path).partition("FLAKY: it passed alone  test_made.py::test_first_time")[2]
     assert "it had never run" in flaky

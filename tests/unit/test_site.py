@@ -40,7 +40,7 @@ def test_the_site_has_every_page_in_its_navigation_and_needs_no_other_host(tmp_p
 
 
 @pytest.mark.processes
-def test_a_link_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
+def test_a_broken_link_fails_the_documentation_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/README.md").write_text("# Documentation\n\n## Pages\n\n- [One](one.md)\n")
     (tmp_path / "docs/one.md").write_text("# One\n\n[Two](two.md)\n")

@@ -48,7 +48,7 @@ def test_two_threads_may_use_a_type_for_the_first_time_at_once():
     assert (ended.returncode, ended.stdout) == (0, "a 1\na 1\n"), ended.stderr
 
 
-def test_each_module_converts_to_declared_types_in_this_way():
+def test_all_modules_convert_to_declared_types_through_one_module():
     direct = re.compile(r"msgspec\.convert\(|msgspec\.json\.decode\(.*type=(?!str\b)")
     found = {path.name for path in Path("include/frazil").rglob("*.py") if direct.search(path.read_text())}
     assert found == {"typed_json.py"}

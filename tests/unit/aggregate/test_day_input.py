@@ -89,7 +89,7 @@ def test_a_complete_day_is_read_at_the_newest_snapshot_that_a_signal_names(catal
     assert choose(catalog, early + late) == DayInput(named.snapshot_id, 2, "1")
 
 
-def test_the_last_revision_of_a_window_counts_and_is_written_down(catalog: Catalog, table: Table) -> None:
+def test_an_aggregation_uses_and_stores_the_last_revision_of_a_window(catalog: Catalog, table: Table) -> None:
     first = day_of(at=table)
     append(table)
     chosen = choose(catalog, (*first, signal(HOURS[15], at=table, revision=2)))
@@ -101,7 +101,7 @@ def test_the_last_revision_of_a_window_counts_and_is_written_down(catalog: Catal
     [([], "none"), (HOURS[:22], "none"), (HOURS, "1")],
     ids=["history", "still open", "its snapshot is gone"],
 )
-def test_what_signals_do_not_tell_is_read_at_the_current_snapshot(
+def test_windows_without_usable_signals_are_read_at_the_current_snapshot(
     catalog: Catalog, table: Table, keys: list[str], revisions: str
 ) -> None:
     signals = day_of(keys)
@@ -121,9 +121,7 @@ def test_a_snapshot_that_was_rolled_back_is_not_read(catalog: Catalog, table: Ta
         assert reuse_input(catalog, SPEC, DAY, snapshot_id=given, revisions="1") == DayInput(first, 1, "1")
 
 
-def test_a_chosen_snapshot_that_expires_before_it_is_read_is_replaced_while_the_signals_say_the_same(
-    catalog: Catalog, table: Table
-) -> None:
+def test_an_expired_chosen_snapshot_is_replaced_if_the_signals_have_not_changed(catalog: Catalog, table: Table) -> None:
     chosen = choose(catalog, day_of(HOURS[:22]))
     append(table)
     append(table)
@@ -143,7 +141,7 @@ def test_a_chosen_snapshot_is_not_replaced_while_a_gate_holds_the_day(catalog: C
         reuse_input(catalog, SPEC, DAY, snapshot_id=4711, revisions="none")
 
 
-def test_a_source_without_a_table_or_a_snapshot_is_named(catalog: Catalog) -> None:
+def test_an_aggregation_source_without_a_table_or_snapshot_is_reported(catalog: Catalog) -> None:
     with pytest.raises(SpecError, match=r"table shop\.sales does not exist yet"):
         choose_input(catalog, SPEC, DAY, ())
     catalog.create_table(SPEC.source, pa.schema([pa.field("amount", pa.int64())]))

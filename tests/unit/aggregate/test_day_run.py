@@ -80,7 +80,7 @@ def test_a_day_that_was_written_is_reported_with_the_snapshot_that_it_was_read_f
     assert after.totals.bytes > 0
 
 
-def test_a_run_that_found_a_newer_input_wrote_nothing(catalog: Catalog, source: Table) -> None:
+def test_a_run_whose_target_already_has_a_newer_input_reports_no_written_rows(catalog: Catalog, source: Table) -> None:
     backend, read = Backend(), given(source)
     target = catalog.create_table(SPEC.target, ROWS.schema)
     target.append(ROWS, snapshot_properties=input_summary(SPEC, DAY, replace(read, snapshot_id=77)))
@@ -90,7 +90,7 @@ def test_a_run_that_found_a_newer_input_wrote_nothing(catalog: Catalog, source: 
     assert (state, after.totals) == (LineageState.COMPLETE, None)
 
 
-def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source: Table) -> None:
+def test_a_failed_aggregation_run_reports_its_error_and_raises_it_again(catalog: Catalog, source: Table) -> None:
     backend, run = Backend(), DayRun(catalog, SPEC, DAY, given(source))
     with (
         pytest.raises(ValueError, match="no such column"),
@@ -104,7 +104,7 @@ def test_a_run_that_fails_says_why_and_fails_as_before(catalog: Catalog, source:
     ]
 
 
-def test_a_catalog_that_does_not_answer_takes_only_the_tables_from_what_is_reported() -> None:
+def test_an_unresponsive_catalog_removes_only_the_tables_from_lineage_events() -> None:
     backend = Backend()
     run = DayRun(object(), SPEC, DAY, DayInput(1, 1, "1"))  # type: ignore[arg-type]
     with openlineage_jobs(ON, connect=backend.connect) as jobs, run.report(jobs):

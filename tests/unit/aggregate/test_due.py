@@ -38,7 +38,7 @@ def signals(grain: Grain = Grain.HOUR) -> list[Signal]:
 
 
 @pytest.mark.parametrize("grain", list(Grain))
-def test_a_day_waits_from_its_last_signal_until_the_target_has_it_at_these_revisions(grain: Grain) -> None:
+def test_a_day_waits_from_its_last_signal_until_the_target_has_the_signalled_revisions(grain: Grain) -> None:
     hours = signals(grain)
     last = hours[-1]
     (found,) = select_waiting_days(hours, AggregatedDays({}))
@@ -55,14 +55,14 @@ def test_a_day_waits_from_its_last_signal_until_the_target_has_it_at_these_revis
     assert (again.since_ms, again.revisions) == (999, f'{{"{reopened.partition}":2}}')
 
 
-def test_an_open_or_held_day_does_not_wait() -> None:
+def test_an_open_or_held_day_is_not_reported_as_waiting() -> None:
     hours = signals()
     held = [*hours[:-1], dataclasses.replace(hours[-1], state=SignalState.HELD)]
     assert select_waiting_days(hours[:-1], AggregatedDays({})) == select_waiting_days(held, AggregatedDays({})) == ()
     assert select_waiting_days([], AggregatedDays({})) == ()
 
 
-def test_a_target_whose_history_was_expired_says_nothing_of_older_days() -> None:
+def test_a_target_with_expired_history_reports_no_older_days_as_waiting() -> None:
     hours = signals()
     assert select_waiting_days(hours, AggregatedDays({}, oldest_ms=hours[-1].signalled_at_ms + 1)) == ()
     assert len(select_waiting_days(hours, AggregatedDays({}, oldest_ms=hours[-1].signalled_at_ms))) == 1
@@ -74,7 +74,7 @@ def test_a_day_is_late_after_the_time_that_is_declared() -> None:
     assert select_overdue_days([day], within=timedelta(seconds=1), now_ms=2_001) == (day,)
 
 
-def test_what_the_source_took_back_is_not_aggregated(frazil_home: Path) -> None:  # noqa: ARG001
+def test_a_day_whose_source_was_rolled_back_no_longer_counts_as_aggregated(frazil_home: Path) -> None:  # noqa: ARG001
     catalog, rows = load_catalog(None), pa.table({"at": [1]})
     catalog.create_namespace("shop")
     spec = AggregationSpec.model_validate(

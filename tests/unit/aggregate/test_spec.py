@@ -26,7 +26,7 @@ def declare(folder: Path, text: str, name: str = "sales") -> Path:
     return path
 
 
-def test_four_keys_are_a_whole_aggregation_named_as_its_file(tmp_path: Path) -> None:
+def test_four_keys_declare_a_complete_aggregation_named_after_its_file(tmp_path: Path) -> None:
     spec = load_aggregation(declare(tmp_path, SALES))
     assert (spec.name, spec.source, spec.event_time, spec.target) == ("sales", "shop.sales", "at", "shop.sales_per_day")
 
@@ -48,7 +48,7 @@ def test_the_demos_aggregation_is_valid() -> None:
         ("source: {", "line 2, column 1: "),
     ],
 )
-def test_a_mistake_is_answered_with_file_key_and_value(tmp_path: Path, text: str, problem: str) -> None:
+def test_an_error_names_file_key_and_value(tmp_path: Path, text: str, problem: str) -> None:
     path = declare(tmp_path, text)
     with pytest.raises(SpecError) as refused:
         load_aggregation(path)
@@ -56,7 +56,7 @@ def test_a_mistake_is_answered_with_file_key_and_value(tmp_path: Path, text: str
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_one_that_is_gone_or_broken_for_a_moment_is_as_it_was(tmp_path: Path) -> None:
+def test_a_briefly_missing_or_invalid_aggregation_file_keeps_its_last_valid_declaration(tmp_path: Path) -> None:
     path = declare(tmp_path, SALES)
     (found,) = find_declared(tmp_path, AGGREGATIONS, now_ms=0)
     path.write_text("source: {")
@@ -67,13 +67,13 @@ def test_one_that_is_gone_or_broken_for_a_moment_is_as_it_was(tmp_path: Path) ->
         find_aggregation(tmp_path, "sale")
 
 
-def test_all_mistakes_come_at_once(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused:
         load_aggregation(declare(tmp_path, "sources: shop.sales"))
     assert len(str(refused.value).splitlines()) == 5
 
 
-def test_a_name_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+def test_an_unknown_aggregation_name_is_answered_with_the_known_names(tmp_path: Path) -> None:
     declare(tmp_path, "source: {", name="broken")
     declare(tmp_path, SALES)
     assert find_aggregation(tmp_path, "sales").name == "sales"
@@ -81,13 +81,13 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path
         find_aggregation(tmp_path, "sale")
 
 
-def test_a_file_whose_name_cannot_name_an_aggregation_is_refused(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_a_valid_aggregation_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="the file's name is the aggregation's"):
         load_aggregation(declare(tmp_path, SALES, name="Sales Per Day"))
 
 
 @pytest.mark.parametrize("text", [None, "", "2013-12-30T15", "30.12.2013", "2013-02-30", "2013-12-30 "])
-def test_what_is_no_day_is_refused(text: str | None) -> None:
+def test_an_invalid_day_is_refused(text: str | None) -> None:
     assert parse_day("2013-12-30") == date(2013, 12, 30)
     with pytest.raises(SpecError, match="write YYYY-MM-DD"):
         parse_day(text)

@@ -155,7 +155,7 @@ def test_each_stream_runs_and_is_seen_as_if_it_had_a_process_of_its_own(shared: 
         WriterLock(run_folder("a")).acquire()
 
 
-def test_a_stream_that_only_a_user_can_fix_is_held_and_the_others_go_on(shared: Shared) -> None:
+def test_a_stream_that_only_a_user_can_fix_is_held_and_the_others_continue(shared: Shared) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
     FakeWriter.orders["b"] = OffsetGap("Kafka's retention deleted offsets 5 to 9")
     shared.until(lambda: shared.application.hosted["b"].last_logged[:1] == ("hold",))
@@ -166,7 +166,7 @@ def test_a_stream_that_only_a_user_can_fix_is_held_and_the_others_go_on(shared: 
     shared.until(lambda: shared.runs("b"))
 
 
-def test_a_stream_whose_brokers_are_away_or_that_crashes_is_started_again_after_a_backoff(shared: Shared) -> None:
+def test_a_stream_with_unreachable_brokers_or_a_crash_is_restarted_after_a_backoff(shared: Shared) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
     FakeWriter.orders |= {"a": KafkaUnavailable("silent"), "b": ZeroDivisionError("a bug")}
     shared.until(lambda: shared.starts("a") == shared.starts("b") == 2 and shared.runs("a", "b"))
@@ -175,7 +175,7 @@ def test_a_stream_whose_brokers_are_away_or_that_crashes_is_started_again_after_
     assert shared.starts("c") == 1
 
 
-def test_the_log_says_of_a_stream_that_ends_whether_it_is_started_again(
+def test_when_a_stream_ends_the_log_states_whether_it_is_restarted(
     shared: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
@@ -200,7 +200,7 @@ def test_streams_are_added_changed_paused_and_broken_without_touching_the_others
     assert (shared.starts("c"), shared.starts("d")) == (1, 1)
 
 
-def test_a_stream_that_moves_to_its_own_application_ends_here_and_the_other_waits_for_that(
+def test_a_stream_that_leaves_this_application_ends_here_before_it_starts_in_its_own_process(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
@@ -218,7 +218,7 @@ def test_a_stream_that_moves_to_its_own_application_ends_here_and_the_other_wait
     assert shared.runs("b", "c")
 
 
-def test_a_stream_that_moves_here_waits_for_its_old_process_whose_supervisor_ends_it(shared: Shared) -> None:
+def test_a_stream_that_moves_here_waits_until_the_old_supervisor_ends_its_process(shared: Shared) -> None:
     with WriterLock(run_folder("a"), streams=("a",)):
         shared.until(lambda: shared.runs("b", "c") and shared.application.hosted["a"].last_logged)
         assert not shared.runs("a")
@@ -228,7 +228,7 @@ def test_a_stream_that_moves_here_waits_for_its_old_process_whose_supervisor_end
     assert (step.decision.action, step.decision.cause) == ("keep", "in a shared application")
 
 
-def test_when_the_application_ends_no_stream_is_blamed_and_all_are_wanted_again(shared: Shared) -> None:
+def test_the_end_of_an_application_blames_no_stream_and_all_streams_stay_desired(shared: Shared) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
     shared.engine.died = True
     eventually(lambda: shared.whole.failed is not None)
@@ -240,7 +240,7 @@ def test_when_the_application_ends_no_stream_is_blamed_and_all_are_wanted_again(
     assert (heartbeat.phase, heartbeat.error) == ("ended", "the JVM died")
 
 
-def test_a_writer_that_hangs_ends_the_application_once_it_has_outlived_being_killed(
+def test_a_hanging_writer_that_survives_a_kill_ends_the_application(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
@@ -281,7 +281,7 @@ def test_a_check_that_waits_for_a_catalog_keeps_no_writer_from_ending_and_starts
         shared.application.hosted["b"].launcher.launch(LaunchRequest((), {}, "f", 0, ("b",)))
 
 
-def test_a_stream_that_two_files_declare_goes_on_as_it_was_and_does_not_start(shared: Shared) -> None:
+def test_a_stream_declared_by_two_files_keeps_running_unchanged_but_does_not_start(shared: Shared) -> None:
     """`cp a.yaml b.yaml`, and an edit of the copy's table: its records must not go there."""
     shared.until(lambda: shared.runs("a", "b", "c"))
     (shared.streams / "z.yaml").write_text(
@@ -301,7 +301,7 @@ def test_a_stream_that_two_files_declare_goes_on_as_it_was_and_does_not_start(sh
     assert shared.starts("a") == 1
 
 
-def test_a_host_without_a_thread_for_a_writer_lets_the_stream_be_tried_again(
+def test_a_stream_is_started_again_after_the_host_had_no_thread_for_its_writer(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin, refused = threading.Thread.start, []
@@ -317,7 +317,7 @@ def test_a_host_without_a_thread_for_a_writer_lets_the_stream_be_tried_again(
     assert refused
 
 
-def test_a_stream_that_another_process_writes_keeps_no_other_from_catching_up(
+def test_a_stream_written_by_another_process_does_not_keep_others_from_catching_up(
     shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeWriter, "run", lambda _: None)
@@ -325,7 +325,7 @@ def test_a_stream_that_another_process_writes_keeps_no_other_from_catching_up(
         assert shared.application.catch_up() == {"a": 0, "b": WriterBusy.exit_code, "c": 0}
 
 
-def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_its_last_stream(shared: Shared) -> None:
+def test_a_supervisor_restarts_the_application_as_needed_and_ends_it_with_its_last_stream(shared: Shared) -> None:
     program = Program("small", shared.streams, Path("never"))
     supervised = SupervisedApplication(program, clock=lambda: 1_800_000_000_000)
     before = supervised.read()
@@ -340,7 +340,7 @@ def test_its_supervisor_restarts_it_for_what_the_process_needs_and_ends_it_with_
     assert Supervisor(SupervisedApplication(program)).preview().decision.cause == "removed"
 
 
-def test_an_application_named_like_a_stream_is_left_alone_until_one_is_renamed(shared: Shared) -> None:
+def test_an_application_with_the_name_of_a_stream_is_not_started_until_one_is_renamed(shared: Shared) -> None:
     shared.declare("small", application="other")
     read = SupervisedApplication(Program("small", shared.streams, Path("never"))).read()
     assert read == UnreadableState("a stream and an application are both named 'small'; rename one of them")
@@ -368,9 +368,7 @@ def test_streams_that_need_another_process_than_the_others_are_refused(shared: S
     assert "a.yaml: application: 'small' is the name of the stream in" in str(refused.value)
 
 
-def test_a_catalog_that_does_not_answer_holds_up_the_reads_its_own_streams_alone(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unresponsive_catalog_delays_only_its_own_streams(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = [f"d{number}" for number in range(6)]
     for name in dead:
         shared.declare(name, table="{catalog: dead, name: demo.d}")

@@ -45,7 +45,7 @@ def row(*key: Any, note: str | None = None) -> dict[str, Any]:
     return {**{f"k{n}": value for n, value in enumerate(key, 1)}, "note": note}
 
 
-def test_each_kind_has_its_own_keys(tmp_path: Path) -> None:
+def test_inserted_updated_and_deleted_keys_are_reported_separately(tmp_path: Path) -> None:
     audited = Audited(tmp_path, LongType(), StringType())
     audited.table.land([row(n, "a") for n in range(6)])
     changes = [row(9, "a"), row(1, "a", note="new"), deleted(k1=5, k2="a"), row(2, "a"), deleted(k1=7, k2="a")]
@@ -128,14 +128,14 @@ def test_the_last_batch_that_read_a_record_decides_its_rules_and_replays_count_i
     assert found.changed(rows.select(["a"]))["a"].all(), "without coordinates, each row may be of the old rules"
 
 
-def test_a_row_that_had_left_its_file_before_is_not_named(tmp_path: Path) -> None:
+def test_a_row_that_had_left_its_file_earlier_is_not_reported_as_deleted(tmp_path: Path) -> None:
     audited = Audited(tmp_path, LongType())
     audited.table.land([row(n) for n in range(6)])
     audited.table.merge(audited.table.stage([deleted(k1=3), row(4, note="moved to another file")]))
     assert audited.keys([deleted(k1=5), deleted(k1=3)]) == ChangedKeys(deleted=({"k1": 5},))
 
 
-def test_a_file_all_of_whose_rows_leave_has_no_delete_file_to_tell_them(tmp_path: Path) -> None:
+def test_deleted_keys_are_found_in_a_removed_file_without_a_delete_file(tmp_path: Path) -> None:
     audited = Audited(tmp_path, LongType())
     audited.table.land([row(1), row(2)])
     audited.table.land([row(5)])
@@ -148,7 +148,7 @@ def test_the_first_ten_keys_are_named_in_order(tmp_path: Path) -> None:
     assert [key["k1"] for key in named] == [*range(MAX_LISTED_KEYS)]
 
 
-def test_none_is_named_where_others_wrote_a_key_twice(tmp_path: Path) -> None:
+def test_a_changed_key_is_not_named_if_others_wrote_it_twice(tmp_path: Path) -> None:
     audited = Audited(tmp_path, LongType())
     audited.table.land([row(1), row(1), row(2)])
     assert audited.keys([deleted(k1=1), row(1, note="x"), deleted(k1=2)]).deleted == ({"k1": 2},)

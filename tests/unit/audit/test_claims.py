@@ -44,7 +44,9 @@ def made() -> MadeStream:
     return MadeStream(StreamSpec.model_validate(DECLARED), 1_800_000_000_000, partitions=1)
 
 
-def test_a_deleted_commit_record_is_no_skipped_range_though_its_batch_left_no_row(made: MadeStream) -> None:
+def test_a_deleted_commit_record_is_not_taken_for_a_skipped_range_although_its_batch_left_no_row(
+    made: MadeStream,
+) -> None:
     made.land({0: (0, 10)})
     made.land({0: (10, 20)}, written={0: []})  # its rows are lost too
     key = made.tables.marker().at  # type: ignore[union-attr]
@@ -150,7 +152,7 @@ def test_dead_letters_of_a_topic_whose_commits_were_forgotten_are_not_counted(ma
     assert numbers.dead_letters == 1
 
 
-def test_records_are_searched_past_one_that_a_clock_that_was_behind_dated() -> None:
+def test_the_search_for_commit_records_continues_past_one_dated_by_a_slow_clock() -> None:
     window = Period(10 * MAX_CLOCK_STEP_MS, 11 * MAX_CLOCK_STEP_MS)
     times = [window.to_ms, window.from_ms - MAX_CLOCK_STEP_MS, window.from_ms, window.from_ms - MAX_CLOCK_STEP_MS - 1]
     marker: Any = SimpleNamespace(settled=BatchKey(1, 9), has_committed=lambda _: True)
@@ -181,7 +183,7 @@ def test_only_batches_that_an_accepted_rollback_removed_are_left_out() -> None:
         ("backfills/one.json", BatchOutcome.COMMITTED, FindingKind.NOT_COMPARED),
     ],
 )
-def test_a_missing_record_is_wrong_unless_the_stream_may_have_been_forgotten(
+def test_a_missing_commit_record_is_an_error_unless_the_stream_may_have_been_forgotten(
     monkeypatch: pytest.MonkeyPatch, path: str, outcome: BatchOutcome, kind: FindingKind
 ) -> None:
     monkeypatch.setattr(stream_audit, "is_rolled_back", lambda *_, **__: False)

@@ -69,13 +69,13 @@ def wrong(found: tuple[Finding, ...]) -> list[tuple[FindingKind, int]]:
 
 
 @given(worlds())
-def test_what_landed_exactly_once_is_clean_with_and_without_kafka(world: World):
+def test_rows_that_landed_exactly_once_are_clean_with_and_without_kafka(world: World):
     assert compare_partition(world.evidence()) == ()
     assert compare_partition(replace(world.evidence(), kafka=None)) == ()
 
 
 @given(worlds(), st.data())
-def test_rows_that_are_there_twice_are_duplicates_and_nothing_else(world: World, data: st.DataObject):
+def test_rows_that_exist_twice_are_reported_only_as_duplicates(world: World, data: st.DataObject):
     landed = sorted(world.kafka - world.rejected)
     assume(landed)
     again = data.draw(st.lists(st.sampled_from(landed), min_size=1))
@@ -83,7 +83,7 @@ def test_rows_that_are_there_twice_are_duplicates_and_nothing_else(world: World,
 
 
 @given(worlds(), st.data())
-def test_rows_that_are_gone_are_missing_by_kafka_and_miscounted_by_the_records(world: World, data: st.DataObject):
+def test_deleted_rows_are_missing_by_kafka_and_miscounted_by_the_commit_records(world: World, data: st.DataObject):
     landed = sorted(world.kafka - world.rejected)
     assume(landed)
     gone = data.draw(st.sets(st.sampled_from(landed), min_size=1))
@@ -94,7 +94,7 @@ def test_rows_that_are_gone_are_missing_by_kafka_and_miscounted_by_the_records(w
 
 
 @given(worlds(), st.data())
-def test_dead_letters_that_are_gone_are_missing(world: World, data: st.DataObject):
+def test_deleted_dead_letters_are_reported_as_missing(world: World, data: st.DataObject):
     assume(world.rejected)
     gone = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
     harmed = world.evidence(dead_letters=sorted(world.rejected - gone))
@@ -103,7 +103,7 @@ def test_dead_letters_that_are_gone_are_missing(world: World, data: st.DataObjec
 
 
 @given(worlds(), st.data())
-def test_a_record_that_is_both_row_and_dead_letter_is_said(world: World, data: st.DataObject):
+def test_a_record_that_is_both_a_row_and_a_dead_letter_is_reported(world: World, data: st.DataObject):
     assume(world.rejected)
     both = data.draw(st.sets(st.sampled_from(sorted(world.rejected)), min_size=1))
     harmed = world.evidence(rows=sorted((world.kafka - world.rejected) | both))
@@ -118,7 +118,7 @@ def test_a_record_that_is_both_row_and_dead_letter_is_said(world: World, data: s
     ],
     ids=["a dead letter that Kafka names", "a row that became a dead letter"],
 )
-def test_a_gap_is_not_named_as_a_missing_record(
+def test_an_offset_gap_is_not_reported_as_a_missing_record(
     rows: list[int], dead_letters: list[int], with_kafka: bool, where: str
 ) -> None:
     world = World(frozenset({0, 3, 4, 5, 6}), frozenset({6}), (0, 2, 7))
@@ -134,12 +134,12 @@ def test_a_row_with_a_dead_letter_does_not_hide_another_surplus_row() -> None:
 
 
 @given(worlds(), st.sets(st.integers(0, 20), min_size=1))
-def test_rows_past_the_marker_are_claimed_by_nobody(world: World, beyond: set[int]):
+def test_rows_beyond_the_marker_are_reported_as_unclaimed(world: World, beyond: set[int]):
     landed = sorted(world.kafka - world.rejected) + [world.bounds[-1] + n for n in sorted(beyond)]
     assert wrong(compare_partition(world.evidence(rows=landed))) == [(FindingKind.UNCLAIMED, len(beyond))]
 
 
-def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
+def test_offsets_skipped_by_a_reset_are_a_note_and_rows_at_them_would_be_unclaimed():
     skipping = Evidence(
         topic="t",
         partition=0,
@@ -160,7 +160,7 @@ def test_what_a_reset_skipped_is_a_note_and_its_rows_would_be_unclaimed():
     assert compare_partition(replace(at_once, marker=5)) == (), "back is no skip"
 
 
-def test_a_gap_that_was_skipped_and_accepted_is_named_and_counted_once():
+def test_a_skipped_and_accepted_gap_is_reported_and_counted_once():
     ranges = (CommittedRange(0, 50, 50, 0, TOPIC_ID), CommittedRange(70, 80, 10, 0, TOPIC_ID))
     evidence = Evidence(
         "t", 0, 80, TOPIC_ID, ranges, OffsetTally([*range(50), *range(70, 80)]), OffsetTally(), given_up=((50, 70),)
@@ -174,7 +174,7 @@ def test_a_gap_that_was_skipped_and_accepted_is_named_and_counted_once():
     assert (wider.count, wider.sentence.endswith("on-gap: 48 to 69")) == (22, True)
 
 
-def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
+def test_records_deleted_by_retention_are_reported_as_unchecked_and_still_counted():
     evidence = Evidence(
         topic="t",
         partition=0,
@@ -194,7 +194,7 @@ def test_what_retention_deleted_is_said_to_be_unchecked_and_still_counted():
     assert wrong(compare_partition(lacking)) == [(FindingKind.MISCOUNTED, 5)]
 
 
-def test_an_offset_may_be_there_once_for_each_topic_that_bore_the_name():
+def test_an_offset_may_occur_once_for_each_topic_that_had_the_name():
     ranges = (CommittedRange(0, 5, 5, 0, "old"), CommittedRange(0, 3, 3, 0, TOPIC_ID))
     evidence = Evidence(
         "t",
@@ -234,7 +234,7 @@ def test_only_offsets_of_surplus_rows_are_named_where_a_former_topic_had_the_sam
     )
 
 
-def test_rows_of_a_former_topic_of_the_name_are_compared_with_commit_records_alone():
+def test_rows_of_a_former_topic_are_compared_only_with_commit_records():
     ranges = (CommittedRange(0, 43, 42, 0, "old"), CommittedRange(0, 7, 7, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 7, TOPIC_ID, ranges, OffsetTally([*range(42), *range(7)]), OffsetTally())
     assert compare_partition(evidence) == (), "commit records alone say nothing of Kafka"
@@ -270,7 +270,7 @@ def test_offsets_that_kafka_gave_twice_are_not_named_as_surplus():
     assert (found.count, found.sentence) == (1, "1 row too many in the table, at offset 2")
 
 
-def test_rows_of_before_the_first_commit_record_are_a_note():
+def test_rows_before_the_first_commit_record_are_reported_as_a_note():
     evidence = Evidence(
         "t", 0, 20, TOPIC_ID, (CommittedRange(10, 20, 10, 0, TOPIC_ID),), OffsetTally(range(5, 20)), OffsetTally()
     )
@@ -349,7 +349,7 @@ def test_missing_rows_are_never_clean_however_ranges_overlap(world: World, data:
     assert sum(f.count for f in found) >= len(gone), "the finding, or what was not compared, covers every missing row"
 
 
-def test_a_range_without_offsets_makes_no_range_around_it_inexact():
+def test_an_empty_range_does_not_make_a_range_around_it_inexact():
     ranges = (CommittedRange(0, 10, 8, 0, TOPIC_ID), CommittedRange(5, 5, 0, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 10, TOPIC_ID, ranges, OffsetTally(range(8)), OffsetTally())
     assert is_counted_once(evidence)
@@ -357,7 +357,7 @@ def test_a_range_without_offsets_makes_no_range_around_it_inexact():
     assert wrong(compare_partition(replace(evidence, rows=OffsetTally(range(9))))) == [(FindingKind.MISCOUNTED, 1)]
 
 
-def test_a_range_that_reaches_beyond_the_audited_offsets_has_at_least_what_does_not_fit_outside():
+def test_a_range_beyond_the_audited_offsets_counts_at_least_the_records_that_do_not_fit_outside():
     group = OverlappingRanges((CommittedRange(10, 20, 10, 0, "a"),), (CommittedRange(15, 25, 8, 0, "b"),))
     assert group.bounds(lambda r: r.records) == {"a": (10, 10), "b": (3, 5)}
 
@@ -389,7 +389,7 @@ def test_where_the_number_of_repeats_is_not_known_missing_rows_are_not_compared(
     assert compare_dedupe([evidence], repeats, stream="s", by_source=True) == ()
 
 
-def test_a_batch_that_was_rolled_back_and_given_up_is_not_counted_among_the_repeats_and_rows():
+def test_a_rolled_back_and_discarded_batch_is_not_counted_in_repeats_or_rows():
     ranges = (CommittedRange(0, 10, 10, 0, TOPIC_ID), CommittedRange(10, 20, 10, 0, TOPIC_ID))
     lost = Evidence(
         "t", 0, 20, TOPIC_ID, ranges, OffsetTally(range(8)), OffsetTally(), drops_repeats=True, given_up=((10, 20),)
@@ -409,13 +409,13 @@ def test_offsets_that_were_committed_twice_before_their_loss_was_accepted_are_gi
     assert len(compare_dedupe([lost], 2, stream="s")) == notes
 
 
-def test_rows_of_a_period_whose_dead_letters_another_period_replayed_are_not_counted():
+def test_rows_replayed_in_another_period_are_not_counted_in_this_period():
     period = replace(of_dedupe(10), covers_history=False, replayed={TOPIC_ID: BitMap64([8])})
     assert compare_dedupe([period], 2, stream="s") == ()
     assert wrong(compare_dedupe([replace(period, replayed={})], 2, stream="s")) == [(FindingKind.MISCOUNTED, 2)]
 
 
-def test_a_backfill_of_a_deleted_row_adds_no_record_to_those_without_a_row():
+def test_a_backfill_of_a_deleted_row_is_not_counted_as_records_without_a_row():
     """Its chunk claims a record that a batch claims too."""
     ranges = (CommittedRange(0, 40, 40, 0, TOPIC_ID), CommittedRange(7, 8, 1, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 40, TOPIC_ID, ranges, OffsetTally(range(20)), OffsetTally(), drops_repeats=True)
@@ -423,7 +423,7 @@ def test_a_backfill_of_a_deleted_row_adds_no_record_to_those_without_a_row():
     assert (note.count, note.sentence.startswith("20 committed records have no row")) == (20, True)
 
 
-def test_overlapping_ranges_beside_offsets_that_kafka_gave_twice_have_one_note():
+def test_overlapping_ranges_and_offsets_that_kafka_assigned_twice_share_one_note():
     ranges = (CommittedRange(0, 100, 50, 0, TOPIC_ID), CommittedRange(40, 60, 10, 0, TOPIC_ID))
     evidence = Evidence(
         "t", 0, 100, TOPIC_ID, ranges, OffsetTally(range(0, 100, 2)), OffsetTally(), rewritten=((50, 60),)
@@ -431,14 +431,14 @@ def test_overlapping_ranges_beside_offsets_that_kafka_gave_twice_have_one_note()
     assert [(f.kind, f.count) for f in compare_partition(evidence)] == [(FindingKind.NOT_COMPARED, 10)]
 
 
-def test_rows_beyond_what_overlapping_ranges_count_are_too_many():
+def test_rows_beyond_the_count_of_overlapping_ranges_are_reported_as_surplus():
     ranges = (CommittedRange(0, 10, 4, 0, TOPIC_ID), CommittedRange(5, 15, 4, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 15, TOPIC_ID, ranges, OffsetTally(range(15)), OffsetTally())
     assert wrong(compare_partition(evidence)) == [(FindingKind.MISCOUNTED, 7)]
     assert wrong(compare_partition(replace(evidence, rewritten=((0, 15),)))) == []
 
 
-def test_a_row_that_only_the_former_topic_of_the_name_had_is_missed():
+def test_a_missing_row_that_only_the_former_topic_had_is_reported():
     ranges = (CommittedRange(0, 5, 5, 0, "old"), CommittedRange(0, 3, 3, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 3, TOPIC_ID, ranges, OffsetTally([*range(5), *range(3)]), OffsetTally())
     assert compare_partition(evidence) == ()
@@ -447,7 +447,7 @@ def test_a_row_that_only_the_former_topic_of_the_name_had_is_missed():
     ]
 
 
-def test_what_a_batch_that_was_rolled_back_counted_is_not_missing_from_the_batch_that_read_it_again():
+def test_rows_of_a_rolled_back_batch_are_not_missing_from_the_batch_that_read_them_again():
     rolled_back, again = CommittedRange(0, 10, 10, 0, TOPIC_ID), CommittedRange(0, 10, 6, 4, TOPIC_ID)
     evidence = Evidence(
         "t",
@@ -463,7 +463,7 @@ def test_what_a_batch_that_was_rolled_back_counted_is_not_missing_from_the_batch
 
 
 @given(st.lists(st.lists(st.integers(0, 200))))
-def test_a_tally_counts_as_a_list_would_in_whatever_pieces_it_comes(pieces: list[list[int]]):
+def test_an_offset_tally_counts_like_a_list_however_its_input_is_split(pieces: list[list[int]]):
     tally = OffsetTally()
     whole: list[int] = []
     for piece in pieces:
@@ -481,14 +481,14 @@ def test_spans_name_every_offset_once_and_no_other(offsets: set[int]):
     assert list(first_spans(BitMap64(sorted(offsets)), limit=2)) == found[:2]
 
 
-def test_without_coordinates_counts_are_compared_only_where_nobody_else_writes():
+def test_without_coordinates_counts_are_compared_only_if_no_other_stream_writes_the_table():
     assert wrong(compare_counts(rows=10, claimed=10, other_streams=0, stream="s")) == []
     assert wrong(compare_counts(rows=12, claimed=10, other_streams=0, stream="s")) == [(FindingKind.MISCOUNTED, 2)]
     assert wrong(compare_counts(rows=12, claimed=10, other_streams=1, stream="s")) == []
 
 
 @given(worlds(), st.data())
-def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: World, data: st.DataObject):
+def test_a_truncated_log_is_reported_with_the_count_of_records_that_no_table_has(world: World, data: st.DataObject):
     cut = data.draw(st.integers(0, world.bounds[-1] - 1))
     evidence = world.evidence()
     harmed = replace(evidence, kafka=RemainingOffsets(0, evidence.kafka.offsets, cut))
@@ -499,12 +499,12 @@ def test_a_log_that_was_cut_is_off_with_the_records_that_no_table_has(world: Wor
 @pytest.mark.parametrize(
     ("declared", "said"), [(False, "coordinates: false"), (True, "its table does not have the columns")]
 )
-def test_why_a_stream_cannot_be_audited_by_offset_is_what_is_so(declared: bool, said: str):
+def test_the_reason_why_a_stream_cannot_be_audited_by_offset_is_accurate(declared: bool, said: str):
     (found,) = compare_counts(rows=1, claimed=1, other_streams=0, stream="s", declared=declared)
     assert f"stores no Kafka coordinates ({said})" in found.sentence
 
 
-def test_rows_that_were_adopted_are_counted_beside_the_commit_records():
+def test_adopted_rows_are_counted_in_addition_to_the_commit_records():
     def findings(rows: int) -> list[tuple[FindingKind, int]]:
         return wrong(compare_counts(rows=rows, claimed=7, other_streams=0, stream="s", adopted=1000))
 
@@ -513,7 +513,7 @@ def test_rows_that_were_adopted_are_counted_beside_the_commit_records():
 
 
 @given(worlds(), st.data())
-def test_offsets_that_kafka_gave_twice_may_be_there_twice_and_are_said(world: World, data: st.DataObject):
+def test_offsets_that_kafka_assigned_twice_may_have_two_rows_and_are_reported(world: World, data: st.DataObject):
     cut, end = data.draw(st.integers(0, world.bounds[-1] - 1)), world.bounds[-1]
     landed = sorted(world.kafka - world.rejected)
     evidence = world.evidence(rows=landed + [o for o in landed if o >= cut])
@@ -524,7 +524,9 @@ def test_offsets_that_kafka_gave_twice_may_be_there_twice_and_are_said(world: Wo
 
 
 @given(worlds(), st.data())
-def test_what_a_reset_accepted_after_a_rollback_is_a_note_with_and_without_kafka(world: World, data: st.DataObject):
+def test_a_loss_accepted_by_a_reset_after_a_rollback_is_a_note_with_and_without_kafka(
+    world: World, data: st.DataObject
+):
     """Commit records go on claiming what the rollback took from the table."""
     held, end = data.draw(st.integers(0, world.bounds[-1] - 1)), world.bounds[-1]
     rows = [o for o in sorted(world.kafka - world.rejected) if o < held]
@@ -553,7 +555,7 @@ def filtered(world: World, dropped: frozenset[int], *, now: frozenset[int], lost
 
 
 @given(worlds(), st.data())
-def test_what_a_transform_dropped_is_neither_missing_nor_hides_what_is(world: World, data: st.DataObject):
+def test_records_dropped_by_a_transform_are_not_missing_and_hide_no_missing_row(world: World, data: st.DataObject):
     landed = sorted(world.kafka - world.rejected)
     dropped = data.draw(st.frozensets(st.sampled_from(landed))) if landed else frozenset()
     clean = filtered(world, dropped, now=dropped, lost=frozenset())
@@ -566,7 +568,7 @@ def test_what_a_transform_dropped_is_neither_missing_nor_hides_what_is(world: Wo
     assert wrong(found) == [(FindingKind.MISSING, len(lost))]
 
 
-def test_what_only_a_former_transform_dropped_is_not_compared():
+def test_records_that_only_a_former_transform_dropped_are_not_compared():
     world = World(frozenset(range(10)), frozenset(), (0, 10))
     former = filtered(world, frozenset({3, 4}), now=frozenset({4}), lost=frozenset())
     assert [(f.kind, f.count) for f in compare_partition(former)] == [(FindingKind.NOT_COMPARED, 1)]
@@ -677,7 +679,7 @@ def test_ranges_that_touch_are_counted_together():
     assert OverlappingRanges(ranges, ()).bounds(lambda r: r.records) == {TOPIC_ID: (20, 20)}
 
 
-def test_a_range_has_no_more_records_than_offsets():
+def test_a_range_with_more_rows_than_offsets_counts_at_most_one_record_per_offset():
     several_rows_a_record = (CommittedRange(10, 12, 5, 0, TOPIC_ID), CommittedRange(10, 12, 5, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 12, TOPIC_ID, several_rows_a_record, OffsetTally([10, 11]), OffsetTally())
     assert compare_partition(evidence) == ()

@@ -56,7 +56,7 @@ def said(result: Audit) -> dict[str, str]:
     return {finding.where: finding.sentence for finding in result.wrong}
 
 
-def test_records_are_rows_of_the_default_table_rows_of_the_tables_and_dead_letters(made: MadeRoute) -> None:
+def test_each_record_is_a_row_of_the_default_table_a_routed_table_or_a_dead_letter(made: MadeRoute) -> None:
     made.run({"main": 2, "shop.orders": 3, "shop.raw_a": 4}, rejected=1)
     made.run({"shop.raw_a": 1, "shop.raw_b": 5})
     found = audited(made)
@@ -65,7 +65,7 @@ def test_records_are_rows_of_the_default_table_rows_of_the_tables_and_dead_lette
     assert (numbers.rows, numbers.distinct, numbers.dead_letters) == (15, 15, 1)
 
 
-def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
+def test_a_table_with_missing_rows_is_reported(made: MadeRoute) -> None:
     made.run({"main": 2, "shop.orders": 3, "shop.raw_a": 4})
     load_catalog(None).load_table("shop.raw_a").delete("kafka_offset >= 7")
     found = audited(made)
@@ -78,7 +78,7 @@ def test_a_table_that_lacks_rows_is_named(made: MadeRoute) -> None:
     assert "removed 2 rows (4 rewritten as 2)" in note.sentence
 
 
-def test_a_row_in_the_wrong_table_is_reported_both(made: MadeRoute) -> None:
+def test_a_row_in_the_wrong_table_is_reported_for_both_tables(made: MadeRoute) -> None:
     made.run({"shop.orders": 3, "shop.raw_a": 4})
     catalog = load_catalog(None)
     orders, other = catalog.load_table("shop.orders"), catalog.load_table("shop.raw_a")
@@ -104,7 +104,7 @@ def test_a_row_in_the_wrong_table_is_not_explained_with_missing_dead_letters(mad
     assert "missing 2 dead letters" in found["shop-0"]
 
 
-def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
+def test_a_row_in_two_tables_is_reported_as_one_row_too_many(made: MadeRoute) -> None:
     made.run({"main": 2, "shop.raw_a": 4})
     catalog = load_catalog(None)
     home, other = catalog.load_table("shop.other"), catalog.load_table("shop.raw_a")
@@ -117,7 +117,7 @@ def test_a_row_in_two_tables_is_one_too_many(made: MadeRoute) -> None:
 
 
 @pytest.mark.parametrize("partitions", [MAX_JOINED_PARTITIONS, MAX_JOINED_PARTITIONS + 1])
-def test_a_count_by_table_is_joined_with_few_partitions_only(partitions: int) -> None:
+def test_a_count_by_table_is_joined_with_at_most_three_partitions(partitions: int) -> None:
     table = Finding(FindingKind.MISCOUNTED, partitions, "the table has 0 rows", "shop.raw_a")
     found = tuple(Finding(FindingKind.MISSING, 1, "1 record", f"shop-{number}") for number in range(partitions))
     joined, left = join_table_counts((table,), found, ())
@@ -125,7 +125,7 @@ def test_a_count_by_table_is_joined_with_few_partitions_only(partitions: int) ->
     assert (joined[-1].sentence.partition(". By partition: ")[2], left) == expected
 
 
-def test_rows_that_wait_for_a_table_are_there_and_reported(made: MadeRoute) -> None:
+def test_rows_that_wait_for_a_table_are_counted_and_reported(made: MadeRoute) -> None:
     made.run({"main": 1, "shop.raw_a": 1})
     made.batch({"main": 1, "shop.raw_a": 3})
     found = audited(made)
@@ -136,7 +136,7 @@ def test_rows_that_wait_for_a_table_are_there_and_reported(made: MadeRoute) -> N
     assert audited(made).findings == ()
 
 
-def test_what_a_table_got_since_the_default_table_was_read_is_not_held_against_it(
+def test_rows_that_landed_after_the_default_table_was_read_are_not_reported_as_surplus(
     made: MadeRoute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"main": 1, "shop.raw_a": 1})
@@ -150,7 +150,7 @@ def _first_of(table: Any, real: Any) -> Any:
     return lambda handle: table if handle.identifier == "shop.other" else real(handle)
 
 
-def test_a_table_that_was_dropped_is_missing_and_so_is_a_file_that_waits_for_one(made: MadeRoute) -> None:
+def test_the_audit_reports_a_dropped_table_and_a_missing_staged_file_of_a_table(made: MadeRoute) -> None:
     made.run({"main": 1, "shop.raw_a": 2, "shop.orders": 1})
     waiting = made.batch({"shop.raw_b": 2})
     (file,) = waiting.staged_for("shop.raw_b")
@@ -196,7 +196,7 @@ def test_a_table_that_the_route_no_longer_has_is_audited_too(made: MadeRoute) ->
 
 
 @pytest.mark.parametrize(("table", "value"), [("shop.orders", "order"), ("shop.raw_a", "a")])
-def test_a_table_that_was_renamed_and_is_declared_by_its_new_name_is_one_table(
+def test_a_renamed_table_declared_by_its_new_name_is_audited_as_one_table(
     made: MadeRoute, table: str, value: str
 ) -> None:
     made.run({"main": 1, table: 2})
@@ -241,7 +241,9 @@ def test_without_coordinates_rows_may_be_those_of_a_stream_that_was_forgotten(ma
 
 
 @pytest.mark.parametrize("follows", [True, False])
-def test_whatever_batches_there_were_all_is_well_followed_or_not(made: MadeRoute, *, follows: bool) -> None:
+def test_an_audit_of_routed_tables_is_clean_after_any_batches_committed_to_all_tables_or_not(
+    made: MadeRoute, *, follows: bool
+) -> None:
     chance = Random(follows)
     for _ in range(12):
         targets = chance.sample(["main", "shop.orders", "shop.raw_a", "shop.raw_b"], chance.randint(0, 4))
@@ -272,13 +274,13 @@ def test_rows_of_replays_count_for_the_tables_that_have_them() -> None:
     assert counted(claimed, [orders], replays, home_rows=3) == [(FindingKind.MISCOUNTED, "shop.other", 1)]
 
 
-def test_a_renamed_table_of_which_no_batch_had_rows_is_empty() -> None:
+def test_a_renamed_routed_table_without_rows_is_not_a_finding() -> None:
     claimed = Claims({SHOP: (CommittedRange(0, 3, 3, 0, "id-1"),)}, records=3)
     renamed = RoutedRows("shop.orders", {}, renamed="shop.moved")
     assert counted(claimed, [renamed], PublishedReplays(), home_rows=3) == []
 
 
-def test_rows_in_another_table_than_the_route_has_for_them_are_named_by_their_coordinates() -> None:
+def test_rows_in_the_wrong_routed_table_are_named_by_their_coordinates() -> None:
     """Those of a former topic of the name may have the same offsets."""
     home, orders = {SHOP: OffsetTally(range(3))}, {SHOP: OffsetTally([3, 4])}
     placed = {"main": {SHOP: OffsetTally([0, 1])}, "shop.orders": {SHOP: OffsetTally([2, 3, 4])}}
@@ -300,7 +302,7 @@ def test_rows_in_another_table_than_the_route_has_for_them_are_named_by_their_co
     ]
 
 
-def test_a_moved_row_is_not_compared_where_commit_records_count_as_many_rows() -> None:
+def test_a_moved_row_is_not_compared_if_commit_records_count_as_many_rows_as_the_table() -> None:
     """They do after a backfill landed a deleted row of the table again: its record is counted twice."""
     orders, default = {SHOP: OffsetTally([0, 1, 2])}, {SHOP: OffsetTally([3])}
     placed = {"main": {SHOP: OffsetTally([2, 3])}, "shop.orders": {SHOP: OffsetTally([0, 1])}}
@@ -313,7 +315,7 @@ def test_a_moved_row_is_not_compared_where_commit_records_count_as_many_rows() -
     assert "shop-0 at offset 2. An earlier declaration of the route may have written them" in found.sentence
 
 
-def test_what_a_topic_made_again_has_is_counted_next_to_the_rows_of_the_former_topic(made: MadeRoute) -> None:
+def test_rows_of_a_recreated_topic_are_counted_in_addition_to_those_of_the_former_topic(made: MadeRoute) -> None:
     """Rows of the former topic are in tables, and at offsets, that the new topic has not reached."""
     begin = made.now_ms
     made.run({"main": 20, "shop.orders": 30, "shop.raw_a": 50}, rejected=4)
@@ -351,7 +353,7 @@ def test_what_a_topic_made_again_has_is_counted_next_to_the_rows_of_the_former_t
     assert not audited(made, after).wrong
 
 
-def test_rows_that_come_during_the_audit_at_offsets_of_a_former_topic_are_none_too_many(
+def test_rows_that_land_during_the_audit_at_offsets_of_a_former_topic_are_not_surplus(
     made: MadeRoute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"main": 10, "shop.raw_a": 50})
@@ -369,7 +371,7 @@ def test_rows_that_come_during_the_audit_at_offsets_of_a_former_topic_are_none_t
     assert audited(made).wrong == ()
 
 
-def test_all_offsets_that_kafka_has_are_placed_if_some_were_committed_twice(made: MadeRoute) -> None:
+def test_all_offsets_that_kafka_still_has_are_located_if_some_were_committed_twice(made: MadeRoute) -> None:
     made.run({"main": 2, "shop.orders": 3})
     made.at = 0
     made.reset({0: 0})
@@ -437,7 +439,7 @@ def test_each_table_that_kafkas_records_are_not_compared_with_is_one_finding(mad
     ]
 
 
-def test_a_record_that_is_a_dead_letter_is_staged_again_as_the_same(
+def test_the_audit_stages_a_dead_letter_again_as_a_dead_letter(
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"main": 2}, rejected=1)

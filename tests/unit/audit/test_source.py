@@ -52,7 +52,7 @@ class StandInKafka:
         (((0, 30), (40, 60)), None),
     ],
 )
-def test_a_log_that_was_cut_and_has_grown_is_found_unless_all_of_it_is_accepted(
+def test_a_truncated_log_that_has_grown_is_found_unless_all_of_it_is_accepted(
     monkeypatch: pytest.MonkeyPatch, accepted: tuple[tuple[int, int], ...], found: int | None
 ) -> None:
     kafka, notes = ask(monkeypatch, accepted)
@@ -69,7 +69,7 @@ def test_offsets_after_the_end_of_a_log_are_not_read(monkeypatch: pytest.MonkeyP
     assert ask(monkeypatch)[0][T0].offsets == BitMap64(range(80))
 
 
-def test_a_partition_that_nobody_leads_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_without_a_leader_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StandInKafka, "leaderless", frozenset({T1}))
     kafka, notes = ask(monkeypatch)
     assert kafka.keys() == {T0}

@@ -39,7 +39,7 @@ U0 = ("u", 0)
 
 
 @pytest.mark.parametrize("order_by", ["at", None])
-def test_a_row_that_an_older_change_brought_back_is_explained_where_there_is_an_order(order_by: str | None) -> None:
+def test_a_row_restored_by_an_older_change_is_explained_if_the_stream_has_an_order(order_by: str | None) -> None:
     spec = StreamSpec.model_validate({**ORDERS, "order-by": order_by})
     keys = ChangedKeys(inserted=({"ref": "a"},), deleted=({"ref": "b"}, {"ref": "c"}))
     inserted, deleted = _report_keys(MergeCounts(inserted=1, deleted=3), keys, spec, "orders")
@@ -81,14 +81,14 @@ def test_offsets_that_were_committed_again_are_reported_for_their_topic_partitio
     )
 
 
-def test_a_log_that_was_cut_below_what_was_merged_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_truncated_below_merged_offsets_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Older records in the place of newer ones change nothing by `order-by`, so a merge would not notice."""
     (found,) = compared(monkeypatch, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1))
     assert (found.kind, found.where) == (FindingKind.LOG_TRUNCATED, "t-0")
     assert "truncated at offset 40" in found.sentence
 
 
-def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_of_a_former_topic_are_not_compared_with_the_current_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the former topic is not an offset that the stream has yet to read."""
     former = CommittedRange(0, 80, 80, 0, "id-0", leader_epoch=1)
     (found,) = compared(monkeypatch, former, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=2))
@@ -96,7 +96,7 @@ def test_what_a_former_topic_of_the_name_had_says_nothing_of_the_log(monkeypatch
     assert found.sentence.startswith("80 offsets are of a former topic of this name")
 
 
-def test_a_deleted_topic_hides_no_log_of_another_that_was_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deleted_topic_does_not_hide_the_truncated_log_of_another_topic(monkeypatch: pytest.MonkeyPatch) -> None:
     known = SourceIdentity("c1", {"t": "id-1", "u": "id-2"})
     ranges = {T0: (CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1),), U0: (CommittedRange(5, 9, 4, 0, "id-2"),)}
     absent, cut = compared_ranges(monkeypatch, ranges, source=known, leader_epochs={T0: 1})
@@ -104,7 +104,7 @@ def test_a_deleted_topic_hides_no_log_of_another_that_was_cut(monkeypatch: pytes
     assert (cut.kind, cut.where) == (FindingKind.LOG_TRUNCATED, "t-0")
 
 
-def test_the_extent_of_what_kafka_deleted_is_in_offsets_and_none_of_them_is_yet_to_be_read(
+def test_records_deleted_by_kafka_are_counted_from_committed_offsets_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(StandInKafka, "earliest", lambda _, partitions: dict.fromkeys(partitions, 90))
@@ -121,7 +121,7 @@ def test_only_committed_records_are_counted_among_those_that_kafka_deleted(monke
     assert found.sentence == "18 committed records were not compared, because Kafka no longer has the records"
 
 
-def test_a_topic_with_a_partition_that_nobody_leads_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_with_a_leaderless_partition_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """A newer change of a key may be in that partition."""
     monkeypatch.setattr(StandInKafka, "leaderless", frozenset({T0}))
     (found,) = compared(monkeypatch, CommittedRange(0, 60, 60, 0, "id-1", leader_epoch=1))
@@ -241,7 +241,7 @@ def test_a_partition_with_records_of_former_topics_alone_is_not_read_again(monke
         ([7, 9], "2 records in Kafka have no row and are not repeats: t-0 at offsets 7, 9"),
     ],
 )
-def test_records_that_a_dedupe_table_lacks_are_named(
+def test_records_that_a_dedupe_table_is_missing_are_named(
     monkeypatch: pytest.MonkeyPatch, offsets: list[int], said: str
 ) -> None:
     monkeypatch.setattr(upserts, "_merge_without_commit", lambda *_: [])
@@ -258,7 +258,7 @@ def world(tmp_path: Path, frazil_home: Path) -> Iterator[UpsertWorld]:  # noqa: 
         yield upsert_world(catalog, tmp_path, BY_REGION)
 
 
-def test_keys_that_the_table_has_are_no_insertions_of_a_merge_without_commit(world: UpsertWorld) -> None:
+def test_a_merge_without_commit_does_not_count_existing_keys_as_insertions(world: UpsertWorld) -> None:
     changes = [(number, ("eu", number)) for number in range(6)]
     world.upsert(world.begin(), changes)
     again = world.stage_changes(BatchKey(9, 1), [*changes, (6, ("eu", 6))])
@@ -270,7 +270,7 @@ def test_keys_that_the_table_has_are_no_insertions_of_a_merge_without_commit(wor
 
 
 @pytest.mark.parametrize("window", [{}, {"complete": "hour"}])
-def test_a_change_of_another_program_leaves_signals_where_windows_are_signalled(
+def test_a_foreign_change_is_reported_with_signals_only_if_windows_are_declared(
     world: UpsertWorld, window: dict[str, str]
 ) -> None:
     world.upsert(world.begin(), [(number, ("eu", 0)) for number in range(3)])
@@ -280,7 +280,7 @@ def test_a_change_of_another_program_leaves_signals_where_windows_are_signalled(
     assert ("Windows already signalled stay signalled" in changed.sentence) == bool(window)
 
 
-def test_only_rows_that_a_dedupe_table_lacks_are_inserted_by_a_merge_without_commit(
+def test_a_merge_without_commit_inserts_only_rows_that_the_dedupe_table_is_missing(
     tmp_path: Path,
     frazil_home: Path,  # noqa: ARG001
 ) -> None:

@@ -25,7 +25,9 @@ def backfill_of(live: Any) -> Backfill:
     return Backfill(parse_request({"stream": "events"}), opened, source)
 
 
-def test_where_its_last_audit_was_stale(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_ends_if_its_backfill_was_abandoned_and_its_last_audit_was_stale(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backfill, audits = backfill_of(live), iter(range(3))
     stage(live, BackfillCommitter.begin(live.tables, backfill.request))
 
@@ -43,7 +45,9 @@ def test_where_its_last_audit_was_stale(live: Any, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("met", [FileNotFoundError("part-0.parquet"), FrazilError("a file lacks rows")])
-def test_where_the_files_that_it_compares_are_gone(live: Any, monkeypatch: pytest.MonkeyPatch, met: Exception) -> None:
+def test_a_command_ends_if_its_backfill_was_abandoned_and_its_audited_files_are_gone(
+    live: Any, monkeypatch: pytest.MonkeyPatch, met: Exception
+) -> None:
     backfill = backfill_of(live)
     stage(live, BackfillCommitter.begin(live.tables, backfill.request))
 
@@ -56,7 +60,9 @@ def test_where_the_files_that_it_compares_are_gone(live: Any, monkeypatch: pytes
         backfill.publish()
 
 
-def test_where_its_staged_files_are_gone_before_they_are_journaled(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_ends_if_its_backfill_was_abandoned_while_it_staged_a_chunk(
+    live: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan: Any = BackfillPlan({("events", 0): offset_bitmap(0, 5)}, 5, None)  # type: ignore[arg-type]
 
     def staged(_: Backfill, __: Any, committer: BackfillCommitter, *___: Any) -> tuple[Journal, list[Any]]:
@@ -81,7 +87,7 @@ def test_where_its_staged_files_are_gone_before_they_are_journaled(live: Any, mo
         ("staging", "staging", False, False),
     ],
 )
-def test_a_backfill_is_unsettled_while_its_dead_letters_are_behind_its_rows(
+def test_a_backfill_is_unsettled_while_its_dead_letter_table_is_behind_its_table(
     default: str, own: str, unsettled: bool, also_if_abandoned: bool
 ) -> None:
     marker = BackfillMarker("s", "b", {}, "d", 1)

@@ -92,7 +92,7 @@ def check_landed(world: Any, live: list[tuple[int, int]] = LIVE) -> None:
 
 
 @pytest.mark.parametrize("windows", [1, 300])
-def test_what_was_staged_lands_in_one_commit_of_main_and_the_live_stream_goes_on(live: Any, windows: int) -> None:
+def test_a_staged_backfill_lands_in_one_commit_of_main_and_the_live_stream_continues(live: Any, windows: int) -> None:
     late = {hour * 3_600_000_000: 1 for hour in range(windows)}
     committer = BackfillCommitter.begin(live.tables, REQUEST)
     stage(live, committer)
@@ -158,7 +158,7 @@ def test_expiry_may_run_while_a_backfill_is_audited(live: Any) -> None:
     assert live.rows() == sorted([*BACKFILLED, *LIVE, (0, 110), (0, 111)])
 
 
-def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_only_that(live: Any) -> None:
+def test_a_backfill_is_found_in_its_window_even_if_expiry_kept_only_its_snapshot(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, REQUEST)
     stage(live, committer)
     publish(live, committer)
@@ -171,7 +171,7 @@ def test_a_window_has_its_backfill_also_when_expiry_cut_the_history_and_kept_onl
     assert [record.backfill.id for record in found] == [committer.backfill.id]
 
 
-def test_what_somebody_named_of_a_backfill_stays_when_it_is_published(live: Any) -> None:
+def test_a_tagged_snapshot_of_a_backfill_is_kept_when_the_backfill_is_published(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, REQUEST)
     stage(live, committer)
     table = live.load()
@@ -184,7 +184,7 @@ def test_what_somebody_named_of_a_backfill_stays_when_it_is_published(live: Any)
     assert BRANCH not in live.load().metadata.refs
 
 
-def test_what_somebody_named_stays_readable_where_another_run_ended_the_backfill_first(live: Any) -> None:
+def test_a_tagged_snapshot_stays_readable_if_another_run_ended_the_backfill_first(live: Any) -> None:
     """The first attempt was made before the branch was named. It lost, and deletes nothing by what it saw."""
     committer = BackfillCommitter.begin(live.tables, REQUEST)
     stage(live, committer)
@@ -207,7 +207,7 @@ def test_a_run_whose_take_over_landed_unanswered_begins_one_epoch(live: Any) -> 
 
 
 @pytest.mark.parametrize("ending", ["published", "abandoned"])
-def test_a_table_that_may_share_its_files_keeps_those_of_a_backfill_that_ended(live: Any, ending: str) -> None:
+def test_a_table_with_gc_disabled_keeps_the_files_of_an_ended_backfill(live: Any, ending: str) -> None:
     """A table registered elsewhere while the branch was there reads that branch still."""
     committer = BackfillCommitter.begin(live.tables, REQUEST)
     stage(live, committer)
@@ -222,7 +222,7 @@ def test_a_table_that_may_share_its_files_keeps_those_of_a_backfill_that_ended(l
     assert before <= live.manifests() | live.parquet_files()
 
 
-def test_a_live_commit_that_overtakes_the_publication_is_met_by_a_second_attempt(live: Any) -> None:
+def test_a_publication_overtaken_by_a_live_commit_succeeds_at_its_second_attempt(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, REQUEST)
     stage(live, committer)
     live.catalog.next_meets(lambda: live.run(live.committer, {0: (110, 111)}), table="demo.events")
@@ -231,7 +231,7 @@ def test_a_live_commit_that_overtakes_the_publication_is_met_by_a_second_attempt
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_an_older_run_is_fenced_and_what_it_journals_late_is_never_committed(live: Any, again: bool) -> None:
+def test_an_older_run_is_fenced_and_its_late_journal_is_never_committed(live: Any, again: bool) -> None:
     older = BackfillCommitter.begin(live.tables, REQUEST)
     newer = BackfillCommitter.begin(live.tables, REQUEST)
     assert newer.backfill.id == older.backfill.id
@@ -288,7 +288,7 @@ def test_an_error_names_how_to_publish_another_backfill_on_a_branch(live: Any) -
         BackfillCommitter.begin(live.tables, other)
 
 
-def test_a_run_whose_backfill_a_user_abandoned_begins_none_again_and_a_new_run_does(live: Any) -> None:
+def test_a_run_whose_backfill_was_abandoned_cannot_restart_it_but_a_new_run_can(live: Any) -> None:
     first, second = (parse_request({"stream": "events", "run": run}) for run in ("dag/first", "dag/second"))
     committer = BackfillCommitter.begin(live.tables, first)
     again = BackfillCommitter.begin(live.tables, second)
@@ -311,7 +311,7 @@ def test_a_run_whose_backfill_a_user_abandoned_begins_none_again_and_a_new_run_d
         BackfillCommitter.begin(live.tables, first)
 
 
-def test_a_run_that_an_earlier_version_did_not_name_begins_again_once_after_it_was_abandoned(live: Any) -> None:
+def test_an_abandoned_backfill_whose_run_was_not_recorded_can_be_started_once_more_by_its_run(live: Any) -> None:
     """Nothing tells it from a new run, which a person may want: refused it could never begin."""
     request = parse_request({"stream": "events", "run": "dag/first"})
     begun = BackfillCommitter.begin(live.tables, request).backfill
@@ -329,13 +329,13 @@ def test_a_run_that_an_earlier_version_did_not_name_begins_again_once_after_it_w
         BackfillCommitter.begin(live.tables, request)
 
 
-def test_a_run_that_drops_what_it_cannot_use_any_more_begins_again(live: Any) -> None:
+def test_a_run_that_discards_its_own_unusable_backfill_starts_again(live: Any) -> None:
     request = parse_request({"stream": "events", "run": "dag/first"})
     abandon(live.tables, BackfillCommitter.begin(live.tables, request).backfill)
     assert BackfillCommitter.begin(live.tables, request).backfill.epoch == 2
 
 
-def test_what_a_run_dropped_stays_ended_once_a_user_abandons_it_too(live: Any) -> None:
+def test_a_backfill_dropped_by_its_run_records_only_the_first_user_who_abandons_it(live: Any) -> None:
     request = parse_request({"stream": "events", "run": "dag/first"})
     committer = BackfillCommitter.begin(live.tables, request).backfill
     assert abandon(live.tables, committer).abandoned_by == ""
@@ -350,7 +350,7 @@ def test_what_a_run_dropped_stays_ended_once_a_user_abandons_it_too(live: Any) -
         BackfillCommitter.begin(live.tables, request)
 
 
-def test_a_backfill_after_which_another_one_began_is_not_abandoned(live: Any) -> None:
+def test_abandoning_a_backfill_that_a_newer_backfill_followed_is_refused(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, REQUEST)
     stage(live, committer)
     publish(live, committer)
@@ -362,7 +362,7 @@ def test_a_backfill_after_which_another_one_began_is_not_abandoned(live: Any) ->
     assert read_backfill(live.load().properties, "events") == following
 
 
-def test_a_backfill_names_the_last_runs(live: Any) -> None:
+def test_the_backfill_dialog_lists_the_latest_runs(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, parse_request({"stream": "events", "run": "dag/first"})).backfill
     others = [f"dag/{number}" for number in range(MAX_RUNS)]
     for run in ("dag/0", "dag/first", *others[1:], "dag/first"):
@@ -372,7 +372,7 @@ def test_a_backfill_names_the_last_runs(live: Any) -> None:
     assert before.as_abandoned("ada").abandoned_runs == committer.runs
 
 
-def test_a_stream_that_was_reset_since_the_audit_is_not_joined_even_when_it_stands_where_it_stood(live: Any) -> None:
+def test_a_backfill_is_not_published_after_a_reset_even_if_the_stream_is_at_the_same_position(live: Any) -> None:
     committer = BackfillCommitter.begin(live.tables, REQUEST)
     stage(live, committer)
     audited = head_of(live.load().metadata).snapshot_id
@@ -406,7 +406,7 @@ def test_files_of_a_schema_that_the_table_gave_up_are_not_published(live: Any) -
         publish(live, committer)
 
 
-def test_a_run_is_reported_who_abandoned_its_backfill_although_the_schema_changed_too(
+def test_a_run_reports_who_abandoned_its_backfill_even_if_the_schema_also_changed(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalStore, "sync_files", lambda *_: None)  # as of objects, which need none

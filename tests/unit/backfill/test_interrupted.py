@@ -53,7 +53,7 @@ def test_a_backfill_whose_process_was_killed_is_shown_as_interrupted(
     assert stream["backfill"].replace("`", "").startswith(shown)
 
 
-def test_a_backfill_on_which_a_process_works_is_only_open(
+def test_a_backfill_with_a_live_process_is_shown_as_open(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = begin(made, Worker.current_process(), monkeypatch)
@@ -63,7 +63,7 @@ def test_a_backfill_on_which_a_process_works_is_only_open(
     assert f"backfill {last.id}: staging, 0 of 0 chunks" in call(tmp_path, "status", "made")
 
 
-def test_the_process_of_another_host_is_known_by_its_last_commit(
+def test_a_process_on_another_host_counts_as_alive_by_its_last_commit(
     made: MadeStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = begin(made, Worker("elsewhere", os.getpid(), 0.0), monkeypatch)

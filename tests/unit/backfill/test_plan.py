@@ -38,7 +38,7 @@ def each(spans: Any) -> set[tuple[Any, int]]:
 
 
 @given(positions, positions, positions, positions)
-def test_what_is_requested_lies_in_kafka_and_below_the_live_marker(start, end, first, live):
+def test_requested_spans_lie_within_kafkas_log_and_below_the_live_marker(start, end, first, live):
     found = each(requested_spans(start, end, first=first, live=live))
     assert found == {
         (tp, o)
@@ -48,7 +48,7 @@ def test_what_is_requested_lies_in_kafka_and_below_the_live_marker(start, end, f
 
 
 @given(pieces, held_sets)
-def test_what_is_missing_and_what_is_held_make_the_whole_and_share_nothing(wanted, held):
+def test_missing_and_existing_spans_together_are_the_whole_and_do_not_overlap(wanted, held):
     spans = merge_spans(wanted)
     left = missing_spans(spans, {tp: BitMap64(of) for tp, of in held.items()})
     there = {(tp, o) for tp, of in held.items() for o in of}
@@ -106,7 +106,7 @@ def test_spans_overlap_where_they_share_an_offset(some, others):
 # Requests
 
 
-def test_the_same_request_has_the_same_name_whatever_shall_become_of_it():
+def test_a_backfill_request_has_the_same_digest_whatever_happens_to_its_result():
     raw = {"stream": "events", "from-time": "2024-01-01T00:00:00Z", "to-offsets": {"t": {"0": 5}}, "to-time": ""}
     request = parse_request(raw)
     assert request.digest == parse_request({**raw, "target": "branch", "chunk-records": 5}).digest
@@ -144,7 +144,7 @@ def test_event_times_are_a_half_open_range_of_microseconds():
         ({"form-time": "2024-01-01T00:00:00Z"}, "form-time: Extra inputs are not permitted"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_a_sentence(raw: dict[str, Any], said: str):
+def test_an_inconsistent_backfill_request_is_refused_with_one_sentence(raw: dict[str, Any], said: str):
     with pytest.raises(SpecError, match=said):
         parse_request({"stream": "events", **raw})
 
@@ -167,7 +167,7 @@ def test_a_range_without_records_is_distinguished_from_one_that_the_table_has():
     assert said == "Stream ticks: none of the 5 requested offsets is missing."
 
 
-def test_a_dry_run_does_not_call_records_that_are_merged_rows():
+def test_a_dry_run_of_an_upsert_backfill_reports_changes_to_compare_instead_of_rows():
     some = Estimate(6, 0, 6, 5, 1, 900, 1, 1, 1, 6, 1, 0, 0, exact=True)
     said = "would add 5 rows and 1 dead letter, counted exactly: about 900 bytes"
     assert said in estimate_messages(some, stream="ticks", mode=APPEND)[1]

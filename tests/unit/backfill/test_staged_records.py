@@ -18,7 +18,7 @@ def staged(*progress: RangeProgress, rows: list[int]) -> StagedRecords:
     return StagedRecords((journal,), {SHOP: OffsetTally(rows)}, {}, (), {SHOP: offset_bitmap(0, 30)})
 
 
-def test_what_the_transform_dropped_of_each_of_several_ranges_is_no_loss() -> None:
+def test_records_dropped_by_the_transform_in_several_ranges_are_not_reported_as_lost() -> None:
     """A journal has a range for each gap that it fills, often many of one partition."""
     ranges = [RangeProgress("shop", 0, n, n + 10, 4, 0, None, dropped=6) for n in (0, 10, 20)]
     rows = [n + i for n in (0, 10, 20) for i in range(4)]

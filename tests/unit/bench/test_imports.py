@@ -29,7 +29,7 @@ def names_in(module: str) -> set[str]:
 
 
 @pytest.mark.parametrize("file", sorted(BENCHMARKS.rglob("*.py")), ids=lambda file: str(file.relative_to(BENCHMARKS)))
-def test_what_a_benchmark_imports_from_frazil_exists(file: Path) -> None:
+def test_every_import_of_the_benchmarks_from_frazil_exists(file: Path) -> None:
     imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
     of_frazil = {node.module: node.names for node in imports if (node.module or "").partition(".")[0] == "frazil"}
 

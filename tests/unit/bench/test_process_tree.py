@@ -37,13 +37,13 @@ def usage_of(script: str, folder: Path) -> float:
     return usage.cpu_s
 
 
-def test_counts_a_child_that_is_waited_for(tmp_path: Path) -> None:
+def test_a_child_that_its_parent_waits_for_is_counted(tmp_path: Path) -> None:
     cpu_s = usage_of("os.waitpid(fork(lambda: burn(1)), 0)", tmp_path)
 
     assert 1 <= cpu_s < 1.8
 
 
-def test_counts_a_child_whose_parent_ignores_its_end(tmp_path: Path) -> None:
+def test_a_child_whose_parent_ignores_its_end_is_counted(tmp_path: Path) -> None:
     script = """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     fork(lambda: burn(1))
@@ -58,7 +58,7 @@ def test_counts_a_child_whose_parent_ignores_its_end(tmp_path: Path) -> None:
     assert 0.8 <= cpu_s < 1.8
 
 
-def test_counts_once_a_child_that_outlives_the_parent_that_ignores_it(tmp_path: Path) -> None:
+def test_a_child_that_outlives_a_parent_that_ignores_it_is_counted_once(tmp_path: Path) -> None:
     script = """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     seen, tell = os.pipe()
@@ -71,11 +71,11 @@ def test_counts_once_a_child_that_outlives_the_parent_that_ignores_it(tmp_path: 
     assert 1 <= cpu_s < 1.8
 
 
-def test_says_how_the_command_ended(tmp_path: Path) -> None:
+def test_the_exit_code_of_the_measured_command_is_reported(tmp_path: Path) -> None:
     assert measured([sys.executable, "-c", "raise SystemExit(3)"], log=tmp_path / "log").exit_code == 3
 
 
-def test_a_sampled_tree_keeps_what_an_ended_process_had_used_and_says_what_it_was() -> None:
+def test_a_sampled_process_tree_keeps_the_cpu_time_and_role_of_ended_processes() -> None:
     script = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); sys.stdin.read()"
     tree = SampledTree()
     before = tree.cpu_s()["worker daemon"]  # of other tests' Spark, which runs below this process too

@@ -64,14 +64,14 @@ def test_a_catalog_that_cannot_hold_a_stream_is_refused_before_the_table_is_chan
     assert not is_adopted()
 
 
-def test_a_valid_catalog_is_probed_once_and_adopts(streams: Path, frazil_home: Path) -> None:
+def test_adopting_a_stream_probes_a_valid_catalog_once(streams: Path, frazil_home: Path) -> None:
     done = adopt(streams)
     assert "Adopted: stream rides begins at" in done.output, done.exception
     assert is_adopted()
     assert len(list((frazil_home / "catalogs").iterdir())) == 1
 
 
-def test_a_catalog_without_a_warehouse_is_one_sentence_wherever_a_table_is_made(
+def test_a_catalog_without_a_warehouse_is_reported_in_one_sentence_by_every_table_creation(
     streams: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = find_stream(streams, "rides")

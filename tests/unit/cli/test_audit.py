@@ -22,7 +22,7 @@ def test_a_stream_that_has_committed_nothing_is_not_called_clean(capsys: pytest.
     assert "not asked" not in said
 
 
-def test_gaps_that_kafka_was_not_requested_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_audit_reports_that_gaps_were_not_checked_without_source(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
     _print_audit(Audit("orders", partitions=(landed,), findings=(), batches=1), with_source=False)
     said = capsys.readouterr().out
@@ -43,7 +43,7 @@ def test_an_upsert_that_has_committed_nothing_has_no_partitions(capsys: pytest.C
     assert capsys.readouterr().out == ("Stream orders has committed nothing yet. `frazil status orders` shows why.\n")
 
 
-def test_an_upsert_of_which_not_all_was_compared_is_not_called_clean(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_incompletely_compared_upsert_is_not_reported_as_clean(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
     note = Finding(FindingKind.NOT_COMPARED, 5, "5 offsets are yet to be read again", "orders")
     found = Audit("orders", partitions=(landed,), findings=(note,), batches=1, by_key=True)
@@ -73,7 +73,7 @@ def test_faults_are_printed_before_notes(capsys: pytest.CaptureFixture[str]) -> 
     assert [line.split()[0] for line in lines] == ["OFF", "OFF", "note", "note"]
 
 
-def test_an_upsert_that_was_read_again_is_compared_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_upsert_with_offsets_committed_twice_is_compared_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 9, 9, 0, None, 0)
     note = Finding(FindingKind.READ_AGAIN, 4, "4 offsets were committed more than once", "orders-0")
     _print_audit(Audit("orders", partitions=(landed,), findings=(note,), batches=2, by_key=True), with_source=True)
@@ -87,7 +87,7 @@ def test_an_upsert_that_was_read_again_is_compared_as_a_whole(capsys: pytest.Cap
     (FindingKind.UNCHECKED, True, 0),
     (FindingKind.MISSING, False, 1),
 ])  # fmt: skip
-def test_an_audit_is_clean_if_all_agrees_and_its_exit_code_tells_wrong_from_not_compared(
+def test_the_exit_code_of_an_audit_distinguishes_clean_wrong_and_not_compared(
     kind: FindingKind, clean: bool, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
@@ -100,7 +100,7 @@ def test_an_audit_is_clean_if_all_agrees_and_its_exit_code_tells_wrong_from_not_
     assert said["complete"] == (kind is not FindingKind.NOT_COMPARED)
 
 
-def test_a_period_that_was_not_all_compared_and_the_rows_of_a_former_topic_are_printed(
+def test_a_partly_compared_audit_period_and_its_rows_of_a_former_topic_are_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     landed = PartitionAudit("orders", 0, 0, 48, 246, 246, 0, None, 0, of_former_topics=198)

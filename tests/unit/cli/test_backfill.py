@@ -26,7 +26,7 @@ def open_any(*_: Any) -> Iterator[Requested]:
 
 
 @pytest.mark.parametrize("printed", ["", "Error: cannot reserve memory\n"])
-def test_a_failed_start_of_spark_names_the_log_with_what_the_jvm_printed(
+def test_a_failed_start_of_spark_names_the_log_with_the_output_of_the_jvm(
     declare: Callable[..., Path], frazil_home: Path, monkeypatch: pytest.MonkeyPatch, printed: str
 ) -> None:
     def fail(*_: Any, output: Path) -> NoReturn:

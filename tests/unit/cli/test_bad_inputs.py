@@ -97,7 +97,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
     ids=["binary", "nul", "huge", "deep", "wrong", "empty"],
 )
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_file_that_cannot_be_used_is_named(run: Run, streams: Path, command: str, content: bytes, words: str) -> None:
+def test_an_unusable_file_is_reported_by_name(
+    run: Run, streams: Path, command: str, content: bytes, words: str
+) -> None:
     (streams / "rides.yaml").write_bytes(content)
     code, said = run(command, streams)
     assert code == 10
@@ -114,7 +116,7 @@ def test_a_folder_without_streams_is_reported(run: Run, streams: Path, tmp_path:
     assert code == 10
 
 
-def test_an_audit_before_the_first_records_says_only_that(run: Run, streams: Path) -> None:
+def test_an_audit_before_the_first_records_reports_only_that(run: Run, streams: Path) -> None:
     ensure_table(load_catalog(None), load_stream(streams / "rides.yaml"))
     code, said = run("audit rides", streams)
     assert code == AdoptionRequired.exit_code
@@ -159,7 +161,7 @@ def test_a_stream_whose_file_broke_can_be_paused_and_its_table_is_shown(run: Run
         assert run(command, streams)[0] == 10, "its writer could not be started"
 
 
-def test_a_writer_in_the_foreground_is_not_said_to_be_stopped(run: Run, streams: Path) -> None:
+def test_a_running_foreground_writer_is_not_reported_as_stopped(run: Run, streams: Path) -> None:
     with WriterLock(run_folder("rides")):
         for command, expected in (("pause rides", 0), ("restart rides", 9)):
             code, said = run(command, streams)
@@ -188,7 +190,7 @@ def test_a_catalog_configuration_that_cannot_be_read_is_reported(
 
 
 @pytest.mark.parametrize("command", WITH_A_CATALOG)
-def test_a_catalog_that_is_away_is_one_sentence(
+def test_an_unavailable_catalog_is_reported_in_one_sentence(
     run: Run, streams: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__DEFAULT__URI", "http://127.0.0.1:1")
@@ -245,7 +247,9 @@ OF_ONE_STREAM = [
 
 
 @pytest.mark.parametrize("broken", NEIGHBOURS)
-def test_a_broken_file_of_another_stream_stops_no_command_about_this_one(run: Run, streams: Path, broken: str) -> None:
+def test_a_broken_file_of_another_stream_blocks_no_command_about_this_stream(
+    run: Run, streams: Path, broken: str
+) -> None:
     (streams / "rides.yaml").write_text(VALID.replace("id: long not null", "id: long"))
     MadeStream(load_stream(streams / "rides.yaml"), now_ms=0, partitions=1).land({0: (0, 3)})
     NEIGHBOURS[broken](streams / "another.yaml")

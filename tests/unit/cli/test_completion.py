@@ -45,13 +45,15 @@ def test_names_of_valid_streams_and_their_tables_are_completed(streams: Path) ->
     assert completed("partitions", incomplete="city.t") == ["city.taxis", "city.taxis_dead_letters"]
 
 
-def test_the_folder_may_be_named_in_the_line(tmp_path: Path, streams: Path) -> None:
+def test_completion_uses_the_streams_folder_given_on_the_command_line(tmp_path: Path, streams: Path) -> None:
     (tmp_path / "other").mkdir()
     (streams / "other" / "boats.yaml").write_text(YAML.format(name="boats"))
     assert completed("pause", "--streams", str(tmp_path / "other")) == ["boats"]
 
 
-def test_a_folder_without_streams_completes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shell_completion_of_a_folder_without_streams_offers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FRAZIL_STREAMS", str(tmp_path / "none"))
     assert completed("status") == []
 
@@ -64,7 +66,7 @@ def test_each_shell_has_a_script(shell: str) -> None:
 
 
 @pytest.mark.processes
-def test_bash_asks_without_loading_a_catalog(streams: Path) -> None:  # noqa: ARG001
+def test_bash_completion_loads_no_catalog(streams: Path) -> None:  # noqa: ARG001
     environment = {**os.environ, "_FRAZIL_COMPLETE": "bash_complete", "COMP_WORDS": "frazil sta", "COMP_CWORD": "1"}
     code = (
         "import sys; sys.argv[0] = 'frazil'; from frazil.cli.main import main\n"

@@ -57,7 +57,7 @@ def test_commits_are_summed_and_priced(made: MadeStream, tmp_path: Path):
     assert "Also EUR0.0000 to store" in shown
 
 
-def test_all_tables_of_a_stream_are_stored(made: MadeStream):
+def test_the_storage_cost_of_a_stream_includes_all_its_tables(made: MadeStream):
     at = made.tables.marker().offsets[made.topic, 0]  # type: ignore[union-attr]
     made.land({0: (at, at + 400)}, rejected={0: range(at, at + 400)})
     heads = [table.refresh().current_snapshot() for table in (made.tables.main, made.tables.dead_letters)]

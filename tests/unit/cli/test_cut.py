@@ -98,7 +98,7 @@ def expire_before(handle: TableHandle, hour: int) -> None:
     table.catalog.commit_table(table, (), (RemoveSnapshotsUpdate(snapshot_ids=old),))
 
 
-def test_the_newest_cut_has_what_has_landed(made, cut):
+def test_the_newest_consistent_snapshot_set_contains_all_that_has_landed(made, cut):
     stream = made("a")
     land(stream, 0)
     land(stream, 1)
@@ -125,7 +125,7 @@ def test_dead_letters_that_landed_before_their_batch_are_left_out(made, cut, mon
     assert offsets(found["demo.a_dead_letters"]) == [0]
 
 
-def test_a_cut_of_an_earlier_time_has_the_batches_until_then(made, cut):
+def test_a_cut_at_an_earlier_time_contains_the_batches_until_then(made, cut):
     stream = made("a")
     for hour in range(4):
         land(stream, hour, bad=hour != 1)
@@ -137,7 +137,7 @@ def test_a_cut_of_an_earlier_time_has_the_batches_until_then(made, cut):
 
 
 @pytest.mark.parametrize("which", ["demo.a", "demo.a_dead_letters"])
-def test_a_table_that_was_rolled_back_is_in_no_cut_until_that_is_settled(made, call, which):
+def test_a_rolled_back_table_makes_the_cut_fail_until_that_is_resolved(made, call, which):
     stream = made("a")
     land(stream, 0)
     table = load_catalog(None).load_table(which)
@@ -148,7 +148,7 @@ def test_a_table_that_was_rolled_back_is_in_no_cut_until_that_is_settled(made, c
     assert f"table {which} was replaced, or rolled back to before the last commit of stream 'a'" in str(done.exception)
 
 
-def test_what_others_commit_is_in_the_cut_of_its_time(made, cut):
+def test_commits_of_other_programs_are_in_the_snapshot_set_of_their_time(made, cut):
     stream = made("a")
     land(stream, 0)
     table = stream.tables.main.refresh()
@@ -156,7 +156,7 @@ def test_what_others_commit_is_in_the_cut_of_its_time(made, cut):
     assert 5 not in offsets(cut("a")["demo.a"])
 
 
-def test_a_table_without_a_snapshot_then_is_said(made, cut, call):
+def test_a_cut_reports_a_table_that_had_no_snapshot_at_that_time(made, cut, call):
     land(made("a"), 0)
     found = cut("a", "--at", at(-2))
     assert {name: table["snapshot-id"] for name, table in found.items()} == {
@@ -166,7 +166,7 @@ def test_a_table_without_a_snapshot_then_is_said(made, cut, call):
     assert "-- demo.a had no snapshot at that time" in call("a", "--at", at(-2), "--sql", "spark").stdout
 
 
-def test_what_has_expired_is_said(made, cut, call):
+def test_frazil_cut_reports_that_the_requested_history_has_expired(made, cut, call):
     stream = made("a")
     for hour in range(4):
         land(stream, hour)
@@ -181,7 +181,7 @@ def test_what_has_expired_is_said(made, cut, call):
     assert offsets(cut("a")["demo.a_dead_letters"]) == [0, 10, 20, 30]
 
 
-def test_streams_are_cut_by_the_newest_watermark_that_all_had(made, cut, call):
+def test_frazil_cut_uses_the_newest_watermark_that_all_streams_reached(made, cut, call):
     first, second = made("a"), made("b")
     for hour in range(4):
         land(first, hour)
@@ -196,7 +196,7 @@ def test_streams_are_cut_by_the_newest_watermark_that_all_had(made, cut, call):
     assert f"Cut by watermark: {at(0.5)}." in call("a", "b").stdout
 
 
-def test_two_streams_of_one_table_have_one_snapshot_of_it(made, cut):
+def test_frazil_cut_uses_one_snapshot_for_a_table_of_two_streams(made, cut):
     first, second = made("a", "shared"), made("b", "shared")
     for hour in range(3):
         land(first, hour)
@@ -208,7 +208,7 @@ def test_two_streams_of_one_table_have_one_snapshot_of_it(made, cut):
     assert len(offsets(found["demo.shared"])) == 36
 
 
-def test_a_stream_without_a_watermark_is_not_cut_with_others(made, call):
+def test_a_cut_of_several_streams_needs_a_watermark_of_each(made, call):
     land(made("a"), 0)
     made("b").land({0: (0, 3)})
     done = call("a", "b")
@@ -216,7 +216,7 @@ def test_a_stream_without_a_watermark_is_not_cut_with_others(made, call):
     assert "stream 'b' has no watermark" in str(done.exception)
 
 
-def test_a_tag_keeps_the_cut_from_expiry_until_it_is_removed(made, cut, call):
+def test_a_tag_protects_its_cut_from_expiry_until_the_tag_is_removed(made, cut, call):
     stream = made("a")
     land(stream, 0)
     tagged = cut("a", "--tag", "year-end")
@@ -287,7 +287,7 @@ def counts(found: dict[str, Any]) -> dict[str, int]:
     return {name: len(offsets(table)) for name, table in found.items()}
 
 
-def test_the_tables_of_a_route_are_in_the_cut_with_the_batches_of_its_default_table(shop: MadeRoute, cut: Any) -> None:
+def test_frazil_cut_includes_routed_tables_with_the_batches_of_the_default_table(shop: MadeRoute, cut: Any) -> None:
     for hour in range(3):
         shop.now_ms = BEGIN_MS + hour * HOUR_MS
         shop.run({"main": 1, "shop.orders": 2, **({"shop.raw_a": 3} if hour != 1 else {})}, rejected=1)
@@ -300,7 +300,7 @@ def test_the_tables_of_a_route_are_in_the_cut_with_the_batches_of_its_default_ta
     assert cut("shop", "--at", at(-2))["shop.raw_a"]["snapshot-id"] is None
 
 
-def test_a_batch_that_a_table_of_the_route_lacks_is_in_no_table_of_the_cut(shop: MadeRoute, cut: Any) -> None:
+def test_a_batch_missing_from_one_routed_table_is_left_out_of_every_table_of_the_cut(shop: MadeRoute, cut: Any) -> None:
     shop.run({"main": 1, "shop.orders": 1})
     for _ in range(2):
         shop.batch({"main": 1, "shop.orders": 1, "shop.raw_a": 1}, rejected=1)
@@ -313,7 +313,7 @@ def test_a_batch_that_a_table_of_the_route_lacks_is_in_no_table_of_the_cut(shop:
     assert counts(cut("shop")) == {"shop.other": 3, "shop.orders": 3, "shop.raw_a": 2, "shop.other_dead_letters": 2}
 
 
-def test_a_cut_is_before_batches_that_came_to_a_table_in_one_snapshot_if_it_is_not_after_them(
+def test_a_cut_leaves_out_batches_that_a_table_got_in_one_snapshot_if_one_of_them_is_too_late(
     shop: MadeRoute, cut: Any
 ) -> None:
     """`shop.raw_a` got batches 2 and 3 together: it has no snapshot with the second alone."""
@@ -331,7 +331,7 @@ def test_a_cut_is_before_batches_that_came_to_a_table_in_one_snapshot_if_it_is_n
     assert counts(cut("shop"))["shop.raw_a"] == counts(cut("shop"))["shop.other"] == 3
 
 
-def test_a_table_of_the_route_that_was_rolled_back_is_in_no_cut(shop: MadeRoute, call: Any) -> None:
+def test_a_rolled_back_routed_table_makes_the_cut_fail(shop: MadeRoute, call: Any) -> None:
     shop.run({"main": 1, "shop.raw_a": 1})
     table = load_catalog(None).load_table("shop.raw_a")
     kept = table.metadata.current_snapshot_id
@@ -342,7 +342,7 @@ def test_a_table_of_the_route_that_was_rolled_back_is_in_no_cut(shop: MadeRoute,
     assert "frazil route shop --give-up shop.raw_a" in str(done.exception)
 
 
-def test_a_tag_is_in_all_tables_of_the_route(shop: MadeRoute, call: Any) -> None:
+def test_a_tag_of_a_cut_is_set_on_all_tables_of_the_route(shop: MadeRoute, call: Any) -> None:
     shop.run({"main": 1, "shop.raw_a": 1})
     assert call("shop", "--tag", "whole").exit_code == 0
     for name in ("shop.other", "shop.orders", "shop.raw_a"):

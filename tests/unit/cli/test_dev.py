@@ -15,7 +15,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(frazil, ["dev", *arguments])
 
 
-def test_nothing_runs_in_a_fresh_home(frazil_home: Path) -> None:
+def test_dev_status_and_down_of_a_fresh_home_show_that_nothing_runs(frazil_home: Path) -> None:
     shown = run("status")
     assert shown.exit_code == 1
     assert "kafka          not running" in shown.output

@@ -113,7 +113,7 @@ def test_the_first_dead_letters_are_shown_by_topic_partition_and_offset_whatever
     ]
 
 
-def test_headers_are_shown_where_there_are_some(streams: Path) -> None:
+def test_dlq_show_prints_headers_if_a_dead_letter_has_some(streams: Path) -> None:
     assert call(streams, "show", "made", "--reason", "WrongType").splitlines()[1:] == [
         "    value: {}",
         "    header a: \\xff",
@@ -122,7 +122,7 @@ def test_headers_are_shown_where_there_are_some(streams: Path) -> None:
     ]
 
 
-def test_dead_letters_from_before_there_were_headers_are_shown_after_their_table_has_the_column(streams: Path) -> None:
+def test_dead_letters_older_than_the_headers_column_are_shown_after_it_is_added(streams: Path) -> None:
     spec, catalog = load_stream(streams / "made.yaml"), load_catalog(None)
     made = ensure_dead_letters(catalog, spec)
     rows = made.scan().to_arrow().drop_columns(["headers"])
@@ -134,7 +134,7 @@ def test_dead_letters_from_before_there_were_headers_are_shown_after_their_table
     assert "header" not in call(streams, "show", "made", "--reason", "NotJson")
 
 
-def test_a_reason_that_no_dead_letter_has_is_answered_with_those_that_there_are(streams: Path) -> None:
+def test_an_unknown_dead_letter_reason_is_answered_with_the_existing_reasons(streams: Path) -> None:
     sentence = "Stream made has no dead letters with the reason nope; existing reasons: NotJson, WrongType.\n"
     for command in ("show", "list"):
         assert call(streams, command, "made", "--reason", "nope") == sentence
@@ -194,7 +194,7 @@ def test_dead_letters_that_keep_nothing_of_their_record_are_not_counted_as_decod
     assert said == "Stream made: nothing to replay, because no dead letters are left.\n"
 
 
-def test_dead_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_writer(streams: Path) -> None:
+def test_a_replay_leaves_out_dead_letters_whose_records_the_writer_will_read_again(streams: Path) -> None:
     """The state after a reset: the stream stands at offset 1, and letters are at 0, 1 and 2."""
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 1})
@@ -208,7 +208,7 @@ def test_dead_letters_whose_records_are_yet_to_be_read_again_are_left_to_the_wri
     assert '"left-out": {\n    "to-be-read": 1\n  }' in call(streams, *ahead, "--dry-run", "--json")
 
 
-def test_a_dry_run_of_a_replay_says_what_would_land_and_why_the_rest_would_fail_again(streams: Path) -> None:
+def test_a_dry_run_of_a_replay_reports_what_would_land_and_why_the_rest_would_fail_again(streams: Path) -> None:
     opened = open_stream(load_stream(streams / "made.yaml"))
     Committer.take_over(opened.tables, source=SourceIdentity("c", {"made": "id"}), initial=lambda: {("made", 0): 9})
     before = opened.tables.dead_letters.refresh().metadata
@@ -275,7 +275,7 @@ def test_dead_letters_without_a_required_value_land_once_its_column_is_optional(
     assert call(tmp_path, "replay", "made") == "Stream made: 1 dead letter is a row now; 0 failed again.\n"
 
 
-def test_what_cannot_be_replayed_is_refused_before_it_is_counted(streams: Path) -> None:
+def test_dead_letters_that_cannot_be_replayed_are_refused_before_they_are_counted(streams: Path) -> None:
     (streams / "made.yaml").write_text(STREAM + "coordinates: false\n")
     done = CliRunner().invoke(frazil, ["dlq", "replay", "made", "--dry-run", "--streams", str(streams)])
     assert isinstance(done.exception, SpecError)
@@ -299,5 +299,5 @@ def test_dead_letters_of_a_former_topic_are_named_where_they_are_listed(
     call(folder, "replay", "made", "--yes")
 
 
-def test_a_reason_is_a_word(streams: Path) -> None:
+def test_a_dead_letter_reason_must_be_an_error_class(streams: Path) -> None:
     assert "error class" in call(streams, "list", "made", "--reason", "x' or 1=1", code=2)

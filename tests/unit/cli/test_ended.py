@@ -68,7 +68,7 @@ def faults(folder: Path, made: MadeStream) -> list[str]:
 
 
 @pytest.mark.parametrize("error", [OffsetGap, TopicRecreated])
-def test_an_end_after_which_no_writer_starts_is_an_alert_at_once(
+def test_an_exit_after_which_no_writer_starts_is_an_immediate_alert(
     made: MadeStream, tmp_path: Path, error: type[OffsetGap]
 ) -> None:
     ends(error.exit_code, f"{error.__name__}: {WORDS}")
@@ -80,13 +80,13 @@ def test_an_end_after_which_no_writer_starts_is_an_alert_at_once(
     assert faults(tmp_path, made) == [f"made: stopped: {said}"]
 
 
-def test_an_end_that_a_restart_may_fix_has_its_grace(made: MadeStream, tmp_path: Path) -> None:
+def test_an_exit_that_a_restart_may_fix_is_not_an_immediate_alert(made: MadeStream, tmp_path: Path) -> None:
     ends(CommitUnavailable.exit_code, "CommitUnavailable: the catalog does not answer")
     assert json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"] == []
     assert made.spec.name in call(tmp_path, "status")
 
 
-def test_a_writer_that_another_host_replaced_is_no_alert(made: MadeStream, tmp_path: Path) -> None:
+def test_a_writer_replaced_by_another_host_is_not_an_alert(made: MadeStream, tmp_path: Path) -> None:
     ends(Fenced.exit_code, "Fenced: it was replaced", ago_ms=90_000)
     assert json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"] == []
     assert faults(tmp_path, made) == []
@@ -106,7 +106,7 @@ def test_doctor_names_a_recreated_topic_as_status_does(
     assert faults(tmp_path, made) == []
 
 
-def test_the_error_of_the_last_writer_is_shown_once_and_until_the_stream_is_reset(
+def test_the_last_writers_error_is_shown_once_until_the_stream_is_reset(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = f"{status_stream.LAG_UNKNOWN_PREFIX}: TopicRecreated: {WORDS}"
@@ -125,7 +125,7 @@ def test_the_error_of_the_last_writer_is_shown_once_and_until_the_stream_is_rese
     assert faults(tmp_path, made) == []
 
 
-def test_a_writer_whose_end_could_not_be_recorded_has_run_on_this_host(
+def test_a_writer_whose_exit_could_not_be_recorded_is_known_to_have_run_on_this_host(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_folder("made").mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ COMMANDS = [
 ]
 
 
-def test_no_command_that_reads_imports_what_takes_seconds(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
+def test_read_only_commands_import_no_slow_module(frazil_home: Path, tmp_path: Path) -> None:  # noqa: ARG001
     (tmp_path / "made.yaml").write_text(STREAM)
     MadeStream(load_stream(tmp_path / "made.yaml"), 2_000_000_000_000, partitions=1).land({0: (0, 25)})
     commands = [[*call, "--streams", str(tmp_path)] for call in COMMANDS]
@@ -98,7 +98,7 @@ def test_pyarrow_does_without_pandas_until_spark_needs_it() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_driver_leaves_to_its_workers_what_only_staging_needs() -> None:
+def test_a_driver_leaves_imports_that_only_staging_needs_to_its_workers() -> None:
     program = (
         "import sys\n"
         "import frazil.stream.main, frazil.stream.spark_engine, frazil.stream.hosting, frazil.stream.writer\n"

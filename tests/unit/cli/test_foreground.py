@@ -55,7 +55,7 @@ def landed(records: int, rejected: int = 0, files: int = 1) -> BatchCommitted:
         (landed(0, files=0), "batch 3-7: no new records, only the watermark was updated"),
     ],
 )
-def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
+def test_a_batch_is_logged_as_one_line(batch: BatchCommitted, line: str):
     assert RunTotals(SPEC).add(batch) == line
 
 
@@ -72,7 +72,7 @@ def test_a_batch_is_one_line(batch: BatchCommitted, line: str):
         ),
     ],
 )
-def test_the_last_line_says_what_the_run_landed(batches: list[BatchCommitted], stopped: bool, line: str):
+def test_the_last_line_shows_the_rows_that_the_run_landed(batches: list[BatchCommitted], stopped: bool, line: str):
     totals = RunTotals(SPEC)
     for batch in batches:
         totals.add(batch)
@@ -89,7 +89,7 @@ def test_a_stopped_run_reports_the_records_that_wait_in_kafka():
     assert totals.document(stopped=True, lag=1)["lag"] == 1
 
 
-def test_rows_that_wait_for_tables_of_the_route_are_distinguished():
+def test_rows_that_wait_for_routed_tables_are_reported_separately():
     route = {"by": "header", "name": "kind", "tables": {"a": "city.a"}}
     totals = RunTotals(
         StreamSpec.model_validate({**SPEC.model_dump(by_alias=True, exclude_unset=True), "route": route})
@@ -122,7 +122,7 @@ def test_a_wait_is_shown_after_half_a_minute_then_at_a_new_reason_and_else_hourl
     ]
 
 
-def test_a_wait_after_a_batch_without_one_is_another_and_one_that_batches_do_not_end_goes_on():
+def test_a_wait_after_a_batch_is_new_and_a_wait_that_batches_do_not_end_continues():
     now_s = 0.0
     waits = WaitReporter(clock=lambda: now_s)
 
@@ -165,14 +165,14 @@ def test_the_live_line_of_an_application_counts_its_streams_by_phase():
     assert live_text_of_many([waiting, None, staging, waiting]) == "4 streams: 1 staging, 1 starting, 2 waiting"
 
 
-def test_of_merged_batches_the_lines_count_changes():
+def test_printed_lines_count_changes_for_merged_batches():
     spec = SPEC.model_copy(update={"mode": "upsert"})
     totals = RunTotals(spec)
     assert totals.add(landed(2, 1, files=2)) == "batch 3-7: 2 changes merged, 1 dead letter, 1.2 s"
     assert totals.last_line(stopped=False) == f"caught up: 2 changes merged into city.rides, 1 dead letter ({SEE})"
 
 
-def test_of_a_stream_that_drops_repeats_the_records_and_the_rows_are_reported():
+def test_a_stream_that_drops_repeats_reports_records_and_rows():
     dedupe = {"key": ["n"], "within": "1h"}
     declared = {**SPEC.model_dump(by_alias=True, exclude_unset=True), "dedupe": dedupe}
     declared |= {"schema": {"n": "timestamptz not null"}}
@@ -192,11 +192,11 @@ def heartbeat(phase: Phase, **changes: Any) -> Heartbeat:
 
 
 @pytest.mark.parametrize("phase", Phase)
-def test_every_phase_has_words(phase: Phase):
+def test_the_live_line_describes_every_phase(phase: Phase):
     assert live_text(heartbeat(phase), now_ms=4_000).endswith(" (4.0 s)")
 
 
-def test_what_lives_says_what_is_waited_for_and_what_was_read():
+def test_the_live_line_shows_the_current_wait_or_the_records_read():
     assert live_text(None, now_ms=0) == "starting"
     assert live_text(heartbeat(Phase.WAITING, lag=0), now_ms=12_000) == "waiting for records (12 s)"
     assert live_text(heartbeat(Phase.WAITING, lag=1200), now_ms=0) == "1,200 records wait for their batch (0.0 s)"
@@ -206,7 +206,9 @@ def test_what_lives_says_what_is_waited_for_and_what_was_read():
     assert live_text(merging, now_ms=0) == "batch 3-7: merging, 900 rows read (0.0 s)"
 
 
-def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_lines_of_the_writer_arrive_unbroken_and_its_warnings_separately(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     read_end, write_end = os.pipe()
     voice = WriterPipe(write_end)
     voice.say("ünïcode\nand a line break")
@@ -222,7 +224,7 @@ def test_what_the_writer_says_arrives_whole_and_its_warnings_apart(tmp_path: Pat
     assert not terminal.complained, "a warning does not say why a writer ended"
 
 
-def test_why_the_writer_ended_is_known_as_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_reason_why_the_writer_ended_is_recognised_as_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     read_end, write_end = os.pipe()
     WriterPipe(write_end).print_error("TopicMissing: no topic t")
     os.close(write_end)
@@ -234,7 +236,7 @@ def test_why_the_writer_ended_is_known_as_that(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err == "TopicMissing: no topic t\n"
 
 
-def test_only_a_terminal_has_a_line_that_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_live_status_line_appears_only_in_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     Terminal(tmp_path)._show_live(writer=1)
     assert capsys.readouterr().out == ""
     with pytest.MonkeyPatch.context() as patch:
@@ -243,14 +245,14 @@ def test_only_a_terminal_has_a_line_that_lives(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out == "\r\x1b[Kstarting"
 
 
-def test_a_writer_whose_listener_is_gone_goes_on():
+def test_a_writer_continues_after_its_output_listener_is_gone():
     read_end, write_end = os.pipe()
     os.close(read_end)
     WriterPipe(write_end).say("nobody hears it")
     os.close(write_end)
 
 
-def test_a_terminal_that_lacks_a_character_gets_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_character_that_the_terminal_cannot_show_is_escaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shown = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
     terminal = Terminal(tmp_path)

@@ -38,7 +38,7 @@ def call(folder: Path, *arguments: str) -> Result:
     return CliRunner().invoke(frazil, ["health", *arguments, "--streams", str(folder)])
 
 
-def test_a_stream_is_answered_with_its_table(made: MadeStream, tmp_path: Path) -> None:
+def test_health_of_a_stream_name_is_answered_with_the_name_of_its_table(made: MadeStream, tmp_path: Path) -> None:
     assert str(call(tmp_path, made.spec.name).exception) == "made is a stream; its table is demo.made"
 
 
@@ -48,7 +48,7 @@ def tables(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     return list(json.loads(done.stdout)["tables"])
 
 
-def test_every_table_has_a_line_also_those_that_are_not_made_yet(made: MadeStream, tmp_path: Path):  # noqa: ARG001
+def test_every_table_is_listed_even_if_it_does_not_exist_yet(made: MadeStream, tmp_path: Path):  # noqa: ARG001
     lines = call(tmp_path).stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["table", "demo.made", "demo.made_dead_letters", "frazil.signals"]
     assert lines[1].rstrip().endswith("ok")
@@ -65,7 +65,7 @@ def test_at_80_columns_no_name_of_a_table_is_broken(made: MadeStream, tmp_path: 
     assert all(len(line) <= 80 for line in lines[:4])
 
 
-def test_a_table_in_full_has_its_numbers_and_ratios(made: MadeStream, tmp_path: Path):
+def test_the_health_of_one_table_has_its_numbers_and_ratios(made: MadeStream, tmp_path: Path):
     (found,) = tables(tmp_path, "demo.made")
     size = sum(f["file_size_in_bytes"] for f in made.tables.main.refresh().inspect.files().to_pylist())
     assert (found["kind"], found["health"]["data-files"], found["health"]["data-bytes"]) == ("main", 6, size)
@@ -78,13 +78,13 @@ def test_a_table_in_full_has_its_numbers_and_ratios(made: MadeStream, tmp_path: 
     assert "format version" not in shown
 
 
-def test_a_table_of_format_version_3_in_full_says_so(tmp_path: Path, frazil_home: Path):  # noqa: ARG001
+def test_health_of_a_table_of_format_version_3_shows_the_version(tmp_path: Path, frazil_home: Path):  # noqa: ARG001
     (tmp_path / "made.yaml").write_text(YAML.replace('"4096"', '"4096", format-version: 3'))
     assert MadeStream(load_stream(tmp_path / "made.yaml"), 0).tables.main.current().metadata.format_version == 3
     assert "format version  3" in call(tmp_path, "demo.made").stdout
 
 
-def test_a_table_in_full_has_the_lag_that_no_writer_reports(
+def test_the_health_of_one_table_has_the_lag_that_no_writer_reports(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(measure, "kafka_lag", lambda *_: 48_000)
@@ -96,7 +96,7 @@ def test_a_table_in_full_has_the_lag_that_no_writer_reports(
     assert call(tmp_path).exit_code == 0
 
 
-def test_deep_shows_partitions_the_worst_first(made: MadeStream, tmp_path: Path):
+def test_health_deep_shows_the_worst_partitions_first(made: MadeStream, tmp_path: Path):
     land(made, 1, rows=1)
     lines = [line for line in call(tmp_path, "demo.made", "--deep").stdout.splitlines() if "at_day=" in line]
     assert [line.split()[:3] for line in lines] == [["at_day=2013-12-30", "4", "4"], ["at_day=2013-12-31", "3", "3"]]
@@ -104,14 +104,14 @@ def test_deep_shows_partitions_the_worst_first(made: MadeStream, tmp_path: Path)
     assert [p["path"] for p in found["health"]["partitions"]] == ["at_day=2013-12-30", "at_day=2013-12-31"]
 
 
-def test_a_long_list_of_partitions_is_cut_and_says_so(made: MadeStream, tmp_path: Path):
+def test_a_long_list_of_partitions_is_shortened_with_a_note(made: MadeStream, tmp_path: Path):
     land(made, 1, rows=25)
     shown = call(tmp_path, "demo.made", "--deep").stdout
     assert shown.count("at_day=") == 20
     assert "and 5 partitions more" in shown
 
 
-def test_what_is_beyond_a_threshold_is_a_sentence_and_no_error(made: MadeStream, tmp_path: Path):  # noqa: ARG001
+def test_a_value_beyond_a_threshold_is_a_sentence_and_not_an_error(made: MadeStream, tmp_path: Path):  # noqa: ARG001
     (tmp_path / "made.yaml").write_text(YAML + ALERTS)
     done = call(tmp_path)
     assert done.exit_code == 0
@@ -126,7 +126,7 @@ def test_an_unknown_table_is_an_error_that_names_the_known_ones(made: MadeStream
     assert "Maintained tables: demo.made, demo.made_dead_letters, frazil.signals" in str(done.exception)
 
 
-def test_a_catalog_out_of_reach_hides_no_other_table_and_is_an_error_of_its_own(
+def test_an_unreachable_catalog_is_an_error_but_hides_no_other_table(
     made: MadeStream,  # noqa: ARG001
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -163,13 +163,13 @@ def test_a_catalog_out_of_reach_is_one_cause_with_its_tables_and_no_stall_of_a_w
     assert {table["fix"] for table in document["tables"]} == {shown.splitlines()[-1].removeprefix("  → ")}
 
 
-def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(made: MadeStream, tmp_path: Path):  # noqa: ARG001
+def test_an_unreadable_declaration_is_one_error_among_others(made: MadeStream, tmp_path: Path):  # noqa: ARG001
     (tmp_path / "broken.yaml").write_text("name: [")
     done = call(tmp_path)
     assert (done.exit_code, "demo.made" in done.stdout, "broken.yaml" in done.stderr) == (10, True, True)
 
 
-def test_a_writer_that_ends_again_and_again_is_said_of_its_stream(made: MadeStream, tmp_path: Path, frazil_home: Path):
+def test_a_repeatedly_crashing_writer_is_reported_for_its_stream(made: MadeStream, tmp_path: Path, frazil_home: Path):
     assert json.loads(call(tmp_path, "--json").stdout)["streams"][0]["beyond"] == []
     folder, now_ms = frazil_home / "streams" / made.spec.name, time.time_ns() // 1_000_000
     folder.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def test_a_writer_that_ends_again_and_again_is_said_of_its_stream(made: MadeStre
     assert said.splitlines()[1].rstrip().endswith("restarts:made")
 
 
-def test_a_stalled_writer_is_said_at_once_with_what_holds_it_back(tmp_path: Path, frazil_home: Path):
+def test_a_stalled_writer_is_reported_at_once_with_the_cause(tmp_path: Path, frazil_home: Path):
     (tmp_path / "made.yaml").write_text(YAML)
     folder = frazil_home / "streams" / "made"
     with WriterLock(folder):
@@ -203,7 +203,7 @@ def test_a_stalled_writer_is_said_at_once_with_what_holds_it_back(tmp_path: Path
     assert "stall" not in call(tmp_path).stdout, "it has ended"
 
 
-def test_a_writer_that_was_given_up_is_said_at_once_by_health_and_status(tmp_path: Path, frazil_home: Path):
+def test_a_given_up_writer_is_reported_at_once_by_health_and_status(tmp_path: Path, frazil_home: Path):
     (tmp_path / "made.yaml").write_text(YAML)
     folder, now_ms = frazil_home / "streams" / "made", time.time_ns() // 1_000_000
     folder.mkdir(parents=True)

@@ -66,14 +66,14 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
             yield from leaves(found, (*path, name))
 
 
-def test_every_command_has_it() -> None:
+def test_every_command_except_completion_has_a_json_option() -> None:
     found = dict(leaves(frazil))
     assert {path[0] for path in found} == COMMANDS.keys()
     without = {" ".join(path) for path, command in found.items() if not any("--json" in p.opts for p in command.params)}
     assert without == PRINTS_A_SCRIPT
 
 
-def test_what_was_asked_of_a_stream_is_reported(streams: Path) -> None:
+def test_a_requested_pause_resume_or_restart_is_reported_as_json(streams: Path) -> None:
     paused = reported(streams, "pause", "made", "--reason", "upgrade")["streams"]["made"]
     assert paused["on-every-host"]
     assert (paused["desired"]["mode"], paused["desired"]["reason"]) == ("paused", "upgrade")
@@ -82,7 +82,7 @@ def test_what_was_asked_of_a_stream_is_reported(streams: Path) -> None:
     assert not young["on-every-host"], "it has no table yet"
 
 
-def test_what_was_changed_is_reported(streams: Path) -> None:
+def test_evolve_adopt_and_forget_report_their_changes_as_json(streams: Path) -> None:
     evolved = reported(streams, "evolve", "made", "--rename", "note=remark", "--yes")
     assert evolved == {"stream": "made", "table": "demo.made", "renamed": {"note": "remark"}, "dropped": []}
     assert reported(streams, "adopt", "made") == {"stream": "made", "adopted": False}
@@ -91,7 +91,7 @@ def test_what_was_changed_is_reported(streams: Path) -> None:
     assert reported(streams, "forget", "young", "--yes")["removed-objects"] == 0
 
 
-def test_tokens_have_their_texts(streams: Path) -> None:
+def test_frazil_reveal_prints_the_text_of_each_token(streams: Path) -> None:
     declared = find_stream(streams, "made").sensitive
     assert declared is not None
     assert declared.secret is not None
@@ -99,14 +99,14 @@ def test_tokens_have_their_texts(streams: Path) -> None:
     assert reported(streams, "reveal", "made", token) == {"stream": "made", "texts": {token: "4711"}}
 
 
-def test_a_catalogs_configuration_is_one_text() -> None:
+def test_the_json_output_of_a_catalog_configuration_is_one_string() -> None:
     done = CliRunner().invoke(frazil, ["catalog", "--for", "duckdb", "--json"], catch_exceptions=False)
     document = json.loads(done.stdout)
     assert document["for"] == "duckdb"
     assert "duckdb" in document["configuration"]
 
 
-def test_an_error_is_a_document_as_well_as_a_sentence(
+def test_an_error_is_printed_as_json_and_as_a_sentence(
     streams: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["frazil", "status", "nobody", "--json", "--streams", str(streams)])
@@ -119,7 +119,9 @@ def test_an_error_is_a_document_as_well_as_a_sentence(
     assert "nobody" in error["message"]
 
 
-def test_a_run_tells_each_batch_and_its_end(streams: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_reports_each_batch_and_its_end_as_json(
+    streams: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     batch = BatchCommitted(
         BatchKey(3, 7), Marker("made", BatchKey(3, 7), None, {}, SourceIdentity("c", {}), {}),
         records=2, rejected=1, files=1, stage_s=1.0, commit_s=0.25, bytes=900,
@@ -143,7 +145,7 @@ def test_a_run_tells_each_batch_and_its_end(streams: Path, tmp_path: Path, capsy
     assert err.startswith("batch 3-7: 2 rows")
 
 
-def test_what_goes_on_is_shown_at_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_shown_only_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = {}
     for terminal in (False, True):
         stream = io.StringIO()

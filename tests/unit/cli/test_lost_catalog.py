@@ -76,7 +76,7 @@ def put_aside(home: Path, *, back: bool = False) -> None:
             source.rename(target)
 
 
-def test_a_lost_catalog_is_said_everywhere_and_changes_nothing(
+def test_a_lost_catalog_is_reported_everywhere_and_changes_nothing(
     made: MadeStream, tmp_path: Path, frazil_home: Path
 ) -> None:
     location = Path(made.tables.main.refresh().location().removeprefix("file://"))
@@ -105,7 +105,7 @@ def test_a_lost_catalog_is_said_everywhere_and_changes_nothing(
     call(tmp_path, "audit", "made")
 
 
-def test_a_table_that_is_gone_with_its_folder_is_said_on_the_host_that_committed_to_it(
+def test_a_table_lost_with_its_folder_is_reported_on_the_host_that_committed_to_it(
     tmp_path: Path,
     frazil_home: Path,  # noqa: ARG001
 ) -> None:
@@ -139,7 +139,7 @@ def replace(location: Path | None, *rows: object) -> str:
 
 
 @pytest.mark.parametrize("rows", [(), ("some",)])
-def test_a_table_that_was_replaced_is_said_everywhere_until_it_is_registered_again(
+def test_a_replaced_table_is_reported_everywhere_until_it_is_registered_again(
     made: MadeStream, tmp_path: Path, rows: tuple[str, ...]
 ) -> None:
     first = replace(tmp_path / "elsewhere", *rows)
@@ -195,7 +195,7 @@ def test_a_stream_is_not_forgotten_in_a_catalog_that_took_the_place_of_its_own(
     call(tmp_path, "audit", "made")
 
 
-def test_a_dropped_table_whose_dead_letters_know_the_stream_is_not_one_that_never_began(
+def test_a_dropped_table_is_not_taken_for_new_if_its_dead_letter_table_knows_the_stream(
     made: MadeStream, tmp_path: Path
 ) -> None:
     location = made.tables.main.refresh().location()
@@ -216,7 +216,7 @@ def test_a_stream_that_declares_another_table_begins_there_with_the_same_dead_le
     assert explain_lost_table(moved, None) is None
 
 
-def test_a_renamed_table_whose_name_another_has_now_is_named(made: MadeStream) -> None:
+def test_a_renamed_table_whose_name_another_table_took_is_reported(made: MadeStream) -> None:
     catalog = load_catalog(None)
     first = catalog.load_table("demo.made")
     catalog.rename_table("demo.made", "demo.kept")

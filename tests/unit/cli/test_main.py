@@ -31,7 +31,7 @@ def test_the_help_names_every_command_and_imports_none() -> None:
     assert loaded == "[]"
 
 
-def test_a_disk_without_room_is_said_in_a_sentence(
+def test_a_full_disk_is_reported_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def meets_it() -> None:
@@ -45,7 +45,7 @@ def test_a_disk_without_room_is_said_in_a_sentence(
     assert (ended.value.code, said.count("\n")) == (1, 1)
 
 
-def test_a_misspelt_command_is_answered_with_the_one_that_was_meant() -> None:
+def test_a_misspelled_command_is_answered_with_a_suggestion() -> None:
     said = CliRunner().invoke(frazil, ["statsu"])
     assert said.exit_code == 2
     assert "No such command 'statsu'; did you mean `frazil status`?" in said.output

@@ -39,7 +39,7 @@ def command(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_a_dry_run_says_what_each_action_would_do_and_why_and_changes_nothing(command: Command, tmp_path: Path):
+def test_a_dry_run_reports_what_each_action_would_do_and_why_and_changes_nothing(command: Command, tmp_path: Path):
     stream = MadeStream(load_stream(tmp_path / "ticks.yaml"), now_ms=0, partitions=1)
     for batch in range(3):
         stream.land({0: (batch, batch + 1)})
@@ -56,7 +56,7 @@ def test_a_dry_run_says_what_each_action_would_do_and_why_and_changes_nothing(co
     assert len(found["expiry"]["expire"]) >= 2
 
 
-def test_a_table_that_is_not_there_yet_is_an_error_that_says_so(command: Command):
+def test_maintaining_a_table_that_does_not_exist_yet_is_an_error(command: Command):
     assert isinstance(command().exception, SpecError)
     assert command("--actions", "everything").exit_code == 2
 
@@ -76,7 +76,7 @@ def test_a_template_is_named_among_the_tables_and_its_tables_come_with_their_rec
     )
 
 
-def test_no_jvm_starts_to_say_that_there_is_nothing_to_do(
+def test_no_jvm_starts_only_to_report_that_nothing_is_to_be_done(
     command: Command,  # noqa: ARG001 - it declares the stream
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -97,7 +97,7 @@ def test_no_jvm_starts_to_say_that_there_is_nothing_to_do(
     assert isinstance(done.exception, EnvironmentUnusable), "and one is needed once there is something to do"
 
 
-def test_an_error_is_a_sentence_and_its_traceback_is_in_the_log(
+def test_an_error_is_reported_in_a_sentence_and_its_traceback_is_in_the_log(
     command: Command,  # noqa: ARG001 - it declares the stream
     tmp_path: Path,
     frazil_home: Path,

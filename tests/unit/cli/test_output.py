@@ -27,16 +27,16 @@ from frazil.cli.output import prefix_subject, split_commands, wrap_command
         ("mend it: `frazil validate`. Then start", ["mend it:", "    frazil validate", "Then start"]),
     ],
 )  # fmt: skip
-def test_each_command_after_a_colon_has_a_line(sentence: str, lines: list[str] | None) -> None:
+def test_each_command_after_a_colon_is_on_its_own_line(sentence: str, lines: list[str] | None) -> None:
     assert split_commands(sentence) == (lines or [sentence])
 
 
-def test_a_sentence_names_what_it_is_about_once() -> None:
+def test_a_message_names_its_subject_once() -> None:
     assert prefix_subject("a.b", "table a.b of the route is gone") == "table a.b of the route is gone"
     assert prefix_subject("a.b", "it is gone") == "a.b: it is gone"
 
 
-def test_a_command_longer_than_the_screen_is_broken_where_a_shell_goes_on() -> None:
+def test_a_command_longer_than_the_screen_wraps_with_shell_continuations() -> None:
     command = (
         "frazil register shop.orders 's3://a b/metadata/00012-of.metadata.json' --streams /a/folder/of/streams --yes"
     )

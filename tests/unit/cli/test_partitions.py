@@ -60,7 +60,10 @@ def found(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(call(tmp_path, "demo.made", "--json", *arguments).stdout))
 
 
-def test_before_the_first_check_it_says_so(made: MadeStream, tmp_path: Path) -> None:  # noqa: ARG001
+def test_frazil_partitions_reports_that_no_window_is_signalled_before_the_first_check(
+    made: MadeStream,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
     said = call(tmp_path, "demo.made").stdout
     assert "signalled  nothing yet" in said
     assert found(tmp_path)["delay"] == (
@@ -120,7 +123,9 @@ def test_health_reports_a_window_that_is_never_signalled_while_the_writer_expire
     assert "demo.made: 2013-12-30T00 has been due for 3 h 0 min, but is not signalled" in late["sentence"]
 
 
-def test_a_dag_that_is_behind_is_named_as_on_the_page(made: MadeStream, tmp_path: Path) -> None:
+def test_a_dag_that_is_behind_is_reported_with_the_sentence_of_the_operations_page(
+    made: MadeStream, tmp_path: Path
+) -> None:
     signal_all(made)
     due_us = DAY + 25 * HOUR + MAX_SIGNAL_DELAY_US
     made.land({0: (25, 26)}, times=EventTimes({0: due_us - 1}))
@@ -135,7 +140,9 @@ def test_a_dag_that_is_behind_is_named_as_on_the_page(made: MadeStream, tmp_path
     assert found(tmp_path)["delay"] == windows.unsignalled == delay
 
 
-def test_it_says_what_is_complete_and_what_the_next_window_waits_for(made: MadeStream, tmp_path: Path) -> None:
+def test_frazil_partitions_shows_complete_windows_and_the_reason_why_the_next_one_waits(
+    made: MadeStream, tmp_path: Path
+) -> None:
     signal_all(made)
     said = found(tmp_path)
     assert (said["signalled-from"], said["signalled-to"]) == ("2013-12-30T00:00:00Z", "2013-12-31T00:00:00Z")
@@ -152,7 +159,7 @@ def test_it_says_what_is_complete_and_what_the_next_window_waits_for(made: MadeS
     assert "2013-12-30T21" not in shown
 
 
-def test_a_day_is_sent_again_hour_by_hour(made: MadeStream, tmp_path: Path) -> None:
+def test_a_day_is_replayed_hour_by_hour(made: MadeStream, tmp_path: Path) -> None:
     signal_all(made)
     said = found(tmp_path, "--send-again", "2013-12-30")
     assert [s["number"] for s in said["signals"]] == list(range(25, 49))
@@ -174,13 +181,16 @@ def test_a_held_window_is_shown_and_released_with_a_reason(made: MadeStream, tmp
     assert said["signals"][1]["note"].endswith("frazil partitions: known outage")
 
 
-def test_a_table_that_no_stream_feeds_is_named_with_those_that_are_fed(tmp_path: Path, made: MadeStream) -> None:  # noqa: ARG001
+def test_a_table_that_no_stream_feeds_is_reported_with_the_tables_that_streams_feed(
+    tmp_path: Path,
+    made: MadeStream,  # noqa: ARG001
+) -> None:
     with pytest.raises(SpecError, match=r"writes to the table 'demo.flight'; known tables: demo.made"):
         call(tmp_path, "demo.flight")
     assert call(tmp_path, "demo.made", "--send-again", "2013").exit_code == 2
 
 
-def test_a_stream_s_name_shows_its_table_and_says_so(made: MadeStream, tmp_path: Path) -> None:
+def test_partitions_of_a_stream_name_shows_its_table_with_a_note(made: MadeStream, tmp_path: Path) -> None:
     done = call(tmp_path, made.spec.name, "--json")
     assert done.stderr == "made is a stream; showing its table demo.made\n"
     assert json.loads(done.stdout) == found(tmp_path)

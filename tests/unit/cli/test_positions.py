@@ -57,24 +57,24 @@ def said(to: str, seen: StateBeforeReset = SEEN) -> str:
     return " ".join(describe_consequences(SPEC, plan, seen=seen, now=NOW))
 
 
-def test_to_marker_goes_on_at_the_marker_or_the_first_offset_that_is_left():
+def test_reset_to_marker_continues_at_the_marker_or_the_first_remaining_offset():
     assert target("marker") == {("t", 0): 10, ("t", 1): 40}
     assert "skips 5 offsets; Kafka has already deleted 5 of them" in said("marker")
 
 
-def test_to_earliest_says_what_will_be_there_twice_and_to_latest_what_will_never_be():
+def test_reset_to_earliest_reports_repeated_offsets_and_reset_to_latest_reports_skipped_ones():
     assert "reads 40 offsets again" in said("earliest")
     assert "skips 105 offsets" in said("latest")
 
 
-def test_after_a_rollback_costs_are_counted_from_what_the_table_holds():
+def test_after_a_rollback_a_reset_counts_skipped_offsets_from_the_position_of_the_table():
     back = StateBeforeReset(MARKER, "text", {("t", 0): 10, ("t", 1): 15}, SOURCE, rolled_back=True)
     assert target("table", back) == {("t", 0): 10, ("t", 1): 15}
     assert "skips no records, and reads no records again" in said("table", back)
     assert "skips 25 offsets" in said("marker", back)
 
 
-def test_positions_that_rest_on_something_unknown_are_refused():
+def test_positions_that_depend_on_unknown_state_are_refused():
     unread = StateBeforeReset(None, "edited", {}, None, rolled_back=False, unknown="its history was expired")
     with pytest.raises(MarkerUnreadable, match="--to offsets with every partition"):
         target("marker", unread)
@@ -86,7 +86,7 @@ def test_positions_that_rest_on_something_unknown_are_refused():
     assert "is unknown" in said("latest", unread)
 
 
-def test_where_a_log_was_cut_the_stream_goes_on_there_and_nothing_is_read_again():
+def test_after_a_log_was_truncated_the_stream_continues_there_and_reads_nothing_again():
     cut = replace(NOW, end={("t", 0): 100, ("t", 1): 30}, truncated_at={("t", 1): 25})
     assert find_target_offsets(ResetTarget("marker"), seen=SEEN, now=cut, kafka=NO_KAFKA)["t", 1] == 25
     plan = list_moves({("t", 0): 10, ("t", 1): 25}, held=SEEN.held, available=cut)
@@ -123,7 +123,7 @@ def test_offsets_are_read_from_json_or_a_file_of_it(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
-def test_a_time_that_the_calendar_has_in_no_zone_but_its_own_is_refused(text: str):
+def test_a_time_outside_the_calendar_in_utc_is_refused(text: str):
     with pytest.raises(click.BadParameter, match="is not an ISO 8601 time"):
         TimeParam().convert(text, None, None)
     with pytest.raises(SpecError, match=r"from-time: .* is in UTC before the year 1 or after 9999"):

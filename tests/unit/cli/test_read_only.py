@@ -57,7 +57,7 @@ SAYING = (
 OTHERS = ("status", "status shop", "route shop", "backfill shop --status")
 
 
-def test_no_command_that_reads_makes_a_table_and_who_needs_the_dead_letters_is_reported(
+def test_read_only_commands_create_no_table_and_report_a_missing_dead_letter_table(
     spec: StreamSpec, tmp_path: Path
 ) -> None:
     before, missing = there(), f"its dead-letter table {spec.dead_letter_table} is not in the catalog"
@@ -68,7 +68,7 @@ def test_no_command_that_reads_makes_a_table_and_who_needs_the_dead_letters_is_r
     assert CliRunner().invoke(frazil, ["health", "--streams", str(tmp_path)]).exit_code == TableLost.exit_code
 
 
-def test_no_check_of_the_page_makes_a_table_and_who_changes_something_has_it(spec: StreamSpec) -> None:
+def test_checks_of_the_page_create_no_table_and_actions_require_it(spec: StreamSpec) -> None:
     before = there()
     read_stream_state(spec, now_ms=0)
     describe_missing_tables(spec)

@@ -78,7 +78,7 @@ def made_again(table: str) -> None:
     catalog.create_table(table, schema)
 
 
-def test_a_dropped_table_is_named_everywhere_and_goes_on_beside_what_is_left_of_it(
+def test_a_dropped_table_is_reported_everywhere_and_its_stream_continues_next_to_the_remains(
     made: MadeRoute, tmp_path: Path
 ) -> None:
     made.batch({"shop.orders": 4})
@@ -107,7 +107,7 @@ NARROW = {"FORCE_COLOR": "1", "NO_COLOR": "1", "COLUMNS": "40"}
 """A terminal's."""
 
 
-def test_commands_that_fix_a_table_stand_whole_in_lines_of_their_own(made: MadeRoute, tmp_path: Path) -> None:
+def test_commands_that_fix_a_table_are_printed_unbroken_on_their_own_lines(made: MadeRoute, tmp_path: Path) -> None:
     made.batch({"shop.orders": 4})
     for table in ("shop.orders", "shop.raw_a"):
         load_catalog(None).drop_table(table)
@@ -120,7 +120,7 @@ def test_commands_that_fix_a_table_stand_whole_in_lines_of_their_own(made: MadeR
         assert {f"    {command}" for command in commands} <= {*shown.splitlines()}, shown
 
 
-def test_rows_that_a_writer_is_about_to_bring_do_not_count(
+def test_rows_that_a_writer_is_about_to_commit_are_not_reported_as_missing(
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Home has its last batch, and the tables have not."""
@@ -137,7 +137,7 @@ def test_rows_that_a_writer_is_about_to_bring_do_not_count(
 
 
 @pytest.mark.usefixtures("made")
-def test_status_says_whose_rows_it_counts(tmp_path: Path) -> None:
+def test_status_states_which_tables_its_row_count_covers(tmp_path: Path) -> None:
     said = call(tmp_path, "status", "shop").stdout
     assert "rows          1 in the default table (routed tables: `frazil health`)\n" in said
     assert "`frazil route shop` checks the routed tables" in said
@@ -146,7 +146,7 @@ def test_status_says_whose_rows_it_counts(tmp_path: Path) -> None:
     assert (done.exit_code, "was dropped or renamed, and another table now has its name" in done.stdout) == (1, True)
 
 
-def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at_once(
+def test_a_table_more_than_one_batch_behind_the_default_table_is_reported_at_once(
     made: MadeRoute, tmp_path: Path
 ) -> None:
     """A writer has all tables follow before its next batch, unless one refuses."""
@@ -161,7 +161,7 @@ def test_a_table_that_lacks_more_than_the_default_tables_last_batch_is_behind_at
 
 @pytest.mark.parametrize("purged", [False, True])
 @pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
-def test_a_table_that_was_dropped_with_nothing_waiting_is_missed_until_a_user_lets_it_go_on(
+def test_a_complete_dropped_table_is_reported_until_a_user_accepts_it(
     made: MadeRoute, tmp_path: Path, table: str, *, purged: bool
 ) -> None:
     made.run({"main": 1})
@@ -214,7 +214,7 @@ def test_rows_that_a_writer_staged_for_the_dropped_table_are_written_as_those_of
     assert reported(tmp_path, "route", "shop")["behind"] == []
 
 
-def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_for_the_first_is_given_up(
+def test_a_foreign_table_in_place_of_a_routed_one_stays_and_waiting_rows_can_be_discarded(
     made: MadeRoute, tmp_path: Path
 ) -> None:
     made.batch({"main": 1, "shop.raw_a": 4})
@@ -238,7 +238,7 @@ def test_somebody_elses_table_in_the_place_of_one_is_left_alone_and_what_waited_
     assert made.followers.waiting == {}
 
 
-def test_rows_that_a_dropped_table_had_do_not_wait_for_it(made: MadeRoute, tmp_path: Path) -> None:
+def test_landed_rows_of_a_dropped_table_are_not_reported_as_waiting(made: MadeRoute, tmp_path: Path) -> None:
     load_catalog(None).drop_table("shop.orders")
     found = reported(tmp_path, "route", "shop")
     assert (found["behind"], [table["target"] for table in found["dropped"]]) == ([], ["shop.orders"])
@@ -248,7 +248,7 @@ def test_rows_that_a_dropped_table_had_do_not_wait_for_it(made: MadeRoute, tmp_p
 
 
 @pytest.mark.usefixtures("made")
-def test_a_renamed_table_is_renamed_back_and_two_lost_tables_are_a_line_each(tmp_path: Path) -> None:
+def test_a_renamed_table_can_be_renamed_back_and_each_lost_table_is_reported_on_its_own_line(tmp_path: Path) -> None:
     catalog = load_catalog(None)
     catalog.rename_table("shop.orders", "shop.moved")
     catalog.drop_table("shop.raw_a")
@@ -260,7 +260,7 @@ def test_a_renamed_table_is_renamed_back_and_two_lost_tables_are_a_line_each(tmp
     assert [table["target"] for table in reported(tmp_path, "route", "shop")["dropped"]] == ["shop.raw_a"]
 
 
-def test_a_dropped_table_is_registered_again_as_the_sentence_says(made: MadeRoute, tmp_path: Path) -> None:
+def test_a_dropped_table_can_be_registered_with_the_command_from_the_message(made: MadeRoute, tmp_path: Path) -> None:
     made.run({"main": 1})
     uuid = made.tables.handle("shop.raw_a").refresh().metadata.table_uuid
     load_catalog(None).drop_table("shop.raw_a")
@@ -273,7 +273,7 @@ def test_a_dropped_table_is_registered_again_as_the_sentence_says(made: MadeRout
 
 
 @pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
-def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_user_lets_it_go_on(
+def test_a_dropped_and_recreated_routed_table_is_reported_until_a_user_accepts_it(
     made: MadeRoute, tmp_path: Path, table: str
 ) -> None:
     made.run({"main": 1})
@@ -302,7 +302,7 @@ def test_a_table_that_was_dropped_and_made_again_is_missed_until_a_user_lets_it_
 
 
 @pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
-def test_a_table_that_was_renamed_and_whose_name_another_one_took_is_renamed_back_as_the_sentence_says(
+def test_a_renamed_table_whose_name_was_taken_can_be_renamed_back_as_the_message_says(
     made: MadeRoute, tmp_path: Path, table: str
 ) -> None:
     made.batch({"main": 1, table: 2})
@@ -322,7 +322,7 @@ def test_a_table_that_was_renamed_and_whose_name_another_one_took_is_renamed_bac
 
 
 @pytest.mark.parametrize("table", ["shop.raw_a", "shop.orders"])
-def test_a_table_that_the_catalog_forbids_is_named_with_what_to_do(
+def test_a_table_that_the_catalog_denies_access_to_is_reported_with_the_remedy(
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str
 ) -> None:
     made.batch({"main": 1, table: 2})
@@ -342,7 +342,7 @@ def test_a_table_that_the_catalog_forbids_is_named_with_what_to_do(
     )
 
 
-def test_what_is_said_of_a_table_that_was_made_again_brings_the_first_one_back(made: MadeRoute, tmp_path: Path) -> None:
+def test_the_shown_command_registers_the_former_table_after_it_was_recreated(made: MadeRoute, tmp_path: Path) -> None:
     made.run({"main": 1})
     uuid = made.tables.handle("shop.orders").refresh().metadata.table_uuid
     made_again("shop.orders")
@@ -355,7 +355,7 @@ def test_what_is_said_of_a_table_that_was_made_again_brings_the_first_one_back(m
     assert call(tmp_path, "cut", "shop").exit_code == 0
 
 
-def test_a_dropped_table_whose_files_are_gone_is_not_said_to_have_some(made: MadeRoute, tmp_path: Path) -> None:
+def test_a_dropped_table_with_deleted_files_is_reported_without_files(made: MadeRoute, tmp_path: Path) -> None:
     made.run({"main": 1})
     location = bare_path(load_catalog(None).load_table("shop.orders").location())
     load_catalog(None).drop_table("shop.orders")
@@ -364,7 +364,7 @@ def test_a_dropped_table_whose_files_are_gone_is_not_said_to_have_some(made: Mad
     assert "no files were found in" in explained(dropped)
 
 
-def test_a_table_that_an_earlier_version_knew_without_its_uuid_is_known_with_it_after_a_start(
+def test_a_table_recorded_without_its_uuid_by_an_earlier_version_gets_its_uuid_at_a_start(
     made: MadeRoute, tmp_path: Path
 ) -> None:
     made.run({"main": 1})
@@ -378,7 +378,7 @@ def test_a_table_that_an_earlier_version_knew_without_its_uuid_is_known_with_it_
     assert json.loads(made.tables.store.get(member) or b"")["uuid"] == uuid
 
 
-def test_a_dropped_table_whose_value_the_route_no_longer_has_is_not_missed(made: MadeRoute, tmp_path: Path) -> None:
+def test_a_dropped_table_whose_value_left_the_route_is_not_reported_as_missing(made: MadeRoute, tmp_path: Path) -> None:
     load_catalog(None).drop_table("shop.raw_a")
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
     text["route"]["allow"] = ["b*"]
@@ -388,7 +388,7 @@ def test_a_dropped_table_whose_value_the_route_no_longer_has_is_not_missed(made:
     assert call(tmp_path, "cut", "shop").exit_code == 0
 
 
-def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_given_up_without_it(
+def test_rows_waiting_for_a_dropped_table_that_is_no_longer_routed_can_be_discarded(
     made: MadeRoute, tmp_path: Path
 ) -> None:
     made.batch({"shop.orders": 4})
@@ -411,7 +411,7 @@ def test_rows_that_wait_for_a_dropped_table_that_the_route_no_longer_has_are_giv
 
 
 @pytest.mark.parametrize("purged", [False, True])
-def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_is_reported(
+def test_a_table_dropped_under_an_earlier_version_is_reported_with_all_that_is_known(
     made: MadeRoute, tmp_path: Path, *, purged: bool
 ) -> None:
     for name in list_recorded_tables(made.tables):
@@ -427,7 +427,9 @@ def test_of_a_table_that_was_dropped_under_an_earlier_version_all_that_is_known_
     assert ("`frazil register shop.orders " in refused) == (not purged)
 
 
-def test_a_table_that_is_not_made_again_is_refused_before_anything_is_said(made: MadeRoute, tmp_path: Path) -> None:
+def test_giving_up_a_table_with_an_unknown_route_value_is_refused_before_any_output(
+    made: MadeRoute, tmp_path: Path
+) -> None:
     assert made.spec.route
     hashed = made.spec.route.derive_table_name("Ä b")
     made.__dict__.pop("tables", None)
@@ -440,9 +442,7 @@ def test_a_table_that_is_not_made_again_is_refused_before_anything_is_said(made:
     assert done.stdout == ""
 
 
-def test_a_rollback_is_given_up_although_no_row_waits_and_then_there_is_nothing_to_give_up(
-    made: MadeRoute, tmp_path: Path
-) -> None:
+def test_a_rollback_of_a_routed_table_can_be_accepted_although_no_rows_wait(made: MadeRoute, tmp_path: Path) -> None:
     made.run({"main": 1})
     assert given_up_again(tmp_path, "shop.orders").endswith("nothing is given up.\n")
     catalog = load_catalog(None)
@@ -466,14 +466,14 @@ def test_a_table_that_lost_its_marker_continues_although_no_row_waits(
     assert given_up_again(tmp_path, table).endswith("nothing is given up.\n")
 
 
-def test_tags_are_removed_from_the_tables_that_are_left(made: MadeRoute, tmp_path: Path) -> None:
+def test_cut_untag_removes_tags_from_the_remaining_tables(made: MadeRoute, tmp_path: Path) -> None:
     del made
     assert call(tmp_path, "cut", "shop", "--tag", "x").exit_code == 0
     load_catalog(None).drop_table("shop.raw_a")
     assert "shop.orders" in call(tmp_path, "cut", "shop", "--untag", "x").stdout
 
 
-def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_lets_them_go_on(
+def test_after_a_forget_all_routed_tables_are_listed_and_one_command_releases_them(
     made: MadeRoute, tmp_path: Path
 ) -> None:
     assert call(tmp_path, "forget", "shop", "--yes").exit_code == 0
@@ -486,7 +486,7 @@ def test_after_the_stream_was_forgotten_all_tables_are_named_and_one_command_let
 
 @pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("table", ["shop.other", "shop.other_dead_letters", "shop.nothing"])
-def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: str) -> None:
+def test_give_up_refuses_a_table_that_is_not_in_the_route(tmp_path: Path, table: str) -> None:
     done = call(tmp_path, "route", "shop", "--give-up", table, "--yes")
     assert isinstance(done.exception, SpecError)
     assert str(done.exception) == f"table {table} is not in the route of 'shop'; no table is missing rows"
@@ -495,14 +495,14 @@ def test_what_is_no_table_of_the_route_is_not_given_up(tmp_path: Path, table: st
     assert str(done.exception).endswith("; tables that are missing rows, or were dropped: shop.orders")
 
 
-def test_a_stream_without_a_route_is_reported_that_alone(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
+def test_route_of_a_stream_without_a_route_reports_only_that(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
     text = shop(route=None).model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     MadeStream(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000).begin()
     assert str(call(tmp_path, "route", "shop").exception) == "stream 'shop' has no route"
 
 
-def test_health_names_what_two_catalogs_lack(
+def test_health_reports_the_same_missing_table_in_two_catalogs(
     made: MadeRoute,  # noqa: ARG001
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -524,7 +524,7 @@ def test_health_names_what_two_catalogs_lack(
     )
 
 
-def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_was_not_reported(
+def test_health_loads_no_existing_table_twice_and_reports_a_route_whose_check_failed(
     made: MadeRoute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.run({"main": 1, "shop.raw_a": 1})
@@ -547,7 +547,9 @@ def test_health_loads_no_table_that_is_there_a_second_time_and_says_of_which_it_
     assert (done.exit_code, "route of shop" in done.stdout, "not yours" in done.stdout) == (16, True, True)
 
 
-def test_a_silent_catalog_costs_health_its_timeout_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_catalog_delays_health_by_only_one_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requested = Counter[str | None]()
 
     def silent(name: str | None) -> Any:

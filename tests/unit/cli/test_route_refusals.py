@@ -31,7 +31,7 @@ def test_the_field_that_the_route_reads_is_not_renamed(folder: Path) -> None:
     assert "the column kind cannot be changed: the route reads the column by its name" in str(done.exception)
 
 
-def test_windows_of_a_routed_table_that_are_not_signalled_are_reported_with_what_signals_them(folder: Path) -> None:
+def test_frazil_partitions_names_the_setting_for_a_routed_table_without_windows(folder: Path) -> None:
     done = CliRunner().invoke(frazil, ["partitions", "shop.orders", "--streams", str(folder)])
     assert isinstance(done.exception, SpecError)
     assert str(done.exception) == (

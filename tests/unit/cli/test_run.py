@@ -99,7 +99,7 @@ def began(tmp_path: Path) -> int:
     return int(eventually(lambda: (tmp_path / "began").exists() and (tmp_path / "began").read_text(), within_s=30))
 
 
-def test_a_run_that_was_asked_to_end_leaves_its_exit(start: Start, tmp_path: Path):
+def test_a_run_that_is_asked_to_stop_records_its_exit(start: Start, tmp_path: Path):
     process = start(UNTIL_REQUESTED)
     began(tmp_path)
     seen = observed()
@@ -116,7 +116,7 @@ def test_a_run_that_was_asked_to_end_leaves_its_exit(start: Start, tmp_path: Pat
     assert (exit_.is_supervised, exit_.ended_at_ms >= exit_.started_at_ms) == (False, True)
 
 
-def test_an_error_is_shown_logged_and_left_with_its_code_and_name(start: Start):
+def test_an_error_is_printed_and_recorded_with_its_exit_code_and_name(start: Start):
     process = start('    raise errors.OffsetGap("ticks[0] begins at 7")')
     _, complaints = process.communicate(timeout=30)
     assert complaints == "OffsetGap: ticks[0] begins at 7\n"
@@ -125,7 +125,7 @@ def test_an_error_is_shown_logged_and_left_with_its_code_and_name(start: Start):
     assert status.error == "OffsetGap: ticks[0] begins at 7"
 
 
-def test_a_writer_s_end_that_cannot_be_written_down_hides_neither_its_error_nor_its_code(start: Start):
+def test_an_exit_that_cannot_be_recorded_hides_neither_its_error_nor_its_exit_code(start: Start):
     stands_in_the_way = run_folder("ticks") / "exit.json"
     stands_in_the_way.mkdir(parents=True)
     process = start('    raise errors.OffsetGap("ticks[0] begins at 7")')
@@ -137,7 +137,7 @@ def test_a_writer_s_end_that_cannot_be_written_down_hides_neither_its_error_nor_
     assert process.returncode == 11
 
 
-def test_a_second_ctrl_c_is_said_as_what_ended_it(start: Start, tmp_path: Path):
+def test_a_second_ctrl_c_is_reported_as_the_cause_of_the_end(start: Start, tmp_path: Path):
     process = start("    signal.signal(signal.SIGTERM, signal.SIG_IGN); asked.wait()")
     began(tmp_path)
     process.send_signal(signal.SIGINT)
@@ -148,7 +148,7 @@ def test_a_second_ctrl_c_is_said_as_what_ended_it(start: Start, tmp_path: Path):
     assert (status.exit_code, status.error) == (137, "a user ended it immediately, with a second Ctrl-C")
 
 
-def test_a_writer_that_was_killed_is_not_blamed_on_the_end_of_its_log(start: Start, tmp_path: Path):
+def test_a_kill_of_a_writer_is_not_explained_by_the_end_of_its_log(start: Start, tmp_path: Path):
     process = start('    print("2026-01-01 00:00:00,000 WARNING the last word", flush=True)\n    asked.wait()')
     os.kill(began(tmp_path), signal.SIGKILL)
     status = ended(process)
@@ -164,7 +164,7 @@ AGENT = """
 """
 
 
-def test_of_an_agent_that_was_killed_nobody_says_that_its_driver_ended(start: Start, tmp_path: Path):
+def test_a_killed_agent_is_not_reported_as_an_ended_driver(start: Start, tmp_path: Path):
     process = start(f"{AGENT}    asked.wait()")
     writer = began(tmp_path)
     eventually(lambda: is_agent(run_folder("ticks"), writer), within_s=30)
@@ -185,7 +185,7 @@ def test_a_second_ctrl_c_ends_an_agent_and_not_its_driver(start: Start, tmp_path
     assert "its driver in the cluster may continue" in (ended(process).error or "")
 
 
-def test_a_writer_whose_run_was_killed_ends_in_order_and_is_known_to_have_ended(start: Start, tmp_path: Path):
+def test_a_writer_whose_run_command_was_killed_ends_gracefully_with_a_recorded_exit(start: Start, tmp_path: Path):
     process = start(UNTIL_REQUESTED)
     began(tmp_path)
     process.kill()
@@ -196,7 +196,7 @@ def test_a_writer_whose_run_was_killed_ends_in_order_and_is_known_to_have_ended(
     assert "the process of `frazil run` was killed: the current batch commits, then the writer ends" in log
 
 
-def test_a_writer_and_its_run_killed_together_are_an_end_that_nobody_saw(start: Start, tmp_path: Path):
+def test_a_writer_killed_together_with_its_run_has_an_unknown_exit_with_its_last_warning(start: Start, tmp_path: Path):
     process = start('    print("2026-01-01 00:00:00,000 WARNING the last word", flush=True)\n    asked.wait()')
     writer = began(tmp_path)
     eventually(lambda: "the last word" in (run_folder("ticks") / "writer.log").read_text(), within_s=30)
@@ -211,7 +211,7 @@ def test_a_writer_and_its_run_killed_together_are_an_end_that_nobody_saw(start: 
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["a terminal that takes nothing", "a stopped process"])
-def test_a_writer_waits_for_no_terminal(start: Start, tmp_path: Path, is_stopped: bool):
+def test_a_writer_never_waits_for_its_terminal(start: Start, tmp_path: Path, is_stopped: bool):
     process = start(f'{TALKS}    (folder / "talked").touch()\n    asked.wait()')
     writer = began(tmp_path)
     if is_stopped:
@@ -227,7 +227,7 @@ def test_a_writer_waits_for_no_terminal(start: Start, tmp_path: Path, is_stopped
     assert any("not shown, because the terminal was blocked" in line for line in lines)
 
 
-def test_a_pager_that_was_quit_lets_the_batch_at_hand_commit(start: Start, tmp_path: Path):
+def test_closing_the_pager_lets_the_current_batch_commit(start: Start, tmp_path: Path):
     process = start("""
     while not asked.wait(0.05):
         voice.say("a batch")
@@ -242,7 +242,9 @@ def test_a_pager_that_was_quit_lets_the_batch_at_hand_commit(start: Start, tmp_p
     assert process.stderr.read() == ""
 
 
-def test_a_writer_that_has_ended_gets_no_signal_while_its_group_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_signal_is_sent_to_an_ended_writer_while_its_process_group_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     sent: list[tuple[int, int]] = []
     follower = run.ForegroundWriter(tmp_path, ("s",))
 
@@ -264,7 +266,12 @@ def test_a_writer_that_has_ended_gets_no_signal_while_its_group_ends(tmp_path: P
 
 
 @pytest.mark.parametrize("paused", [True, False])
-def test_a_run_of_a_paused_stream_says_so(frazil_home: Path, monkeypatch: pytest.MonkeyPatch, *, paused: bool) -> None:  # noqa: ARG001
+def test_a_run_of_a_paused_stream_reports_the_pause(
+    frazil_home: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,  # noqa: ARG001
+    *,
+    paused: bool,
+) -> None:
     spec, said = shop(), list[str]()
     if paused:
         DesiredStore("shop", None).pause(by="ada", reason="a new disk")
@@ -274,7 +281,7 @@ def test_a_run_of_a_paused_stream_says_so(frazil_home: Path, monkeypatch: pytest
     assert all("a new disk): this run writes anyway" in line for line in said)
 
 
-def test_a_run_goes_on_where_nobody_can_say_whether_its_stream_is_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_when_the_desired_state_of_its_stream_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frazil.supervise.desired_state.load_stream_table", lambda _: 1 / 0)
     said = list[str]()
     voice: Any = SimpleNamespace(say=said.append)

@@ -86,7 +86,7 @@ def status(streams: Path, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_a_check_makes_no_folder(streams: Path, frazil_home: Path):
+def test_a_check_creates_no_folder(streams: Path, frazil_home: Path):
     status(streams)
     status(streams, "ticks")
     assert not (frazil_home / "streams").exists()
@@ -99,7 +99,7 @@ def test_a_stream_that_never_ran_has_no_table_and_no_writer(streams: Path):
     assert (found["desired"], found["epoch"], found["lag"], found["problems"]) == ("running", None, None, [])
 
 
-def test_the_last_replay_has_its_age_once():
+def test_status_shows_the_age_of_the_last_replay_once():
     state = StreamState("ticks", "demo.ticks", replayed={"inserted": 1_200, "stale": 0}, replayed_at_ms=NOW_MS - 60_000)
     (line,) = (
         str(line) for line in StatusReport(NOW_MS, [state], [], in_full=True).lines() if "last replay" in str(line)
@@ -107,7 +107,7 @@ def test_the_last_replay_has_its_age_once():
     assert line.split(None, 2)[2] == "1 min 0 s ago: 1,200 inserted"
 
 
-def test_a_catalog_out_of_reach_is_said_of_its_stream_and_hides_no_other(
+def test_an_unreachable_catalog_is_a_problem_of_its_stream_and_hides_no_other(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__TYPE", "rest")
@@ -141,7 +141,7 @@ def test_the_cause_of_the_last_end_is_not_repeated_for_the_table(
     assert shown.count("cannot be reached") == shown.count("Start the catalog and its storage") == 1
 
 
-def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(streams: Path):
+def test_an_unreadable_declaration_is_one_error_among_others(streams: Path):
     (streams / "broken.yaml").write_text("name: [")
     done = CliRunner().invoke(frazil, ["status", "--streams", str(streams)])
     assert done.exit_code == 10
@@ -149,7 +149,7 @@ def test_a_declaration_that_cannot_be_read_is_an_error_beside_the_others(streams
     assert "broken.yaml" in done.stderr
 
 
-def test_an_empty_file_is_reported_in_one_sentence_with_what_to_do(streams: Path):
+def test_an_empty_file_is_reported_in_one_sentence_with_the_remedy(streams: Path):
     (streams / "orders.yaml").touch()
     for command in (["status"], ["validate"], ["preview", "orders"]):
         done = CliRunner().invoke(frazil, [*command, "--streams", str(streams)])
@@ -157,7 +157,7 @@ def test_an_empty_file_is_reported_in_one_sentence_with_what_to_do(streams: Path
         assert said.count("orders.yaml: declares nothing. Write a stream into it, or delete it.") == 1, command
 
 
-def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams: Path):
+def test_a_stream_with_a_broken_file_shows_its_running_writer_and_the_error(streams: Path):
     before = status(streams)["streams"]
     (streams / "ticks.yaml").write_text("name: ticks\nlatenes: 5m\n")
     for arguments in ([], ["ticks"]):
@@ -168,7 +168,7 @@ def test_a_file_that_broke_shows_its_writer_as_it_runs_and_what_is_wrong(streams
         assert "latenes" in reported["errors"][0]
 
 
-def test_a_user_without_a_name_can_pause_a_stream_and_is_reported_by_number(
+def test_a_user_without_a_name_can_pause_a_stream_and_is_recorded_by_number(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The user of a container that runs as a number that its /etc/passwd does not have."""
@@ -185,7 +185,7 @@ def test_a_user_without_a_name_can_pause_a_stream_and_is_reported_by_number(
 
 
 @pytest.mark.parametrize("command", ["pause", "resume", "restart"])
-def test_a_launch_record_of_a_later_version_keeps_no_user_from_changing_the_desired_state(streams: Path, command: str):
+def test_a_launch_record_of_a_later_version_does_not_block_changes_of_the_desired_state(streams: Path, command: str):
     folder = run_folder("ticks")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "lock").write_text('{"id": "l1", "kind": "of a later version", "launched_at_ms": 1}')
@@ -195,7 +195,7 @@ def test_a_launch_record_of_a_later_version_keeps_no_user_from_changing_the_desi
 
 
 @pytest.mark.parametrize("seen_by", ["status ticks", "pause ticks", "run ticks"])
-def test_whoever_saw_the_file_valid_suffices_for_its_writer_to_be_shown_and_paused_once_it_broke(
+def test_a_file_once_found_valid_keeps_its_writer_visible_and_pausable_after_it_breaks(
     streams: Path, seen_by: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(run, "run_in_foreground", lambda *_, **__: 0)
@@ -208,7 +208,7 @@ def test_whoever_saw_the_file_valid_suffices_for_its_writer_to_be_shown_and_paus
     assert (done.exit_code, "ticks is paused" in done.stdout, "ticks.yaml" in done.stderr) == (0, True, True)
 
 
-def test_a_column_that_others_renamed_is_a_problem_before_any_writer_meets_it(streams: Path):
+def test_a_column_renamed_by_another_program_is_a_problem_before_a_writer_uses_it(streams: Path):
     table = ensure_table(load_catalog(None), load_stream(streams / "ticks.yaml"))
     assert "column" not in str(status(streams)["streams"][0]["problems"])
     with table.update_schema() as update:
@@ -218,7 +218,7 @@ def test_a_column_that_others_renamed_is_a_problem_before_any_writer_meets_it(st
     assert "column ts was renamed to at in the table" in problem
 
 
-def test_a_slow_batch_that_is_being_read_says_how_far_it_is(streams: Path):
+def test_a_slow_batch_reports_how_many_records_it_has_read(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         slow = heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, backpressure_ms=12_400)
@@ -233,7 +233,7 @@ def test_an_unknown_stream_is_an_error_that_names_the_known_ones(streams: Path):
     assert "did you mean ticks" in str(done.exception)
 
 
-def test_a_running_writer_is_said_with_pid_phase_and_lag(streams: Path):
+def test_a_running_writer_is_shown_with_pid_phase_and_lag(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12, batch_records=1_234).write(
@@ -247,7 +247,7 @@ def test_a_running_writer_is_said_with_pid_phase_and_lag(streams: Path):
     assert (found["lag"], found["problems"]) == (12, [])
 
 
-def test_a_batch_that_outlasts_its_interval_is_said_while_the_writer_lives(streams: Path):
+def test_a_batch_longer_than_its_interval_is_reported_while_the_writer_lives(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         for beyond_ms, words in ((0, "none"), (12_400, "a batch takes 12 s longer than its interval")):
@@ -260,7 +260,7 @@ def test_a_batch_that_outlasts_its_interval_is_said_while_the_writer_lives(strea
     assert status(streams)["streams"][0]["backpressure-ms"] is None
 
 
-def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believed(streams: Path):
+def test_a_stale_heartbeat_of_a_living_writer_is_reported_and_its_lag_is_ignored(streams: Path):
     with WriterLock(run_folder("ticks")):
         old_ms = status(streams)["at-ms"] - HEARTBEAT_TTL_MS - 5_000
         lock = run_folder("ticks") / "lock"
@@ -275,7 +275,7 @@ def test_a_stale_heartbeat_of_a_living_writer_is_said_and_its_lag_is_not_believe
     assert "no heartbeat for" in people
 
 
-def test_a_stall_is_a_problem_while_the_writer_lives_and_is_not_believed_of_one_that_ended(streams: Path):
+def test_a_stall_is_a_problem_only_while_its_writer_lives(streams: Path):
     stall = Stall(StallKind.WATERMARK, NOW_MS, "ticks-3", "ticks-3 holds the watermark back: no records arrive")
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
@@ -292,7 +292,7 @@ def test_a_stall_is_a_problem_while_the_writer_lives_and_is_not_believed_of_one_
     assert (ended["stall"], ended["problems"]) == (None, [])
 
 
-def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(streams: Path):
+def test_the_lag_of_an_unresponsive_planner_is_queried_from_kafka_or_unknown(streams: Path):
     stall = Stall(StallKind.OFFSETS, NOW_MS, None, "Kafka has not answered the planner")
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
@@ -306,7 +306,7 @@ def test_the_lag_of_a_planner_that_hears_nothing_is_asked_of_kafka_or_unknown(st
 @pytest.mark.parametrize(
     ("age_ms", "committed_ago_ms", "crashes"), [(60_000, 1_000, 0), (59_999, 1_000, 0), (60_000, 60_001, 3)]
 )
-def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
+def test_a_writer_that_has_run_and_committed_is_not_counted_with_earlier_crashes(
     age_ms: int, committed_ago_ms: int, crashes: int
 ):
     failed = [
@@ -320,7 +320,7 @@ def test_a_writer_that_has_run_and_committed_is_not_blamed_for_those_before_it(
     assert derive_from_decision(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
 
 
-def test_an_exit_is_said_with_its_name_and_last_error():
+def test_an_exit_is_reported_with_its_name_and_last_error():
     end = ExitRecord("launch-1", 12, NOW_MS - 60_000, NOW_MS, "f", 0, committed=True, error="RolledBack: it went back")
     said = describe_writer_process(Observation(ProcessState.ENDED, launch(), heartbeat(epoch=3), (end,)), now_ms=NOW_MS)
     assert (said.exit_code, said.exit_name, said.error) == (12, "RolledBack", "RolledBack: it went back")
@@ -328,7 +328,7 @@ def test_an_exit_is_said_with_its_name_and_last_error():
     assert said.pid is None
 
 
-def test_an_exit_of_an_earlier_launch_is_not_this_one_s():
+def test_an_exit_of_an_earlier_launch_is_not_attributed_to_this_launch():
     end = ExitRecord("launch-0", 12, 0, 1, "f", 0, committed=False, error="old")
     said = describe_writer_process(
         Observation(ProcessState.ENDED, launch(), heartbeat(phase=Phase.ENDED), (end,)), now_ms=NOW_MS
@@ -336,7 +336,7 @@ def test_an_exit_of_an_earlier_launch_is_not_this_one_s():
     assert (said.exit_code, said.error) == (0, None)
 
 
-def test_a_foreground_writer_that_died_without_a_word_has_no_exit_code():
+def test_a_foreground_writer_that_died_without_a_report_has_no_exit_code():
     dead = launch(LaunchKind.FOREGROUND)
     said = describe_writer_process(
         Observation(ProcessState.ENDED, dead, heartbeat(phase=Phase.STAGING), ()), now_ms=NOW_MS
@@ -361,7 +361,7 @@ def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
     assert found["problems"] == ["the last writer ended with 11 (OffsetGap): records lost"]
 
 
-def test_what_the_writer_ended_for_and_the_table_still_has_is_said_once(streams: Path):
+def test_a_problem_that_ended_the_writer_and_persists_in_the_table_is_reported_once(streams: Path):
     table = ensure_table(load_catalog(None), load_stream(streams / "ticks.yaml"))
     with table.update_schema() as change:
         change.rename_column("ts", "at")
@@ -375,7 +375,7 @@ def test_what_the_writer_ended_for_and_the_table_still_has_is_said_once(streams:
     assert found["problems"] == [f"the last writer ended with 15 (SchemaIncompatible): {words}"]
 
 
-def test_a_writer_that_was_killed_with_its_application_is_said_to_be(streams: Path):
+def test_a_writer_killed_with_its_application_is_reported_as_such(streams: Path):
     hosted = Launch("launch-1", LaunchKind.HOSTED, NOW_MS - 60_000, application="small")
     replace_json(run_folder("ticks") / "lock", asdict(hosted))
     append_exit(run_folder("ticks"), ExitRecord("launch-1", None, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False))
@@ -386,7 +386,7 @@ def test_a_writer_that_was_killed_with_its_application_is_said_to_be(streams: Pa
     )
 
 
-def test_a_writer_of_one_stream_was_killed_with_no_application(streams: Path):
+def test_the_status_of_a_killed_single_stream_writer_names_no_application(streams: Path):
     alone = Launch("launch-1", LaunchKind.FOREGROUND, NOW_MS - 60_000, application="ticks", streams=("ticks",))
     replace_json(run_folder("ticks") / "lock", asdict(alone))
     append_exit(run_folder("ticks"), ExitRecord("launch-1", None, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False))
@@ -394,7 +394,7 @@ def test_a_writer_of_one_stream_was_killed_with_no_application(streams: Path):
     assert "no exit code: it was killed, its host went down, or its disk was full" in done.output
 
 
-def test_a_restart_of_a_writer_in_the_foreground_changes_nothing(streams: Path):
+def test_restarting_a_foreground_writer_is_refused_and_changes_nothing(streams: Path):
     spec = load_stream(streams / "ticks.yaml")
     open_desired_store(spec).pause(by="ana", reason="")
     before = open_desired_store(spec).read()
@@ -427,7 +427,7 @@ def test_an_outage_that_the_writer_waits_for_is_a_problem(streams: Path):
     assert found["backpressure-ms"] is None, "an outage is no backpressure"
 
 
-def test_a_writer_that_was_fenced_is_said_to_be_until_it_ends(streams: Path):
+def test_a_fenced_writer_is_reported_as_fenced_until_it_ends(streams: Path):
     made = MadeStream(load_stream(streams / "ticks.yaml"), NOW_MS)
     fenced, newest = made.begin().epoch, made.reset(dict.fromkeys(range(made.partitions), 0)).epoch
     with WriterLock(run_folder("ticks")):
@@ -449,7 +449,7 @@ def test_a_writer_that_was_fenced_is_said_to_be_until_it_ends(streams: Path):
 
 
 @pytest.mark.parametrize(("writer", "command"), [(ProcessState.RUNNING, "resume"), (ProcessState.FOREGROUND, "run")])
-def test_after_a_reset_a_writer_that_runs_is_waited_for_before_the_next_one_starts(writer: ProcessState, command: str):
+def test_after_a_reset_the_running_writer_must_exit_before_the_next_one_starts(writer: ProcessState, command: str):
     said = describe_next_step("ticks", 4, writer)
     assert "It exits with 13 (Fenced) within a minute" in said
     assert said.endswith(f"Only after that, `frazil {command} ticks` continues at the new position.")
@@ -458,7 +458,7 @@ def test_after_a_reset_a_writer_that_runs_is_waited_for_before_the_next_one_star
     )
 
 
-def test_whether_rows_are_shuffled_is_shown_of_a_stream_that_asks_for_it(streams: Path):
+def test_status_shows_whether_rows_are_shuffled_if_the_stream_declares_it(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         heartbeat(pid=os.getpid(), written_at_ms=now_ms, distribution="shuffled: it saves 300 files").write(ticks())
@@ -468,7 +468,7 @@ def test_whether_rows_are_shuffled_is_shown_of_a_stream_that_asks_for_it(streams
     assert "shuffled: it saves 300 files" in people
 
 
-def test_a_notice_of_a_writer_that_lives_is_shown_and_is_no_problem(streams: Path):
+def test_a_notice_of_a_live_writer_is_shown_and_is_not_a_problem(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         now = load_stream(streams / "ticks.yaml").fingerprint()
@@ -503,7 +503,7 @@ def test_a_writer_that_runs_with_an_older_declaration_is_reported(streams: Path,
     assert how in note
 
 
-def test_a_writer_that_was_killed_is_said_with_its_signal_and_the_end_of_its_log_in_one_line(streams: Path):
+def test_a_killed_writer_is_reported_in_one_line_with_its_signal_and_the_end_of_its_log(streams: Path):
     replace_json(
         run_folder("ticks") / "lock", dataclasses.asdict(Launch("launch-1", LaunchKind.FOREGROUND, NOW_MS - 60_000))
     )
@@ -549,14 +549,14 @@ def test_watching_shows_the_streams_until_ctrl_c(streams: Path) -> None:
     assert watching.returncode == 0
 
 
-def test_watching_is_for_terminals_and_for_people(streams: Path) -> None:
+def test_status_watch_needs_a_terminal_and_cannot_be_combined_with_json(streams: Path) -> None:
     for options, reason in ((["--watch"], "needs a terminal"), (["--watch", "--json"], "combined with --json")):
         result = CliRunner().invoke(frazil, ["status", "--streams", str(streams), *options])
         assert result.exit_code == 2
         assert reason in result.output
 
 
-def test_of_a_command_in_a_writers_last_words_no_part_is_shown() -> None:
+def test_shortened_errors_never_show_part_of_a_command() -> None:
     words = (
         f"it is gone: {'x' * (MAX_ERROR_CHARACTERS - 40)} `frazil register shop.orders 's3://a bucket/of/a/long/name'`"
     )
@@ -565,7 +565,10 @@ def test_of_a_command_in_a_writers_last_words_no_part_is_shown() -> None:
     assert shorten_error(f"`frazil status` {words}").startswith("`frazil status` it is gone")
 
 
-def test_what_was_rejected_in_the_last_day_is_counted_and_what_is_left_of_it(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
+def test_status_counts_records_rejected_in_the_last_day_and_those_that_remain(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+) -> None:
     (tmp_path / "made.yaml").write_text(day_by_day.YAML)
     made = MadeStream(load_stream(tmp_path / "made.yaml"), time.time_ns() // 1_000_000, partitions=1)
     made.begin()
@@ -610,7 +613,7 @@ def test_a_reason_that_no_terminal_can_show_is_shown_escaped(streams: Path) -> N
 
 
 @pytest.mark.parametrize("reason", [BAD, "a" * 1001])
-def test_such_a_reason_and_one_without_end_are_refused(streams: Path, reason: str) -> None:
+def test_an_unprintable_or_overlong_pause_reason_is_refused(streams: Path, reason: str) -> None:
     done = CliRunner().invoke(frazil, ["pause", "ticks", "--reason", reason, "--streams", str(streams)])
     assert done.exit_code == 2
     assert "Invalid value for '--reason': has " in done.output

@@ -15,7 +15,7 @@ from frazil.cli.main import frazil
 Declare = Callable[..., Path]
 
 
-def test_a_line_tells_each_valid_stream(declare: Declare, tmp_path: Path) -> None:
+def test_validate_prints_a_line_for_each_valid_stream(declare: Declare, tmp_path: Path) -> None:
     declare(partition_by=["day(departed)"])
     result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
     assert (result.exit_code, result.output) == (0, "flights: flights -> demo.flights, partitioned by day(departed)\n")
@@ -94,7 +94,9 @@ def test_readers_of_format_version_3_are_named_before_the_table_is_made(declare:
     )
 
 
-def test_what_the_writer_would_refuse_at_its_start_is_an_error(declare: Declare, tmp_path: Path) -> None:
+def test_validate_reports_declarations_that_the_writer_would_refuse_at_its_start(
+    declare: Declare, tmp_path: Path
+) -> None:
     maps = {"a": "map<int, string>", "b": "struct<c: list<map<date, map<uuid, int>>>>", "d": "map<string, int>"}
     declare(schema={"departed": "timestamptz not null", **maps})
     result = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
@@ -106,7 +108,7 @@ def test_what_the_writer_would_refuse_at_its_start_is_an_error(declare: Declare,
     assert "schema.d" not in line
 
 
-def test_a_default_that_is_no_value_of_its_column_is_an_error(declare: Declare, tmp_path: Path) -> None:
+def test_a_default_that_does_not_fit_its_column_is_an_error(declare: Declare, tmp_path: Path) -> None:
     at = {"type": "timestamptz", "unit": "ms", "default": 10**15}
     columns = {"a": {"type": "date", "default": "yesterday"}, "b": {"type": "int", "default": 2**31}, "at": at}
     declare(schema={"departed": "timestamptz not null", **columns, "ok": {"type": "date", "default": "2026-01-01"}})
@@ -178,7 +180,7 @@ def test_named_files_are_checked_against_each_other(declare: Declare) -> None:
     assert "rename one" in result.stderr
 
 
-def test_a_named_file_is_checked_against_the_others_of_its_folder(declare: Declare) -> None:
+def test_validate_of_one_file_checks_it_against_the_other_files_of_its_folder(declare: Declare) -> None:
     declare("b.yaml")
     result = CliRunner().invoke(frazil, ["validate", str(declare("a.yaml"))])
     assert result.exit_code == 10
@@ -186,7 +188,7 @@ def test_a_named_file_is_checked_against_the_others_of_its_folder(declare: Decla
     assert "a.yaml: name" in result.stderr
 
 
-def test_a_named_file_has_no_part_in_what_is_wrong_between_others(declare: Declare) -> None:
+def test_validate_of_one_file_ignores_errors_and_conflicts_of_other_files(declare: Declare) -> None:
     declare("b.yaml")
     declare("c.yaml")
     declare("d.yaml", name="d", lateness="x")

@@ -102,7 +102,9 @@ DISRUPTION = {
         ({"hello": 1}, DriverState.UNKNOWN, None, "did not return a pod"),
     ],
 )
-def test_each_state_of_a_pod(api: Api, body: dict[str, Any], state: DriverState, code: int | None, says: str) -> None:
+def test_each_pod_state_maps_to_the_expected_driver_state(
+    api: Api, body: dict[str, Any], state: DriverState, code: int | None, says: str
+) -> None:
     api.answers["GET", PATH] = Answer(body=body)
     found = driver(api).status()
     assert (found.state, found.exit_code) == (state, code)
@@ -136,7 +138,9 @@ def test_a_pod_that_is_being_deleted_still_runs(api: Api) -> None:
         (pod("Failed", container={"terminated": {"exitCode": 1}}, conditions=[UNSCHEDULABLE]), None),
     ],
 )
-def test_the_cause_is_why_kubernetes_ends_a_pod(api: Api, body: dict[str, Any], cause: str | None) -> None:
+def test_the_reported_cause_is_the_reason_why_kubernetes_ended_the_pod(
+    api: Api, body: dict[str, Any], cause: str | None
+) -> None:
     api.answers["GET", PATH] = Answer(body=body)
     assert driver(api).status().cause == cause
 
@@ -162,14 +166,16 @@ def test_a_pod_that_was_deleted_is_gone(api: Api, status: int) -> None:
         (Answer(200, "<html>Log in</html>"), "instead of JSON"),
     ],
 )
-def test_no_answer_of_the_api_is_unknown_and_never_an_end(api: Api, answer: Answer, says: str) -> None:
+def test_an_unusable_answer_of_the_cluster_api_means_unknown_and_never_ended(
+    api: Api, answer: Answer, says: str
+) -> None:
     api.answers["GET", PATH] = answer
     found = driver(api).status()
     assert found.state is DriverState.UNKNOWN
     assert says in found.reason
 
 
-def test_kill_deletes_the_pod_at_once_and_says_which_right_it_lacks(api: Api) -> None:
+def test_kill_deletes_the_pod_at_once_and_names_the_missing_permission(api: Api) -> None:
     api.answers["DELETE", PATH] = Answer(200, pod("Running"))
     driver(api, token="t").kill()
     method, path, headers, body = api.requested[0]
@@ -195,7 +201,7 @@ def test_the_log_is_the_end_of_the_drivers_container(api: Api) -> None:
     assert driver(api).log(limit_bytes=100) is None
 
 
-def test_a_pod_asks_with_its_own_service_account_whose_token_is_read_each_time(api: Api, tmp_path: Path) -> None:
+def test_a_pod_uses_its_own_service_account_and_reads_the_token_for_each_request(api: Api, tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match="not running in a pod with a service account"):
         read_service_account({}, tmp_path)
     for name, text in {"token": "one\n", "namespace": "frazil", "ca.crt": "x"}.items():
@@ -224,7 +230,7 @@ def kubeconfig(folder: Path, *, cluster: dict[str, Any] | None = None, user: dic
     return file
 
 
-def test_a_kubeconfig_says_where_the_api_is_and_who_asks(tmp_path: Path) -> None:
+def test_a_kubeconfig_gives_the_api_address_and_credentials(tmp_path: Path) -> None:
     data = base64.b64encode(b"PEM").decode()
     file = kubeconfig(tmp_path, cluster={"certificate-authority-data": data}, user={"token": "t"})
     found = read_kubeconfig(file)
@@ -255,7 +261,7 @@ def test_a_kubeconfig_that_frazil_cannot_use_is_refused(tmp_path: Path, parts: d
 
 
 @pytest.mark.parametrize("text", ["", "- a", "current-context: x", "{", "current-context: x\ncontexts: []"])
-def test_a_kubeconfig_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_kubeconfig_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config").write_text(text)
     with pytest.raises(EnvironmentUnusable, match="cannot use the kubeconfig"):
         read_kubeconfig(tmp_path / "config")
@@ -340,13 +346,17 @@ def test_a_pod_is_created_once(api: Api) -> None:
         ),
     ],
 )
-def test_a_pod_that_is_refused_says_why(api: Api, answer: Answer, error: type[Exception], says: str) -> None:
+def test_a_rejected_pod_is_reported_with_the_reason(
+    api: Api, answer: Answer, error: type[Exception], says: str
+) -> None:
     api.answers["POST", PODS] = answer
     with pytest.raises(error, match=says):
         driver(api).create({})
 
 
-def test_the_api_is_that_of_the_master_whoever_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kubernetes_api_address_comes_from_the_declared_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = kubeconfig(tmp_path, user={"tokenFile": "token"})
     in_pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
     for master, address in {"k8s://h:6443": "https://h:6443", "k8s://http://h/": "http://h"}.items():

@@ -54,7 +54,7 @@ def test_a_pod_runs_the_driver_once_and_knows_its_own_name_and_address() -> None
     assert fields == {POD_NAME: "metadata.name", POD_IP: "status.podIP"}
 
 
-def test_a_pod_has_what_the_properties_declare() -> None:
+def test_a_pod_has_the_settings_that_the_spark_properties_declare() -> None:
     found, container = pod(
         {
             f"{DRIVER}container.image": "driver:1",
@@ -106,7 +106,7 @@ def test_a_pod_has_what_the_properties_declare() -> None:
     ]
 
 
-def test_a_pod_template_gives_all_else(tmp_path: Path) -> None:
+def test_a_pod_template_supplies_all_other_settings(tmp_path: Path) -> None:
     template = {
         "metadata": {"labels": {"team": "lake"}},
         "spec": {
@@ -153,7 +153,7 @@ def test_a_pod_that_frazil_cannot_make_as_declared_is_refused(spark: dict[str, s
         pod(spark)
 
 
-def test_a_pod_shows_no_secret() -> None:
+def test_a_pod_contains_no_secret_in_plain_text() -> None:
     with pytest.raises(SpecError, match=r"needs KAFKA_PASSWORD .* as spark\.kubernetes\.driver\.secretKeyRef\.KAFKA_"):
         pod({}, environment={"KAFKA_PASSWORD": "hush"})
 

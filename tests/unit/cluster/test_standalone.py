@@ -51,7 +51,7 @@ REQUEST = standalone.build_request(
         (STANDBY, DriverState.UNKNOWN, "Exception from the cluster", None),
     ],
 )
-def test_what_a_master_tells_of_a_driver(
+def test_a_standalone_masters_answer_maps_to_the_expected_driver_state(
     answer: dict[str, Any], state: DriverState, words: str, code: int | None
 ) -> None:
     found = to_driver_status(answer)
@@ -71,7 +71,7 @@ def test_a_python_driver_is_submitted_as_spark_submit_and_never_supervised_by_th
     assert requested["environmentVariables"] == {"KAFKA_PASSWORD": "hush"}
 
 
-def test_the_master_that_leads_takes_the_driver(apis: Any) -> None:
+def test_the_leading_master_accepts_the_driver(apis: Any) -> None:
     standby, leader = apis(), apis()
     path = ("POST", "/v1/submissions/create")
     standby.answers[path] = Answer(body={"success": False, "message": "Can only accept ... ALIVE state\nat x"})
@@ -113,7 +113,7 @@ def test_status_and_kill_ask_each_master_until_one_knows(apis: Any) -> None:
         StandaloneDriver(DRIVER, addresses=[standby.address]).kill()
 
 
-def test_a_driver_that_has_ended_is_killed_well(api: Api) -> None:
+def test_killing_a_driver_that_has_ended_succeeds(api: Api) -> None:
     message = f"Driver {DRIVER} has already finished or does not exist"
     api.answers["POST", f"/v1/submissions/kill/{DRIVER}"] = Answer(body={"success": False, "message": message})
     StandaloneDriver(DRIVER, addresses=[api.address]).kill()

@@ -49,7 +49,7 @@ def test_yarn_starts_a_driver_once_with_the_packages_python() -> None:
     }
 
 
-def test_a_declaration_has_the_last_word_except_on_how_the_driver_is_found() -> None:
+def test_a_declaration_wins_except_for_the_address_of_the_driver() -> None:
     declared = {"spark.driver.memory": "3g", "spark.yarn.maxAppAttempts": "5", "spark.submit.deployMode": "client"}
     found = build_submit_properties(driver(master="yarn", spark=declared))
     assert found["spark.driver.memory"] == "3g"
@@ -61,6 +61,6 @@ def test_a_standalone_cluster_takes_no_python_driver_from_spark_submit() -> None
         build_submit_properties(driver(master="spark://h:7077"))
 
 
-def test_a_properties_file_keeps_what_java_would_take_for_its_own() -> None:
+def test_special_characters_of_java_properties_are_escaped() -> None:
     found = format_properties({"a b:c=d": " x\\y\nz#=: ", "#k": "v"})
     assert found == "a\\ b\\:c\\=d=\\ x\\\\y\\nz#=: \n\\#k=v\n"

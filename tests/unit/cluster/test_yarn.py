@@ -62,7 +62,9 @@ def driver(*apis: Api | str, user: str | None = None) -> YarnDriver:
         ("killed", DriverState.KILLED, None, "was killed by user alice"),
     ],
 )
-def test_each_state_of_an_application(api: Api, recorded: str, state: DriverState, code: int | None, says: str) -> None:
+def test_each_yarn_application_state_maps_to_the_expected_driver_state(
+    api: Api, recorded: str, state: DriverState, code: int | None, says: str
+) -> None:
     api.answers["GET", PATH] = Answer(body={"app": RECORDED[recorded]})
     found = driver(api).status()
     assert (found.state, found.exit_code) == (state, code)
@@ -90,7 +92,7 @@ def test_each_state_of_an_application(api: Api, recorded: str, state: DriverStat
         ({}, DriverState.UNKNOWN, "frazil does not recognise"),
     ],
 )
-def test_what_was_not_recorded_is_evaluated_by_the_specification(
+def test_unrecorded_yarn_reports_are_evaluated_by_the_specification(
     report: dict[str, Any], state: DriverState, says: str
 ) -> None:
     found = to_driver_status(report)
@@ -98,7 +100,7 @@ def test_what_was_not_recorded_is_evaluated_by_the_specification(
     assert says in found.reason
 
 
-def test_an_application_that_yarn_does_not_know_is_gone(api: Api) -> None:
+def test_an_application_unknown_to_yarn_is_gone(api: Api) -> None:
     body = {"RemoteException": {"exception": "NotFoundException", "message": f"app with id: {ID} not found"}}
     api.answers["GET", PATH] = Answer(404, body)
     assert driver(api).status().state is DriverState.GONE
@@ -115,14 +117,18 @@ def test_an_application_that_yarn_does_not_know_is_gone(api: Api) -> None:
         (Answer(307, "", {"Location": PATH}), "cannot be reached: Exceeded 30 redirects"),
     ],
 )
-def test_no_answer_of_the_api_is_unknown_and_never_an_end(api: Api, answer: Answer, says: str) -> None:
+def test_an_unusable_answer_of_the_cluster_api_means_unknown_and_never_ended(
+    api: Api, answer: Answer, says: str
+) -> None:
     api.answers["GET", PATH] = answer
     found = driver(api).status()
     assert found.state is DriverState.UNKNOWN
     assert says in found.reason
 
 
-def test_a_resource_manager_that_is_silent_or_not_there_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unresponsive_or_unreachable_yarn_resource_manager_leaves_the_driver_state_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(calls, "TIMEOUT_S", (0.2, 0.2))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -136,7 +142,7 @@ def test_a_resource_manager_that_is_silent_or_not_there_is_unknown(monkeypatch: 
     assert driver().status().state is DriverState.UNKNOWN
 
 
-def test_a_standby_redirects_and_one_that_is_down_is_passed_over(apis: Any) -> None:
+def test_a_standby_resource_manager_redirects_and_an_unreachable_one_is_skipped(apis: Any) -> None:
     standby, active = apis(), apis()
     active.answers["GET", PATH] = Answer(body={"app": RECORDED["running"]})
     active.answers["PUT", f"{PATH}/state"] = Answer(202, {"state": "RUNNING"})
@@ -151,7 +157,7 @@ def test_a_standby_redirects_and_one_that_is_down_is_passed_over(apis: Any) -> N
     assert driver(standby, active).status().state is DriverState.RUNNING
 
 
-def test_kill_is_safe_to_repeat_and_says_what_forbids_it(api: Api) -> None:
+def test_kill_can_be_repeated_and_reports_a_missing_permission(api: Api) -> None:
     for answer in (Answer(202, {"state": "RUNNING"}), Answer(200, {"state": "KILLED"}), Answer(404, {})):
         api.answers["PUT", f"{PATH}/state"] = answer
         driver(api, user="alice").kill()
@@ -162,7 +168,7 @@ def test_kill_is_safe_to_repeat_and_says_what_forbids_it(api: Api) -> None:
         driver(api).kill()
 
 
-def test_the_log_is_the_ends_of_what_the_container_wrote(api: Api) -> None:
+def test_the_log_is_the_tail_of_the_container_output(api: Api) -> None:
     node = api.address.removeprefix("http://")
     container = "container_1795387984544_0003_01_000001"
     places = {"amHostHttpAddress": node, "amContainerLogs": f"http://{node}/node/containerlogs/{container}/alice"}
@@ -179,7 +185,7 @@ def test_the_log_is_the_ends_of_what_the_container_wrote(api: Api) -> None:
     assert driver(api).log(limit_bytes=200) is None
 
 
-def test_the_id_is_in_the_output_of_spark_submit_once_yarn_accepted_it() -> None:
+def test_the_application_id_is_parsed_from_spark_submit_output_once_yarn_accepted_it() -> None:
     assert parse_application_id(OUTPUT) == "application_1795387737634_0001"
     assert parse_application_id(OUTPUT.splitlines()[0]) is None
 
@@ -201,7 +207,7 @@ def test_the_id_is_in_the_output_of_spark_submit_once_yarn_accepted_it() -> None
         ),
     ],
 )
-def test_the_hadoop_configuration_says_where_the_resource_managers_are(
+def test_resource_manager_addresses_are_read_from_the_hadoop_configuration(
     tmp_path: Path, properties: dict[str, str], addresses: tuple[str, ...]
 ) -> None:
     rows = "".join(f"<property><name>{k}</name><value> {v} </value></property>" for k, v in properties.items())

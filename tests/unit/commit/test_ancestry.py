@@ -15,7 +15,7 @@ def filled(world):
     return committer
 
 
-def test_a_rollback_by_two_snapshots_stops_the_writer_and_names_the_ways_out(world):
+def test_a_rollback_by_two_snapshots_stops_the_writer_with_the_remedies(world):
     committer = filled(world)
     world.roll_back(2)
     before = world.load().metadata
@@ -35,7 +35,7 @@ def test_a_rollback_is_seen_by_the_next_take_over(world):
         world.take_over()
 
 
-def test_a_rollback_is_seen_below_what_others_appended_since(world):
+def test_a_rollback_is_detected_below_snapshots_that_other_programs_appended_later(world):
     committer = filled(world)
     world.roll_back(2)
     world.foreign_append()
@@ -54,7 +54,7 @@ def test_a_rollback_of_the_dead_letter_table_stops_the_writer_too(world):
         world.run(committer, {0: (3, 4)}, rejected={0: [3]})
 
 
-def test_a_rollback_to_the_marker_s_own_snapshot_is_fine(world):
+def test_a_rollback_to_the_snapshot_of_the_marker_is_accepted(world):
     committer = filled(world)
     world.foreign_append()
     world.roll_back(1)
@@ -64,7 +64,7 @@ def test_a_rollback_to_the_marker_s_own_snapshot_is_fine(world):
     assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
-def test_history_that_was_expired_is_fine(world):
+def test_a_writer_continues_after_earlier_snapshots_were_expired(world):
     committer = filled(world)
     world.foreign_append()
     world.foreign_append()
@@ -96,7 +96,7 @@ def test_a_table_that_another_engine_replaced_stops_the_writer_and_the_next_star
     assert len(world.rows()) == keep
 
 
-def test_a_table_that_was_replaced_between_commits_of_others_stops_the_writer(world):
+def test_a_table_replaced_between_foreign_commits_stops_the_writer(world):
     committer = filled(world)
     world.foreign_append()
     replaced(world, 2)
@@ -118,7 +118,7 @@ def test_a_table_that_was_replaced_after_a_commit_to_a_branch_stops_the_writer(w
         world.run(committer, {0: (3, 4)})
 
 
-def test_a_table_that_was_emptied_and_expired_is_fine(world):
+def test_the_writer_continues_after_a_table_was_emptied_and_expired(world):
     committer = filled(world)
     world.load().delete()
     world.expire_all_but_newest()
@@ -129,7 +129,7 @@ def test_a_table_that_was_emptied_and_expired_is_fine(world):
     world.run(committer, {0: (3, 4)})
 
 
-def test_a_table_that_was_emptied_next_to_a_branch_and_expired_is_fine(world):
+def test_the_writer_continues_after_a_table_was_emptied_next_to_a_branch_and_expired(world):
     """The branch's snapshot comes right before the oldest one of main that is left, and is no predecessor of it."""
     committer = filled(world)
     table = world.load()
@@ -147,7 +147,7 @@ def test_a_table_that_was_emptied_next_to_a_branch_and_expired_is_fine(world):
     world.run(committer, {0: (3, 4)})
 
 
-def test_a_table_whose_every_row_another_engine_overwrote_is_fine(world):
+def test_the_writer_continues_after_another_engine_overwrote_every_row(world):
     committer = filled(world)
     table = world.load()
     table.overwrite(table.scan().to_arrow().slice(0, 1))
@@ -156,7 +156,7 @@ def test_a_table_whose_every_row_another_engine_overwrote_is_fine(world):
     world.run(committer, {0: (3, 4)})
 
 
-def test_compaction_is_fine_and_so_is_expiry_after_it(world):
+def test_the_writer_continues_after_a_compaction_and_an_expiry(world):
     committer = filled(world)
     world.compact()
     world.expire_all_but_newest()
@@ -166,7 +166,7 @@ def test_compaction_is_fine_and_so_is_expiry_after_it(world):
     assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
-def test_snapshots_of_others_between_ours_are_fine(world):
+def test_snapshots_of_others_between_those_of_the_writer_are_accepted(world):
     committer = world.begin()
     for offset in range(3):
         world.foreign_append(1_000_000 + offset)

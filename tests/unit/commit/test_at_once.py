@@ -105,7 +105,7 @@ def test_without_dead_letters_only_the_table_is_committed_to(world, committer, a
     assert len(world.rows()) == 4
 
 
-def test_a_handle_loads_no_table_after_a_commit_at_once(world, committer):
+def test_an_atomic_commit_needs_no_table_load_afterwards(world, committer):
     committer.commit(staged(world, committer))
     loads = world.catalog.loads
     committer.commit(world.stage(committer, {0: (4, 8)}, rejected={0: [5]}))
@@ -113,7 +113,7 @@ def test_a_handle_loads_no_table_after_a_commit_at_once(world, committer):
     assert (len(world.rows()), len(world.dead_letters())) == (6, 2)
 
 
-def test_a_lost_answer_is_found_out_by_reading(world, committer, at_once):
+def test_a_lost_response_to_an_atomic_commit_is_resolved_by_reading_the_tables(world, committer, at_once):
     def lost(effect: Callable[[], Committed]) -> Committed:
         effect()
         raise ConnectionError("the answer was lost")
@@ -175,7 +175,7 @@ def test_a_commit_that_fails_before_the_database_is_asked_to_commit_leaves_no_me
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_an_error_of_commit_itself_leaves_the_metadata_until_it_is_known_what_became_of_it(
+def test_an_error_of_the_database_commit_keeps_the_metadata_until_its_outcome_is_known(
     world, committer, monkeypatch, done
 ):
     journal, fails = staged(world, committer), [locked()]
@@ -195,7 +195,7 @@ def test_an_error_of_commit_itself_leaves_the_metadata_until_it_is_known_what_be
     assert len(metadata_files(world) - named(world)) == (0 if done else 2)
 
 
-def test_a_metadata_file_that_cannot_be_written_takes_the_others_with_it(world, committer, monkeypatch):
+def test_a_metadata_file_that_cannot_be_written_removes_the_others_of_its_commit(world, committer, monkeypatch):
     catalog, journal, fails = world.catalog.inner, staged(world, committer), [OSError("no space left")]
     write, written = catalog._write_metadata, []
 
@@ -212,7 +212,7 @@ def test_a_metadata_file_that_cannot_be_written_takes_the_others_with_it(world, 
     assert metadata_files(world) == named(world)
 
 
-def test_a_writer_killed_before_its_commit_leaves_neither_and_the_next_one_commits_both(world, tables, committer):
+def test_a_writer_killed_before_its_commit_changes_no_table_and_the_next_one_commits_to_both(world, tables, committer):
     class Killed(BaseException):
         pass
 

@@ -113,7 +113,7 @@ def layout_of(table: Table) -> ManifestLayout:
 
 
 @pytest.mark.parametrize(("property", "codec"), [("gzip", "deflate"), ("uncompressed", "null"), ("zstd", "zstandard")])
-def test_a_manifest_has_the_bytes_that_pyiceberg_writes_the_first_time_and_again(
+def test_a_manifest_has_the_same_bytes_as_from_pyiceberg_at_first_and_repeated_writes(
     table: Table, property: str, codec: Codec
 ):
     table.metadata.properties["write.avro.compression-codec"] = property
@@ -123,7 +123,7 @@ def test_a_manifest_has_the_bytes_that_pyiceberg_writes_the_first_time_and_again
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_field_ids_of_equality_deletes_are_ints_and_longs_of_older_manifests_are_read(
+def test_equality_field_ids_are_ints_and_longs_of_older_manifests_are_readable(
     table: Table, version: int, monkeypatch: pytest.MonkeyPatch, forms: BoundedCache[Any]
 ) -> None:
     """See apache/iceberg-python#3840: strict readers refuse any manifest whose schema has them as longs."""
@@ -147,7 +147,7 @@ def test_field_ids_of_equality_deletes_are_ints_and_longs_of_older_manifests_are
     assert write("older") == ("long", "long")
 
 
-def test_a_form_is_resolved_once_for_each_content(table: Table, forms: BoundedCache[Any]):
+def test_an_avro_encoding_is_resolved_once_for_each_manifest_content(table: Table, forms: BoundedCache[Any]):
     layout = layout_of(table)
     data = written(table, layout, "data")
     deletes = written(table, layout, "deletes", content=ManifestContent.DELETES)
@@ -156,7 +156,7 @@ def test_a_form_is_resolved_once_for_each_content(table: Table, forms: BoundedCa
     assert len(forms) == 2
 
 
-def test_another_schema_of_the_same_number_is_not_taken_for_the_one_that_is_known(table: Table):
+def test_another_schema_with_the_same_id_is_not_confused_with_the_cached_one(table: Table):
     """One schema never landed, because another writer's change of the schema came first."""
     ours = layout_of(table)
     written(table, ours, "first")

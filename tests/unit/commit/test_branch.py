@@ -30,7 +30,7 @@ def append_aside(world: Any, files: Sequence[StagedFile]) -> Snapshot:
     return swap(world.tables.main, propose, retry_policy=world.tables.retry_policy)
 
 
-def test_what_is_committed_to_a_branch_is_there_alone_and_main_goes_on(world: Any) -> None:
+def test_rows_committed_to_a_branch_are_only_on_it_and_main_continues(world: Any) -> None:
     committer = world.begin()
     world.run(committer, {0: (0, 5)})
     head = world.load().current_snapshot()
@@ -45,7 +45,7 @@ def test_what_is_committed_to_a_branch_is_there_alone_and_main_goes_on(world: An
     assert world.used_manifests() == world.manifests()
 
 
-def test_a_branch_that_begins_while_main_moves_takes_a_sequence_number_of_its_own(world: Any) -> None:
+def test_a_branch_created_while_main_moves_gets_a_unique_sequence_number(world: Any) -> None:
     committer = world.begin()
     world.run(committer, {0: (0, 5)})
     world.catalog.next_meets(world.foreign_append)
@@ -56,7 +56,7 @@ def test_a_branch_that_begins_while_main_moves_takes_a_sequence_number_of_its_ow
     assert made.sequence_number == max(numbers)
 
 
-def test_a_batch_whose_sequence_number_a_branch_took_has_lost_a_race_and_is_no_outage(
+def test_a_batch_whose_sequence_number_a_branch_took_lost_a_race_and_reports_no_outage(
     world: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     committer = world.begin()
@@ -71,7 +71,7 @@ def test_a_batch_whose_sequence_number_a_branch_took_has_lost_a_race_and_is_no_o
     assert world.rows() == [(0, offset) for offset in range(3)]
 
 
-def test_a_batch_that_landed_is_found_though_its_sequence_number_is_said_to_be_taken(world: Any) -> None:
+def test_a_landed_batch_is_found_although_its_sequence_number_is_reported_as_taken(world: Any) -> None:
     """A gateway that repeats a request may answer with what became of the repeated one."""
     committer = world.begin()
 
@@ -85,7 +85,7 @@ def test_a_batch_that_landed_is_found_though_its_sequence_number_is_said_to_be_t
     assert world.rows() == [(0, offset) for offset in range(3)]
 
 
-def test_what_else_a_commit_raises_leaves_its_outcome_unknown() -> None:
+def test_an_unexpected_exception_of_a_commit_leaves_its_outcome_unknown() -> None:
     of = TableNames(("demo.events",))
     taken = ValueError("Cannot add snapshot with sequence number 2 older than last sequence number 2")
     for error, step in ((ValueError("no number"), "commit"), (taken, "prepare"), (OSError(str(taken)), "commit")):

@@ -93,7 +93,7 @@ def branches_are_ignored(requirements: Any, updates: Any) -> Any:
     return requirements, tuple(u for u in updates if not (isinstance(u, SetSnapshotRefUpdate) and u.ref_name != "main"))
 
 
-def test_a_valid_catalog_lacks_nothing_and_nothing_of_the_probe_is_left(lake: Catalog, tmp_path: Path) -> None:
+def test_a_valid_catalog_passes_the_probe_which_leaves_nothing_behind(lake: Catalog, tmp_path: Path) -> None:
     assert probe(lake, SPEC, now_ms=NOW_MS) == ()
     assert lake.list_namespaces() == []
     assert [path for path in (tmp_path / "w").rglob("*") if path.name != "city"] == []
@@ -109,13 +109,13 @@ def test_a_valid_catalog_lacks_nothing_and_nothing_of_the_probe_is_left(lake: Ca
         ({"commit": branches_are_ignored}, "ignores branches"),
     ],
 )
-def test_each_flaw_is_said(lake: Catalog, flaws: dict[str, Callable[..., Any]], said: str) -> None:
+def test_the_catalog_probe_reports_each_flaw(lake: Catalog, flaws: dict[str, Callable[..., Any]], said: str) -> None:
     missing = probe(Flawed(lake, **flaws), SPEC, now_ms=NOW_MS)  # type: ignore[arg-type]
     assert said in "; ".join(missing)
     assert lake.list_namespaces() == []
 
 
-def test_a_catalog_that_answers_as_nessie_does_is_refused_with_what_the_probe_said_of_nessie(lake: Catalog) -> None:
+def test_a_catalog_that_behaves_like_nessie_is_refused_with_the_findings_of_the_probe(lake: Catalog) -> None:
     nessie: Any = Flawed(lake, load=without_history, commit=branches_are_main)
     with pytest.raises(CommitRefused) as refused:
         check_catalog_guarantees(nessie, SPEC, now_ms=NOW_MS)
@@ -129,7 +129,7 @@ def test_a_catalog_that_answers_as_nessie_does_is_refused_with_what_the_probe_sa
     assert lake.list_namespaces() == []
 
 
-def test_a_storage_without_conditional_put_is_said(lake: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_without_conditional_puts_is_reported(lake: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     def put(store: LocalStore, path: str, data: bytes) -> bool:
         store.put(path, data)
         return True
@@ -154,7 +154,7 @@ def test_a_flawed_catalog_is_refused_at_every_start_and_a_valid_one_is_probed_on
     assert valid.commits == probed
 
 
-def test_what_a_host_remembers_of_a_catalog_ends_with_the_probe_that_it_passed(
+def test_a_host_probes_a_catalog_again_after_the_probe_version_changed(
     lake: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_catalog_guarantees(lake, SPEC, now_ms=NOW_MS)
@@ -164,7 +164,7 @@ def test_what_a_host_remembers_of_a_catalog_ends_with_the_probe_that_it_passed(
     assert again.commits > 0
 
 
-def test_a_stream_whose_tables_others_make_starts_where_we_may_make_none(
+def test_a_stream_starts_in_a_catalog_where_it_may_not_create_tables(
     lake: Catalog, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: Any, **__: Any) -> Any:
@@ -176,7 +176,7 @@ def test_a_stream_whose_tables_others_make_starts_where_we_may_make_none(
     assert "could not check" in caplog.text
 
 
-def test_the_next_probe_removes_what_a_killed_one_left_and_no_table_of_others(lake: Catalog) -> None:
+def test_the_next_probe_removes_the_leftovers_of_a_killed_probe_and_no_foreign_table(lake: Catalog) -> None:
     lake.create_namespace("city")
     killed, running = NOW_MS - ABANDONED_AFTER_MS - 1, NOW_MS - 1000
     for name in (f"{PREFIX}{killed}_ab12", f"{PREFIX}{running}_ab12", f"{PREFIX}mine", "rides"):

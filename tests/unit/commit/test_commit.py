@@ -34,7 +34,7 @@ def test_a_commit_lands_rows_and_marker_in_one_snapshot(world):
     assert marker.snapshot_id == world.load().current_snapshot().snapshot_id
 
 
-def test_a_snapshot_says_what_it_holds(world):
+def test_a_snapshot_summary_contains_the_batch_and_its_counts(world):
     committer = world.begin()
     world.run(committer, {0: (0, 3), 1: (0, 2)}, rejected={0: [1]})
 
@@ -85,7 +85,7 @@ def test_no_marker_changes_without_a_snapshot(world, rejected):
     assert world.rows() == []
 
 
-def test_a_lost_answer_commits_once(world):
+def test_a_commit_with_a_lost_response_takes_effect_once(world):
     committer = world.begin()
     world.catalog.next_answer_is_lost(MAIN)
 
@@ -96,7 +96,7 @@ def test_a_lost_answer_commits_once(world):
     assert world.used_manifests() == world.manifests()
 
 
-def test_a_failure_before_the_effect_is_tried_again(world):
+def test_a_commit_that_fails_before_its_effect_is_retried(world):
     committer = world.begin()
     world.catalog.next_fails_before(ConnectionError("refused"), MAIN)
     world.catalog.next_fails_before(CommitStateUnknownException("502"), MAIN)
@@ -155,7 +155,7 @@ def test_a_locked_sqlite_catalog_is_tried_again(world):
     assert world.rows() == [(0, 0)]
 
 
-def test_a_catalog_that_stays_away_ends_in_commit_unavailable(world):
+def test_a_catalog_that_stays_unavailable_raises_commit_unavailable(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 1)})
     world.catalog.next_fails_before(ConnectionError("refused"), times=10_000)
@@ -168,7 +168,7 @@ def test_a_catalog_that_stays_away_ends_in_commit_unavailable(world):
     assert {f.path.removeprefix("file://") for f in journal.files} <= world.parquet_files()
 
 
-def test_a_race_that_is_always_lost_ends_in_commit_unavailable(world):
+def test_a_commit_that_always_loses_races_raises_commit_unavailable(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 1)})
     world.catalog.next_fails_before(CommitFailedException("another was faster"), times=10_000)
@@ -178,7 +178,7 @@ def test_a_race_that_is_always_lost_ends_in_commit_unavailable(world):
 
 
 @pytest.mark.parametrize("error", [ForbiddenError("403"), PermissionError("denied")])
-def test_a_permission_that_was_lost_is_not_tried_again(world, error):
+def test_a_commit_without_permission_is_not_retried(world, error):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 1)})
     tried = len(world.catalog.attempts)
@@ -199,7 +199,7 @@ def test_a_table_that_was_dropped_ends_the_writer(world):
         committer.commit(journal)
 
 
-def test_a_table_made_again_under_the_writer_is_not_written_to(world):
+def test_a_writer_does_not_write_to_a_recreated_table(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 1)})
     schema, spec = world.load().schema(), world.load().spec()
@@ -261,7 +261,7 @@ def test_a_column_that_was_dropped_and_added_again_after_staging_loses_no_value(
     assert world.rows() == [], "it is staged again, by the table's new schema"
 
 
-def test_a_partition_that_appears_begins_where_it_is_read_and_holds_the_watermark(world):
+def test_a_new_partition_begins_at_its_read_position_and_holds_the_watermark(world):
     committer = world.begin()
     first = world.run(committer, {0: (0, 3), 1: (0, 3)})
     journal = dataclasses.replace(
@@ -326,7 +326,7 @@ def test_the_retention_that_an_owner_set_on_the_branch_survives_a_commit(world):
     assert world.rows() == [(0, 0)]
 
 
-def test_manifests_of_which_no_file_is_left_are_not_carried_on(world):
+def test_manifests_without_live_files_are_not_carried_into_the_next_snapshot(world):
     committer = world.begin()
     world.run(committer, {0: (0, 3)})
     world.load().delete()  # as after a compaction: the manifest stays for one snapshot, and says what is gone
@@ -358,7 +358,7 @@ def test_a_batch_without_dead_letters_does_not_touch_their_table(world):
     assert world.load_dead_letters().metadata == before
 
 
-def test_a_lost_answer_of_the_dead_letter_table_leaves_one_of_each(world):
+def test_a_lost_response_of_the_dead_letter_table_leaves_one_copy_of_each_row(world):
     committer = world.begin()
     world.catalog.next_answer_is_lost(DEAD)
 
@@ -437,7 +437,7 @@ def test_manifests_of_a_commit_that_landed_and_was_expired_are_kept(world):
     assert world.rows() == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_a_commit_under_way_cannot_land_after_a_rollback_to_where_it_began(world):
+def test_a_running_commit_cannot_land_after_a_rollback_to_its_base(world):
     """The branch is the same again, and so is the requirement; the sequence number is what refuses it."""
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 3)})
@@ -456,7 +456,7 @@ def test_a_commit_under_way_cannot_land_after_a_rollback_to_where_it_began(world
     assert world.load().metadata == before
 
 
-def test_manifests_survive_a_rollback_that_makes_room_for_a_late_landing(world):
+def test_manifests_survive_a_rollback_after_which_a_late_commit_may_land(world):
     """Moving the branch adds no snapshot: what began at its old head may still land once it is put back."""
     committer = world.begin()
     world.run(committer, {0: (0, 1)})

@@ -20,7 +20,7 @@ def test_a_manifest_list_knows_the_length_of_each_manifest(world):
         assert manifest.manifest_length == path.stat().st_size
 
 
-def test_what_is_written_again_is_counted_again(tmp_path: Path) -> None:
+def test_bytes_are_counted_again_when_a_file_is_overwritten(tmp_path: Path) -> None:
     output = CountingOutput(FsspecFileIO({}).new_output(f"file://{tmp_path}/file"))
     for text in (b"a longer text", b"short"):
         with output.create(overwrite=True) as stream:

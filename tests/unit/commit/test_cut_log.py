@@ -44,7 +44,7 @@ def start(world: Any, committer: Any, *, on_gap: str, monkeypatch: pytest.Monkey
     return epoch, go
 
 
-def test_it_is_refused_with_the_range_and_the_way_out(world: Any, monkeypatch: pytest.MonkeyPatch):
+def test_an_offset_gap_is_refused_with_its_range_and_the_remedy(world: Any, monkeypatch: pytest.MonkeyPatch):
     committer = world.begin()
     before = world.run(committer, {0: (0, 10)})
     _, go = start(world, committer, on_gap="fail", monkeypatch=monkeypatch)
@@ -53,7 +53,7 @@ def test_it_is_refused_with_the_range_and_the_way_out(world: Any, monkeypatch: p
     assert world.marker() == before
 
 
-def test_a_stream_that_skips_gaps_goes_on_where_it_was_cut_and_loses_no_new_record(
+def test_a_stream_that_skips_gaps_continues_at_the_truncation_and_loses_no_new_record(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ):
     committer = world.begin()
@@ -70,7 +70,7 @@ def test_a_stream_that_skips_gaps_goes_on_where_it_was_cut_and_loses_no_new_reco
     assert world.dead_letters() == [(0, 8), (0, 8)]
 
 
-def test_a_writer_that_was_replaced_moves_nothing(world: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_replaced_writer_skips_no_offsets(world: Any, monkeypatch: pytest.MonkeyPatch):
     committer = world.begin()
     world.run(committer, {0: (0, 10)})
     world.begin()

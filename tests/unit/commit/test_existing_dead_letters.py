@@ -22,7 +22,7 @@ def check_each_once(world: World, end: int) -> None:
     assert sorted(world.rows() + world.dead_letters()) == [(0, o) for o in range(end)]
 
 
-def test_after_a_rollback_what_a_stricter_schema_rejects_is_a_dead_letter(world: World) -> None:
+def test_after_a_rollback_a_record_rejected_by_a_stricter_schema_becomes_a_dead_letter(world: World) -> None:
     """The table is emptied, a column becomes required, and all is read again: 5 and 7 have no value for it."""
     writer = world.begin()
     begun = world.load().current_snapshot().snapshot_id
@@ -55,7 +55,7 @@ def test_a_column_that_is_required_between_the_two_commits_makes_a_dead_letter(w
     check_each_once(world, 10)
 
 
-def test_a_dead_letter_that_a_wider_schema_takes_stays_one(world: World) -> None:
+def test_a_dead_letter_remains_one_although_a_wider_schema_would_accept_it(world: World) -> None:
     """Its journal was lost between the two commits, and an int has become a long."""
     writer = world.begin()
     journal = world.stage(writer, {0: (0, 10)}, rejected={0: [3]})
@@ -74,7 +74,9 @@ def test_a_dead_letter_that_a_wider_schema_takes_stays_one(world: World) -> None
     assert world.load().current_snapshot().summary["frazil.rejected"] == "1", "as the audit counts them"
 
 
-def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dead_letter_table_is_read_only_if_it_is_ahead_of_the_marker(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     requested = []
     real = committer.tally_rows
     monkeypatch.setattr(committer, "tally_rows", lambda *args: requested.append(1) or real(*args))
@@ -91,7 +93,7 @@ def test_the_table_is_read_only_where_it_is_ahead(world: World, monkeypatch: pyt
     assert world.dead_letters() == [(0, 3), (0, 12), (0, 31)]
 
 
-def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_again(world: World) -> None:
+def test_a_batch_is_staged_again_when_dead_letters_were_committed_while_it_was_read(world: World) -> None:
     """A paused writer wrote a journal late, over the same records."""
     writer = world.begin()
     early = world.stage(writer, {0: (0, 10)}, rejected={0: [3]})
@@ -104,7 +106,7 @@ def test_a_batch_beside_whose_reading_dead_letters_landed_is_staged_again(world:
     assert world.dead_letters() == [(0, 3)]
 
 
-def test_dead_letters_that_a_rollback_took_land_again_with_the_batch_that_waits(world: World) -> None:
+def test_dead_letters_removed_by_a_rollback_land_again_with_the_journaled_batch(world: World) -> None:
     """The writer died between the two commits, and a user took back the first."""
     writer = world.begin()
     world.run(writer, {0: (0, 5)}, rejected={0: [1]})

@@ -68,7 +68,7 @@ def seen(world: Any) -> dict[str, Any]:
     }
 
 
-def test_whoever_asks_for_a_record_finds_it_after_it_was_folded(run):
+def test_a_folded_commit_record_is_still_found_by_every_reader(run):
     before = seen(run)
     assert len(before["records"]) == len(before["by path"]) == BATCHES
     assert fold(run) == 20
@@ -83,7 +83,7 @@ def test_whoever_asks_for_a_record_finds_it_after_it_was_folded(run):
     assert found.records == before["claims"].records
 
 
-def test_a_stream_goes_on_starts_and_sweeps_as_before(run):
+def test_a_stream_with_folded_commit_records_continues_restarts_and_sweeps_as_before(run):
     fold(run)
     rows, files = run.rows(), run.all_parquet_files()
     for offset in range(BATCHES, BATCHES + 9):
@@ -120,7 +120,7 @@ class CutStore(LocalStore):
             super().delete([path])
 
 
-def test_a_fold_that_is_cut_short_anywhere_loses_nothing_and_goes_on(run):
+def test_an_interrupted_fold_of_records_loses_nothing_and_continues(run):
     before, marker = seen(run), run.marker()
     state = run.tables.state
     cut = 0
@@ -148,7 +148,7 @@ def test_two_folds_at_once_lose_and_repeat_nothing(run):
     assert seen(run) == before
 
 
-def test_no_more_is_read_ahead_than_is_read_at_once():
+def test_folded_records_are_read_ahead_by_at_most_the_number_of_parallel_reads():
     record, read = bytes(MAX_SEGMENT_BYTES), []
 
     def one(key: BatchKey) -> bytes:
@@ -162,7 +162,7 @@ def test_no_more_is_read_ahead_than_is_read_at_once():
     assert sorted(read) == keys
 
 
-def test_what_is_no_record_of_the_stream_is_left_alone(run):
+def test_objects_that_are_not_the_streams_commit_records_are_left_alone(run):
     journals = run.tables.journals
     other = dataclasses.replace(journals.get(BatchKey(1, 2)), stream="others").to_bytes()
     run.store.put(journals.path(BatchKey(1, 2)), other)
@@ -179,7 +179,7 @@ def test_what_is_no_record_of_the_stream_is_left_alone(run):
     assert set(journals.keys()).isdisjoint({late.key})
 
 
-def test_records_that_were_damaged_count_as_missing_and_cost_no_file(run, caplog):
+def test_damaged_commit_records_count_as_missing_and_no_data_file_is_lost(run, caplog):
     fold(run)
     rows, path = run.rows(), f"{run.tables.state}/records/{objects(run, 'records')[0]}"
     Path(bare_path(path)).write_bytes(b"\x1f\x8bno")
@@ -190,7 +190,7 @@ def test_records_that_were_damaged_count_as_missing_and_cost_no_file(run, caplog
 
 
 @pytest.mark.parametrize("read", [lambda j: j.get, lambda j: lambda key: j.read(j.path(key))])
-def test_a_record_that_was_folded_since_the_last_check_is_found(run, read: Callable[..., Any]):
+def test_a_commit_record_folded_since_the_last_check_is_found(run, read: Callable[..., Any]):
     reader = JournalStore(run.store, run.tables.state)
     assert isinstance(read(reader)(BatchKey(1, 1)), Journal)
     fold(run)
@@ -199,7 +199,7 @@ def test_a_record_that_was_folded_since_the_last_check_is_found(run, read: Calla
 
 
 @pytest.mark.parametrize("stopped", ["before it writes", "after it wrote"])
-def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
+def test_a_fold_concurrent_with_a_forget_leaves_no_objects(run, stopped: str):
     """`forget` removes the marker, lists and deletes while a fold is between its read and its last step."""
     journals, marker, state = run.tables.journals, run.marker(), run.tables.state
     write = journals._folded.write
@@ -218,7 +218,7 @@ def test_a_fold_beside_a_forget_leaves_nothing(run, stopped: str):
     assert run.store.list_files(state) == []
 
 
-def test_a_writer_folds_until_nothing_is_left_or_it_stops(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_folds_records_until_none_are_left_or_it_stops(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosting, "open_existing_catalog", lambda _: run.catalog)
     monkeypatch.setattr(hosting, "FOLD_PAUSE_S", 0.0)
     for name, number in (("keep", 2), ("limit", 4)):

@@ -105,7 +105,7 @@ def routed(world: World) -> Routed:
     return Routed(world)
 
 
-def test_each_table_gets_its_rows_in_one_snapshot_and_the_default_table_says_how_far_all_are(routed: Routed) -> None:
+def test_each_table_gets_its_rows_in_one_snapshot_and_the_default_table_has_overall_progress(routed: Routed) -> None:
     first = routed.run({"main": [0], ORDERS: [1, 3], PAYMENTS: [2]}, 4)
     second = routed.run({ORDERS: [4]}, 5)
     assert (routed.offsets("demo.events"), routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([0], [1, 3, 4], [2])
@@ -117,7 +117,9 @@ def test_each_table_gets_its_rows_in_one_snapshot_and_the_default_table_says_how
 
 
 @pytest.mark.parametrize("followed", [[], [ORDERS], [ORDERS, PAYMENTS]])
-def test_a_crash_after_the_default_table_decided_loses_and_doubles_nothing(routed: Routed, followed: list[str]) -> None:
+def test_a_crash_after_the_commit_to_the_default_table_loses_and_duplicates_nothing(
+    routed: Routed, followed: list[str]
+) -> None:
     routed.run({"main": [0]}, 1)
     routed.decide({"main": [1], ORDERS: [2], PAYMENTS: [3]}, 4)
     waiting = routed.followers.waiting
@@ -133,7 +135,7 @@ def test_a_crash_after_the_default_table_decided_loses_and_doubles_nothing(route
     assert routed.offsets(ORDERS) == [2, 4]
 
 
-def test_a_journal_that_the_default_table_does_not_have_lands_nowhere_before_the_default_table_decides(
+def test_routed_tables_get_no_batch_before_the_default_table_has_committed_it(
     routed: Routed,
 ) -> None:
     journal = routed.stage({"main": [0], ORDERS: [1]}, 2)
@@ -165,7 +167,7 @@ def test_a_paused_writer_and_its_successor_commit_a_batch_once(routed: Routed) -
     assert paused.behind == {}
 
 
-def test_a_writer_that_has_part_of_what_waits_leaves_the_rest_to_who_has_all(routed: Routed) -> None:
+def test_a_writer_with_only_some_of_the_waiting_batches_leaves_them_to_a_writer_with_all(routed: Routed) -> None:
     routed.decide({ORDERS: [0]}, 1)
     paused = Followers(routed.tables, BatchKey(0, 0), {ORDERS: [*routed.followers.waiting[ORDERS]]})
     routed.decide({ORDERS: [1]}, 2)
@@ -174,7 +176,7 @@ def test_a_writer_that_has_part_of_what_waits_leaves_the_rest_to_who_has_all(rou
     assert routed.offsets(ORDERS) == [0, 1]
 
 
-def test_one_tables_trouble_leaves_the_others_moving_and_ends_in_order(
+def test_an_error_of_one_routed_table_does_not_stop_others_and_its_rows_land_later_in_order(
     routed: Routed, caplog: pytest.LogCaptureFixture
 ) -> None:
     catalog = routed.world.catalog
@@ -198,7 +200,7 @@ def test_one_tables_trouble_leaves_the_others_moving_and_ends_in_order(
     assert "table demo.orders has all rows again" in caplog.text
 
 
-def test_trouble_outlasts_the_writer(routed: Routed) -> None:
+def test_rows_waiting_for_a_failing_table_land_after_the_writer_restarts(routed: Routed) -> None:
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
@@ -208,7 +210,7 @@ def test_trouble_outlasts_the_writer(routed: Routed) -> None:
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([0, 2], [1, 3])
 
 
-def test_a_table_that_was_rolled_back_is_behind_until_it_is_put_forward_again(routed: Routed) -> None:
+def test_a_rolled_back_routed_table_is_behind_until_it_is_rolled_forward(routed: Routed) -> None:
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     head = routed.load(ORDERS).current_snapshot()
     assert head is not None
@@ -224,7 +226,7 @@ def test_a_table_that_was_rolled_back_is_behind_until_it_is_put_forward_again(ro
     assert routed.offsets(ORDERS) == [0, 2]
 
 
-def test_a_table_that_was_dropped_is_behind_also_when_another_has_its_name(routed: Routed) -> None:
+def test_a_dropped_table_is_behind_even_if_another_table_has_its_name(routed: Routed) -> None:
     inner = routed.world.catalog.inner
     routed.decide({ORDERS: [0], PAYMENTS: [1]}, 2)
     inner.drop_table(ORDERS)
@@ -236,7 +238,7 @@ def test_a_table_that_was_dropped_is_behind_also_when_another_has_its_name(route
     assert routed.offsets(PAYMENTS) == [1, 2]
 
 
-def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> None:
+def test_a_rolled_back_routed_table_may_continue_without_its_lost_rows(routed: Routed) -> None:
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.world.roll_back(1, routed.load(ORDERS))
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
@@ -250,7 +252,7 @@ def test_a_table_that_was_rolled_back_may_go_on_as_it_stands(routed: Routed) -> 
     assert (routed.followers.behind, routed.followers.waiting) == ({}, {})
 
 
-def test_what_follows_while_a_user_gives_up_rows_stays(routed: Routed) -> None:
+def test_rows_committed_while_a_user_discards_others_are_kept(routed: Routed) -> None:
     shown = routed.world.marker()
     last = routed.run({ORDERS: [0]}, 1)
     discard_rows_of_existing_table(routed.tables, ORDERS, shown)
@@ -259,7 +261,7 @@ def test_what_follows_while_a_user_gives_up_rows_stays(routed: Routed) -> None:
     assert routed.offsets(ORDERS) == [0]
 
 
-def test_a_table_that_is_ahead_of_a_new_default_table_goes_on_when_it_is_given_up(routed: Routed) -> None:
+def test_a_routed_table_ahead_of_a_recreated_default_table_is_detected(routed: Routed) -> None:
     routed.run({ORDERS: [0]}, 1)
     other = dataclasses.replace(routed.world.marker(), settled=None)
     assert is_ahead(routed.marker(ORDERS), other)
@@ -292,7 +294,7 @@ def test_files_that_wait_are_kept_by_every_sweep(routed: Routed) -> None:
     assert not UndecidedFiles.of(routed.load(ORDERS).properties).holds(waiting.path)
 
 
-def test_what_a_lost_batch_staged_for_a_routed_table_is_deleted(routed: Routed) -> None:
+def test_files_that_a_lost_batch_staged_for_a_routed_table_are_deleted(routed: Routed) -> None:
     own = routed.stage({"main": [0], ORDERS: [1]}, 2)
     assert discard_batch(routed.tables, own.key) == 2
     unjournaled = routed.stage({"main": [0], ORDERS: [1]}, 2)
@@ -304,7 +306,7 @@ def test_what_a_lost_batch_staged_for_a_routed_table_is_deleted(routed: Routed) 
     assert routed.world.parquet_files(routed.load(ORDERS)) == set()
 
 
-def test_files_that_somebody_deleted_are_never_referenced(routed: Routed) -> None:
+def test_files_deleted_by_others_are_never_referenced(routed: Routed) -> None:
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS)
     journal = routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     Path(bare_path(journal.staged_for(ORDERS)[0].path)).unlink()
@@ -329,9 +331,7 @@ def test_files_that_a_compaction_and_an_expiry_deleted_are_not_missed_by_the_nex
     assert routed.offsets(ORDERS) == [0, 2]
 
 
-def test_rows_that_waited_for_a_start_are_reported_and_those_that_are_there_are_not(
-    routed: Routed, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_rows_that_land_late_at_a_start_are_reported(routed: Routed, caplog: pytest.LogCaptureFixture) -> None:
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.decide({ORDERS: [2, 3]}, 4)
     found, late = routed.begin(), list[int]()
@@ -342,7 +342,7 @@ def test_rows_that_waited_for_a_start_are_reported_and_those_that_are_there_are_
     assert said == [f"table {ORDERS} received 2 rows that had been waiting for it"]
 
 
-def test_a_table_that_is_dropped_while_rows_are_committed_to_it_leaves_no_warning_of_unused_files(
+def test_a_table_dropped_during_a_commit_causes_no_warning_of_unused_files(
     routed: Routed, caplog: pytest.LogCaptureFixture
 ) -> None:
     routed.decide({"main": [0], ORDERS: [1]}, 2)
@@ -354,7 +354,7 @@ def test_a_table_that_is_dropped_while_rows_are_committed_to_it_leaves_no_warnin
     assert [text for text in warned if "unused files" in text] == []
 
 
-def test_a_table_that_was_purged_goes_on_once_it_is_made_again_and_given_up(routed: Routed) -> None:
+def test_a_purged_table_continues_once_it_is_recreated_and_its_rows_are_given_up(routed: Routed) -> None:
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     routed.world.catalog.inner.purge_table(ORDERS)
     routed.world.catalog.inner.create_table(ORDERS, SCHEMA, partition_spec=BY_DAY)
@@ -383,7 +383,7 @@ def test_a_marker_without_routed_tables_reads_and_writes_as_before(routed: Route
 
 
 @pytest.mark.parametrize("event", ["well", "refused", "lost answer", "crash"])
-def test_all_tables_have_a_batch_or_none_has_where_the_catalog_commits_at_once(routed: Routed, event: str) -> None:
+def test_with_atomic_commits_either_all_routed_tables_have_a_batch_or_none_has(routed: Routed, event: str) -> None:
     at_once = find_commit_tables(routed.world.catalog.inner)
     steps: list[list[str]] = []
 
@@ -419,7 +419,7 @@ def test_all_tables_have_a_batch_or_none_has_where_the_catalog_commits_at_once(r
     assert len(steps) == (2 if event == "refused" else 1)
 
 
-def test_a_journal_of_an_earlier_writer_is_committed_in_one_step_too(routed: Routed) -> None:
+def test_a_journal_of_an_earlier_writer_is_committed_atomically_too(routed: Routed) -> None:
     journal = routed.stage({"main": [0], ORDERS: [0], PAYMENTS: [0]}, 1)
     assert routed.tables.journals.put(journal)
     at_once, steps = find_commit_tables(routed.world.catalog.inner), []
@@ -436,7 +436,7 @@ def test_a_journal_of_an_earlier_writer_is_committed_in_one_step_too(routed: Rou
     assert routed.offsets(ORDERS) == routed.offsets(PAYMENTS) == routed.offsets("demo.events") == [0]
 
 
-def test_in_one_step_a_table_gets_the_rows_of_earlier_batches_first(routed: Routed) -> None:
+def test_with_atomic_commits_a_table_gets_the_rows_of_earlier_batches_first(routed: Routed) -> None:
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
     routed.run({ORDERS: [0]}, 1)
     at_once = find_commit_tables(routed.world.catalog.inner)
@@ -500,7 +500,7 @@ def test_every_row_lands_once_whatever_fails(
         )
 
 
-def test_tables_that_are_listed_have_a_batch_in_one_step_with_the_default_table_and_the_others_follow(
+def test_listed_tables_commit_atomically_with_the_default_table_and_the_others_follow(
     routed: Routed,
 ) -> None:
     at_once, steps = find_commit_tables(routed.world.catalog.inner), []
@@ -527,7 +527,7 @@ def test_tables_that_are_listed_have_a_batch_in_one_step_with_the_default_table_
     assert (routed.offsets(ORDERS), routed.offsets(PAYMENTS)) == ([1, 3], [2, 4])
 
 
-def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Routed) -> None:
+def test_an_error_of_a_listed_table_holds_the_batch_back_for_all_tables(routed: Routed) -> None:
     at_once = find_commit_tables(routed.world.catalog.inner)
     routed.world.catalog.next_fails_before(ForbiddenError("not yours"), ORDERS, times=2)
     routed.run({ORDERS: [0]}, 1)
@@ -539,7 +539,7 @@ def test_the_trouble_of_a_listed_table_holds_the_batch_back_for_all(routed: Rout
     assert routed.offsets("demo.events") == []
 
 
-def test_a_dropped_table_that_had_all_is_named_where_a_batch_of_several_in_one_step_needs_it(world):
+def test_a_dropped_table_that_was_complete_is_reported_when_an_atomic_commit_needs_it(world):
     routed = Routed(world)
     routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     write_table_record(routed.tables, ORDERS, None, routed.load(ORDERS))

@@ -93,12 +93,12 @@ journals = st.builds(
 
 
 @given(markers)
-def test_a_marker_survives_its_property(marker: Marker):
+def test_a_marker_survives_a_round_trip_through_its_table_property(marker: Marker):
     assert read_marker({marker.property_name: marker.to_property()}, marker.stream) == marker
 
 
 @given(journals)
-def test_a_journal_survives_its_bytes(journal: Journal):
+def test_a_journal_survives_serialization(journal: Journal):
     assert Journal.from_bytes(journal.to_bytes()) == journal
 
 
@@ -110,13 +110,13 @@ def test_a_journal_whose_cost_has_numbers_of_a_newer_version_is_read(journal: Jo
 
 
 @given(journals, st.data())
-def test_a_torn_journal_is_none(journal: Journal, data: st.DataObject):
+def test_a_truncated_journal_is_ignored(journal: Journal, data: st.DataObject):
     whole = journal.to_bytes()
     assert Journal.from_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))]) is None
 
 
 @given(markers, st.data())
-def test_a_marker_that_was_cut_off_is_refused_by_name(marker: Marker, data: st.DataObject):
+def test_a_truncated_marker_is_refused_with_its_remedy(marker: Marker, data: st.DataObject):
     whole = marker.to_property()
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
     with pytest.raises(MarkerUnreadable, match="frazil reset"):
@@ -162,7 +162,7 @@ spans = st.dictionaries(
 
 
 @given(positions, spans)
-def test_what_continuity_commits_is_new_and_leaves_no_gap(at, progress):
+def test_a_batch_that_the_continuity_check_commits_is_new_and_leaves_no_gap(at, progress):
     result = classify_batch(marker_at(at), journal_of(progress))
     if result is CommitDecision.COMMIT:
         assert all(start == at.get(p, start) for p, (start, _) in progress.items())
@@ -188,7 +188,7 @@ def test_an_empty_commit_is_committed_once(at):
 
 
 @given(positions, spans, st.none() | st.just(BatchKey(1, 3)), st.sampled_from([NO_DEAD_LETTERS, BatchKey(1, 3)]))
-def test_a_batch_is_taken_while_the_dead_letters_are_those_that_it_was_staged_beside(at, progress, settled, seen):
+def test_a_batch_commits_if_no_dead_letters_were_added_since_it_was_staged(at, progress, settled, seen):
     """Wherever it lies: after a reset it lies below what the table holds."""
     result = classify_dead_letters(marker_at(at, settled), journal_of(progress, key=BatchKey(1, 4), seen=seen))
     assert (result is CommitDecision.COMMIT) == (seen == (settled or NO_DEAD_LETTERS))
@@ -258,12 +258,12 @@ def test_a_marker_remembers_a_bounded_number_of_epochs():
 # Sources
 
 
-def test_topics_of_before_may_be_absent_and_new_ones_may_appear():
+def test_known_topics_may_be_missing_and_new_ones_may_appear():
     known = SourceIdentity("c", {"a": "1", "b": "2"})
     check_same_source(known, SourceIdentity("c", {"b": "2", "new": "3"}), stream="s")
 
 
 @pytest.mark.parametrize("found", [SourceIdentity("other", {"a": "1"}), SourceIdentity("c", {"a": "9"})])
-def test_another_cluster_and_a_topic_made_again_are_refused(found):
+def test_another_cluster_and_a_recreated_topic_are_refused(found):
     with pytest.raises(TopicRecreated, match="--to marker"):
         check_same_source(SourceIdentity("c", {"a": "1"}), found, stream="s")

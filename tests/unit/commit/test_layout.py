@@ -47,7 +47,7 @@ def _data_file(task):
     return task.file
 
 
-def test_a_column_added_while_a_batch_was_staged_is_fine(world):
+def test_a_column_added_while_a_batch_is_staged_does_not_fail_its_commit(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 3)})
     with world.load().update_schema() as update:
@@ -60,7 +60,7 @@ def test_a_column_added_while_a_batch_was_staged_is_fine(world):
 
 
 @pytest.mark.parametrize("change", ["a new column", "an optional column made required"])
-def test_a_required_column_that_the_files_may_lack_makes_the_batch_stale(world, change):
+def test_a_column_made_required_after_staging_makes_the_batch_stale(world, change):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 3)}, rejected={0: [1]})
     with world.load().update_schema(allow_incompatible_changes=True) as update:
@@ -78,7 +78,7 @@ def test_a_required_column_that_the_files_may_lack_makes_the_batch_stale(world, 
     assert world.dead_letters() == []
 
 
-def test_what_was_staged_before_a_column_was_renamed_keeps_its_values(world):
+def test_rows_staged_before_a_column_was_renamed_keep_their_values(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 3)})
     with world.load().update_schema() as update:
@@ -92,7 +92,7 @@ def test_what_was_staged_before_a_column_was_renamed_keeps_its_values(world):
     assert (rows["label"].null_count, rows["name"].null_count) == (0, 3)
 
 
-def test_a_column_dropped_while_a_batch_was_staged_is_fine(world):
+def test_a_column_dropped_while_a_batch_is_staged_does_not_fail_its_commit(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 3)})
     with world.load().update_schema() as update:

@@ -46,7 +46,7 @@ def _live(world: UpsertWorld) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
-def test_a_merge_keeps_what_it_does_not_know_of_other_files(catalog: FaultyCatalog, tmp_path: Path, how: Any) -> None:
+def test_a_merge_keeps_unknown_manifest_fields_of_other_files(catalog: FaultyCatalog, tmp_path: Path, how: Any) -> None:
     world = upsert_world(catalog, tmp_path, BY_REGION, how=how)
     committer = world.begin()
     world.upsert(committer, [(1, ("eu", 1)), (2, ("us", 2)), (3, ("eu", 3))])

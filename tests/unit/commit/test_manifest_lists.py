@@ -31,7 +31,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def test_what_is_kept_of_a_list_is_what_its_file_says(world: Any):
+def test_a_cached_manifest_list_equals_its_file(world: Any):
     committer = world.begin()
     for number in range(4):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))
@@ -49,7 +49,7 @@ def test_a_list_that_this_process_wrote_is_not_read_for_the_next_commit(world: A
     assert reads == []
 
 
-def test_a_list_of_another_process_is_read_once_and_goes_on_unchanged(
+def test_a_manifest_list_of_another_process_is_read_once_and_kept_unchanged(
     world: Any, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     committer = world.begin()
@@ -65,7 +65,7 @@ def test_a_list_of_another_process_is_read_once_and_goes_on_unchanged(
     assert [m.sequence_number for m in after] == sorted((m.sequence_number for m in after), reverse=True)
 
 
-def test_few_lists_are_kept(world: Any):
+def test_only_a_bounded_number_of_manifest_lists_is_cached(world: Any):
     committer = world.begin()
     for number in range(2 * MAX_CACHED_LISTS):
         committer.commit(world.stage(committer, {0: (number, number + 1)}))

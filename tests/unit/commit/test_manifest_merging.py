@@ -64,7 +64,7 @@ def test_many_commits_leave_few_manifests_and_all_rows(world: Any):
     check_times(world.load().metadata)
 
 
-def test_a_merged_file_keeps_its_fields_its_snapshot_and_its_sequence_numbers(world: Any):
+def test_a_merged_manifest_keeps_the_fields_snapshot_and_sequence_numbers_of_its_files(world: Any):
     committer = world.begin()
     commit(world, committer, 0, FAN_IN)
     files, before = data_files(world), numbers(world)
@@ -79,7 +79,7 @@ def test_a_merged_file_keeps_its_fields_its_snapshot_and_its_sequence_numbers(wo
     assert not merged.added_files_count
 
 
-def test_a_commit_that_lost_the_race_keeps_its_merge_only_for_the_same_manifests(world: Any):
+def test_a_commit_that_lost_a_race_reuses_its_merge_only_for_the_same_manifests(world: Any):
     committer = world.begin()
     commit(world, committer, 0, FAN_IN)
     world.catalog.next_meets(world.compact, table="demo.events")

@@ -59,7 +59,7 @@ def test_a_reset_whose_answer_is_lost_or_late_is_done_once(world: Any, table: st
     assert world.marker().offsets == {P0: 4, P1: 0}
 
 
-def test_a_reset_goes_through_beside_other_writers_of_the_table_and_leaves_no_waste(world: Any):
+def test_a_reset_succeeds_next_to_other_writers_of_the_table_and_leaves_no_unused_files(world: Any):
     world.run(world.begin(), {0: (0, 10)})
     world.catalog.next_meets(world.foreign_append, "demo.events")
     reset_to(world, {P0: 4, P1: 0})
@@ -68,7 +68,7 @@ def test_a_reset_goes_through_beside_other_writers_of_the_table_and_leaves_no_wa
     assert world.manifests() == world.used_manifests()
 
 
-def test_of_two_that_forget_a_stream_at_once_the_second_leaves_no_manifests_of_its_lost_attempt(world: Any):
+def test_the_second_of_two_concurrent_forgets_leaves_no_manifests_of_its_lost_attempt(world: Any):
     world.run(world.begin(), {0: (0, 10)})
     other = world.view()
     state = world.tables.state
@@ -78,7 +78,7 @@ def test_of_two_that_forget_a_stream_at_once_the_second_leaves_no_manifests_of_i
     assert read_marker(world.load().properties, "events") is None
 
 
-def test_a_stream_that_moved_on_since_it_was_checked_is_not_reset(world: Any):
+def test_a_reset_is_refused_if_the_stream_has_committed_since_the_check(world: Any):
     writer = world.begin()
     seen = read_state_before_reset(world.tables)
     world.run(writer, {0: (0, 10)})
@@ -87,7 +87,7 @@ def test_a_stream_that_moved_on_since_it_was_checked_is_not_reset(world: Any):
     assert world.marker().offsets[P0] == 10
 
 
-def test_after_a_rollback_the_table_stands_at_its_newest_batch_that_is_left(world: Any):
+def test_after_a_rollback_the_table_is_at_the_position_of_its_newest_remaining_batch(world: Any):
     writer = world.begin()
     world.run(writer, {0: (0, 10)})
     kept = world.load().current_snapshot().snapshot_id
@@ -101,7 +101,7 @@ def test_after_a_rollback_the_table_stands_at_its_newest_batch_that_is_left(worl
     assert world.rows() == [*((0, o) for o in range(30)), *((1, o) for o in range(5))]
 
 
-def test_a_table_that_was_rolled_back_before_its_first_batch_stands_where_the_stream_began(world: Any):
+def test_a_table_rolled_back_before_its_first_batch_has_the_start_position_of_the_stream(world: Any):
     world.starts = {P0: 7, P1: 3}
     writer = world.begin()
     begun = world.load().current_snapshot().snapshot_id
@@ -123,7 +123,7 @@ def test_a_missing_commit_record_makes_the_table_s_position_unknown(world: Any):
     assert "missing or unreadable" in str(seen.unknown)
 
 
-def test_an_edited_marker_is_replaced_above_every_epoch_and_commits_nothing_again(world: Any):
+def test_an_edited_marker_is_replaced_with_a_higher_epoch_and_commits_nothing_again(world: Any):
     world.run(world.begin(), {0: (0, 10)}, rejected={0: [3]})
     world.run(world.begin(), {0: (10, 20)}, rejected={0: [12]})
     edit_marker(world.load(), world.stream)
@@ -138,7 +138,7 @@ def test_an_edited_marker_is_replaced_above_every_epoch_and_commits_nothing_agai
     assert world.dead_letters() == [(0, 3), (0, 12)]
 
 
-def test_a_journal_that_waits_is_committed_after_a_reset_to_its_start_and_discarded_after_any_other(world: Any):
+def test_a_waiting_journal_is_committed_after_a_reset_to_its_start_and_else_discarded(world: Any):
     for target, landed in ((10, 15), (12, 12)):
         writer = world.begin()
         if world.marker().offsets[P0] == 0:
@@ -184,7 +184,7 @@ def test_a_rolled_back_dead_letter_table_is_accepted_and_its_dead_letters_are_wr
     assert len(world.rows()) == 9
 
 
-def test_a_reset_to_a_topic_made_again_forgets_the_old_one_s_offsets(world: Any):
+def test_a_reset_to_a_recreated_topic_forgets_the_offsets_of_the_former_topic(world: Any):
     world.run(world.begin(), {0: (0, 10)}, rejected={0: [3]})
     world.source = SourceIdentity("cluster-1", {"events": "topic-2"})
     reset_to(world, {P0: 0, P1: 0})
@@ -193,7 +193,7 @@ def test_a_reset_to_a_topic_made_again_forgets_the_old_one_s_offsets(world: Any)
     assert world.dead_letters() == [(0, 3), (0, 3)]
 
 
-def test_a_reset_keeps_whose_the_positions_of_a_topic_are_that_is_not_read_now(world: Any):
+def test_a_reset_keeps_the_topic_id_for_positions_of_a_topic_that_is_not_read_now(world: Any):
     """The first writer declared both topics, and died before the dead-letter table had its epoch."""
     old, now = ("old", 0), world.source
     world.starts, both = {**world.starts, old: 7}, SourceIdentity("cluster-1", {"events": "topic-1", "old": "topic-2"})
@@ -223,7 +223,7 @@ def test_an_adopted_table_takes_the_stream_and_a_second_adoption_changes_nothing
     assert world.rows() == [(0, 5), (0, 6), (99, 1_000_000)]
 
 
-def test_a_forgotten_stream_leaves_its_rows_and_nothing_else_and_its_writer_is_fenced(world: Any):
+def test_a_forgotten_stream_leaves_only_its_rows_and_its_writer_is_fenced(world: Any):
     running = world.begin()
     world.run(running, {0: (0, 10)}, rejected={0: [3]})
     rows = world.rows()
@@ -245,7 +245,7 @@ def test_a_forgotten_stream_leaves_its_rows_and_nothing_else_and_its_writer_is_f
         world.take_over()
 
 
-def test_a_history_that_pyiceberg_expired_makes_the_table_s_position_unknown(world: Any):
+def test_snapshots_expired_by_pyiceberg_make_the_position_of_the_table_unknown(world: Any):
     """Its expiry clears the parent of the oldest snapshot that stays: nothing but the sequence number tells."""
     writer = world.begin()
     world.run(writer, {0: (0, 10)})

@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 @given(batches=batches, spec=st.sampled_from([BY_BUCKET, BY_REGION, WHOLE]), parallelism=st.integers(1, 3))
 @settings(max_examples=max(6, settings().max_examples // 16), phases=[Phase.explicit, Phase.generate])
-def test_the_table_is_what_the_changes_make(batches, spec, parallelism):
+def test_an_upserted_table_has_the_rows_that_its_changes_produce(batches, spec, parallelism):
     with tempfile.TemporaryDirectory() as folder, catalog_in(Path(folder)) as catalog, contextlib.ExitStack() as after:
         after.callback(setattr, merge_plan, "MIN_SPLIT_BYTES", merge_plan.MIN_SPLIT_BYTES)
         merge_plan.MIN_SPLIT_BYTES = 0  # every group above its share is split

@@ -142,7 +142,7 @@ def test_a_table_without_files_has_a_task_that_inserts(by_region):
     assert (task.files, task.inserts) == ((), True)
 
 
-def test_without_changes_there_is_nothing_to_do(whole):
+def test_a_merge_without_changes_plans_no_tasks(whole):
     table = land(whole, [staged(0)])
     plan = plan_merge(table, [], KEY, parallelism=4)
     assert (plan.tasks, plan.insert_tasks) == ((), ())
@@ -161,7 +161,7 @@ def test_a_large_group_is_split_and_a_last_task_inserts(whole, monkeypatch):
     assert files_of(plan) == set(range(12))
 
 
-def test_groups_are_packed_by_bytes_into_as_many_tasks_as_run_at_once(by_region):
+def test_merge_groups_are_packed_by_bytes_into_as_many_tasks_as_run_in_parallel(by_region):
     sizes = [100, 90, 50, 40, 20, 10]
     table = land(by_region, [staged(n, f"r{n}", size=size) for n, size in enumerate(sizes)])
     changes = [change(n, f"r{n}", size=0) for n in range(len(sizes))]
@@ -171,7 +171,7 @@ def test_groups_are_packed_by_bytes_into_as_many_tasks_as_run_at_once(by_region)
     assert [sum(file.bytes for file in task.files) for task in plan.tasks] == [160, 150]
 
 
-def test_groups_stay_with_their_tasks_when_a_table_has_changed(by_region):
+def test_merge_groups_keep_their_tasks_after_the_table_changed(by_region):
     regions = [f"r{n}" for n in range(8)]
     changes = [change(n, region, size=n + 1) for n, region in enumerate(regions)]
     table = land(by_region, [staged(n, region, size=n + 1) for n, region in enumerate(regions)])
@@ -232,7 +232,7 @@ def _land_deletes(world, *files):
     return world.load()
 
 
-def test_deletes_come_with_their_files_of_one_file_or_of_many(whole):
+def test_a_merge_task_gets_the_delete_files_of_its_data_files_shared_or_not(whole):
     table = land(whole, [staged(0), staged(1)])
     first = staged(0).path
     table = _land_deletes(whole, _delete_file(0, of=first), _delete_file(1))
@@ -260,7 +260,7 @@ def test_deletes_that_a_merge_does_not_apply_are_refused(whole, more, said):
         plan_merge(table, [change(0)], KEY, parallelism=1)
 
 
-def test_a_key_column_that_is_gone_is_refused(whole):
+def test_a_missing_key_column_is_refused(whole):
     with pytest.raises(SchemaIncompatible, match="is missing other of the stream's key"):
         plan_merge(whole.load(), [change(0)], MergeRules(("id", "other")), parallelism=1)
 

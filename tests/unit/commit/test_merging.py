@@ -97,7 +97,7 @@ def test_a_batch_that_changes_nothing_commits_its_marker(world):
 
 
 @pytest.mark.parametrize("had_dead_letters", [True, False])
-def test_a_batch_leaves_traces_in_unchanged_rows_once_a_stream_had_dead_letters(bucketed, had_dead_letters):
+def test_once_a_stream_had_dead_letters_a_batch_updates_the_coordinates_of_unchanged_rows(bucketed, had_dead_letters):
     committer = bucketed.begin()
     if had_dead_letters:
         journal = bucketed.stage(committer, {0: (0, 1)}, rejected={0: {0}})
@@ -136,7 +136,7 @@ def test_a_merge_that_another_commit_overtakes_is_planned_again(world, catalog, 
     assert world.manifests() == world.used_manifests()
 
 
-def test_tasks_that_are_as_before_keep_their_results(bucketed, catalog):
+def test_merge_tasks_with_unchanged_input_keep_their_results(bucketed, catalog):
     bucketed.parallelism = 4
     committer = bucketed.begin()
     bucketed.upsert(committer, FIRST)
@@ -153,7 +153,7 @@ def test_tasks_that_are_as_before_keep_their_results(bucketed, catalog):
 
 @pytest.mark.parametrize("changes", [[(0, ("us", 100)), (1, None)], [FIRST[0]]], ids=["rows change", "nothing changes"])
 @pytest.mark.parametrize("fault", ["next_answer_is_lost", "next_lands_late"])
-def test_a_merge_lands_once_whatever_becomes_of_the_answer(bucketed, catalog, fault, changes):
+def test_a_merge_lands_once_whatever_happens_to_the_response(bucketed, catalog, fault, changes):
     committer = bucketed.begin()
     bucketed.upsert(committer, FIRST)
     before = bucketed.snapshots()
@@ -178,7 +178,7 @@ def test_a_killed_writers_merge_is_done_from_its_journal(world):
     assert world.accounts() == {**{k: v for k, v in FIRST if k > 1}, 0: ("us", 100)}
 
 
-def test_changes_go_once_they_are_merged_and_what_a_dead_attempt_merged_goes_too(bucketed):
+def test_change_files_are_deleted_after_their_merge_even_if_a_dead_attempt_merged_them(bucketed):
     committer = bucketed.begin()
     bucketed.upsert(committer, FIRST)
     bucketed.change(committer, [(0, ("us", 100)), (1, None)])
@@ -199,7 +199,7 @@ def test_changes_go_once_they_are_merged_and_what_a_dead_attempt_merged_goes_too
     assert bucketed.parquet_files() == bucketed.needed_files()
 
 
-def test_a_renamed_column_between_plan_and_swap_is_met(bucketed, catalog):
+def test_a_column_renamed_between_plan_and_commit_of_a_merge_is_handled(bucketed, catalog):
     committer = bucketed.begin()
     bucketed.upsert(committer, FIRST)
     catalog.next_meets(lambda: _evolved(bucketed), "demo.accounts")

@@ -57,7 +57,7 @@ def test_rows_of_an_open_window_wait_and_come_as_new_files_of_main(stream: Align
     assert (branch.summary["deleted-records"], branch.summary["total-records"]) == ("2", "4")
 
 
-def test_no_entry_says_that_a_file_of_main_was_deleted(stream: Aligned) -> None:
+def test_no_manifest_entry_marks_a_file_of_main_as_deleted(stream: Aligned) -> None:
     for minute in range(0, 400, 45):
         stream.run([minute], [minute])
     table = stream.world.load()
@@ -67,7 +67,7 @@ def test_no_entry_says_that_a_file_of_main_was_deleted(stream: Aligned) -> None:
     assert stream.main()
 
 
-def test_an_empty_commit_completes_windows_and_a_late_row_goes_to_main_at_once(stream: Aligned) -> None:
+def test_an_empty_commit_completes_windows_and_later_rows_of_them_go_to_main_at_once(stream: Aligned) -> None:
     stream.run([10, 200], [20])
     assert stream.main() == []
     stream.run(idle=frozenset({P1}))
@@ -77,13 +77,13 @@ def test_an_empty_commit_completes_windows_and_a_late_row_goes_to_main_at_once(s
     stream.check()
 
 
-def test_rows_without_event_time_or_of_absurd_clocks_are_held_for_nobody(stream: Aligned) -> None:
+def test_rows_without_event_time_or_with_an_absurd_one_do_not_wait_on_the_branch(stream: Aligned) -> None:
     stream.run([10, None], [FAR, 15 + 24 * 60])
     assert stream.main() == [(0, 1), (1, 0)]
     assert stream.waiting() == [(0, 0), (1, 1)]
 
 
-def test_while_nothing_is_known_of_the_event_time_everything_waits(stream: Aligned) -> None:
+def test_all_rows_wait_while_no_plausible_event_time_is_known(stream: Aligned) -> None:
     stream.run([FAR], [FAR])
     assert stream.waiting() == [(0, 0), (1, 0)]
     stream.run([10], [])
@@ -102,7 +102,7 @@ def test_a_table_that_is_partitioned_more_coarsely_is_refused_before_anything_is
     assert stream.waiting() == [(0, 0), (1, 0)]
 
 
-def test_switched_off_the_next_commit_shows_everything_and_removes_the_branch(stream: Aligned) -> None:
+def test_after_alignment_is_switched_off_the_next_commit_publishes_all_and_removes_the_branch(stream: Aligned) -> None:
     stream.run([10, 70], [20, 80])
     stream.align(None)
     stream.begin()
@@ -115,7 +115,7 @@ def test_switched_off_the_next_commit_shows_everything_and_removes_the_branch(st
     stream.check_storage()
 
 
-def test_a_stream_that_does_not_align_has_no_trace_of_it(stream: Aligned) -> None:
+def test_a_stream_without_aligned_commits_has_no_branch_and_no_open_snapshot(stream: Aligned) -> None:
     stream.align(None)
     stream.begin()
     stream.run([10], [20])
@@ -124,7 +124,7 @@ def test_a_stream_that_does_not_align_has_no_trace_of_it(stream: Aligned) -> Non
     assert "open" not in stream.world.marker().to_property()
 
 
-def test_the_branch_outlives_every_expiry_of_references(stream: Aligned) -> None:
+def test_the_open_branch_outlives_every_expiry_of_references(stream: Aligned) -> None:
     stream.run([10], [20])
     stream.run([11], [21])
     assert stream.world.load().metadata.refs[BRANCH].max_ref_age_ms == 2**63 - 1
@@ -153,7 +153,7 @@ def test_a_branch_that_was_dropped_is_refused_and_put_back_by_a_reset(stream: Al
     stream.check()
 
 
-def test_a_branch_that_is_gone_with_its_snapshots_is_given_up_only_where_that_is_accepted(stream: Aligned) -> None:
+def test_a_branch_lost_with_its_snapshots_is_discarded_only_by_a_reset_to_the_marker(stream: Aligned) -> None:
     stream.run([10, 70], [20, 80])
     drop_branch(stream)
     expire(stream)
@@ -167,7 +167,7 @@ def test_a_branch_that_is_gone_with_its_snapshots_is_given_up_only_where_that_is
 
 
 @pytest.mark.parametrize("target", [{P0: 0, P1: 0}, {P0: 1, P1: 1}, {P0: 2, P1: 2}])
-def test_what_is_read_again_leaves_the_branch_and_what_is_not_stays(stream: Aligned, target: Any) -> None:
+def test_rows_read_again_after_a_reset_leave_the_branch_and_others_stay(stream: Aligned, target: Any) -> None:
     stream.run([10], [20])
     stream.run([30], [40])
     stream.reset(target)
@@ -193,13 +193,13 @@ def test_files_of_rows_that_are_read_again_are_deleted_only_if_no_other_table_ma
     assert stream.world.parquet_files() == (set() if owned else files)
 
 
-def test_a_batch_on_both_sides_of_a_new_position_stays_whole(stream: Aligned) -> None:
+def test_a_batch_that_spans_a_new_position_is_not_split(stream: Aligned) -> None:
     stream.run([10, 11], [20, 21])
     stream.reset({P0: 1, P1: 2})
     assert stream.waiting() == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
-def test_rows_of_a_topic_that_was_made_again_are_read_by_nobody_and_stay(stream: Aligned) -> None:
+def test_waiting_rows_of_a_recreated_topic_are_not_read_again_and_stay(stream: Aligned) -> None:
     stream.run([10], [20])
     stream.world.source = SourceIdentity("cluster-1", {TOPIC: "topic-2"})
     stream.reset({P0: 0, P1: 0})
@@ -216,7 +216,7 @@ def test_a_writer_that_was_replaced_moves_neither_branch(stream: Aligned) -> Non
     assert (stream.head("main"), stream.head()) == heads
 
 
-def test_after_a_rollback_of_main_the_branch_goes_back_with_it(stream: Aligned) -> None:
+def test_after_a_rollback_of_main_the_branch_is_rolled_back_with_it(stream: Aligned) -> None:
     stream.run([10, 70], [20, 80])
     stream.run([95], [100])
     assert stream.main() == [(0, 0), (1, 0)]
@@ -252,7 +252,7 @@ def test_a_stream_that_is_forgotten_leaves_all_its_rows_in_main(stream: Aligned)
     stream.check_storage()
 
 
-def test_the_sweep_knows_the_files_of_the_branch(stream: Aligned) -> None:
+def test_the_sweep_keeps_files_of_the_open_branch(stream: Aligned) -> None:
     stream.run([10, 70], [20, 80])
     for journal in list(stream.world.tables.journals.keys()):
         stream.world.lose_journal(journal)
@@ -261,7 +261,7 @@ def test_the_sweep_knows_the_files_of_the_branch(stream: Aligned) -> None:
     assert len(stream.waiting()) == 4
 
 
-def test_rows_that_wait_have_landed_to_the_audit_with_and_without_coordinates(stream: Aligned) -> None:
+def test_the_audit_counts_rows_waiting_on_the_branch_with_and_without_coordinates(stream: Aligned) -> None:
     stream.run([10, 70], [20, 80])
     for coordinates in (True, False):
         assert audit_stream(stream.world.tables, coordinates=coordinates).clean

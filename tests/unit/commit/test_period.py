@@ -61,12 +61,12 @@ def test_windows_of_neighbouring_hours_share_no_moment_and_leave_none_out():
     assert [BEGIN_MS + HOUR_MS - 1 in w for w in (FIRST, SECOND)] == [True, False]
 
 
-def test_the_last_hour_holds_what_was_committed_at_this_very_moment():
+def test_the_last_hour_includes_a_commit_at_the_current_moment():
     now = datetime(2013, 12, 30, 11, tzinfo=UTC)
     assert int(now.timestamp() * 1000) in last_period(timedelta(hours=1), now)
 
 
-def test_a_window_that_holds_no_time_is_refused():
+def test_an_audit_window_without_duration_is_refused():
     with pytest.raises(ValueError, match="ends before it begins"):
         Period(5, 5)
 
@@ -129,7 +129,7 @@ def check(ranges: list[CommittedRange], of: slice, rows: list[int]) -> tuple[Evi
 
 
 @given(histories())
-def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(history: Any):
+def test_an_audit_window_finds_the_same_duplicates_in_its_ranges_as_the_whole_audit(history: Any):
     ranges, of, rows = history
     whole = evidence(ranges, rows, ranges[-1].topic_id, covers_history=True)
     _, window_ = check(ranges, of, rows)
@@ -147,7 +147,7 @@ def test_a_window_finds_the_duplicates_that_the_whole_audit_finds_in_its_ranges(
 
 
 @given(histories(steps=("on", "skip")))
-def test_a_window_miscounts_exactly_the_ranges_of_its_own_that_the_whole_audit_miscounts(history: Any):
+def test_an_audit_window_miscounts_the_same_ranges_as_the_whole_audit(history: Any):
     """The ranges do not overlap; the numbers of overlapping ones are only bounded."""
     ranges, of, rows = history
     whole = evidence(ranges, rows, ranges[-1].topic_id, covers_history=True)
@@ -159,7 +159,7 @@ def test_a_window_miscounts_exactly_the_ranges_of_its_own_that_the_whole_audit_m
 
 
 @given(histories())
-def test_a_range_that_misses_rows_by_itself_is_wrong_beside_any_others(history: Any):
+def test_a_range_with_missing_rows_is_reported_whatever_other_ranges_contain(history: Any):
     ranges, of, rows = history
     short = [len({o for o in rows if r.start <= o < r.end}) < r.records for r in ranges]
     first, second = check(ranges, of, rows)
@@ -175,7 +175,7 @@ def count(found: tuple[Finding, ...]) -> int:
 
 
 @given(histories())
-def test_what_is_well_in_a_window_is_well_beside_all_that_was_ever_committed(history: Any):
+def test_a_window_that_is_correct_alone_is_correct_within_the_whole_history(history: Any):
     """Unless the topic was created again: then a window is always compared with everything."""
     ranges, of, rows = history
     first, second = check([replace(r, topic_id="id-0") for r in ranges], of, rows)
@@ -204,7 +204,7 @@ COLUMNS = Schema(
 
 
 @given(st.data())
-def test_a_file_that_holds_a_row_of_the_ranges_is_never_passed_over(data: st.DataObject):
+def test_a_file_with_a_row_in_the_offset_ranges_is_never_skipped(data: st.DataObject):
     places = st.tuples(st.sampled_from(["a", "bb", "c"]), st.integers(0, 3), st.integers(0, 30))
     rows = data.draw(st.lists(places, min_size=1, max_size=6))
     known = data.draw(st.tuples(st.booleans(), st.booleans(), st.booleans()))
@@ -216,7 +216,7 @@ def test_a_file_that_holds_a_row_of_the_ranges_is_never_passed_over(data: st.Dat
     assert FileBounds(COLUMNS, within).may_hold(file) or not holds
 
 
-def test_a_file_whose_bounds_meet_no_range_is_passed_over():
+def test_a_file_whose_bounds_match_no_offset_range_is_skipped():
     within = {("a", 1): [(10, 20)], ("a", 3): [(50, 60)]}
     bounds = FileBounds(COLUMNS, within)
     assert not bounds.may_hold(_File(("a", "a"), (0, 2), (20, 90)))
@@ -259,7 +259,7 @@ def uncompared(found: Audit) -> set[tuple[str, int]]:
     return {(f.where, f.count) for f in found.findings if f.kind is FindingKind.NOT_COMPARED}
 
 
-def test_a_clean_window_counts_its_own_rows_alone(made: MadeStream):
+def test_an_audited_window_counts_only_its_own_rows(made: MadeStream):
     found = audit_stream(made.tables, window=SECOND)
     assert (found.clean, found.findings, found.batches) == (True, (), 2)
     assert [(p.start, p.end, p.rows) for p in found.partitions] == [(200, 400, 200)] * 2
@@ -308,7 +308,7 @@ def test_copies_that_an_earlier_commit_wrote_are_found_as_well(made: MadeStream)
     assert wrong(found) == {("duplicates", "made-0", 1)}
 
 
-def test_rows_that_are_gone_are_found_in_their_own_hour_and_in_no_other(made: MadeStream):
+def test_deleted_rows_are_found_only_in_their_own_hour(made: MadeStream):
     made.tables.main.refresh().delete("kafka_partition = 1 and kafka_offset >= 210 and kafka_offset < 215")
     found = audit_stream(made.tables, window=SECOND)
     assert wrong(found) == {("miscounted", "made-1", 5)}
@@ -325,7 +325,7 @@ def test_gaps_of_compacted_and_transactional_topics_are_legal(made: MadeStream):
     assert [(p.rows, p.dead_letters) for p in found.partitions] == [(32, 1), (1, 0)]
 
 
-def test_a_dead_letter_that_is_gone_is_found(made: MadeStream):
+def test_a_missing_dead_letter_is_found(made: MadeStream):
     made.now_ms = THIRD.to_ms
     made.land({0: (600, 700), 1: (600, 700)}, rejected={0: [601, 650]})
     made.tables.dead_letters.refresh().delete("kafka_offset = 601")
@@ -333,7 +333,7 @@ def test_a_dead_letter_that_is_gone_is_found(made: MadeStream):
     assert wrong(found) == {("miscounted", "made-0", 1)}
 
 
-def test_compaction_changes_no_answer(made: MadeStream):
+def test_compaction_does_not_change_query_results(made: MadeStream):
     table = made.tables.main.refresh()
     table.overwrite(table.scan().to_arrow())
     for hour in (FIRST, SECOND, THIRD):
@@ -341,7 +341,7 @@ def test_compaction_changes_no_answer(made: MadeStream):
     assert audit_stream(made.tables, window=SECOND).partitions[0].rows == 200
 
 
-def test_what_others_overwrite_is_a_note_in_the_hour_of_their_commit(made: MadeStream):
+def test_an_overwrite_by_another_program_is_a_note_in_the_hour_of_its_commit(made: MadeStream):
     table = made.tables.main.refresh()
     before = {hour: audit_stream(made.tables, window=hour).findings for hour in (FIRST, SECOND, THIRD)}
     assert not any(found.kind is FindingKind.CHANGED for findings in before.values() for found in findings)
@@ -382,7 +382,7 @@ def test_a_batch_that_waited_for_its_writer_belongs_to_the_hour_it_was_committed
     assert audit_stream(made.tables, window=Period(made.now_ms, made.now_ms + HOUR_MS)).batches == 1
 
 
-def test_what_retention_took_is_said_in_its_hour_and_is_not_wrong(made: MadeStream):
+def test_a_loss_by_retention_is_a_note_in_its_hour_and_not_an_error(made: MadeStream):
     made.now_ms = THIRD.from_ms
     made.committer.skip({("made", 0): 700}, lost="made-0 offsets 600 to 699")
     found = audit_stream(made.tables, window=THIRD)
@@ -392,7 +392,7 @@ def test_what_retention_took_is_said_in_its_hour_and_is_not_wrong(made: MadeStre
     assert audit_stream(made.tables, window=SECOND).findings == ()
 
 
-def test_what_retention_took_is_said_also_when_expiry_cut_the_history_and_kept_only_that(made: MadeStream):
+def test_a_loss_by_retention_is_reported_even_if_expiry_kept_only_its_snapshot(made: MadeStream):
     made.now_ms = THIRD.from_ms
     made.committer.skip({("made", 0): 700}, lost="made-0 offsets 600 to 699")
     made.now_ms = THIRD.to_ms
@@ -406,7 +406,7 @@ def test_what_retention_took_is_said_also_when_expiry_cut_the_history_and_kept_o
     assert ["made-0 offsets 600 to 699" in f.sentence for f in found.findings] == [True]
 
 
-def test_a_commit_record_that_is_gone_is_said(made: MadeStream):
+def test_an_expired_commit_record_is_reported(made: MadeStream):
     made.tables.journals.delete([BatchKey(1, 3)])
     found = audit_stream(made.tables, window=SECOND)
     assert wrong(found) == {("record gone", "made", 1)}
@@ -414,7 +414,7 @@ def test_a_commit_record_that_is_gone_is_said(made: MadeStream):
     assert audit_stream(made.tables, window=FIRST).clean
 
 
-def test_rows_of_a_topic_that_had_the_name_before_are_no_duplicates(made: MadeStream):
+def test_rows_of_a_former_topic_are_not_duplicates(made: MadeStream):
     made.topic_id = "topic-2"
     made.reset({0: 0, 1: 0})
     made.now_ms = THIRD.to_ms
@@ -425,9 +425,7 @@ def test_rows_of_a_topic_that_had_the_name_before_are_no_duplicates(made: MadeSt
     assert found.findings == ()
 
 
-def test_dead_letters_of_a_topic_that_had_the_name_before_are_counted_in_one_scan(
-    made: MadeStream, monkeypatch: pytest.MonkeyPatch
-):
+def test_dead_letters_of_a_former_topic_are_counted_in_one_scan(made: MadeStream, monkeypatch: pytest.MonkeyPatch):
     made.land({0: (600, 700)}, rejected={0: [601, 650]})
     made.topic_id = "topic-2"
     made.reset({0: 0, 1: 0})
@@ -446,7 +444,7 @@ def test_dead_letters_of_a_topic_that_had_the_name_before_are_counted_in_one_sca
     assert scanned == [made.tables.main.identifier, made.tables.dead_letters.identifier]
 
 
-def test_missing_rows_are_not_compared_if_a_topic_of_the_name_had_the_same_offsets(made: MadeStream):
+def test_missing_rows_are_not_compared_if_a_former_topic_had_the_same_offsets(made: MadeStream):
     made.topic_id = "topic-2"
     made.reset({0: 0, 1: 0})
     made.now_ms = THIRD.to_ms

@@ -44,7 +44,9 @@ def journaled(world: Any, tables: StreamTables) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("status", [400, 405, 422, 501])
-def test_a_refusal_that_no_waiting_fixes_ends_with_the_catalogs_own_words(world, tables, answers, status):
+def test_a_permanent_refusal_of_the_catalog_ends_the_commit_with_the_message_of_the_catalog(
+    world, tables, answers, status
+):
     """It once counted as an unknown outcome: ten minutes of looking again, at every start."""
     committer, journal = journaled(world, tables)
     answers.tried, answers.commits = 0, [status] * 100
@@ -59,7 +61,9 @@ def test_a_refusal_that_no_waiting_fixes_ends_with_the_catalogs_own_words(world,
 
 
 @pytest.mark.parametrize("answer", [400, 404, 408, 409, 422, 429, 500, 502, 503, 504, -500, -502, -503, -504, -400])
-def test_any_other_answer_is_checked_again_and_the_batch_lands_once(world, tables, answers, answer):
+def test_after_any_other_catalog_answer_the_commit_is_checked_again_and_the_batch_lands_once(
+    world, tables, answers, answer
+):
     """404 of a table that is present is a proxy's, as a single 400 may be; below 0 the commit was done all the same."""
     committer, journal = journaled(world, tables)
     answers.commits = [answer]
@@ -68,7 +72,7 @@ def test_any_other_answer_is_checked_again_and_the_batch_lands_once(world, table
     assert world.manifests() == world.used_manifests()
 
 
-def test_refusals_while_others_change_the_table_are_races(world, tables, answers):
+def test_a_commit_refused_during_concurrent_changes_is_retried(world, tables, answers):
     committer, journal = journaled(world, tables)
     original = answers.commit
 
@@ -83,7 +87,7 @@ def test_refusals_while_others_change_the_table_are_races(world, tables, answers
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_no_permission_ends_at_once(world, tables, answers, status):
+def test_a_missing_permission_ends_the_commit_at_once(world, tables, answers, status):
     committer, journal = journaled(world, tables)
     answers.commits = [status] * 100
     with pytest.raises(AccessDenied, match="read-only until Monday"):
@@ -91,7 +95,7 @@ def test_no_permission_ends_at_once(world, tables, answers, status):
     assert world.rows() == []
 
 
-def test_a_table_that_is_gone_is_said(world, tables, answers):
+def test_a_commit_to_a_missing_table_is_reported(world, tables, answers):
     committer, journal = journaled(world, tables)
     answers.commits = [404] * 100
     world.catalog.inner.drop_table("demo.events")

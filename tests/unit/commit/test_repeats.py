@@ -28,7 +28,7 @@ def world(catalog: FaultyCatalog, tmp_path: Path) -> RepeatedWorld:
     return repeated_world(catalog, tmp_path)
 
 
-def test_rows_that_repeat_none_are_added_as_they_were_staged(world: RepeatedWorld) -> None:
+def test_a_batch_without_repeats_is_added_as_it_was_staged(world: RepeatedWorld) -> None:
     committer = world.begin()
     journal = world.arrive(committer, [(n, n) for n in range(10)])
     committer.commit(journal)
@@ -47,7 +47,7 @@ def test_repeats_in_the_batch_and_of_the_table_are_dropped_and_counted(world: Re
     assert summary["frazil.windows"] == '{"0":1,"3600000000":1,"28800000000":1}'
 
 
-def test_a_batch_of_repeats_alone_moves_the_position_and_adds_nothing(world: RepeatedWorld) -> None:
+def test_a_batch_of_repeated_records_moves_the_position_and_adds_no_rows(world: RepeatedWorld) -> None:
     committer = world.begin()
     world.batch(committer, [(1, 0)])
     marker = world.batch(committer, [(1, 1), (1, 2)])
@@ -92,7 +92,7 @@ def test_event_times_at_the_ends_of_the_calendar_stop_nothing(
     assert world.offsets() == [0, 2, 5]
 
 
-def test_deleted_rows_are_repeated_by_nothing(world: RepeatedWorld) -> None:
+def test_a_deleted_row_does_not_make_later_records_repeats(world: RepeatedWorld) -> None:
     committer = world.begin()
     world.batch(committer, [(1, 0), (2, 0)])
     world.load().delete("id = 1")
@@ -100,7 +100,7 @@ def test_deleted_rows_are_repeated_by_nothing(world: RepeatedWorld) -> None:
     assert world.offsets() == [1, 2]
 
 
-def test_a_stream_that_no_longer_drops_repeats_does_not_commit_candidates(world: RepeatedWorld) -> None:
+def test_a_stream_without_dedupe_does_not_commit_a_batch_staged_for_dedupe(world: RepeatedWorld) -> None:
     committer = world.begin()
     world.arrive(committer, [(1, 0)])
     world.tables = dataclasses.replace(world.tables, merging=None)
@@ -124,7 +124,7 @@ class Killed(BaseException):
 
 @given(batches=arrivals, spec=st.sampled_from([BY_HOUR, BY_BUCKET, WHOLE]), parallelism=st.integers(1, 3))
 @settings(max_examples=max(6, settings().max_examples // 16), phases=[Phase.explicit, Phase.generate])
-def test_the_table_has_what_the_rule_keeps_of_all_rows_in_their_order(batches, spec, parallelism):
+def test_a_dedupe_table_has_the_rows_that_the_rule_keeps_when_applied_in_order(batches, spec, parallelism):
     with tempfile.TemporaryDirectory() as folder, catalog_in(Path(folder)) as catalog, contextlib.ExitStack() as after:
         for name in ("MIN_SPLIT_BYTES", "TARGET_SHARE_BYTES"):
             after.callback(setattr, merging, name, getattr(merging, name))

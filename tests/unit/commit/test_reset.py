@@ -40,7 +40,7 @@ def availables(draw: st.DrawFn) -> AvailableOffsets:
 
 
 @given(offsets, availables())
-def test_a_clamped_position_is_one_that_a_reader_can_begin_at_for_every_partition(wanted, now: AvailableOffsets):
+def test_a_clamped_position_is_readable_in_every_partition(wanted, now: AvailableOffsets):
     target = clamp_to_available(wanted, now)
     assert target.keys() == now.first.keys()
     for tp, offset in target.items():
@@ -50,7 +50,9 @@ def test_a_clamped_position_is_one_that_a_reader_can_begin_at_for_every_partitio
 
 
 @given(offsets, availables(), st.data())
-def test_a_move_either_skips_or_repeats_and_says_how_much(held, now: AvailableOffsets, data: st.DataObject):
+def test_a_reset_move_either_skips_or_repeats_offsets_and_reports_how_many(
+    held, now: AvailableOffsets, data: st.DataObject
+):
     target = {tp: data.draw(st.integers(now.first[tp], now.end[tp])) for tp in PARTITIONS}
     for move in list_moves(target, held=held, available=now):
         known = held.get((move.topic, move.partition))
@@ -79,7 +81,7 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
     assert after.outcome_of(BatchKey(3, 8)) is BatchOutcome.NOT_COMMITTED
 
 
-def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
+def test_a_recreated_topic_drops_its_offsets_and_event_times_from_the_marker():
     remade = SourceIdentity("cluster", {"t": "id-2"})
     before = Marker("s", BatchKey(1, 1), None, {("t", 0): 10}, SOURCE, max_event_times_us={("t", 0): 99})
     seen = StateBeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
@@ -90,7 +92,7 @@ def test_a_topic_made_again_takes_its_offsets_and_event_times_with_it():
     assert keep_same_topics({("t", 0): 10}, SOURCE, SourceIdentity("another", {"t": "id-1"})) == {}
 
 
-def test_a_reset_remembers_where_records_end_that_a_log_has_after_former_ones():
+def test_a_reset_to_a_recreated_topic_records_where_offsets_of_the_former_topic_end():
     def after(before: Marker, target: Offsets, *, truncated_at: Offsets = NO_OFFSETS) -> Marker:
         seen = StateBeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
         found = marker_after_reset(
@@ -119,7 +121,7 @@ def test_a_marker_without_a_past_commits_no_journal_of_earlier_epochs():
     assert after.offsets == {("t", 0): 2}
 
 
-def test_a_reset_to_where_a_log_was_cut_remembers_which_offsets_have_two_records():
+def test_a_reset_to_a_truncation_point_records_which_offsets_have_two_records():
     source = SourceIdentity("cluster", {"t": "id-1"})
     before = dataclasses.replace(
         first_marker("s", epoch=3, offsets={("t", 0): 100, ("t", 1): 40}, source=source),
@@ -134,7 +136,7 @@ def test_a_reset_to_where_a_log_was_cut_remembers_which_offsets_have_two_records
     assert after.given_up == {}
 
 
-def test_a_reset_after_a_rollback_remembers_what_was_given_up():
+def test_a_reset_after_a_rollback_records_the_abandoned_offsets():
     source = SourceIdentity("cluster", {"t": "id-1"})
     before = first_marker("s", epoch=3, offsets={("t", 0): 100, ("t", 1): 40}, source=source)
     seen = StateBeforeReset(before, "text", {("t", 0): 70, ("t", 1): 40}, source, rolled_back=True)

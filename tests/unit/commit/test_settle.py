@@ -63,7 +63,7 @@ def test_a_journal_that_landed_before_the_crash_is_not_committed_again(world):
     assert len(world.rows()) == 3
 
 
-def test_a_crash_between_the_two_tables_commits_only_the_main_one(world):
+def test_a_crash_between_the_commits_to_the_two_tables_commits_only_the_main_table(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 4)}, rejected={0: [1]})
     world.commit_dead_letters(first, journal)
@@ -103,7 +103,7 @@ def test_dead_letter_files_of_a_discarded_journal_are_kept_when_they_landed(worl
     assert len(world.parquet_files(world.load_dead_letters())) == 1
 
 
-def test_a_journal_of_a_topic_that_a_reset_gave_up_is_discarded(world):
+def test_a_journal_of_a_topic_that_a_reset_abandoned_is_discarded(world):
     """Its offsets belong to the topic of before; it must not stop the writer either."""
     first = world.begin()
     journal = journaled(world, first, {0: (0, 2)})
@@ -129,7 +129,7 @@ def test_a_journal_that_a_reset_jumped_over_is_discarded(world):
     assert (world.rows(), world.dead_letters(), world.all_parquet_files()) == ([], [], set())
 
 
-def test_a_journal_says_nothing_of_partitions_that_a_reset_moved(world):
+def test_a_journal_does_not_change_partitions_that_a_reset_moved(world):
     """What it knew of them, it knew of where they stood: the leader of before may end short of where they stand now."""
     there, moved = ("events", 0), ("events", 1)
     first = world.begin()
@@ -187,7 +187,7 @@ def test_an_object_that_is_not_this_batch_s_journal_is_ignored(world, kind):
     assert world.store.get(world.tables.journals.path(journal.key)) == data
 
 
-def test_a_foreign_object_in_place_of_a_commit_record_costs_no_committed_file(world):
+def test_a_foreign_object_in_place_of_a_commit_record_loses_no_committed_file(world):
     first = world.begin()
     journal = world.stage(first, {0: (0, 3)})
     assert world.tables.journals.put(journal)
@@ -265,7 +265,7 @@ def test_a_sweep_leaves_folders_older_than_the_oldest_commit_record_alone(world)
     assert {bare_path(f.path) for f in left} <= world.parquet_files()
 
 
-def test_a_sweep_beside_a_running_writer_spares_what_that_writer_has_not_settled(world):
+def test_a_sweep_next_to_a_running_writer_keeps_files_that_the_writer_has_not_settled(world):
     first = world.begin()
     world.run(first, {0: (0, 1)})
     journal = journaled(world, first, {0: (1, 3)})
@@ -276,7 +276,7 @@ def test_a_sweep_beside_a_running_writer_spares_what_that_writer_has_not_settled
     assert len(world.rows()) == 3
 
 
-def test_what_failed_attempts_of_a_committed_batch_left_is_deleted(world):
+def test_files_left_by_failed_attempts_of_a_committed_batch_are_deleted(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 2)}, rejected={0: [1]})
     first.commit(journal)
@@ -324,7 +324,7 @@ def test_a_journal_that_a_paused_writer_writes_late_is_removed_with_its_files(wo
 
 
 @pytest.mark.parametrize("closed", ["not yet", "by its successor's start", "by a batch after it"])
-def test_a_fenced_writer_gives_back_what_nobody_will_commit_any_more(world, closed):
+def test_a_fenced_writer_deletes_files_that_nobody_will_commit(world, closed):
     paused = world.begin()
     world.run(paused, {0: (0, 2)})
     journal = world.stage(paused, {0: (2, 5)}, rejected={0: [3]})
@@ -365,7 +365,7 @@ def test_a_fenced_writer_keeps_its_dead_letters_that_landed(world):
     assert (world.rows(), world.dead_letters()) == ([(0, 0)], [(0, 1)])
 
 
-def test_nothing_is_given_back_of_a_batch_that_was_committed_or_of_the_epoch_that_runs(world):
+def test_files_of_a_committed_batch_or_of_the_running_epoch_are_not_deleted(world):
     first = world.begin()
     journal = journaled(world, first, {0: (0, 3)})
     assert delete_fenced_batch(world.view(), journal.key) == 0
@@ -419,7 +419,7 @@ def cached(world):
     return dataclasses.replace(world.view(), targets={"main": handles[0], "dead-letters": handles[1]})
 
 
-def test_a_start_through_a_cache_that_is_behind_goes_by_what_it_has_committed_itself(world):
+def test_a_start_with_a_stale_catalog_cache_uses_its_own_committed_state(world):
     """It once saw the epoch of before, and took itself for replaced."""
     first = world.begin()
     world.run(first, {0: (0, 2)}, rejected={0: [1]})
@@ -460,7 +460,7 @@ def test_a_settling_epoch_that_does_not_see_its_successor_deletes_nothing(world)
     assert world.rows() == [(0, 5), (0, 6), (0, 7)]
 
 
-def test_a_put_whose_answer_was_lost_finds_its_own_journal(world):
+def test_a_repeated_put_of_a_journal_recognizes_its_own_journal(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 2)})
 
@@ -481,7 +481,7 @@ def test_a_stream_that_was_forgotten_never_uses_an_epoch_again(world):
     assert world.marker().outcome_of(BatchKey(2, 1)) is BatchOutcome.UNKNOWN
 
 
-def test_journals_of_before_a_forget_are_not_committed_again(world):
+def test_journals_older_than_a_forget_are_not_committed_again(world):
     """The first one begins where the stream begins again, and its files may have been compacted and expired."""
     first = world.begin()
     world.run(first, {0: (0, 2)})
@@ -497,7 +497,7 @@ def test_journals_of_before_a_forget_are_not_committed_again(world):
     assert world.rows() == [(0, 0), (0, 1)]
 
 
-def test_a_table_that_was_made_in_the_folder_of_another_takes_none_of_its_files(world):
+def test_a_table_created_in_the_folder_of_another_deletes_none_of_its_files(world):
     """An earlier frazil made one after the catalog was lost: both streams continue, in turns."""
     inner = world.catalog.inner
     for name in ("events", "events_dead_letters"):
@@ -520,7 +520,7 @@ def test_a_table_that_was_made_in_the_folder_of_another_takes_none_of_its_files(
     assert world.store.list_files(world.tables.state) == records
 
 
-def test_a_forgotten_stream_leaves_the_records_of_another_table(world):
+def test_forgetting_a_stream_keeps_the_records_of_another_table(world):
     """The other one's metadata may be elsewhere; a creation that lost a race leaves metadata, and no table."""
     world.catalog.inner.create_table("demo.lost_a_race", world.load().schema(), location=world.load().location())
     first = world.begin()

@@ -11,7 +11,7 @@ from frazil.commit.compare_and_swap import Done, RetryPolicy, TableHandle, swap
 from frazil.errors import CommitRefused, CommitUnavailable, RolledBack, StaleBatch, StorageUnavailable
 
 
-def test_a_handle_loads_once_until_it_is_reported_to_check_again(world):
+def test_a_table_handle_loads_once_until_it_is_invalidated(world):
     handle = TableHandle(world.catalog, "demo.events")
     before = world.catalog.loads
 
@@ -22,7 +22,7 @@ def test_a_handle_loads_once_until_it_is_reported_to_check_again(world):
     assert world.catalog.loads == before + 2
 
 
-def test_a_handle_never_goes_back_to_an_older_state_and_takes_a_table_that_was_made_again(world, monkeypatch):
+def test_a_table_handle_never_returns_to_older_metadata_and_accepts_a_recreated_table(world, monkeypatch):
     handle = TableHandle(world.catalog, "demo.events")
     old = handle.current()
     world.begin()
@@ -37,7 +37,7 @@ def test_a_handle_never_goes_back_to_an_older_state_and_takes_a_table_that_was_m
     assert handle.refresh().metadata.table_uuid == again.metadata.table_uuid
 
 
-def test_a_commit_that_nobody_overtook_loads_no_table(world):
+def test_a_commit_without_a_conflict_loads_no_table(world):
     committer = world.begin()
     journal = world.stage(committer, {0: (0, 1)})
     before = world.catalog.loads
@@ -47,7 +47,7 @@ def test_a_commit_that_nobody_overtook_loads_no_table(world):
     assert world.catalog.loads == before
 
 
-def test_what_a_decision_raises_on_purpose_ends_the_loop_at_once(world):
+def test_an_exception_that_a_decision_raises_on_purpose_ends_the_retry_loop_at_once(world):
     def decide(table):  # noqa: ARG001
         raise StaleBatch("stage it anew")
 
@@ -58,7 +58,7 @@ def test_what_a_decision_raises_on_purpose_ends_the_loop_at_once(world):
 
 
 @pytest.mark.parametrize("error", [OverflowError("date value out of range"), KeyError("a"), TypeError("b")])
-def test_a_commit_that_cannot_be_prepared_ends_with_the_reason_and_is_not_tried_for_ever(world, error):
+def test_a_commit_that_cannot_be_prepared_fails_with_the_reason_and_is_not_retried_forever(world, error):
     def decide(table):  # noqa: ARG001
         raise error
 
@@ -69,7 +69,7 @@ def test_a_commit_that_cannot_be_prepared_ends_with_the_reason_and_is_not_tried_
     assert world.time.now_s < 200
 
 
-def test_an_error_that_goes_while_the_table_changes_or_comes_from_a_server_is_waited_for(world):
+def test_an_error_is_retried_while_the_table_changes_or_if_a_server_caused_it(world):
     tried = []
 
     def decide(table):  # noqa: ARG001
@@ -100,7 +100,7 @@ def test_without_time_to_wait_a_commit_is_tried_once(world):
     assert (len(tried), world.time.waits) == (1, [])
 
 
-def test_a_table_that_has_changed_since_it_was_loaded_is_asked_once_more_before_anything_ends(world):
+def test_a_table_that_changed_since_it_was_loaded_is_reloaded_once_before_an_error_is_raised(world):
     handle = TableHandle(world.catalog, "demo.events")
     rolled_back = handle.current().metadata_location
     requested = []
@@ -148,7 +148,7 @@ def test_expired_credentials_are_renewed_by_loading_the_table_again(world):
     assert seen[0] is not seen[1]
 
 
-def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
+def test_retry_delays_double_up_to_their_maximum_and_end_by_the_deadline(world):
     longest = []
     retry_policy = RetryPolicy(total_s=30, first_s=0.05, max_s=5, clock=lambda: world.time.now_s, wait=world.time.sleep)
 
@@ -164,7 +164,7 @@ def test_waits_double_up_to_their_most_and_end_by_the_deadline(world):
     assert len(set(world.time.waits)) > 3
 
 
-def test_whoever_commits_is_asked_to_end_during_an_outage_and_waits_no_longer(world):
+def test_a_committer_asked_to_stop_during_an_outage_stops_waiting(world):
     waits = []
     retry_policy = RetryPolicy(wait=lambda seconds: waits.append(seconds) or len(waits) == 2)
 

@@ -65,7 +65,7 @@ def test_a_take_over_fences_the_dead_letter_table_too(world):
     assert world.dead_letters() == []
 
 
-def test_a_take_over_that_dies_before_the_dead_letter_table_leaves_that_to_the_next(world):
+def test_a_take_over_that_dies_before_the_dead_letter_table_is_completed_by_the_next(world):
     world.begin()
     world.catalog.next_fails_before(PermissionError("denied"), "demo.events_dead_letters")
     with pytest.raises(Exception, match="denied"):
@@ -87,7 +87,7 @@ def test_two_take_overs_at_once_get_two_epochs(world):
     assert world.marker().at.epoch == winner.epoch == 2
 
 
-def test_a_take_over_whose_answer_was_lost_is_taken_again(world):
+def test_a_take_over_with_lost_responses_succeeds(world):
     world.begin()
     world.catalog.next_answer_is_lost("demo.events")
     world.catalog.next_answer_is_lost("demo.events_dead_letters")
@@ -99,7 +99,7 @@ def test_a_take_over_whose_answer_was_lost_is_taken_again(world):
     assert world.run(committer, {0: (0, 2)}).offsets["events", 0] == 2
 
 
-def test_a_take_over_whose_answer_was_lost_and_that_was_overtaken_takes_the_next_epoch(world):
+def test_a_take_over_with_a_lost_response_that_was_overtaken_takes_the_next_epoch(world):
     world.begin()
     world.catalog.next_answer_is_lost("demo.events")
     rival = []
@@ -118,7 +118,7 @@ def test_a_take_over_whose_answer_was_lost_and_that_was_overtaken_takes_the_next
     assert late.epoch > rival[0].epoch > 1
 
 
-def test_a_take_over_that_lands_after_it_was_reported_failed_is_the_one_that_was_wanted(world):
+def test_a_take_over_that_lands_after_a_reported_failure_is_recognized_as_its_own(world):
     world.begin()
     world.catalog.next_lands_late("demo.events")
 
@@ -152,7 +152,7 @@ def test_a_writer_that_is_replaced_while_it_takes_over_from_itself_is_fenced(wor
 
 
 @pytest.mark.parametrize("fault", ["next_answer_is_lost", "next_lands_late"])
-def test_a_writer_whose_own_next_take_over_landed_unseen_is_not_fenced_by_itself(world, fault):
+def test_a_writer_is_not_fenced_by_its_own_take_over_with_a_lost_or_late_response(world, fault):
     first = world.begin()
     getattr(world.catalog, fault)("demo.events")
 
@@ -166,7 +166,7 @@ def test_a_stream_that_was_forgotten_is_not_begun_again_by_its_writer(world):
         world.take_over(after=1)
 
 
-def test_a_table_with_rows_of_others_asks_for_adoption(world):
+def test_a_table_with_foreign_rows_asks_for_adoption(world):
     world.foreign_append()
 
     with pytest.raises(AdoptionRequired, match="has 1 row that stream 'events' did not write"):
@@ -193,7 +193,7 @@ def test_a_second_stream_of_the_same_table_needs_no_adoption(world, tmp_path):
     assert len(world.rows()) == 7
 
 
-def test_a_stream_that_was_renamed_asks_for_adoption_and_goes_on_where_it_stood(world, tmp_path):
+def test_a_renamed_stream_asks_for_adoption_and_continues_at_its_position(world, tmp_path):
     world.run(world.begin(), {0: (0, 2)})
     renamed = type(world)(world.catalog, tmp_path, stream="renamed")
 
@@ -214,7 +214,7 @@ def test_a_stream_that_was_renamed_asks_for_adoption_and_goes_on_where_it_stood(
     assert len(world.rows()) == 4
 
 
-def test_a_topic_made_again_is_refused_and_nothing_is_written(world):
+def test_a_recreated_topic_is_refused_and_nothing_is_written(world):
     world.run(world.begin(), {0: (0, 2)})
     before = world.load().metadata
     world.source = SourceIdentity("cluster-1", {"events": "topic-2"})
@@ -233,7 +233,7 @@ def test_another_cluster_is_refused(world):
         world.take_over()
 
 
-def test_a_topic_that_the_marker_does_not_know_is_new_and_welcome(world):
+def test_a_topic_unknown_to_the_marker_is_accepted_as_new(world):
     world.begin()
     world.source = SourceIdentity("cluster-1", {"events": "topic-1", "more": "topic-9"})
 
@@ -242,7 +242,7 @@ def test_a_topic_that_the_marker_does_not_know_is_new_and_welcome(world):
     assert world.marker().source.topic_ids == {"events": "topic-1", "more": "topic-9"}
 
 
-def test_a_topic_made_again_while_its_batch_was_staged_is_refused_at_the_commit(world):
+def test_a_topic_recreated_while_its_batch_was_staged_is_refused_at_the_commit(world):
     committer = world.begin()
     world.source = SourceIdentity("cluster-1", {"events": "topic-2"})
     journal = world.stage(committer, {0: (0, 2)})
@@ -253,7 +253,7 @@ def test_a_topic_made_again_while_its_batch_was_staged_is_refused_at_the_commit(
     assert world.rows() == []
 
 
-def test_what_retention_deleted_is_skipped_once_and_named_in_the_summary(world):
+def test_records_deleted_by_retention_are_skipped_once_and_named_in_the_snapshot_summary(world):
     writer = world.begin()
     world.run(writer, {0: (0, 3)})
     world.catalog.next_answer_is_lost()
@@ -268,7 +268,7 @@ def test_what_retention_deleted_is_skipped_once_and_named_in_the_summary(world):
     assert world.rows() == [(0, o) for o in (0, 1, 2, 10, 11)]
 
 
-def test_a_fenced_writer_skips_nothing(world):
+def test_a_fenced_writer_cannot_skip_offsets(world):
     first = world.begin()
     world.take_over(world.view())
     before = world.load().metadata
@@ -277,7 +277,7 @@ def test_a_fenced_writer_skips_nothing(world):
     assert world.load().metadata == before
 
 
-def test_what_was_forgotten_asks_for_adoption_beside_another_stream_too_by_any_name(world, tmp_path):
+def test_a_forgotten_stream_with_remaining_rows_requires_adoption_under_any_name(world, tmp_path):
     """Its rows are still there: it would read all of them a second time."""
     world.run(world.begin(), {0: (0, 2)})
     other = type(world)(world.catalog, tmp_path, stream="other")
@@ -299,7 +299,7 @@ def test_what_was_forgotten_asks_for_adoption_beside_another_stream_too_by_any_n
     assert len(world.rows()) == 9
 
 
-def test_no_epoch_is_used_twice_where_nothing_but_the_note_of_a_forgotten_stream_tells_of_it(world):
+def test_no_epoch_is_reused_if_only_the_note_of_a_forgotten_stream_records_it(world):
     """A paused writer of the first would be taken for the second, and sweep away what that one has committed."""
     paused = world.begin()
     forget(world.tables, state=world.tables.state)
@@ -313,7 +313,7 @@ def test_no_epoch_is_used_twice_where_nothing_but_the_note_of_a_forgotten_stream
         world.run(paused, {0: (0, 2)})
 
 
-def test_what_was_forgotten_begins_by_itself_where_no_row_is_left(world, tmp_path):
+def test_a_forgotten_stream_starts_without_adoption_if_no_row_remains(world, tmp_path):
     world.run(world.begin(), {0: (0, 2)})
     other = type(world)(world.catalog, tmp_path, stream="other")
     other.source = SourceIdentity("cluster-2", {"events": "topic-1"})
@@ -324,7 +324,7 @@ def test_what_was_forgotten_begins_by_itself_where_no_row_is_left(world, tmp_pat
     assert world.take_over().epoch == 2
 
 
-def test_a_stream_that_is_forgotten_twice_has_still_read_what_it_read_before_the_first_time():
+def test_a_stream_forgotten_twice_still_counts_as_reader_of_its_earlier_topics():
     first, second = SourceIdentity("cluster", {"a": "id-a"}), SourceIdentity("cluster", {"b": "id-b"})
     properties: dict[str, str] = {}
     for epoch, source in ((3, first), (7, second)):
@@ -355,7 +355,7 @@ def test_offsets_of_a_former_topic_are_those_that_forgotten_streams_have_read():
     assert forgotten_ends({"owner": next(iter(notes.values()))}, topics[2]) == {}
 
 
-def test_a_stream_that_is_forgotten_on_one_cluster_and_then_on_another_has_read_the_topics_of_both():
+def test_a_stream_forgotten_on_two_clusters_counts_as_reader_of_the_topics_of_both():
     sources = [SourceIdentity(f"cluster-{n}", {"a": f"id-{n}"}) for n in (1, 2, 1)]
     properties: dict[str, str] = {}
     for epoch, source in enumerate(sources, 1):

@@ -104,7 +104,7 @@ def test_a_commit_that_is_tried_again_uses_each_id_once(world: World, fault: str
     assert len(world.rows()) == 6 * (FAN_IN + 1)
 
 
-def test_a_writer_that_dies_between_journal_and_commit_and_one_that_takes_over(world: World):
+def test_row_ids_stay_valid_when_a_writer_dies_after_its_journal_and_another_takes_over(world: World):
     first = world.begin()
     commit(world, first, 0, 2)
     journal = world.stage(first, {0: (6, 9)})
@@ -160,7 +160,7 @@ def upgrade(world: World) -> None:
         assert changed.rowcount == 1
 
 
-def test_a_table_that_another_engine_upgrades_goes_on_with_ids_for_all_rows(
+def test_a_table_upgraded_by_another_engine_continues_with_ids_for_all_rows(
     catalog: FaultyCatalog, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     world = new_world(catalog, tmp_path, version=2)
@@ -180,7 +180,9 @@ def test_a_table_that_another_engine_upgrades_goes_on_with_ids_for_all_rows(
     assert len(world.rows()) == 9 * FAN_IN
 
 
-def test_a_merge_from_before_an_upgrade_is_not_used_once_rows_have_ids(catalog: FaultyCatalog, tmp_path: Path):
+def test_a_manifest_merge_from_before_a_table_upgrade_is_not_used_once_rows_have_ids(
+    catalog: FaultyCatalog, tmp_path: Path
+):
     world = new_world(catalog, tmp_path, version=2)
     committer, before = world.begin(), dict[str, range]()
     commit(world, committer, 0, FAN_IN)
@@ -198,7 +200,7 @@ def test_a_merge_from_before_an_upgrade_is_not_used_once_rows_have_ids(catalog: 
     assert kept(before, check(world.load()))
 
 
-def test_a_new_column_changes_no_id(world: World):
+def test_a_new_column_changes_no_row_id(world: World):
     committer = world.begin()
     commit(world, committer, 0, 2)
     before = check(world.load())

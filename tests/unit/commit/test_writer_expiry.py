@@ -125,7 +125,7 @@ def test_tags_and_branches_and_all_after_a_readers_tag_stay_readable(world: Any)
 
 
 @pytest.mark.parametrize("tag", ["late", "main-before-the-migration"])
-def test_a_tag_made_after_the_plan_keeps_its_snapshot(world: Any, tag: str):
+def test_a_tag_created_after_expiry_planning_keeps_its_snapshot(world: Any, tag: str):
     writer = Writer(world, waits=True)
     writer.commit(10)
     oldest = ids(world)[0]
@@ -139,7 +139,7 @@ def test_a_tag_made_after_the_plan_keeps_its_snapshot(world: Any, tag: str):
     assert len(ids(world)) < 12, "the others expire by the next plan"
 
 
-def test_a_readers_tag_that_moves_on_after_the_plan_lets_snapshots_expire(world: Any):
+def test_a_reader_tag_moved_forward_after_expiry_planning_lets_snapshots_expire(world: Any):
     writer = Writer(world)
     for _ in range(40):
         writer.commit()
@@ -149,7 +149,7 @@ def test_a_readers_tag_that_moves_on_after_the_plan_lets_snapshots_expire(world:
     assert len(ids(world)) <= MAX_SNAPSHOTS
 
 
-def test_a_readers_tag_that_moves_back_after_the_plan_keeps_its_snapshot(world: Any):
+def test_a_reader_tag_moved_back_after_expiry_planning_keeps_its_snapshot(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(10)
     oldest = ids(world)[0]
@@ -170,7 +170,7 @@ def test_a_reader_of_an_expired_snapshot_still_has_its_data_files(world: Any):
     assert all(Path(bare_path(path)).exists() for path in reading)
 
 
-def test_files_of_metadata_stay_for_a_while_for_those_who_loaded_the_snapshot_before(world: Any):
+def test_metadata_files_stay_for_a_while_for_readers_of_an_earlier_snapshot(world: Any):
     writer = Writer(world, delay_ms=30_000)
     writer.commit(5)
     loaded = world.load()
@@ -192,7 +192,7 @@ def test_files_of_metadata_stay_for_a_while_for_those_who_loaded_the_snapshot_be
     assert writer.is_whole()
 
 
-def test_a_restored_catalog_that_names_an_expired_snapshot_loses_no_row_if_the_newest_metadata_is_registered(
+def test_registering_the_newest_metadata_after_a_catalog_restore_loses_no_row(
     world: Any,
 ):
     def restore(metadata: str) -> None:
@@ -216,7 +216,7 @@ def test_a_restored_catalog_that_names_an_expired_snapshot_loses_no_row_if_the_n
     assert again.is_whole()
 
 
-def test_manifests_of_a_snapshot_that_another_program_expires_stay_while_it_may_read_them(world: Any):
+def test_manifests_of_a_snapshot_expired_by_another_program_stay_while_readers_may_need_them(world: Any):
     writer = Writer(world, delay_ms=30_000)
     writer.commit(5)
     snapshot = world.load().current_snapshot()
@@ -230,7 +230,7 @@ def test_manifests_of_a_snapshot_that_another_program_expires_stay_while_it_may_
     assert theirs <= world.manifests()
 
 
-def test_another_engines_commit_in_between_lets_the_next_attempt_expire_nothing(world: Any):
+def test_after_a_concurrent_commit_of_another_engine_the_next_attempt_expires_nothing(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(10)
     writer.work()
@@ -260,7 +260,7 @@ def test_a_commit_whose_answer_is_lost_expires_once_and_its_files_are_deleted(wo
     assert world.manifests() == world.used_manifests()
 
 
-def test_another_that_expires_a_planned_snapshot_first_stops_no_later_expiry(
+def test_a_planned_snapshot_that_another_writer_expires_first_does_not_stop_later_expiries(
     world: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
     # A snapshot of another writer: this process does not know its manifests.
@@ -281,7 +281,7 @@ def test_another_that_expires_a_planned_snapshot_first_stops_no_later_expiry(
 
 
 @pytest.mark.parametrize("kind", [BadRequestError, ForbiddenError])
-def test_a_catalog_that_refuses_to_expire_gets_the_commits_without(world: Any, kind: type[Exception]):
+def test_a_catalog_that_refuses_expiry_gets_the_commits_without_it(world: Any, kind: type[Exception]):
     refused: list[int] = []
 
     def commit_table(table: Any, requirements: Any, updates: Any) -> Any:
@@ -299,7 +299,7 @@ def test_a_catalog_that_refuses_to_expire_gets_the_commits_without(world: Any, k
     assert 0 < len(refused) <= 40 / SETTINGS.at_most, "it is rarely tried again"
 
 
-def test_what_a_killed_writer_leaves_is_used_by_no_snapshot(world: Any):
+def test_files_left_by_a_killed_writer_are_used_by_no_snapshot(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(10)
     writer.work()
@@ -313,7 +313,7 @@ def test_what_a_killed_writer_leaves_is_used_by_no_snapshot(world: Any):
     assert again.is_whole()
 
 
-def test_a_snapshot_that_removed_files_stays_with_the_one_before_it(world: Any):
+def test_a_snapshot_that_removed_files_and_its_parent_are_not_expired(world: Any):
     writer = Writer(world)
     writer.commit(5)
     before = world.load().metadata.current_snapshot_id
@@ -326,7 +326,7 @@ def test_a_snapshot_that_removed_files_stays_with_the_one_before_it(world: Any):
     assert world.rows() == [(0, number) for number in range(writer.records) if number != 2]
 
 
-def test_no_past_time_reads_another_snapshot_than_the_one_of_that_time(world: Any):
+def test_time_travel_to_a_kept_time_reads_the_snapshot_of_that_time(world: Any):
     writer = Writer(world)
     writer.commit(5)
     world.load().delete("kafka_offset == 2")
@@ -337,7 +337,7 @@ def test_no_past_time_reads_another_snapshot_than_the_one_of_that_time(world: An
     assert len(metadata.snapshot_log) == len([*ancestors(metadata)])
 
 
-def test_statistics_go_with_their_snapshots_and_no_others_do(world: Any):
+def test_statistics_expire_only_with_their_own_snapshots(world: Any):
     """See apache/iceberg-go#836."""
     writer = Writer(world)
     for name in ("early", "kept"):
@@ -378,7 +378,7 @@ def test_snapshots_expire_although_no_file_may_be_deleted(world: Any, monkeypatc
     assert writer.is_whole()
 
 
-def test_a_snapshot_that_a_signal_names_stays(world: Any):
+def test_a_snapshot_referenced_by_a_signal_is_not_expired(world: Any):
     named: set[int] = set()
     writer = Writer(world, lambda: Pins(signalled_snapshots=frozenset(named)))
     writer.commit(4)
@@ -388,7 +388,7 @@ def test_a_snapshot_that_a_signal_names_stays(world: Any):
     assert len(ids(world)) <= MAX_SNAPSHOTS + 1
 
 
-def test_files_that_may_be_shared_since_the_plan_keep_all_snapshots(world: Any):
+def test_expiry_stops_if_files_may_be_shared_since_it_was_planned(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(10)
     writer.work()
@@ -398,7 +398,7 @@ def test_files_that_may_be_shared_since_the_plan_keep_all_snapshots(world: Any):
 
 
 @pytest.mark.parametrize("properties", [{"gc.enabled": "false"}])
-def test_a_table_that_may_share_its_files_keeps_all_snapshots(world: Any, properties: dict[str, str]):
+def test_a_table_with_gc_disabled_keeps_all_snapshots(world: Any, properties: dict[str, str]):
     world.load().transaction().set_properties(properties).commit_transaction()
     writer = Writer(world)
     writer.commit(30)

@@ -86,7 +86,7 @@ def test_files_stay_few_however_often_a_writer_commits_and_no_row_changes(world:
     check_ancestry(world.load().metadata, world.marker(), table="demo.events")
 
 
-def test_a_fold_is_a_replacement_that_says_what_it_did(world: Any):
+def test_a_fold_is_a_replace_snapshot_with_counts_in_its_summary(world: Any):
     writer = Writer(world)
     writer.commit(FAN_IN + 1)
     (fold,) = folds(world)
@@ -97,7 +97,7 @@ def test_a_fold_is_a_replacement_that_says_what_it_did(world: Any):
     assert world.marker().settled.batch == FAN_IN + 1
 
 
-def test_a_fold_adds_one_manifest_and_rewrites_those_of_its_files_as_one(world: Any):
+def test_a_fold_adds_one_manifest_and_merges_the_manifests_of_its_files(world: Any):
     writer = Writer(world)
     writer.commit(FAN_IN + 1)
     io, (fold,) = world.load().io, folds(world)
@@ -125,7 +125,7 @@ def test_the_writers_expiry_leaves_one_snapshot_of_each_fold(world: Any):
     assert world.manifests() == world.used_manifests()
 
 
-def test_maintenance_takes_no_fold_for_a_compaction(world: Any):
+def test_maintenance_does_not_count_a_fold_as_a_compaction(world: Any):
     writer = Writer(world)
     writer.commit(3 * FAN_IN + 1)
     last_ms, files, _ = _growth_since_compaction(world.load().metadata, target_bytes=2**29)
@@ -153,7 +153,7 @@ def test_a_row_that_another_program_deletes_meanwhile_stays_deleted(world: Any):
     assert all("folded" not in path for path in world.parquet_files())
 
 
-def test_a_commit_that_arrives_first_wins_and_nothing_of_the_fold_is_left(world: Any):
+def test_a_concurrent_commit_wins_and_leaves_no_files_of_the_manifest_fold(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(FAN_IN)
     writer.work()
@@ -197,7 +197,7 @@ def test_a_fold_that_fails_leaves_its_manifests_to_be_merged(world: Any):
     assert len(table.current_snapshot().manifests(table.io)) < 40
 
 
-def test_an_unknown_outcome_deletes_nothing(world: Any):
+def test_a_fold_with_an_unknown_outcome_deletes_nothing(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(FAN_IN)
     writer.work()
@@ -231,7 +231,7 @@ def test_a_fold_that_landed_although_the_catalog_reports_a_conflict_keeps_its_fi
     assert writer.is_whole()
 
 
-def test_a_fold_that_waited_long_for_a_batch_is_dropped_because_the_orphan_cleanup_may_delete_its_files(world: Any):
+def test_a_fold_that_waited_long_for_a_batch_is_dropped_as_its_files_may_be_deleted_as_orphans(world: Any):
     writer = Writer(world, waits=True)
     writer.commit(FAN_IN)
     writer.work()
@@ -320,7 +320,7 @@ def test_the_end_of_a_writer_waits_for_the_files_that_are_being_folded(world: An
     assert writer.folding._rewritten is not None
 
 
-def test_waiting_files_are_bounded(world: Any, monkeypatch: pytest.MonkeyPatch):
+def test_the_number_of_files_waiting_to_be_folded_is_bounded(world: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(writer_folding, "MAX_WAITING_FILES", FAN_IN - 1)
     writer = Writer(world)
     writer.commit(2 * FAN_IN)
@@ -332,5 +332,5 @@ def test_waiting_files_are_bounded(world: Any, monkeypatch: pytest.MonkeyPatch):
     ("settings", "folds_files"),
     [(Compaction(), False), (Compaction(fold_files=4), True), (Compaction(enabled=False, fold_files=4), False)],
 )
-def test_a_writer_folds_only_if_it_is_declared(world: Any, settings: Compaction, folds_files: bool):
+def test_a_writer_folds_files_only_if_that_is_declared(world: Any, settings: Compaction, folds_files: bool):
     assert (WriterFolding.open(settings, world.tables) is not None) == folds_files

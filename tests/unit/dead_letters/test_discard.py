@@ -80,7 +80,7 @@ def check_all_there(world: World) -> None:
     assert head.summary["total-records"] == "4"
 
 
-def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
+def test_selected_dead_letters_are_discarded_once_and_those_of_other_streams_are_not(
     world: World, opened: OpenStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letter_counts, "MAX_RECENT_AGE_MS", world.tables.clock_ms())
@@ -110,7 +110,7 @@ def test_what_is_selected_is_marked_once_and_what_others_rejected_is_not(
         Selection(end=EPOCH_BEGAN),
     ],
 )
-def test_nothing_selected_changes_nothing(world: World, opened: OpenStream, selection: Selection) -> None:
+def test_a_discard_that_selects_nothing_changes_nothing(world: World, opened: OpenStream, selection: Selection) -> None:
     before = world.load_dead_letters().metadata
     assert discard(opened, selection, MARK) == 0
     assert count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection) == []
@@ -139,7 +139,9 @@ def unreferenced(world: World) -> set[str]:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_dead_letter_is_there_once_and_marked_whatever_fails(world: World, opened: OpenStream, fault: str) -> None:
+def test_each_dead_letter_exists_once_and_is_marked_whatever_fails(
+    world: World, opened: OpenStream, fault: str
+) -> None:
     before = unreferenced(world)
     FAULTS[fault](world)
     assert discard(opened, NOT_JSON, MARK) == 3
@@ -170,7 +172,7 @@ def test_a_replay_that_begins_while_dead_letters_are_discarded_stops_the_discard
     assert discarded(world) == []
 
 
-def test_a_catalog_that_stays_away_leaves_everything_as_it_was(world: World, opened: OpenStream) -> None:
+def test_a_catalog_that_stays_unavailable_leaves_everything_unchanged(world: World, opened: OpenStream) -> None:
     world.catalog.next_fails_before(ConnectionError("away"), times=10_000)
     with pytest.raises(CommitUnavailable):
         discard(opened, NOT_JSON, MARK)
@@ -179,7 +181,9 @@ def test_a_catalog_that_stays_away_leaves_everything_as_it_was(world: World, ope
     assert world.dead_letters() == [(0, 1), (0, 1), (0, 2), (1, 7)]
 
 
-def test_the_stream_goes_on_and_a_dead_letter_that_is_read_again_stays_one(world: World, opened: OpenStream) -> None:
+def test_the_stream_continues_after_a_discard_and_a_dead_letter_read_again_stays_one(
+    world: World, opened: OpenStream
+) -> None:
     discard(opened, NOT_JSON, MARK)
     world.run(world.begin(), {0: (5, 9)}, rejected={0: [8]})
     assert world.dead_letters() == [(0, 1), (0, 1), (0, 2), (0, 8), (1, 7)]

@@ -181,7 +181,7 @@ def test_a_dry_run_counts_all_records_of_a_small_replay(
     assert (found.landing, found.failing) == (2000, 2000)
 
 
-def test_what_is_accepted_today_becomes_rows_and_the_rest_keeps_its_history(
+def test_dead_letters_that_decode_now_become_rows_and_the_others_keep_their_history(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_stream(live.spec)
@@ -230,7 +230,7 @@ def test_dead_letters_between_rows_are_replayed_as_one_offset_range(
 
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(("key", "landed"), [("id", GOOD), ("note", ())])
-def test_dead_letters_that_repeat_a_row_are_dropped_where_repeats_are(
+def test_dead_letters_that_repeat_a_row_are_dropped_if_the_stream_drops_repeats(
     live: Any, key: str, landed: Sequence[int]
 ) -> None:
     """All letters have the note of the rows, and an event time less than a second away."""
@@ -251,7 +251,7 @@ def test_dead_letters_that_repeat_a_row_are_dropped_where_repeats_are(
 
 
 @pytest.mark.parametrize("dedupe", [None, Dedupe(key=("id",), within=timedelta(seconds=1))])
-def test_dead_letters_of_a_topic_made_again_are_replayed_where_the_former_topic_has_rows_at_their_offsets(
+def test_dead_letters_of_a_recreated_topic_are_replayed_although_former_rows_share_offsets(
     live: Any,
     event: Any,
     in_this_process: None,  # noqa: ARG001
@@ -322,7 +322,10 @@ def test_dead_letters_that_keep_no_value_are_not_replayed(live: Any) -> None:
     } == {"(not kept)"}
 
 
-def test_only_what_is_selected_is_replayed_and_nothing_is_no_replay(live: Any, in_this_process: None) -> None:  # noqa: ARG001
+def test_only_selected_dead_letters_are_replayed_and_an_empty_selection_starts_no_replay(
+    live: Any,
+    in_this_process: None,  # noqa: ARG001
+) -> None:
     opened = open_stream(live.spec)
     for nothing in (Selection(reasons=("OutOfRange",)), Selection(end=WHEN)):
         assert replay(opened, nothing) == ()
@@ -345,7 +348,7 @@ def test_a_replay_that_was_interrupted_is_distinguished_from_the_one_that_finish
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), 0)]
 
 
-def test_a_replay_that_another_takes_over_says_so_and_each_dead_letter_is_counted_once(
+def test_a_replay_taken_over_by_another_reports_it_and_each_dead_letter_is_counted_once(
     live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[Any] = []
@@ -362,7 +365,7 @@ def test_a_replay_that_another_takes_over_says_so_and_each_dead_letter_is_counte
     check_settled(live)
 
 
-def test_a_replay_that_a_user_abandons_ends_with_that_and_its_run_begins_none_again(
+def test_a_replay_abandoned_by_a_user_ends_and_its_run_starts_no_other(
     live: Any,
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -383,7 +386,7 @@ def test_a_replay_that_a_user_abandons_ends_with_that_and_its_run_begins_none_ag
     assert [d.landed for d in replay(open_stream(live.spec), Selection(), run="dag/second")] == [len(GOOD)]
 
 
-def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
+def test_one_of_two_concurrent_replays_reports_that_the_other_runs(
     live: Any,
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -403,7 +406,7 @@ def test_of_two_replays_that_begin_at_once_one_says_that_the_other_runs(
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), len(BAD))]
 
 
-def test_a_replay_that_begins_while_another_ends_begins_no_backfill_before_the_dead_letters_have_left(
+def test_a_new_replay_starts_no_backfill_until_the_ending_replay_has_removed_its_dead_letters(
     live: Any,
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,
@@ -468,7 +471,7 @@ def test_a_dead_letter_is_discarded_or_replayed_and_never_both(live: Any, in_thi
     check_audit(live)
 
 
-def test_what_a_publication_finds_wrong_is_said_as_it_is(
+def test_a_problem_found_by_the_publication_is_reported_unchanged(
     live: Any,
     in_this_process: None,  # noqa: ARG001
     monkeypatch: pytest.MonkeyPatch,

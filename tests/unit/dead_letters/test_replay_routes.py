@@ -195,7 +195,7 @@ def _fails(target: Target) -> Callable[..., Any]:
     return fails
 
 
-def test_a_table_that_refuses_its_rows_once_the_default_table_has_them_gets_them_with_the_next_replay(
+def test_a_routed_table_that_refuses_replayed_rows_gets_them_with_the_next_replay(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -215,7 +215,7 @@ def test_a_table_that_refuses_its_rows_once_the_default_table_has_them_gets_them
     check_audit(made)
 
 
-def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_reported_and_no_cut_is_without_them(
+def test_replayed_rows_that_a_routed_table_is_missing_are_reported_and_block_frazil_cut(
     made: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(declared(made)))
@@ -254,7 +254,7 @@ def test_rows_of_a_replay_that_the_default_table_has_and_a_table_lacks_are_repor
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
-def test_a_cut_that_meets_a_replay_checks_again_or_is_refused(
+def test_a_cut_during_a_replay_reads_the_tables_again_or_is_refused(
     made: Shop, attempts: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(declared(made)))
@@ -280,7 +280,7 @@ def test_a_cut_that_meets_a_replay_checks_again_or_is_refused(
 
 
 @pytest.mark.parametrize("table", [ORDERS, NEW])
-def test_a_replay_ends_whose_rows_a_user_gives_up_for_a_table_that_left_route_and_catalog(
+def test_a_replay_ends_when_a_user_gives_up_its_rows_for_a_table_that_left_route_and_catalog(
     made: Shop, table: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
@@ -314,7 +314,7 @@ def test_a_replay_ends_whose_rows_a_user_gives_up_for_a_table_that_left_route_an
 
 
 @pytest.mark.parametrize("given_up", [True, False])
-def test_of_a_replay_a_period_is_audited_only_for_the_batches_that_it_has(
+def test_a_period_is_audited_only_for_the_replay_batches_that_it_contains(
     made: Shop, given_up: bool, tmp_path: Path
 ) -> None:
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(declared(made)))
@@ -353,7 +353,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     return found
 
 
-def test_a_cut_of_a_time_has_a_replay_in_all_tables_or_in_none(
+def test_a_cut_at_a_time_contains_a_replay_in_all_tables_or_in_none(
     made: Shop, clock: Iterator[int], tmp_path: Path
 ) -> None:
     replay(open_stream(made.spec), Selection())
@@ -366,7 +366,7 @@ def test_a_cut_of_a_time_has_a_replay_in_all_tables_or_in_none(
     assert cut_at(made, tmp_path, published.timestamp_ms - 1) == {HOME: 1, RAW_A: 2, dead_letters: len(KINDS)}
 
 
-def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
+def test_a_cut_before_a_replay_precedes_a_batch_that_a_table_got_after_it(
     made: Shop, clock: Iterator[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish = BackfillCommitter.publish
@@ -386,7 +386,7 @@ def test_a_cut_before_a_replay_is_before_a_batch_that_a_table_got_after_it(
     assert cut_at(made, tmp_path, next(clock)) == {HOME: 3, ORDERS: 1, RAW_A: 4, NEW: 1, dead_letters: 2}
 
 
-def test_while_a_table_lacks_rows_or_is_not_there_nothing_is_replayed(made: Shop) -> None:
+def test_nothing_is_replayed_while_a_routed_table_has_missing_rows_or_does_not_exist(made: Shop) -> None:
     made.batch({RAW_A: 1})
     with pytest.raises(RouteBehind, match=r"shop.raw_a is missing 1 row of 1 batch: .* Fix the table first"):
         replay(open_stream(made.spec), Selection())
@@ -408,7 +408,7 @@ def test_a_dry_run_waits_for_rows_that_the_writer_is_committing(made: Shop, monk
     assert found.landing + found.failing == len(KINDS)
 
 
-def test_batches_of_the_writer_meanwhile_change_nothing_for_the_dead_letters(
+def test_batches_committed_during_a_replay_do_not_affect_its_dead_letters(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     again, open_ = routes.rewrite_files, RoutedTables.open
@@ -452,7 +452,7 @@ def test_an_abandoned_replay_leaves_tables_and_dead_letters_as_they_were(
     made.check_settled()
 
 
-def test_dead_letters_of_a_replay_whose_end_was_killed_may_be_discarded(
+def test_dead_letters_of_a_replay_that_was_killed_at_its_end_can_be_discarded(
     made: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:

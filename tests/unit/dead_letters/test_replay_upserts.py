@@ -225,7 +225,7 @@ def live(
     return world
 
 
-def test_dead_letters_are_merged_in_their_order_and_those_that_land_or_are_stale_leave(live: World) -> None:
+def test_dead_letters_are_merged_in_their_order_and_landed_or_stale_ones_are_removed(live: World) -> None:
     (done,) = replay(open_stream(live.stream.spec), Selection())
     assert (done.landed, done.failed) == (len(LETTERS) - 1, 1)
     live.check_settled()
@@ -274,7 +274,7 @@ def _killed(*_: Any, **__: Any) -> None:
     raise Killed
 
 
-def test_changes_wait_for_their_merge_in_no_table_and_no_sweep_or_cleanup_takes_them(live: World) -> None:
+def test_changes_that_wait_for_a_merge_are_in_no_table_and_survive_sweep_and_cleanup(live: World) -> None:
     interrupted(live)
     changes, tables = [path for path in live.backfill_files() if path.endswith(".parquet")], live.tables
     assert len(changes) == 1
@@ -300,7 +300,7 @@ def _compacted(live: World) -> None:
 @pytest.mark.parametrize(
     ("happens", "rows"), [(_written, {**RIGHT, 1: "again", 3: "third"}), (_compacted, RIGHT)], ids=["batch", "rewrite"]
 )
-def test_a_commit_between_the_merge_and_its_publication_is_merged_into(
+def test_a_commit_between_a_merge_and_its_publication_causes_a_second_merge(
     live: World, monkeypatch: pytest.MonkeyPatch, happens: Callable[[World], None], rows: dict[int, str]
 ) -> None:
     prepared, prepare = [], MergeWriter.prepare
@@ -321,7 +321,7 @@ def test_a_commit_between_the_merge_and_its_publication_is_merged_into(
 
 
 @pytest.mark.parametrize("partition", ["bucket(8, id)"])
-def test_what_the_writer_did_not_touch_is_merged_once_however_often_it_commits(
+def test_dead_letters_untouched_by_the_writer_are_merged_once_however_often_it_commits(
     live: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merged: list[int] = []
@@ -344,7 +344,9 @@ def test_what_the_writer_did_not_touch_is_merged_once_however_often_it_commits(
     live.check_settled({**RIGHT, 4: "written 13"})
 
 
-def test_a_replay_that_lost_every_race_says_to_pause_the_writer(live: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_lost_every_race_suggests_pausing_the_writer(
+    live: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost(*_: Any, **__: Any) -> None:
         raise CommitUnavailable("lost every race") from CommitFailedException("main has moved")
 
@@ -357,7 +359,7 @@ def test_a_replay_that_lost_every_race_says_to_pause_the_writer(live: World, mon
 
 
 @pytest.mark.parametrize("staged", [False, True])
-def test_a_replay_behind_which_the_stream_is_moved_is_dropped_and_the_next_one_leaves_out_what_is_read_again(
+def test_a_reset_to_before_a_replay_drops_it_and_the_next_replay_skips_records_read_again(
     live: World, monkeypatch: pytest.MonkeyPatch, staged: bool
 ) -> None:
     def moved() -> None:
@@ -405,7 +407,7 @@ def test_dead_letters_at_offsets_that_a_former_topic_had_are_left_out(live: Worl
     assert audit_upserts(live.stream.spec, live.tables).wrong == ()
 
 
-def test_a_staged_replay_is_reported_as_changes_on_no_branch(live: World) -> None:
+def test_a_staged_upsert_replay_is_reported_as_changes_that_are_not_on_main(live: World) -> None:
     interrupted(live)
     streams = ["--streams", str(live.stream.streams)]
     reported = CliRunner().invoke(frazil, ["backfill", "events", "--status", *streams]).output
@@ -415,7 +417,7 @@ def test_a_staged_replay_is_reported_as_changes_on_no_branch(live: World) -> Non
     assert live.backfill_files() == []
 
 
-def test_a_batch_after_the_replay_finds_its_rows_as_any_others(live: World) -> None:
+def test_a_batch_after_a_replay_merges_with_the_replayed_rows(live: World) -> None:
     replay(open_stream(live.stream.spec), Selection())
     live.write({11: (2, 4, "older"), 12: (3, 3, "gone"), 13: (5, 2, "newer")}, {}, read=14)
     assert live.rows() == {**{key: note for key, note in RIGHT.items() if key != 3}, 5: "newer"}
@@ -469,7 +471,7 @@ def test_rows_on_the_open_branch_of_an_earlier_declaration_are_waited_for(live: 
     check_no_open_windows(now, _changes(live), table="test.events")
 
 
-def test_what_was_staged_when_each_record_was_a_row_is_staged_again(live: World) -> None:
+def test_a_replay_staged_in_another_mode_is_staged_again(live: World) -> None:
     interrupted(live)
     backfill = read_backfill(live.stream.table().properties, "events")
     assert backfill is not None

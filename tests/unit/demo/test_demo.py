@@ -35,7 +35,7 @@ def table(*numbers: int) -> pa.Table:
     [{"complete": 47}, {"reopened": ()}, {"reopened": HOURS[15:17]}, {"late": 4}, {"history": 1}, {"different": 1}],
     ids=str,
 )
-def test_two_days_are_right_when_all_hours_are_complete_one_reopened_and_the_aggregates_equal(fault: Any) -> None:
+def test_the_two_demo_days_pass_only_with_all_hours_complete_one_reopened_and_equal_aggregates(fault: Any) -> None:
     right = {"complete": 48, "reopened": (HOURS[15],), "late": 5, "history": 0, "different": 0}
     assert Days(**right).right
     assert not Days(**{**right, **fault}).right
@@ -78,14 +78,14 @@ def test_rows_with_nulls_are_compared_like_others() -> None:
     [{"rows": 9}, {"rows": 11, "duplicates": 1}, {"gaps": 1}, {"different": 2}, {"dead_letters": 1}],
     ids=str,
 )
-def test_anything_off_is_not_exact(fault: dict[str, int]) -> None:
+def test_any_deviation_makes_the_demo_summary_not_exact(fault: dict[str, int]) -> None:
     right = {"expected": 10, "rows": 10, "duplicates": 0, "gaps": 0, "different": 0, "dead_letters": 0}
     rest = {"files": 1, "commits": 1, "live": None}
     assert Summary(**right, **rest).exact  # type: ignore[arg-type]
     assert not Summary(**{**right, **fault}, **rest).exact  # type: ignore[arg-type]
 
 
-def test_progress_elsewhere_than_on_a_terminal_is_a_line_now_and_then() -> None:
+def test_progress_outside_a_terminal_is_an_occasional_line() -> None:
     out = io.StringIO()
     screen = Screen(out)
     state = State(hour=14, published=335_100, committed=334_980, oldest_waiting_s=3.2, writer="staging")
@@ -96,7 +96,7 @@ def test_progress_elsewhere_than_on_a_terminal_is_a_line_now_and_then() -> None:
     assert "30 Dec 14:00  published 335,100  committed 334,980  lag 120  3 s behind  writer staging" in lines[0]
 
 
-def test_a_second_demo_in_one_home_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+def test_a_second_demo_in_the_same_home_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     lock = tmp_path / "demo.lock"
     program = (
         "import sys; from pathlib import Path; from demo.interrupt import only_demo\n"
@@ -114,7 +114,7 @@ def test_a_second_demo_in_one_home_is_refused_with_the_pid_of_the_first(tmp_path
         assert lock.read_text().isdigit()
 
 
-def test_a_command_in_the_checkout_uses_the_demo_that_runs_there(
+def test_a_command_in_the_checkout_uses_the_running_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

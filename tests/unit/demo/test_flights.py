@@ -68,7 +68,7 @@ def test_the_live_flights_fall_into_the_49_hours_up_to_new_year_in_new_york(ever
         assert int(age.total_seconds() // 3600) == hour
 
 
-def test_what_is_held_back_arrives_with_a_later_hour_and_nothing_is_lost(everything: pa.Table) -> None:
+def test_held_back_flights_arrive_with_a_later_hour_and_none_is_lost(everything: pa.Table) -> None:
     hours = flights.by_hour(flights.split(everything)[1])
     sent = flights.hold_back(hours, hour=15, until=38, count=5)
     assert sent[15].num_rows == hours[15].num_rows - 5

@@ -25,7 +25,7 @@ def airflow(tmp_path: Path) -> EmbeddedAirflow:
     return EmbeddedAirflow(tmp_path / "airflow", tmp_path / "checkout", extra={"TEA": "green"})
 
 
-def test_healthy_is_when_every_component_says_so() -> None:
+def test_airflow_is_healthy_when_every_component_reports_it() -> None:
     assert find_unhealthy(HEALTHY) == []
     assert find_unhealthy({**HEALTHY, "dag_processor": {"status": None}}) == ["dag-processor"]
 
@@ -56,14 +56,16 @@ def test_an_airflow_that_is_missing_or_not_supported_is_reported_before_anything
     assert not airflow.home.exists()
 
 
-def test_every_address_of_its_environment_is_the_loopback(airflow: EmbeddedAirflow) -> None:
+def test_every_address_in_the_airflow_environment_is_the_loopback(airflow: EmbeddedAirflow) -> None:
     environment = airflow.environment()
     assert environment["AIRFLOW__API__HOST"] == "127.0.0.1"
     assert environment["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == f"http://127.0.0.1:{airflow.port}/execution/"
     assert environment["TEA"] == "green"
 
 
-def test_settings_of_another_airflow_do_not_reach_it(airflow: EmbeddedAirflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_embedded_airflow_ignores_settings_of_another_airflow(
+    airflow: EmbeddedAirflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
     monkeypatch.setenv("AIRFLOW__SMTP__SMTP_HOST", "mail")
     monkeypatch.setenv("AIRFLOW_CONN_KAFKA", "kafka://somewhere")
@@ -73,7 +75,7 @@ def test_settings_of_another_airflow_do_not_reach_it(airflow: EmbeddedAirflow, m
     assert environment["AIRFLOW_CONN_KAFKA"] == "kafka://somewhere"
 
 
-def test_homes_and_streams_reach_it_as_absolute_paths(
+def test_home_and_streams_folders_are_passed_to_airflow_as_absolute_paths(
     airflow: EmbeddedAirflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FRAZIL_HOME", "relative")

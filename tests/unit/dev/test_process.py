@@ -57,7 +57,9 @@ def test_a_server_leads_its_own_session_and_is_found_by_its_record(tmp_path: Pat
     assert process.read_records(tmp_path) == []
 
 
-def test_a_server_gets_none_of_the_shells_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_server_gets_no_secrets_from_the_shell_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "KAFKA_PASSWORD", "AIRFLOW_CONN_KAFKA", "LC_ALL"):
         monkeypatch.setenv(name, "C")
     server = start(SLEEPER, tmp_path)
@@ -112,14 +114,14 @@ def test_a_server_outlives_the_process_that_started_it_and_is_ended_by_another(t
     assert process.find_server("server", tmp_path) is None
 
 
-def test_the_end_of_a_log_is_what_the_server_said_last(tmp_path: Path) -> None:
+def test_the_log_tail_contains_the_last_lines_of_the_server(tmp_path: Path) -> None:
     server = start([sys.executable, "-c", "print('one'); print('two'); print('three')"], tmp_path)
     eventually(lambda: not process.is_alive(server))
     assert process.last_lines(tmp_path / "server.log", 2) == "two\nthree"
     assert process.last_lines(tmp_path / "none.log") == ""
 
 
-def test_a_taken_port_is_named_with_its_owner_and_the_option() -> None:
+def test_a_port_in_use_is_reported_with_its_owner_and_the_option() -> None:
     with socket.socket() as taken:
         taken.bind((process.LOOPBACK, 0))
         taken.listen()

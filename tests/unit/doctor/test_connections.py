@@ -65,7 +65,9 @@ def _brokers_answer(frazil_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_check_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")
 
 
-def test_what_is_reached_is_said_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_reports_the_topics_and_the_catalog_that_it_reached_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
     result = validate(str(declare(tmp_path)))
     assert result.exit_code == 0, result.output
@@ -158,9 +160,7 @@ def test_each_namespace_that_the_stream_writes_to_is_probed(tmp_path: Path, monk
         ([("db.transaction", 0)], "; transactions db.transaction: 1 partition"),
     ],
 )
-def test_a_topic_of_transactions_that_does_not_exist_is_not_passed_over(
-    partitions: list[TopicPartition] | None, said: str
-) -> None:
+def test_a_missing_transaction_topic_is_reported(partitions: list[TopicPartition] | None, said: str) -> None:
     envelope = SimpleNamespace(transactions="db.transaction")
     with patch.object(connections, "envelope_of", lambda _: envelope):
         words = connections._describe_transactions(Mock(), partitions)
@@ -168,14 +168,14 @@ def test_a_topic_of_transactions_that_does_not_exist_is_not_passed_over(
     assert bool(words) == bool(said)
 
 
-def test_an_empty_folder_that_stood_before_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_keeps_an_existing_empty_warehouse_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "warehouse").mkdir()
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
     assert validate(str(declare(tmp_path))).exit_code == 0
     assert list((tmp_path / "warehouse").iterdir()) == []
 
 
-def test_a_location_of_its_own_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_does_not_create_a_declared_table_location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     configure(monkeypatch, type="sql", uri=f"sqlite:///{tmp_path}/lake.db", warehouse=f"file://{tmp_path}/warehouse")
     own = tmp_path / "own"
     file = declare(tmp_path)
@@ -276,7 +276,7 @@ def test_an_error_keeps_its_stream_in_another_process() -> None:
         assert (str(error), error.message) == ("stream rides: refused", "refused")
 
 
-def test_a_registry_is_asked_and_each_fault_says_how_it_is_fixed(
+def test_the_schema_registry_is_checked_and_each_error_is_reported_with_its_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
@@ -316,7 +316,7 @@ def connections_of(*files: Path) -> list[Finding]:
         (Service.TABLE, SpecError(""), "table.catalog"),
     ],
 )
-def test_the_fix_is_of_the_kind_of_fault(place: Service, error: FrazilError, said: str) -> None:
+def test_the_suggested_fix_depends_on_the_kind_of_error(place: Service, error: FrazilError, said: str) -> None:
     assert said in explain_error(place, error).remedy
     assert explain_error(place, MissingExtra("pip install")).remedy == ""
 

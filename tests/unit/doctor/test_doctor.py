@@ -81,7 +81,7 @@ def test_findings_come_in_the_order_of_their_checks_whatever_each_does() -> None
         (-MIN_CLOCK_ERROR_MS, CheckState.WRONG),
     ],
 )
-def test_a_clock_is_evaluated_by_how_far_it_is_apart(apart_ms: int, state: CheckState) -> None:
+def test_a_clock_check_depends_on_the_clock_difference(apart_ms: int, state: CheckState) -> None:
     found = evaluate_clock("server", ServerTime(NOW, NOW + apart_ms, NOW))
     assert found.state is state
     assert bool(found.fix) == (state is not CheckState.OK)
@@ -90,7 +90,7 @@ def test_a_clock_is_evaluated_by_how_far_it_is_apart(apart_ms: int, state: Check
 
 
 @given(st.integers(-200_000, 200_000), st.integers(0, 5_000), st.integers(0, 5_000), st.integers(0, 999))
-def test_no_delay_makes_clocks_check_further_apart_than_they_are(skew: int, there: int, back: int, cut: int) -> None:
+def test_network_delay_never_exaggerates_a_clock_difference(skew: int, there: int, back: int, cut: int) -> None:
     """A server reads its clock after the request took its way, and a header leaves out part of a second."""
     theirs = NOW + there + skew - cut
     reported = ServerTime(NOW, theirs, NOW + there + back, precision_ms=1_000)
@@ -120,13 +120,13 @@ def late_server() -> Iterator[str]:
     server.server_close()
 
 
-def test_a_server_tells_its_time_even_where_it_refuses_us(late_server: str) -> None:
+def test_the_clock_of_a_server_is_compared_even_if_it_refuses_the_request(late_server: str) -> None:
     (found,) = compare_clocks([late_server], {})
     assert found.state is CheckState.WRONG
     assert "behind this machine's" in found.message
 
 
-def test_a_database_is_requested_its_time() -> None:
+def test_the_clock_of_each_catalog_database_is_compared() -> None:
     def broken() -> int:
         raise OSError
 
@@ -150,11 +150,11 @@ def test_each_server_whose_clock_cannot_be_compared_is_named(late_server: str, m
     assert silent.message == "the clock of 127.0.0.1:1 was not compared: ConnectionError"
 
 
-def test_without_a_server_there_is_no_clock_to_compare() -> None:
+def test_the_clock_check_is_skipped_without_servers() -> None:
     assert states(list(compare_clocks([], {}))) == [CheckState.SKIPPED]
 
 
-def test_java_of_another_version_is_wrong_and_says_how_to_get_17(
+def test_another_java_version_is_an_error_that_explains_how_to_get_java_17(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     java = tmp_path / "bin" / "java"
@@ -178,7 +178,7 @@ def test_java_of_another_version_is_wrong_and_says_how_to_get_17(
         ),
     ],
 )
-def test_a_version_that_frazil_does_not_support_is_wrong(
+def test_an_unsupported_dependency_version_is_an_error(
     monkeypatch: pytest.MonkeyPatch, check: Callable[[], Iterator[Finding]], found: str, sentence: str
 ) -> None:
     monkeypatch.setattr(extras, "version", lambda _: found)
@@ -203,7 +203,7 @@ def disk_with_room(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
 @pytest.mark.parametrize(
     ("free", "state"), [(host.MIN_FREE_BYTES - 1, CheckState.WARNING), (host.MIN_FREE_BYTES, CheckState.OK)]
 )
-def test_a_disk_that_is_nearly_full_is_warned_of(
+def test_a_nearly_full_disk_causes_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, state: CheckState
 ) -> None:
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path))
@@ -211,14 +211,14 @@ def test_a_disk_that_is_nearly_full_is_warned_of(
     assert states(list(host.check_folders())) == [state, state]
 
 
-def test_a_folder_that_is_a_file_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_with_room(monkeypatch, host.MIN_FREE_BYTES)
     (tmp_path / "home").write_text("")
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
     assert states(list(host.check_folders())) == [CheckState.WRONG, CheckState.OK]
 
 
-def test_a_folder_that_does_not_exist_yet_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_is_not_created_by_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk_with_room(monkeypatch, host.MIN_FREE_BYTES)
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "a" / "b"))
     assert states(list(host.check_folders())) == [CheckState.OK, CheckState.OK]
@@ -244,7 +244,7 @@ def test_the_tasks_python_must_be_the_same(
     assert states(list(host.check_task_python())) == [state]
 
 
-def test_a_tasks_python_that_is_not_there_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_pyspark_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_PYTHON", "/no/such/python")
     (found,) = host.check_task_python()
     assert found.state is CheckState.WRONG
@@ -252,7 +252,7 @@ def test_a_tasks_python_that_is_not_there_is_wrong(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_an_api_server_under_which_frazil_was_changed_is_named_until_it_is_restarted(
+def test_an_api_server_with_outdated_code_is_reported_until_it_is_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found() -> Finding:
@@ -274,7 +274,7 @@ def test_an_api_server_under_which_frazil_was_changed_is_named_until_it_is_resta
     assert found().state is CheckState.OK
 
 
-def test_of_api_servers_that_ended_and_of_other_hosts_nothing_is_said_and_a_record_is_kept_for_others(
+def test_doctor_ignores_ended_api_servers_and_other_hosts_but_keeps_records_of_the_latter(
     frazil_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = frazil_home / "page" / "servers"
@@ -291,7 +291,7 @@ def test_of_api_servers_that_ended_and_of_other_hosts_nothing_is_said_and_a_reco
     assert [one.state for one in host.check_api_servers()] == [CheckState.OK]
 
 
-def test_a_port_that_another_program_has_is_named_and_our_own_is_not() -> None:
+def test_a_port_used_by_another_program_is_reported_and_our_own_port_is_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (other,) = host.check_ports({"kafka": port}, {})
@@ -302,7 +302,7 @@ def test_a_port_that_another_program_has_is_named_and_our_own_is_not() -> None:
     assert [one.message for one in host.check_ports({}, {})] == ["the ports of `frazil dev up` are free"]
 
 
-def test_broken_declarations_are_reported_beside_valid_ones(tmp_path: Path) -> None:
+def test_invalid_declarations_are_reported_next_to_valid_ones(tmp_path: Path) -> None:
     assert states(load_declarations(tmp_path / "none")[1]) == [CheckState.SKIPPED]
     (tmp_path / "a.yaml").write_text(
         "name: a\nsource: {topics: [a], format: json, bootstrap-servers: '127.0.0.1:1'}\ntable: t.a\n"
@@ -315,13 +315,13 @@ def test_broken_declarations_are_reported_beside_valid_ones(tmp_path: Path) -> N
     assert all("b.yaml" in one.message for one in found)
 
 
-def test_an_airflow_that_nobody_set_up_is_left_alone(tmp_path: Path) -> None:
+def test_an_airflow_that_was_not_set_up_is_skipped_and_unchanged(tmp_path: Path) -> None:
     found = list(airflow.check_airflow(tmp_path, {"AIRFLOW_HOME": str(tmp_path), "PATH": ""}))
     assert states(found) == [CheckState.SKIPPED]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_ends_with_1_where_something_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_exits_with_1_if_it_finds_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path))
     monkeypatch.setattr(connections, "_check_kafka", lambda spec: f"topic {spec.source.topics[0]}: 3 partitions")

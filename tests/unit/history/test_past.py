@@ -56,7 +56,9 @@ def test_no_number_is_lost_or_doubled_by_a_clock_that_goes_to_and_fro(added: lis
 
 
 @given(st.lists(points()), st.lists(points()), st.integers(-MINUTES_RETENTION_MS, MINUTES_RETENTION_MS))
-def test_a_writer_adds_to_what_an_earlier_one_left(one: list[Point], other: list[Point], clock: int) -> None:
+def test_a_writer_adds_its_history_to_that_of_an_earlier_writer(
+    one: list[Point], other: list[Point], clock: int
+) -> None:
     earlier, own = StreamHistory(), StreamHistory()
     for past, added in ((earlier, one), (own, other)):
         for point in added:
@@ -67,7 +69,7 @@ def test_a_writer_adds_to_what_an_earlier_one_left(one: list[Point], other: list
 
 
 @given(st.lists(points(within_ms=3 * TENS_RETENTION_MS)), st.integers(-TENS_RETENTION_MS, TENS_RETENTION_MS))
-def test_no_moment_is_in_two_points(added: list[Point], clock: int) -> None:
+def test_history_points_never_overlap_in_time(added: list[Point], clock: int) -> None:
     past = StreamHistory()
     for point in added:
         past.add(point)
@@ -77,11 +79,11 @@ def test_no_moment_is_in_two_points(added: list[Point], clock: int) -> None:
 
 
 @given(points(), points(), points())
-def test_it_does_not_matter_in_which_groups_points_are_joined(a: Point, b: Point, c: Point) -> None:
+def test_history_points_can_be_combined_in_any_grouping(a: Point, b: Point, c: Point) -> None:
     assert a.add(b).add(c) == a.add(b.add(c))
 
 
-def test_a_month_of_minutes_is_bounded_and_the_last_hours_are_minutes() -> None:
+def test_a_month_of_history_is_bounded_and_its_last_hours_are_in_minutes() -> None:
     past = StreamHistory()
     for at in range(NOW, NOW + 30 * 24 * HOUR_MS, MINUTE_MS):
         past.add(Point(at, records=1))
@@ -94,7 +96,7 @@ def test_a_month_of_minutes_is_bounded_and_the_last_hours_are_minutes() -> None:
     assert sum(p.records for p in past.points()) >= TENS_RETENTION_MS // MINUTE_MS
 
 
-def test_a_clock_that_was_a_year_ahead_leaves_nothing_behind_and_the_present_is_recorded() -> None:
+def test_after_a_clock_was_a_year_ahead_nothing_remains_and_new_events_are_recorded() -> None:
     past, year_ms = StreamHistory(), 365 * 24 * HOUR_MS
     past.add(Point(NOW + year_ms, records=7))
     past.record(HistoryEvent(NOW + year_ms, EventKind.NOTICE, "from another time"))
@@ -105,7 +107,7 @@ def test_a_clock_that_was_a_year_ahead_leaves_nothing_behind_and_the_present_is_
     assert past.events == []
 
 
-def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
+def test_many_events_of_one_kind_displace_no_other_kinds_and_the_newest_stay() -> None:
     past = StreamHistory()
     past.record(HistoryEvent(NOW, EventKind.EVOLUTION, "the table evolves"))
     for n in range(3_000):  # as when no one ages it, because the storage hangs
@@ -117,14 +119,14 @@ def test_a_flood_of_one_kind_leaves_the_others_and_the_newest_stay() -> None:
     assert past.events[-1].sentence == "outage 2999"
 
 
-def test_a_sentence_of_any_length_is_cut_and_the_same_one_of_a_moment_is_reported_once() -> None:
+def test_a_long_event_text_is_shortened_and_equal_events_of_the_same_time_are_recorded_once() -> None:
     past = StreamHistory()
     for _ in range(2):
         past.record(HistoryEvent(NOW, EventKind.END, "x" * 10_000))
     assert [len(what.sentence) for what in past.events] == [MAX_TEXT_CHARACTERS]
 
 
-def test_ageing_says_which_parts_changed() -> None:
+def test_aging_the_history_reports_which_parts_changed() -> None:
     past = StreamHistory()
     past.add(Point(NOW, records=1))
     assert past.age(NOW) == set()
@@ -133,7 +135,7 @@ def test_ageing_says_which_parts_changed() -> None:
     assert past.points() == ()
 
 
-def test_tens_win_over_the_minutes_in_them() -> None:
+def test_a_ten_minute_point_replaces_the_minutes_that_it_contains() -> None:
     """A writer was killed between its put of the tens and that of the minutes."""
     past = StreamHistory()
     past.add(Point(NOW, records=3))
@@ -143,6 +145,6 @@ def test_tens_win_over_the_minutes_in_them() -> None:
     assert sum(p.records for p in half.points()) == 3
 
 
-def test_a_point_ends_with_its_span() -> None:
+def test_a_history_point_ends_with_its_span() -> None:
     assert Point(NOW).end_ms == NOW + MINUTE_MS
     assert dataclasses.replace(Point(NOW), span_ms=TEN_MINUTES_MS).end_ms == NOW + TEN_MINUTES_MS

@@ -59,13 +59,13 @@ def put(objects: HistoryStore, past: StreamHistory, epoch: int = 1) -> None:
         objects.put(epoch, past, part)
 
 
-def test_a_stream_without_a_table_or_without_a_minute_has_no_history_and_no_problem(spec: StreamSpec) -> None:
+def test_a_stream_without_a_table_or_recorded_minutes_has_no_history_and_no_problem(spec: StreamSpec) -> None:
     assert read_history(spec, since_ms=0) == RecordedHistory()
     ensure_table(load_catalog(None), spec)
     assert read_history(spec, since_ms=0) == RecordedHistory()
 
 
-def test_a_catalog_that_fails_is_a_sentence(spec: StreamSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_catalog_is_reported_in_a_sentence(spec: StreamSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(_: StreamSpec) -> None:
         raise OSError("no route to host")
 
@@ -73,7 +73,7 @@ def test_a_catalog_that_fails_is_a_sentence(spec: StreamSpec, monkeypatch: pytes
     assert read_history(spec, since_ms=0) == RecordedHistory(problem="cannot read the table: OSError: no route to host")
 
 
-def test_a_storage_that_fails_is_a_sentence(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_failure_is_reported_in_a_sentence(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise OSError("no route to host")
 
@@ -82,7 +82,9 @@ def test_a_storage_that_fails_is_a_sentence(table: Table, monkeypatch: pytest.Mo
     assert found == RecordedHistory(problem="cannot read the history: OSError: no route to host")
 
 
-def test_tens_come_before_minutes_and_older_than_asked_is_left_out(spec: StreamSpec, table: Table) -> None:
+def test_history_returns_ten_minute_points_before_minutes_and_nothing_older_than_requested(
+    spec: StreamSpec, table: Table
+) -> None:
     past = StreamHistory()
     for at in range(NOW, NOW + 2 * MINUTES_RETENTION_MS, MINUTE_MS):
         past.add(Point(at, records=1))
@@ -100,7 +102,7 @@ def test_tens_come_before_minutes_and_older_than_asked_is_left_out(spec: StreamS
     assert (len(whole.events), recent.events) == (1, ())
 
 
-def test_a_writer_that_takes_over_between_the_listing_and_the_reading_is_followed(
+def test_the_history_is_read_again_if_a_writer_takes_over_between_listing_and_reading(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects, past = HistoryStore.open(table, "ticks"), StreamHistory()
@@ -119,7 +121,7 @@ def test_a_writer_that_takes_over_between_the_listing_and_the_reading_is_followe
     assert [p.records for p in read_table_history(table, "ticks", since_ms=0).points] == [7]
 
 
-def test_what_is_torn_is_a_problem_and_the_rest_is_read(table: Table) -> None:
+def test_a_corrupt_history_object_is_reported_and_the_rest_is_read(table: Table) -> None:
     objects, past = HistoryStore.open(table, "ticks"), StreamHistory()
     past.add(Point(NOW, records=7))
     past.record(HistoryEvent(NOW, EventKind.EPOCH, "epoch 1 begins"))
@@ -149,7 +151,7 @@ def record(supervision: SupervisionRecorder, what: HistoryEvent | None, subject:
     supervision.join(10)
 
 
-def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
+def test_supervisor_actions_are_part_of_the_history(table: Table) -> None:
     objects, past = HistoryStore.open(table, "ticks"), StreamHistory()
     past.record(HistoryEvent(NOW - 1, EventKind.END, "the writer ended"))
     past.record(HistoryEvent(NOW + 1, EventKind.EPOCH, "epoch 2 begins"))
@@ -159,7 +161,7 @@ def test_what_supervisors_did_is_among_what_happened(table: Table) -> None:
     assert kinds == [EventKind.END, EventKind.SUPERVISION, EventKind.EPOCH]
 
 
-def test_what_people_did_is_reported_beside_it_and_fails_nobody_where_it_cannot_be_written(
+def test_user_actions_are_in_the_history_and_a_failure_to_record_one_fails_nothing(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record(SupervisionRecorder(lambda: HistoryStore.open(table, "ticks")), SAID, "start")
@@ -175,7 +177,7 @@ def test_what_people_did_is_reported_beside_it_and_fails_nobody_where_it_cannot_
     )
 
 
-def test_a_decision_that_stays_is_reported_once_and_one_that_comes_back_again(objects: HistoryStore) -> None:
+def test_an_unchanged_decision_is_reported_once_and_a_recurring_one_again(objects: HistoryStore) -> None:
     supervision = SupervisionRecorder(lambda: objects)
     for at in (NOW, NOW + 1, NOW + 2):
         record(supervision, HistoryEvent(at, EventKind.SUPERVISION, "the writer is started"), "start")
@@ -184,14 +186,14 @@ def test_a_decision_that_stays_is_reported_once_and_one_that_comes_back_again(ob
     assert [what.at_ms for what in reported(objects)] == [NOW, NOW + 9]
 
 
-def test_the_next_supervisor_repeats_nothing_and_keeps_what_was_reported(objects: HistoryStore) -> None:
+def test_the_next_supervisor_repeats_no_event_and_keeps_those_recorded(objects: HistoryStore) -> None:
     for supervision in (SupervisionRecorder(lambda: objects), SupervisionRecorder(lambda: objects)):
         record(supervision, SAID, "start")
     record(supervision, HistoryEvent(NOW + 1, EventKind.SUPERVISION, "the writer is killed"), "kill")
     assert [what.at_ms for what in reported(objects)] == [NOW, NOW + 1]
 
 
-def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects: HistoryStore) -> None:
+def test_supervision_is_recorded_once_the_table_exists_and_the_catalog_responds(objects: HistoryStore) -> None:
     answers: Iterator[HistoryStore | Exception | None] = iter([None, OSError("no route"), objects])
 
     def opens() -> HistoryStore | None:
@@ -209,7 +211,7 @@ def test_before_there_is_a_table_and_while_the_catalog_is_away_it_waits(objects:
     assert reported(objects) == [SAID]
 
 
-def test_a_supervisor_never_waits_for_a_catalog_that_hangs_and_what_waits_is_bounded(objects: HistoryStore) -> None:
+def test_a_supervisor_never_waits_for_a_hanging_catalog_and_pending_requests_are_bounded(objects: HistoryStore) -> None:
     answers = threading.Event()
 
     def hangs() -> HistoryStore:

@@ -139,7 +139,7 @@ def test_the_batches_of_a_minute_are_one_point(bench: Bench) -> None:
     )
 
 
-def test_an_empty_commit_moves_the_watermark_and_is_no_batch(bench: Bench) -> None:
+def test_an_empty_commit_moves_the_recorded_watermark_but_is_not_counted_as_a_batch(bench: Bench) -> None:
     recorder = bench.writer(4)
     bench.record(recorder, BatchCommitted(BatchKey(4, 1), MARKER, 0, 0, 0, stage_s=9.0, commit_s=9.0))
     recorder.write(NOW)
@@ -147,14 +147,14 @@ def test_an_empty_commit_moves_the_watermark_and_is_no_batch(bench: Bench) -> No
     assert (point.batches, point.stage_ms, point.watermark_ms) == (0, 0, 5_000)
 
 
-def test_a_merge_that_came_to_nothing_with_its_epoch_counts_for_no_batch(bench: Bench) -> None:
+def test_the_time_of_an_abandoned_merge_of_an_earlier_epoch_counts_for_no_batch(bench: Bench) -> None:
     recorder = bench.writer(4)
     bench.record(recorder, ChangesMerged(9.0), EpochBegan(5, MARKER, SettleResult()), ChangesMerged(0.5), batch())
     recorder.write(NOW)
     assert bench.stored().points()[0].merge_ms == 500
 
 
-def test_the_interval_is_the_stretched_one(bench: Bench) -> None:
+def test_history_records_the_stretched_interval(bench: Bench) -> None:
     recorder = bench.writer(4)
     bench.record(recorder, ThrottleEvaluated("the metadata grows", 3.0, was_under_pressure=False), batch())
     recorder.write(NOW)
@@ -188,7 +188,7 @@ STALL = Stall(StallKind.OFFSETS, NOW, "t-0", "nothing moves")
         (TablesBehind(frozenset({"a.b"}), "a.b is missing 1 row"), EventKind.OUTAGE, "a.b is missing 1 row"),
     ],
 )
-def test_what_happened_is_reported_in_words(bench: Bench, what: StreamEvent, kind: EventKind, said: str) -> None:
+def test_stream_events_are_recorded_in_words(bench: Bench, what: StreamEvent, kind: EventKind, said: str) -> None:
     recorder = bench.writer(4)
     bench.record(recorder, what, at_ms=NOW + 5)
     recorder.write(NOW)
@@ -203,7 +203,7 @@ def test_a_stall_that_another_follows_is_not_reported_as_over(bench: Bench) -> N
     assert [h.sentence for h in bench.stored().events if h.at_ms == NOW + 5] == ["stalled (offsets): nothing moves"]
 
 
-def test_what_repeats_with_each_batch_is_reported_when_it_changes(bench: Bench) -> None:
+def test_events_repeated_by_each_batch_are_recorded_only_when_they_change(bench: Bench) -> None:
     recorder = bench.writer(4)
     for n in range(5):
         bench.record(
@@ -226,7 +226,7 @@ def test_what_repeats_with_each_batch_is_reported_when_it_changes(bench: Bench) 
     ]
 
 
-def test_tables_that_lack_rows_are_reported_when_they_are_others_and_when_all_have_all(bench: Bench) -> None:
+def test_routed_tables_with_missing_rows_are_reported_when_the_set_changes_or_becomes_empty(bench: Bench) -> None:
     recorder = bench.writer(4)
     a, both, none = frozenset({"a"}), frozenset({"a", "b"}), frozenset[str]()
     for names, sentence in ((a, "1 row"), (a, "2 rows"), (both, "3 rows"), (none, "all have all"), (a, "4 rows")):
@@ -236,7 +236,7 @@ def test_tables_that_lack_rows_are_reported_when_they_are_others_and_when_all_ha
     assert reported == ["1 row", "3 rows", "all have all", "4 rows"]
 
 
-def test_nothing_is_due_before_there_is_a_table_and_an_epoch(bench: Bench) -> None:
+def test_no_history_write_is_due_before_a_table_and_an_epoch_exist(bench: Bench) -> None:
     recorder = Recorder("s", interval_ms=20_000)
     bench.record(recorder, OutageReported("Kafka is away"))
     assert not recorder.is_due(NOW)
@@ -246,7 +246,7 @@ def test_nothing_is_due_before_there_is_a_table_and_an_epoch(bench: Bench) -> No
     assert recorder.is_due(NOW)
 
 
-def test_it_is_written_once_a_minute_and_sooner_if_something_happened(bench: Bench) -> None:
+def test_history_is_written_once_a_minute_and_earlier_after_an_event(bench: Bench) -> None:
     recorder = bench.writer(4)
     recorder.write(NOW)
     assert not recorder.is_due(NOW + WRITE_INTERVAL_MS)  # nothing changed
@@ -259,7 +259,7 @@ def test_it_is_written_once_a_minute_and_sooner_if_something_happened(bench: Ben
     assert recorder.is_due(NOW + EVENT_WRITE_INTERVAL_MS)
 
 
-def test_only_what_changed_is_written(bench: Bench) -> None:
+def test_only_changed_history_objects_are_written(bench: Bench) -> None:
     recorder = bench.writer(4)
     recorder.write(NOW)
     bench.storage.put_paths.clear()
@@ -268,7 +268,7 @@ def test_only_what_changed_is_written(bench: Bench) -> None:
     assert bench.storage.put_paths == [f"{bench.location}/00000004-minutes.json"]
 
 
-def test_a_new_epoch_goes_on_with_the_history_of_the_last_and_leaves_three_objects(bench: Bench) -> None:
+def test_a_new_epoch_continues_the_history_of_the_last_and_leaves_three_objects(bench: Bench) -> None:
     for epoch in range(1, 20):  # such as a crash loop of one start a minute
         recorder = bench.writer(epoch, at_ms=NOW + epoch * MINUTE_MS)
         bench.record(recorder, batch(), at_ms=NOW + epoch * MINUTE_MS)
@@ -288,7 +288,7 @@ def test_the_next_epoch_of_the_same_process_counts_nothing_twice(bench: Bench) -
     assert sum(p.records for p in bench.stored().points()) == 200
 
 
-def test_what_a_replaced_writer_still_puts_is_passed_over_and_goes(bench: Bench) -> None:
+def test_history_written_by_a_replaced_writer_is_ignored_and_deleted(bench: Bench) -> None:
     old = bench.writer(4)
     bench.record(old, batch())
     old.write(NOW)
@@ -307,7 +307,7 @@ def test_what_a_replaced_writer_still_puts_is_passed_over_and_goes(bench: Bench)
 
 
 @pytest.mark.parametrize("puts", range(4))
-def test_killed_between_any_two_puts_of_a_take_over_nothing_written_is_lost(bench: Bench, puts: int) -> None:
+def test_a_kill_between_any_two_writes_of_a_history_take_over_loses_nothing(bench: Bench, puts: int) -> None:
     first = bench.writer(4)
     bench.record(first, batch())
     first.write(NOW)
@@ -333,7 +333,7 @@ def killed_if(expected: bool) -> Iterator[None]:
         yield
 
 
-def test_killed_between_folding_and_the_minutes_no_record_is_counted_twice(bench: Bench) -> None:
+def test_a_kill_between_folding_and_writing_the_minutes_counts_no_record_twice(bench: Bench) -> None:
     recorder = bench.writer(4)
     bench.record(recorder, batch())
     recorder.write(NOW)
@@ -346,7 +346,7 @@ def test_killed_between_folding_and_the_minutes_no_record_is_counted_twice(bench
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format":99}', b'{"format":1,"table-uuid":"uuid-1"}'])
-def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, content: bytes) -> None:
+def test_an_unreadable_history_object_loses_only_its_own_part(bench: Bench, content: bytes) -> None:
     recorder = bench.writer(4)
     bench.record(recorder, batch())
     recorder.write(NOW)
@@ -360,7 +360,7 @@ def test_an_object_that_cannot_be_read_costs_its_part_alone(bench: Bench, conten
     ]
 
 
-def test_an_earlier_object_serves_for_one_that_cannot_be_read(bench: Bench) -> None:
+def test_an_earlier_history_object_replaces_an_unreadable_one(bench: Bench) -> None:
     recorder = bench.writer(4)
     bench.record(recorder, batch())
     recorder.write(NOW)
@@ -370,7 +370,7 @@ def test_an_earlier_object_serves_for_one_that_cannot_be_read(bench: Bench) -> N
     assert problems == [f"{bench.location}/00000005-minutes.json: " + problems[0].split(": ", 1)[1]]
 
 
-def test_what_a_later_version_adds_is_left_out(bench: Bench) -> None:
+def test_history_entries_added_by_a_later_version_are_ignored(bench: Bench) -> None:
     bench.storage.put(
         f"{bench.location}/00000004-minutes.json",
         b'{"format":1,"table-uuid":"uuid-1","more":1,"columns":["at_ms","new","records"],"points":[[60000,"x",7]]}',
@@ -384,7 +384,7 @@ def test_what_a_later_version_adds_is_left_out(bench: Bench) -> None:
     assert [h.sentence for h in past.events] == ["y"]
 
 
-def test_the_history_of_another_table_in_the_folder_counts_for_nothing_and_goes(bench: Bench) -> None:
+def test_the_history_of_another_table_in_the_folder_is_ignored_and_deleted(bench: Bench) -> None:
     other = bench.writer(9)
     bench.record(other, batch())
     other.write(NOW)
@@ -403,7 +403,9 @@ def test_a_stream_that_was_forgotten_begins_at_epoch_one_with_its_history(bench:
     assert sum(p.records for p in bench.stored().points()) == 100
 
 
-def test_a_storage_that_fails_is_logged_once_and_later_gets_all(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_history_storage_is_logged_once_and_gets_everything_later(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     recorder, bench.storage.fails = bench.writer(4), OSError("no route")
     for n in range(5):
         at = NOW + n * RETRY_INTERVAL_MS
@@ -434,7 +436,7 @@ def test_the_writer_never_waits_for_a_storage_that_hangs(bench: Bench, tmp_path:
     recording_threads.remove(well)
 
 
-def test_the_end_of_a_writer_writes_its_last_minute_and_why_it_ended(bench: Bench) -> None:
+def test_a_stopping_writer_records_its_last_minute_and_the_reason(bench: Bench) -> None:
     recording_threads, recorder = RecordingThreads(clock_ms=lambda: NOW, poll_interval_s=0.01), bench.writer(4)
     recording_threads.add(recorder, storage="file://")
     eventually(lambda: bench.epochs() == {4})
@@ -446,7 +448,7 @@ def test_the_end_of_a_writer_writes_its_last_minute_and_why_it_ended(bench: Benc
     eventually(lambda: "history" not in {thread.name for thread in threading.enumerate()})
 
 
-def test_a_scribe_serves_streams_that_come_after_all_others_left(bench: Bench, tmp_path: Path) -> None:
+def test_a_recording_thread_serves_streams_that_arrive_after_all_others_left(bench: Bench, tmp_path: Path) -> None:
     recording_threads, second = RecordingThreads(clock_ms=lambda: NOW, poll_interval_s=0.01), Bench(tmp_path / "second")
     for one in (bench, second):
         recorder = one.writer(4)
@@ -456,7 +458,7 @@ def test_a_scribe_serves_streams_that_come_after_all_others_left(bench: Bench, t
     recording_threads.remove(recorder)  # a second time, and nothing is written
 
 
-def test_objects_with_other_names_are_none_of_ours() -> None:
+def test_objects_with_unknown_names_are_ignored() -> None:
     assert HistoryObject.from_path("x/00000004-tens.json") == HistoryObject(4, HistoryPart.TENS, "x/00000004-tens.json")
     for name in ("supervision.json", "4-tens.json", "00000004-days.json", ".00000004-tens.json.frazil-tmp"):
         assert HistoryObject.from_path(f"x/{name}") is None

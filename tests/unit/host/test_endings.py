@@ -21,7 +21,7 @@ def error_after(folder: Path, *, log: str, code: int = 128 + signal.SIGKILL) -> 
     return read_exits(folder)[-1].error
 
 
-def test_of_a_killed_writer_that_is_said_and_no_line_of_its_work(tmp_path: Path):
+def test_a_killed_writer_is_reported_as_killed_without_lines_of_its_normal_work(tmp_path: Path):
     assert error_after(tmp_path, log=WORKS) == KILLED_BY_OTHERS
     assert error_after(tmp_path, log=WARNS + WORKS) == f"{KILLED_BY_OTHERS}. Its last warning: {WARNS.strip()}"
     fails = "%3|1796073620.476|FAIL|rdkafka#producer-1| Connect to ipv4#127.0.0.1:9092 failed: Connection refused\n"
@@ -29,13 +29,13 @@ def test_of_a_killed_writer_that_is_said_and_no_line_of_its_work(tmp_path: Path)
     assert error_after(tmp_path, log=WORKS, code=1) == WORKS.strip(), "one that failed says why at the end of its log"
 
 
-def test_a_writer_that_its_supervisor_killed_is_said_to_have_been_asked_first(tmp_path: Path):
+def test_a_writer_killed_by_its_supervisor_is_reported_as_killed_after_a_stop_request(tmp_path: Path):
     write_notes(tmp_path, SupervisorNotes(stop=StopRequest("launch-1", 0, "hung", "no progress for 5 min")))
     said = "the writer was killed after a stop request: no progress for 5 min"
     assert error_after(tmp_path, log=WORKS) == said
 
 
-def test_of_a_writer_whose_end_nobody_saw_only_warnings_are_its_last_words(tmp_path: Path):
+def test_a_writer_with_an_unseen_exit_reports_only_warnings_as_its_last_output(tmp_path: Path):
     for log in (WORKS, GREETS + WORKS):
         (tmp_path / LOG_FILE).write_text(log)
         record_unseen_exit(tmp_path, LAUNCH)
@@ -51,7 +51,7 @@ def test_of_a_writer_whose_end_nobody_saw_only_warnings_are_its_last_words(tmp_p
     )
 
 
-def test_of_a_killed_writer_the_first_error_is_quoted_and_not_what_every_spark_logs(tmp_path: Path):
+def test_the_first_error_of_a_killed_writer_is_quoted_without_routine_spark_warnings(tmp_path: Path):
     native = "2026-01-01 00:00:00,000 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform\n"
     assert error_after(tmp_path, log=native + WORKS) == KILLED_BY_OTHERS
     cause = "2026-01-01 00:00:02,000 ERROR the storage refuses: 507\n"

@@ -25,7 +25,7 @@ BASE = {
 }
 
 
-def test_settings_pass_and_so_do_the_secrets_that_the_spec_refers_to_and_no_others(streams: Path) -> None:
+def test_the_writer_environment_has_the_settings_and_only_the_secrets_that_the_spec_references(streams: Path) -> None:
     file = streams / "ticks.yaml"
     file.write_text(file.read_text().replace("127.0.0.1:1", "${airflow:kafka.host}:1") + "lateness: 5m\n")
     file.write_text(

@@ -9,7 +9,7 @@ import pytest
 from frazil.host.exchange import open_exchange
 
 
-def test_a_document_is_what_was_written_last(tmp_path: Path):
+def test_a_document_contains_the_value_that_was_written_last(tmp_path: Path):
     exchange = open_exchange(tmp_path / "made" / "later")
     assert exchange.read("planner.json") is None
     exchange.clear("planner.json")
@@ -21,7 +21,7 @@ def test_a_document_is_what_was_written_last(tmp_path: Path):
     assert list((tmp_path / "made" / "later").iterdir()) == []
 
 
-def test_what_is_no_json_is_reported(tmp_path: Path):
+def test_invalid_json_in_an_exchanged_file_raises_an_error(tmp_path: Path):
     (tmp_path / "status.json").write_text("{")
     with pytest.raises(ValueError, match="Expecting"):
         open_exchange(tmp_path).read("status.json")

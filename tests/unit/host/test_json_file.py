@@ -13,7 +13,7 @@ from frazil.host.lock import WriterLock
 from frazil.table.storage import LocalStore
 
 
-def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_replaced_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "exit.json").mkdir()
     with pytest.raises(OSError, match=r"exit\.json"):
         replace_json(tmp_path / "exit.json", {})
@@ -34,7 +34,7 @@ def test_whatever_the_umask_others_write_neither_into_the_folder_nor_into_the_fi
     assert [path for path in made if path.stat().st_mode & 0o002] == []
 
 
-def test_a_temporary_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+def test_a_temporary_file_that_is_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     (tmp_path / f".exit.json.{os.getpid()}.{threading.get_ident()}").symlink_to(target)
     with pytest.raises(OSError, match="symbolic link"):

@@ -38,7 +38,7 @@ def ended(at_hand: Any, eventually: Any) -> Any:
     return at_hand.launcher.observe().exits[-1]
 
 
-def test_where_nothing_was_launched_there_is_nothing_to_see(at_hand: Any) -> None:
+def test_a_stream_that_was_never_launched_has_no_launch_and_no_log(at_hand: Any) -> None:
     observation = at_hand.launcher.observe()
     assert observation.process is ProcessState.NEVER_LAUNCHED
     assert observation.launch is None
@@ -54,7 +54,7 @@ def test_a_launched_writer_runs_in_a_session_of_its_own_and_is_no_child_of_ours(
     assert not ours & {launch.writer.pid, launch.parent.pid}
 
 
-def test_a_graceful_stop_commits_the_batch_at_hand_and_ends_with_0(at_hand: Any, eventually: Any) -> None:
+def test_a_graceful_stop_commits_the_current_batch_and_exits_with_0(at_hand: Any, eventually: Any) -> None:
     at_hand.orders(**{"batch-seconds": 1})
     launch = at_hand.launcher.launch(at_hand.request(spec_fingerprint="f7", generation=3))
     eventually(lambda: at_hand.batch() >= 1)
@@ -67,7 +67,7 @@ def test_a_graceful_stop_commits_the_batch_at_hand_and_ends_with_0(at_hand: Any,
     assert exit_.ended_at_ms >= exit_.started_at_ms
 
 
-def test_a_killed_writer_leaves_137_and_a_free_lock(at_hand: Any, eventually: Any) -> None:
+def test_a_killed_writer_leaves_exit_code_137_and_a_free_lock(at_hand: Any, eventually: Any) -> None:
     launch = running(at_hand, eventually)
     os.kill(launch.writer.pid, signal.SIGKILL)
     assert ended(at_hand, eventually).code == 137
@@ -75,7 +75,7 @@ def test_a_killed_writer_leaves_137_and_a_free_lock(at_hand: Any, eventually: An
         pass
 
 
-def test_a_forced_stop_ends_the_writers_whole_group(at_hand: Any, eventually: Any) -> None:
+def test_a_forced_stop_kills_the_whole_process_group_of_the_writer(at_hand: Any, eventually: Any) -> None:
     script = (
         "import subprocess, sys; subprocess.Popen(['sleep', '300']); sys.stdin.read(); subprocess.run(['sleep', '300'])"
     )
@@ -110,7 +110,9 @@ def test_an_agent_is_asked_to_kill_its_driver_and_is_killed_if_it_does_not(at_ha
     assert not ask_agent_to_kill(at_hand.folder, ProcessMark(launch.writer.pid + 1, 0.0), now_ms=0), "of another launch"
 
 
-def test_what_a_dead_writer_leaves_behind_is_ended_before_the_lock_is_free(at_hand: Any, eventually: Any) -> None:
+def test_child_processes_of_a_dead_writer_are_stopped_before_the_lock_is_released(
+    at_hand: Any, eventually: Any
+) -> None:
     script = "import subprocess; print(subprocess.Popen(['sleep', '300']).pid, flush=True); raise SystemExit(5)"
     at_hand.launcher.launch(at_hand.request(sys.executable, "-c", script))
     assert ended(at_hand, eventually).code == 5
@@ -153,7 +155,7 @@ def test_sigterm_to_the_parent_is_passed_on(at_hand: Any, eventually: Any) -> No
     assert ended(at_hand, eventually).code == 0
 
 
-def test_a_writer_whose_parent_was_killed_goes_on_and_keeps_the_lock(at_hand: Any, eventually: Any) -> None:
+def test_a_writer_whose_parent_process_was_killed_continues_and_keeps_the_lock(at_hand: Any, eventually: Any) -> None:
     launch = running(at_hand, eventually)
     os.kill(launch.parent.pid, signal.SIGKILL)
     eventually(lambda: not psutil.pid_exists(launch.parent.pid))
@@ -166,7 +168,7 @@ def test_a_writer_whose_parent_was_killed_goes_on_and_keeps_the_lock(at_hand: An
     assert ended(at_hand, eventually).code == 0, "the heartbeat says that it ended well"
 
 
-def test_a_writer_that_dies_unseen_is_a_crash_without_a_code(at_hand: Any, eventually: Any) -> None:
+def test_a_writer_that_dies_unobserved_is_a_crash_without_an_exit_code(at_hand: Any, eventually: Any) -> None:
     launch = running(at_hand, eventually)
     for process in (launch.parent, launch.writer):
         os.kill(process.pid, signal.SIGKILL)
@@ -193,7 +195,7 @@ def test_a_pid_that_was_used_again_is_neither_alive_nor_signalled(at_hand: Any, 
             stranger.kill()
 
 
-def test_a_failing_writer_leaves_its_code_and_its_last_words(at_hand: Any, eventually: Any) -> None:
+def test_a_failed_writer_leaves_its_exit_code_and_error(at_hand: Any, eventually: Any) -> None:
     at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")
     at_hand.launcher.launch(at_hand.request())
     exit_ = ended(at_hand, eventually)
@@ -206,7 +208,7 @@ def test_without_a_heartbeat_the_end_of_the_log_is_the_error(at_hand: Any, event
     assert (exit_.code, exit_.error) == (1, "no such module")
 
 
-def test_a_command_that_does_not_exist_is_an_unusable_environment_and_an_exit(at_hand: Any) -> None:
+def test_a_missing_command_is_an_unusable_environment_with_exit_code_127(at_hand: Any) -> None:
     with pytest.raises(EnvironmentUnusable, match="no-such-command"):
         at_hand.launcher.launch(at_hand.request("no-such-command"))
     assert at_hand.launcher.observe().exits[-1].code == 127
@@ -251,7 +253,9 @@ def test_a_foreground_writer_excludes_a_supervised_one_and_is_not_stopped_by_it(
         WriterLock(at_hand.folder).acquire()
 
 
-def test_a_supervised_writer_finds_that_it_has_the_lock_and_gives_it_to_no_child(at_hand: Any, eventually: Any) -> None:
+def test_a_supervised_writer_inherits_the_lock_and_does_not_pass_it_to_child_processes(
+    at_hand: Any, eventually: Any
+) -> None:
     script = (
         "import os, subprocess, time; from frazil.home import run_folder; "
         "from frazil.host.lock import WriterLock; "
@@ -271,7 +275,7 @@ def test_a_supervised_writer_finds_that_it_has_the_lock_and_gives_it_to_no_child
         child.kill()
 
 
-def test_the_lock_names_the_application_and_its_streams_and_one_of_an_earlier_version_names_none(at_hand: Any) -> None:
+def test_a_lock_names_the_application_and_its_streams_and_an_older_lock_names_none(at_hand: Any) -> None:
     at_hand.launcher.launch(dataclasses.replace(at_hand.request(), streams=("ticks", "quotes")))
     launch = read_launch(at_hand.folder)
     assert launch is not None
@@ -280,7 +284,7 @@ def test_the_lock_names_the_application_and_its_streams_and_one_of_an_earlier_ve
     assert msgspec.convert(earlier, Launch) == dataclasses.replace(launch, application="", streams=())
 
 
-def test_a_writer_in_the_foreground_is_named_as_well(at_hand: Any) -> None:
+def test_the_launch_of_a_foreground_writer_names_its_application_and_streams(at_hand: Any) -> None:
     with WriterLock(at_hand.folder, streams=("ticks",)):
         launch = at_hand.launcher.observe().launch
     assert (launch.application, launch.streams) == ("ticks", ("ticks",))
@@ -295,7 +299,7 @@ def test_a_lock_that_leads_to_another_file_is_refused_and_that_file_is_left_alon
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_launch_is_dated_by_when_it_happened(at_hand: Any, eventually: Any) -> None:
+def test_a_launch_is_dated_with_the_current_time(at_hand: Any, eventually: Any) -> None:
     before = time.time_ns() // 1_000_000
     launch = running(at_hand, eventually)
     assert before <= launch.launched_at_ms <= time.time_ns() // 1_000_000

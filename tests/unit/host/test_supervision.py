@@ -25,7 +25,7 @@ def watched(last_ms: int) -> None:
     write_supervision_times(run_folder("ticks"), SupervisionTimes(last_ms=last_ms))
 
 
-def test_a_supervisor_counts_while_its_record_is_fresh_and_is_named_as_silent_after_that() -> None:
+def test_a_supervisor_counts_while_its_record_is_fresh_and_is_then_reported_as_silent() -> None:
     assert find_supervision("ticks", now_ms=NOW_MS).starter is Starter.NOTHING
     watched(NOW_MS)
     for age_ms, starter in ((0, Starter.SUPERVISOR), (MAX_WATCH_AGE_MS + 1, Starter.SILENT_SUPERVISOR)):
@@ -52,7 +52,7 @@ def test_a_writer_in_the_foreground_is_ended_by_its_user_even_if_a_supervisor_wa
     assert found.how_to_renew == f"{found.how_to_end}, then `frazil run ticks`"
 
 
-def test_a_hosted_stream_is_started_by_its_application_and_without_it_like_the_application() -> None:
+def test_without_its_application_a_hosted_stream_is_started_by_the_command_of_the_application() -> None:
     run_folder("fleet").mkdir(parents=True)
     own = Launch("l", LaunchKind.HOSTED, NOW_MS, parent=identify_process(os.getpid()), application="fleet")
     with WriterLock(run_folder("ticks"), streams=("ticks",)) as lock:

@@ -25,7 +25,7 @@ from frazil.host.writer_log import (
 )
 
 
-def test_a_line_keeps_its_level_and_a_trace_has_that_of_its_first_line():
+def test_a_log_line_keeps_its_level_and_a_stack_trace_has_the_level_of_its_first_line():
     lines = [
         "said before any level",
         "2026-11-22 05:00:00,123 INFO frazil.stream.batch: batch 1-1: 3 records",
@@ -53,7 +53,7 @@ def text(folder: Path, name: str = LOG_FILE) -> str:
     return (folder / name).read_text()
 
 
-def test_a_log_that_is_full_becomes_the_first_old_one_and_those_who_hold_it_open_go_on(tmp_path: Path):
+def test_a_full_log_is_rotated_and_processes_that_hold_it_open_continue(tmp_path: Path):
     with (tmp_path / LOG_FILE).open("a") as held:
         print("x" * 100, file=held, flush=True)
         assert not rotate_full_log(tmp_path, full_bytes=1_000)
@@ -71,12 +71,12 @@ def test_no_more_than_five_old_logs_are_kept(tmp_path: Path):
     assert text(tmp_path, f"{LOG_FILE}.{MAX_LOGS}") == f"{TRUNCATED_LINE}\n3\n"
 
 
-def test_without_a_log_there_is_none_to_rotate(tmp_path: Path):
+def test_rotating_a_missing_log_does_nothing(tmp_path: Path):
     assert not rotate_full_log(tmp_path, full_bytes=0)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_another_process_logs_meanwhile_is_in_order_and_never_twice(tmp_path: Path):
+def test_lines_that_another_process_logs_during_a_rotation_stay_in_order_and_unrepeated(tmp_path: Path):
     counting = (
         "import select, sys\nn = 0\nwhile not select.select([sys.stdin], [], [], 0)[0]:\n"
         "  print(f'{n:012}', flush=True)\n  n += 1\nprint(f'{n:012}', flush=True)\nprint(n, file=sys.stderr)"
@@ -128,7 +128,7 @@ def test_the_last_error_is_found_behind_a_rotation(tmp_path: Path):
     assert last_error(tmp_path) == "two\nthree\nfour\nfive\nOutOfMemoryError"
 
 
-def test_that_a_long_log_was_cut_is_no_warning_of_its_writer(tmp_path: Path):
+def test_a_truncated_log_is_not_reported_as_a_warning_of_the_writer(tmp_path: Path):
     line = "2013-12-30 00:00:00,000 INFO frazil.stream.writer: committed a batch\n"
     (tmp_path / LOG_FILE).write_text(line * 1_000)
     assert last_error(tmp_path, min_level=logging.WARNING) is None
@@ -153,7 +153,7 @@ def test_a_log_that_cannot_be_copied_stays_whole(tmp_path: Path, monkeypatch: py
     assert text(tmp_path) == "one\n"
 
 
-def test_a_log_that_somebody_emptied_by_hand_is_read_from_its_beginning(tmp_path: Path):
+def test_a_log_emptied_by_hand_is_read_from_its_beginning(tmp_path: Path):
     say(tmp_path, "x" * 100)
     first = read_lines(tmp_path / LOG_FILE, launch_id="a", since=None, limit_bytes=1_000)
     assert first is not None

@@ -66,7 +66,7 @@ def test_events_are_proposed_as_an_upsert_of_their_rows(form: Callable[..., Any]
 
 
 @pytest.mark.parametrize(("source", "order_by"), [(MYSQL, "place"), ({"connector": "mongodb", "ts_ms": 1}, None)])
-def test_events_are_ordered_where_their_source_has_a_log_that_tells_it(
+def test_infer_proposes_order_by_only_if_every_event_has_a_log_position(
     source: dict[str, Any], order_by: str | None
 ) -> None:
     text, spec = proposed(changes(**source))
@@ -80,7 +80,7 @@ def test_without_keys_of_records_the_key_is_called_a_guess() -> None:
     assert "key: [id]    # a guess: the record keys do not show it" in text
 
 
-def test_records_that_only_name_a_field_so_are_rows_as_ever() -> None:
+def test_records_that_only_resemble_debezium_events_stay_plain_rows() -> None:
     of = sample([json.dumps({"op": "c", "after": n, "source": "x"}).encode() for n in range(COUNT)])
     text, spec = proposed(of)
     assert (spec.mode, "Debezium" in text) == ("append", False)

@@ -64,7 +64,7 @@ def types(spec: StreamSpec) -> dict[str, str]:
     return {c.name: f"{c.type}{' not null' if c.required else ''}" for c in spec.columns}
 
 
-def test_a_wrong_option_is_named_without_a_file_that_does_not_exist(
+def test_an_invalid_infer_option_is_reported_without_naming_a_file_that_does_not_exist(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("frazil.infer.sample.read_sample", lambda *_, **__: sample([b'{"id": 1}']))
@@ -93,7 +93,7 @@ def test_the_flights_are_proposed_as_the_demo_declares_them() -> None:
     assert "absent in" in text
 
 
-def test_ticks_get_the_unit_of_their_time_and_hours_where_there_is_much() -> None:
+def test_infer_proposes_the_unit_of_a_time_and_hourly_partitions_for_a_large_topic() -> None:
     values = [
         json.dumps(
             {"symbol": f"S{i % 50}", "price": i / 7, "size": i, "ts": NOW_MS + 1000 * i, "id": 2**40 + i}
@@ -168,7 +168,7 @@ def test_nested_records_become_structs_lists_and_maps() -> None:
         assert remark in text
 
 
-def test_of_one_record_nothing_is_said_to_be_required() -> None:
+def test_infer_marks_no_field_as_required_after_one_record() -> None:
     of = sample([b'{"a": 1, "at": "2026-01-01T00:00:00Z"}'])
     text, spec = proposed(of)
     assert types(spec) == {"a": "long", "at": "timestamptz"}
@@ -191,7 +191,7 @@ def test_garbage_is_kept_as_bytes() -> None:
     assert rejected(spec, of) == []
 
 
-def test_text_is_a_string_and_lines_of_fields_are_csv() -> None:
+def test_infer_proposes_string_for_plain_text_and_csv_for_delimited_lines() -> None:
     of = sample([b"GET /index.html", b"POST /orders"] * 10)
     assert proposed(of)[1].source.format.type == "string"
     assert rejected(proposed(of)[1], of) == []
@@ -216,7 +216,7 @@ def test_several_objects_in_a_record_are_lines_of_json() -> None:
     assert len(rejected(spec, of)) == 1
 
 
-def test_json_behind_a_schema_id_is_found_and_what_else_has_one_is_refused() -> None:
+def test_infer_recognises_json_after_a_schema_id_and_refuses_other_framed_values() -> None:
     framed = sample([b"\0\0\0\0\7" + b'{"a": 1}'] * 10)
     assert dump_format(proposed(framed)[1].source.format) == {"type": "json", "framing": "confluent"}
     assert rejected(proposed(framed)[1], framed) == []
@@ -225,12 +225,12 @@ def test_json_behind_a_schema_id_is_found_and_what_else_has_one_is_refused() -> 
 
 
 @pytest.mark.parametrize("nested", ['{"a":' * 800 + "1" + "}" * 800, '{"a": ' + "[" * 800 + "]" * 800 + "}"])
-def test_what_is_nested_without_end_has_a_valid_proposal(nested: str) -> None:
+def test_infer_proposes_a_valid_declaration_for_endlessly_nested_values(nested: str) -> None:
     _, spec = proposed(sample([nested.encode()] * 3))
     check_supported(table_schema(spec), spec.source.format)
 
 
-def test_what_does_not_fit_is_counted() -> None:
+def test_infer_counts_values_that_do_not_fit_the_proposed_type() -> None:
     values = [b'{"a": 1}'] * 90 + [b'{"a": "x"}'] * 6 + [b"nonsense"] * 3 + [None]
     text, spec = proposed(sample(values))
     assert types(spec) == {"a": "long"}
@@ -248,7 +248,7 @@ def test_what_does_not_fit_is_counted() -> None:
         ([b"a,1"] * 30 + [b"a,x"] * 20 + [b"one"] * 2, ["c2: string", "20 of 50 values"], "WrongFieldCount 2"),
     ],
 )
-def test_what_a_type_rests_on_and_what_would_be_dead_letters_is_said(
+def test_infer_explains_the_basis_of_each_type_and_which_records_would_be_dead_letters(
     values: list[bytes | None], remarks: list[str], rejected_by: str
 ) -> None:
     of = sample(values)
@@ -374,7 +374,7 @@ def test_each_field_whose_values_would_be_dead_letters_is_named_with_its_first_e
     ]
 
 
-def test_a_single_bad_time_does_not_make_a_column_of_times_json() -> None:
+def test_a_single_invalid_time_does_not_turn_a_time_column_into_json() -> None:
     values = [EPOCH_MS, "2026-01-01T09:30:00.5Z"] * 10 + ["soon"]
     text, spec = proposed(of := sample([json.dumps({"sent_at": value}).encode() for value in values]))
     assert "  sent_at: {type: timestamptz, unit: ms, cast: lenient}" in text
@@ -430,7 +430,9 @@ def test_a_field_with_a_dot_becomes_a_column_of_another_name() -> None:
         (["a"] * 600, "1.50", "string", ""),
     ],
 )
-def test_an_odd_text_is_reported_and_decides_no_type(texts: list[str], odd: str, declared: str, said: str) -> None:
+def test_a_text_that_does_not_match_the_others_is_reported_and_does_not_change_the_type(
+    texts: list[str], odd: str, declared: str, said: str
+) -> None:
     records = [json.dumps({"x": text, "y": {"x": text}}).encode() for text in [*texts, odd]]
     text, spec = proposed(of := sample(records))
     assert str(table_schema(spec).find_type("x")) == declared
@@ -441,7 +443,7 @@ def test_an_odd_text_is_reported_and_decides_no_type(texts: list[str], odd: str,
     assert ("1 of these 601 would be dead letters" in text) == bool(said)
 
 
-def test_a_column_whose_values_differ_in_type_is_not_one_to_sort_by() -> None:
+def test_a_column_with_values_of_mixed_types_is_not_proposed_as_sort_column() -> None:
     values = [b'{"s": "a%d"}' % (i % 5) for i in range(60)]
     assert proposed(sample(values))[1].sort_by[0].startswith("s ")
     mixed = sample([*values, *(b'{"s": %d}' % i for i in range(30))])
@@ -454,7 +456,7 @@ def test_keys_and_headers_are_reported() -> None:
     assert 'seen: "trace"' in text
 
 
-def test_a_number_is_a_time_by_its_name_or_near_kafkas_own() -> None:
+def test_a_number_is_inferred_as_a_time_by_its_name_or_if_close_to_the_kafka_timestamp() -> None:
     old_ms = int((datetime(2005, 1, 1, tzinfo=UTC) + timedelta(hours=1)).timestamp() * 1000)
     of = sample(
         json.dumps({"created_at": old_ms, "number": old_ms, "when_s": old_ms // 1000}).encode() for _ in range(3)

@@ -122,7 +122,7 @@ def test_avro_columns_are_those_of_the_newest_version_and_of_the_ids_that_were_s
     assert "1 of these 11 would be dead letters: UnknownSchema 1" in text
 
 
-def test_a_topic_without_records_has_the_columns_of_its_newest_version(server: MadeRegistry) -> None:
+def test_the_columns_of_an_empty_topic_are_inferred_from_its_newest_schema_version(server: MadeRegistry) -> None:
     _, spec = proposed(server, sample())
     assert types(spec) == {
         "at": "timestamptz not null",
@@ -143,7 +143,7 @@ def test_the_envelope_of_captured_changes_is_named_first(server: MadeRegistry) -
     assert "Debezium's events" in text.splitlines()[2]
 
 
-def test_a_registry_that_is_away_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unavailable_registry_is_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("frazil.infer.sample.read_sample", lambda *_, **__: sample(framed(1, avro(RIDE))))
     (tmp_path / "_defaults.yaml").write_text(
         "source: {bootstrap-servers: '127.0.0.1:1', format: {registry: {url: 'http://127.0.0.1:1', timeout: 1s}}}"
@@ -166,7 +166,7 @@ def test_a_registry_that_is_away_is_reported_with_what_to_do(monkeypatch: pytest
         ("{format: {registry: {uri: x}}}", "source.format.registry.uri: is an unknown key"),
     ],
 )
-def test_a_mistake_in_what_streams_share_is_reported_before_anybody_is_asked(
+def test_an_error_in_shared_defaults_is_reported_before_any_connection(
     tmp_path: Path, source: str, answer: str
 ) -> None:
     (tmp_path / "_defaults.yaml").write_text(f"source: {source}\n")
@@ -176,7 +176,7 @@ def test_a_mistake_in_what_streams_share_is_reported_before_anybody_is_asked(
     assert f"{tmp_path}/_defaults.yaml: {answer}" in str(error).splitlines()
 
 
-def test_what_a_registry_does_not_know_is_inferred_from_the_sample(server: MadeRegistry) -> None:
+def test_topics_without_a_registered_schema_are_inferred_from_the_sample(server: MadeRegistry) -> None:
     server.answers = {}
     _, spec = proposed(server, sample(*[b'{"a": 1}'] * 100))
     assert types(spec) == {"a": "long not null"}
@@ -225,7 +225,7 @@ ORDER = {
 LINE = {"type": "object", "properties": {"sku": {"type": "string"}, "day": {"type": "string", "format": "date"}}}
 
 
-def test_json_columns_are_those_of_the_schema_and_the_sample_says_what_it_leaves_open(server: MadeRegistry) -> None:
+def test_json_columns_come_from_the_registered_schema_and_the_sample_fills_its_gaps(server: MadeRegistry) -> None:
     reference = {"name": "line.json", "subject": "line", "version": 3}
     document = {"schema": json.dumps(ORDER), "schemaType": "JSON", "references": [reference]}
     server.answers = {
@@ -286,7 +286,7 @@ def test_a_json_schema_of_any_shape_is_read(schema: Any) -> None:
         {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
     ],
 )
-def test_a_choice_of_types_and_a_tuple_are_kept_as_json(server: MadeRegistry, kind: Any) -> None:
+def test_values_of_a_union_and_a_tuple_type_are_kept_as_json(server: MadeRegistry, kind: Any) -> None:
     schema = {"type": "object", "properties": {"id": {"type": "integer"}, "x": kind}}
     document = {"schema": json.dumps(schema), "schemaType": "JSON"}
     server.answers = {
@@ -300,13 +300,13 @@ def test_a_choice_of_types_and_a_tuple_are_kept_as_json(server: MadeRegistry, ki
     assert "would be dead letters" not in text
 
 
-def test_protobuf_is_said_to_be_left_to_a_user() -> None:
+def test_infer_refuses_protobuf() -> None:
     written = RegisteredSchemas(Registry(url="http://r"), (SchemaText("PROTOBUF", ""),), is_framed=True)
     with pytest.raises(SpecError, match="are of type PROTOBUF, which infer does not support"):
         propose_declaration(sample(framed(1, b"\0x")), StreamNames("t", "demo.t"), written)
 
 
-def test_an_empty_variable_is_as_unset_and_the_defaults_are_read_once(
+def test_an_empty_variable_is_treated_as_unset_and_the_defaults_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requested, read = ["infer", "t", "--streams", str(tmp_path)], list[Path]()
@@ -319,7 +319,7 @@ def test_an_empty_variable_is_as_unset_and_the_defaults_are_read_once(
 
 
 @pytest.mark.parametrize("where", ["--bootstrap-servers", "FRAZIL_KAFKA", "_defaults.yaml"])
-def test_credentials_between_the_brokers_are_refused_before_anything_is_asked(
+def test_credentials_inside_the_broker_list_are_refused_before_any_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     servers = "SASL_SSL://user:hunter2@127.0.0.1:1"

@@ -45,7 +45,7 @@ def decoded(schema: Schema, *values: str, units: dict[int, str] | None = None, *
 
 
 @pytest.mark.parametrize(("kind", "value"), KINDS, ids=str)
-def test_a_field_of_either_name_fills_a_column_of_any_type(kind: IcebergType, value: str):
+def test_the_former_or_current_field_name_fills_a_column_of_any_type(kind: IcebergType, value: str):
     schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", kind))
     found = decoded(
         schema, *(f'{{"id":1,"{name}":{value}}}' for name in ("now", "was", "older", "never")), was=2, older=2
@@ -58,7 +58,7 @@ def test_a_field_of_either_name_fills_a_column_of_any_type(kind: IcebergType, va
     assert found.rows.schema.field("now").metadata == {b"PARQUET:field_id": b"2"}
 
 
-def test_a_required_column_needs_one_of_its_names_and_its_own_comes_first():
+def test_a_required_column_needs_a_value_under_one_of_its_names_and_the_current_name_wins():
     schema = Schema(NestedField(1, "now", LongType(), required=True), NestedField(2, "s", StringType(), required=True))
     values = ('{"s":"","was":1}', '{"s":"","now":2,"was":3}', '{"s":""}', '{"s":"","now":null,"was":4}', '{"was":5}')
     found = decoded(schema, *values, was=1)
@@ -70,19 +70,19 @@ def test_a_required_column_needs_one_of_its_names_and_its_own_comes_first():
     ]
 
 
-def test_a_unit_holds_for_every_name():
+def test_a_time_unit_applies_to_every_name_of_a_column():
     schema = Schema(NestedField(1, "now", TimestamptzType()))
     found = decoded(schema, '{"was":1}', '{"now":1}', units={1: "s"}, was=1)
     assert [moment.timestamp() for moment in found.rows["now"].to_pylist()] == [1, 1]
 
 
-def test_without_other_names_nothing_stands_between():
+def test_without_aliases_the_plain_decoder_is_used():
     made: list[Schema] = []
     create_aliased_decoder(lambda schema, _: made.append(schema), Schema(NestedField(1, "a", LongType())), {}, {})  # type: ignore[func-returns-value,arg-type,return-value]
     assert len(made) == 1
 
 
-def test_what_an_event_does_not_tell_under_a_former_name_is_kept_in_the_column():
+def test_an_unavailable_value_under_a_former_name_is_marked_as_omitted_in_its_column():
     schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", StringType()))
     make = partial(create_decoder, {"type": "json", "envelope": "debezium"})
     event = '{"op":"u","before":null,"after":{"id":1,"was":"__debezium_unavailable_value"}}'
@@ -95,7 +95,7 @@ def test_what_an_event_does_not_tell_under_a_former_name_is_kept_in_the_column()
     assert found.rows["now"].to_pylist() == [None, "x", None]
 
 
-def test_a_renamed_key_is_taken_from_an_event_under_either_name():
+def test_a_renamed_key_column_is_filled_from_either_field_name():
     schema = Schema(NestedField(1, "place", LongType(), required=True), NestedField(2, "id", LongType(), required=True))
     make = partial(create_decoder, {"type": "json", "envelope": "debezium"}, evolution="additive")
     events = [
@@ -122,7 +122,7 @@ def test_a_renamed_key_is_taken_from_an_event_under_either_name():
     assert list(found.drift.new) == [("new",)]
 
 
-def test_a_default_is_not_what_an_event_omits_under_a_former_name():
+def test_a_default_does_not_replace_an_unavailable_value_under_a_former_name():
     schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "now", StringType()))
     make = partial(create_decoder, {"type": "json", "envelope": "debezium"})
     text = "__debezium_unavailable_value"
@@ -135,7 +135,7 @@ def test_a_default_is_not_what_an_event_omits_under_a_former_name():
     assert found.rows["now"].to_pylist()[3:] == ["d", "x"]
 
 
-def test_casts_and_defaults_of_a_field_of_a_former_name_are_those_of_the_column():
+def test_casts_and_defaults_of_a_renamed_field_are_those_of_its_column():
     schema = Schema(NestedField(1, "now", LongType(), required=True))
     units = {1: {"cast": "lenient", "default": 5}}
     values = [b'{"was": "7"}', b'{"now": 1}', b'{"now": "2", "was": 3}', b"{}"]
@@ -155,7 +155,7 @@ def captured(kind: IcebergType, *states: dict[str, object], **aliases: int) -> D
     )
 
 
-def test_what_an_event_tells_under_its_own_name_is_not_kept():
+def test_a_value_sent_under_the_current_column_name_is_not_treated_as_omitted():
     text = "__debezium_unavailable_value"
     states = [{"was": text, "now": "x"}, {"was": "x", "now": text}, {"was": text, "now": None}]
     found = captured(StringType(), *states, {"was": text, "now": text}, was=2)
@@ -163,7 +163,7 @@ def test_what_an_event_tells_under_its_own_name_is_not_kept():
     assert found.rows["now"].to_pylist()[0] == "x"
 
 
-def test_a_null_hides_nothing_if_the_column_has_a_value_under_any_of_its_names():
+def test_a_null_is_not_unavailable_if_another_name_of_the_column_has_a_value():
     reported = [{"was": [1.5]}, {"now": [1.5]}, {"was": None, "now": [1.5]}, {"older": [1.5]}]
     unreported = [{"was": None}, {"now": None}, {"was": None, "now": None}]
     doubles = ListType(3, DoubleType(), element_required=False)

@@ -94,7 +94,7 @@ def test_each_record_is_read_by_the_schema_of_its_id() -> None:
     assert sorted(registered.requested) == [7, 70_000]
 
 
-def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_it() -> None:
+def test_an_unreadable_record_is_a_dead_letter_with_the_reason_and_affects_no_neighbour() -> None:
     lacking = record(("l", "long"))
     schemas = {
         1: FIRST,
@@ -133,13 +133,13 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
         assert found[2 * i + 1] == {"s": "a", "l": 1, "in": None}
 
 
-def test_a_registry_that_is_away_blames_no_record() -> None:
+def test_an_unavailable_registry_rejects_no_record() -> None:
     decode = AvroDecoder(COLUMNS, {}, Registered({1: RegistryUnavailable("away")}))
     with pytest.raises(RegistryUnavailable):
         decode(RecordChunk.of_values([framed(1, b"\2a\2")]))
 
 
-def test_a_null_in_a_required_column_and_other_branches_of_a_union_are_reported_by_value() -> None:
+def test_a_null_in_a_required_column_or_a_wrong_union_branch_rejects_only_its_record() -> None:
     schema = record(("s", ["null", "string"]), ("l", ["null", "int", "string", "long"]))
     values = [{"s": "a", "l": None}, {"s": None, "l": 1}, {"s": "b", "l": 5}, {"s": "c", "l": "x"}]
     decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema)))
@@ -152,7 +152,7 @@ def test_a_null_in_a_required_column_and_other_branches_of_a_union_are_reported_
     }
 
 
-def test_an_alias_fills_a_column_that_no_field_has_the_name_of() -> None:
+def test_an_avro_alias_fills_a_column_without_a_field_of_its_name() -> None:
     schema = record(("title", "string"), ("l", "long"))
     schema["fields"][0]["aliases"] = ["l", "s"]
     decode = AvroDecoder(COLUMNS, {}, SchemaText("AVRO", json.dumps(schema)))
@@ -173,7 +173,7 @@ def test_types_are_found_by_full_name_across_references_and_inside_themselves() 
     assert deep[0][0] == "TooDeep"
 
 
-def test_a_schema_that_is_none_is_reported() -> None:
+def test_an_invalid_schema_is_reported() -> None:
     for text in (
         "",
         "[]",
@@ -206,7 +206,7 @@ NULLS = record(
         b"\0\2\x80\x80\x80\x80\x10" + b"a" * 100,  # a key of 2**31 bytes
     ],
 )
-def test_lengths_that_the_record_cannot_have_cost_nothing(content: bytes) -> None:
+def test_impossible_lengths_in_an_avro_record_allocate_little_memory(content: bytes) -> None:
     decode = AvroDecoder(LISTS, {}, SchemaText("AVRO", json.dumps(NULLS)))
     decode(RecordChunk.of_values([b"\0\0"]))
     tracemalloc.start()
@@ -308,7 +308,7 @@ def test_named_types_may_refer_to_each_other_in_a_long_chain() -> None:
     assert found[1][0] == "TooDeep"
 
 
-def test_a_declared_schema_travels_to_executors_as_text(tmp_path: Path) -> None:
+def test_a_declared_schema_is_sent_to_executors_as_text(tmp_path: Path) -> None:
     (tmp_path / "s.avsc").write_text(json.dumps(FIRST))
     carried = dump_portable_format(AvroFormat(schema_file=str(tmp_path / "s.avsc")))
     decode = create_decoder(carried, COLUMNS, {})
@@ -324,7 +324,7 @@ def test_a_column_that_avro_cannot_fill_is_refused_beforehand() -> None:
         check_supported(columns, AvroFormat(schema_text="{}"))
 
 
-def test_a_declared_schema_that_is_none_or_cannot_be_read_is_a_mistake_of_the_declaration() -> None:
+def test_a_missing_or_unreadable_declared_schema_is_an_error_of_the_declaration() -> None:
     with pytest.raises(SpecError, match="the declared schema is not a valid Avro schema: KeyError: 'type'"):
         check_supported(COLUMNS, AvroFormat(schema_text="{}"))
     with pytest.raises(SpecError, match=r"source\.format\.schema-file: nowhere\.avsc cannot be read"):
@@ -353,7 +353,7 @@ def test_a_declared_schema_that_is_none_or_cannot_be_read_is_a_mistake_of_the_de
         *("04:05", "04:05:06Z", "04:05:06.", "04:05:06+00:00", "04:05:06.789", '04:05"', "2026-01-02\0"),
     ],
 )
-def test_a_text_is_the_same_date_or_time_as_in_json(kind: t.IcebergType, text: str) -> None:
+def test_a_date_or_time_as_text_is_decoded_in_avro_as_in_json(kind: t.IcebergType, text: str) -> None:
     columns = Schema(t.NestedField(1, "x", kind, required=False))
     record = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "string"}]}
     out = io.BytesIO()

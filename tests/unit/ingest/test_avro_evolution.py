@@ -57,7 +57,7 @@ def decimal(precision: int) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_each_type_of_avro_has_one_of_a_column(kind: Any, found_type: FoundType):
+def test_each_avro_type_maps_to_a_column_type(kind: Any, found_type: FoundType):
     assert column_type_of(parse_schema(json.dumps(kind))) == found_type
 
 
@@ -78,7 +78,7 @@ def test_new_fields_and_wider_columns_are_seen_at_every_level():
     assert not find_drift(written, TABLE.as_struct(), widening=False).wider
 
 
-def test_a_table_that_grew_by_a_written_schema_holds_its_records():
+def test_a_table_that_evolved_by_a_writer_schema_stores_its_records():
     written = record(("id", "int"), ("who", ["null", "string"]), ("tags", {"type": "map", "values": decimal(5)}))
     value = {"id": 1, "who": "x", "tags": {}}
     buffer = io.BytesIO()

@@ -22,19 +22,21 @@ ROWS = re.findall(
 )
 
 
-def test_every_value_is_tried() -> None:
+def test_every_row_of_the_types_page_is_tested() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| ") and "---" not in line]
     headings = [line for line in rows if line.endswith("| column `x` |")]
     assert len(rows) - len(headings) == len(ROWS) > 60
 
 
 @pytest.mark.parametrize(("written", "octets", "declared", "unit", "outcome"), ROWS)
-def test_a_value_becomes_what_its_row_says(written: str, octets: str, declared: str, unit: str, outcome: str) -> None:
+def test_a_value_is_converted_as_its_row_of_the_documentation_says(
+    written: str, octets: str, declared: str, unit: str, outcome: str
+) -> None:
     assert becomes(written, octets, declared, unit) == outcome
 
 
 @pytest.mark.parametrize(("written", "filled"), written_types("avro-to-columns.md"))
-def test_a_written_type_fills_the_columns_of_its_row_and_no_others(written: str, filled: set[str]) -> None:
+def test_a_written_type_fills_exactly_the_columns_of_its_documentation_row(written: str, filled: set[str]) -> None:
     octets = next(row[1] for row in ROWS if row[0] == written and row[1] and "Invalid" not in row[4])
     fills = {word for word, column in COLUMNS.items() if "cannot fill" not in becomes(written, octets, column, "")}
     assert fills == filled

@@ -71,7 +71,7 @@ def test_the_row_has_the_schemas_order_and_field_ids() -> None:
     assert [int(field.metadata[b"PARQUET:field_id"]) for field in rows.schema] == [1, 2, 3, 4]
 
 
-def test_what_is_wrong_with_a_key_or_header_is_reported() -> None:
+def test_an_invalid_key_or_header_is_reported() -> None:
     chunk = chunk_of([(b'{"id":1}', None, []), (b'{"id":1}', b"a", [("trace-id", b"ab\xff")])])
     found = KeyHeaderReader(SCHEMA, BESIDE)(DECODE(chunk), chunk)
     assert [(r.error_class, r.error) for r in found.rejections] == [
@@ -88,7 +88,7 @@ def test_packed_headers_are_unpacked(headers: list[tuple[str, bytes | None]]) ->
     assert unpack_headers(pack_headers(headers)) == headers
 
 
-def test_a_piece_of_a_chunk_has_its_headers() -> None:
+def test_a_slice_of_a_chunk_has_its_headers() -> None:
     chunk = chunk_of([(b"{}", None, [("a", b"%d" % i)]) for i in range(5)])
     piece = chunk.slice(3, 5)
     assert piece.headers is not None

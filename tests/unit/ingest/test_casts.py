@@ -40,7 +40,7 @@ def loaded(value: str, column: dict[str, Any], **more: Any) -> Any:
     return decoded.rows["x"].to_pylist()[0], dict(decoded.drift.cast)
 
 
-def test_what_was_cast_is_counted_by_column() -> None:
+def test_casts_are_counted_by_column() -> None:
     columns = {"a": "int", "b": {"type": "boolean", "cast": "strict"}, "c": {"type": "string"}, "d": "list<int>"}
     records = [
         {"a": "7", "b": True, "c": 1, "d": [1]}, {"a": 7, "b": False, "c": "x"}, {"a": "x", "c": 1}, {"a": 7.0, "b": "true"},
@@ -77,7 +77,7 @@ KINDS = st.sampled_from(
 @given(st.lists(st.tuples(TOKENS, st.booleans()), max_size=6), KINDS, st.booleans())
 @example([("7", True), ("7", False), ("x", True)], ("int", None), False)
 @example([("2", True), ("1", False), ("0", True), ("true", True)], ("boolean", None), False)
-def test_the_loop_casts_what_texts_of_values_are_cast_to(
+def test_the_loop_casts_values_as_casting_their_text_does(
     values: list[tuple[str, bool]], kind: tuple[str, str | None], required: bool
 ) -> None:
     schema = Schema(NestedField(1, "x", iceberg_type(kind[0]), required=required))
@@ -100,7 +100,7 @@ def plain(column: pa.ChunkedArray) -> list[Any]:
     return (column.cast("int64") if pa.types.is_timestamp(column.type) else column).to_pylist()
 
 
-def test_a_cast_is_counted_once_although_another_value_of_its_record_is_cast_by_its_text() -> None:
+def test_a_cast_value_is_counted_once_although_another_value_of_its_record_is_cast_from_text() -> None:
     columns = {
         "a": "int",
         "d": {"type": "double", "null-if": ["-"]},
@@ -114,7 +114,7 @@ def test_a_cast_is_counted_once_although_another_value_of_its_record_is_cast_by_
     assert (sorted(decoded.record_indexes.tolist()), decoded.drift.cast) == ([0, 1, 3, 5], {"a": 3, "d": 1, "n": 1})
 
 
-def test_a_new_field_is_found_although_a_record_of_its_chunk_is_no_object(tmp_path: Path) -> None:
+def test_a_new_field_is_found_although_a_record_of_its_chunk_is_not_an_object(tmp_path: Path) -> None:
     schema = {"a": {"type": "long", "cast": "lenient"}, "b": {"type": "long", "null-if": [-1]}, "at": "timestamptz"}
     source = {"topics": ["t"], "bootstrap-servers": "b:1", "format": "json"}
     stream = {"name": "s", "source": source, "table": "a.b", "schema": schema, "event-time": "at"}
@@ -134,7 +134,7 @@ def test_numbers_that_mean_null_are_null_as_strings_too(kind: str) -> None:
     assert plain(decoded.rows["x"]) == [None, None, None, 7]
 
 
-def test_a_strict_stream_counts_nothing() -> None:
+def test_a_stream_with_strict_casts_counts_no_casts() -> None:
     decoded = decode([b'{"x": 1}', b'{"x": "1"}'], declared({"x": "int"}))
     assert (dict(decoded.drift.cast), len(decoded.rejections)) == ({}, 1)
 
@@ -221,14 +221,14 @@ def test_a_default_fills_a_field_at_a_path_whose_objects_are_missing() -> None:
         ({"type": "double"}, '"1e400"', "x: the number 1e400 is too big for double", 0),
     ],
 )  # fmt: skip
-def test_a_value_at_the_edge_of_a_form_is_exact_or_a_dead_letter(
+def test_a_value_at_the_limit_of_its_format_is_exact_or_a_dead_letter(
     column: dict[str, Any], value: str, found: str, count: int
 ) -> None:
     outcome = loaded(value, {**column, "cast": "lenient"})
     assert outcome == found if isinstance(outcome, str) else (str(outcome[0]), outcome[1].get("x", 0)) == (found, count)
 
 
-def test_avro_values_are_cast_too() -> None:
+def test_avro_values_are_cast() -> None:
     schema = {
         "type": "record",
         "name": "R",
@@ -273,7 +273,7 @@ def test_protobufs_numbers_are_numbers_although_its_json_mapping_writes_some_as_
     assert decoded.drift.cast == {"w": 1}
 
 
-def test_captured_changes_have_values_that_mean_null_and_defaults() -> None:
+def test_captured_changes_support_null_if_and_defaults() -> None:
     """PostgreSQL's infinity arrives as a number or a text that no timestamp can hold."""
     until = {"type": "timestamptz", "unit": "us", "null-if": [9223372036825200000], "default": "9999-12-31T00:00:00Z"}
     columns = {"id": "long not null", "until": {**until, "default": 253402214400000000}}
@@ -338,7 +338,7 @@ def test_values_that_mean_null_leave_the_other_values_of_captured_changes_as_the
         ),
     ],
 )  # fmt: skip
-def test_what_a_column_cannot_have_is_refused_with_the_reason(
+def test_an_invalid_column_setting_is_refused_with_the_reason(
     column: dict[str, Any], form: Any, more: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(SpecError) as error:

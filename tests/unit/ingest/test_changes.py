@@ -112,7 +112,7 @@ BY_FIELDS = {
 DAY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def test_a_tombstone_deletes_the_row_whose_key_has_the_fields_of_its_own(
+def test_a_tombstone_deletes_the_row_identified_by_the_fields_of_its_json_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, StreamSpec.model_validate(BY_FIELDS), monkeypatch)
@@ -155,7 +155,7 @@ def test_a_lenient_key_is_cast_in_tombstones_too(tmp_path: Path, monkeypatch: py
     ]  # fmt: skip
 
 
-def test_a_key_column_may_have_the_name_of_what_connect_puts_around_keys(
+def test_a_key_column_may_be_named_payload_like_the_connect_envelope(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     schema = {"payload": "string not null", "at": "timestamptz not null", "price": "int"}
@@ -197,7 +197,7 @@ def test_keys_of_avro_have_a_schema_of_their_own(tmp_path: Path, monkeypatch: py
     assert [(r["id"], r["day"], r[CHANGE]) for r in changes(result).values()] == [(1, DAY, UPSERT), (1, DAY, DELETE)]
 
 
-def test_events_of_no_row_are_counted_and_trip_nothing(world: World) -> None:
+def test_events_without_a_row_are_counted_and_do_not_open_the_circuit_breaker(world: World) -> None:
     spec = StreamSpec.model_validate(
         {
             **ORDERS,
@@ -259,7 +259,7 @@ def test_rows_of_a_parquet_file_in_the_event_time_range_are_changes(
     assert (found, rows(result, "dead-letters")) == (expected, {})
 
 
-def test_files_are_of_one_partition_each_with_bounds_of_the_key_alone(world: World) -> None:
+def test_each_file_covers_one_partition_and_has_bounds_only_for_the_key(world: World) -> None:
     result = world.stage([Record(b'{%s, "price": 1}' % AT.encode(), b"%d" % n) for n in range(50)], context(world))
     files = [file for file in result.files if file.target == "main"]
     assert len({file.partition for file in files}) == len(files) == 4

@@ -66,7 +66,7 @@ def test_without_a_folder_code_is_compiled_in_memory_with_one_warning(
 
 
 @pytest.mark.usefixtures("cache")
-def test_code_that_had_to_be_compiled_is_a_notice_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_at_run_time_causes_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     @compiled
     def loop(x: int) -> int:
         return x + 3
@@ -82,7 +82,7 @@ def test_code_that_had_to_be_compiled_is_a_notice_once(monkeypatch: pytest.Monke
     assert compiler_notices() == ()
 
 
-def test_a_compilation_that_fails_is_over() -> None:
+def test_a_failed_compilation_is_no_longer_reported_as_running() -> None:
     running: list[bool] = []
     compilation.on_change = lambda: running.append(compilation.is_running)
     try:
@@ -93,7 +93,7 @@ def test_a_compilation_that_fails_is_over() -> None:
     assert running == [True, False]
 
 
-def test_a_folder_that_others_may_write_is_not_used(cache: Path) -> None:
+def test_a_folder_that_other_users_may_write_is_not_used(cache: Path) -> None:
     (cache / "frazil" / "compiled").mkdir(parents=True)
     (cache / "frazil" / "compiled").chmod(0o777)
     folder = compiled_module.code_folder()
@@ -102,7 +102,7 @@ def test_a_folder_that_others_may_write_is_not_used(cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_folder_that_python_has_for_compiled_code_comes_first_whoever_may_write_it(
+def test_the_compiled_code_folder_of_the_python_installation_comes_first_whatever_its_permissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.prefix", str(tmp_path / "python"))
@@ -156,7 +156,7 @@ def test_a_group_of_a_user_without_a_name_is_not_private(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("flag", ["BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT"])
-def test_the_folder_is_another_one_for_other_flags_of_numba(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_numba_flags_use_another_compile_folder(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"numba.config.{flag}", 1)
     assert compiled_module._digest() != compiled_module._DIGEST
 
@@ -186,7 +186,7 @@ def test_a_cache_that_is_damaged_is_fixed(cache: Path, caplog: pytest.LogCapture
     assert not caplog.records
 
 
-def test_a_process_that_runs_on_after_an_upgrade_keeps_no_code_for_the_new_sources(
+def test_a_process_that_outlives_an_upgrade_caches_no_compiled_code_for_the_new_sources(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = compiled_module.code_folder()
@@ -199,7 +199,7 @@ def test_a_process_that_runs_on_after_an_upgrade_keeps_no_code_for_the_new_sourc
 
 
 @pytest.mark.parametrize("package", ["frazil.ingest", "frazil.kafka"])
-def test_the_folder_is_another_one_for_other_sources(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_sources_use_another_compile_folder(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = compiled_module._sources
     changed = resources.files(package)
     monkeypatch.setattr(

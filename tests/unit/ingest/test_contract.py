@@ -34,13 +34,13 @@ def through_json(file: StagedFile) -> dict[str, Any]:
     return found
 
 
-def test_a_file_of_rows_is_written_as_earlier_versions_wrote_it() -> None:
+def test_a_staged_data_file_is_serialized_as_in_earlier_versions() -> None:
     assert "content" not in through_json(STAGED)
     assert StagedFile.from_json(through_json(STAGED)) == STAGED
     assert StagedFile.from_json(through_json(STAGED)).content == "data"
 
 
-def test_a_file_of_another_content_is_not_taken_for_rows() -> None:
+def test_a_staged_file_with_unknown_content_is_not_taken_for_rows() -> None:
     deletes = through_json(replace(STAGED, content="deletes"))  # type: ignore[arg-type]  # a later version's
     assert deletes["content"] == "deletes"
     with pytest.raises(

@@ -142,7 +142,7 @@ def as_expected(value: bytes | None) -> Any:
 
 @settings(max_examples=max(100, settings().max_examples))
 @given(st.lists(st.one_of(good.map(lambda v: (True, v)), bad.map(lambda v: (False, v))), max_size=12))
-def test_every_row_is_its_own_message_among_any_neighbours(messages: list[tuple[bool, bytes | None]]) -> None:
+def test_every_message_decodes_the_same_whatever_its_neighbours_are(messages: list[tuple[bool, bytes | None]]) -> None:
     seen = fates([value for _, value in messages])
     for (is_good, value), fate in zip(messages, seen, strict=True):
         assert fate == (as_expected(value) if is_good else "rejected")
@@ -206,7 +206,7 @@ def test_a_tombstone_is_a_dead_letter() -> None:
     assert classes(decoded) == ["Tombstone"]
 
 
-def test_a_wrong_type_is_named_with_its_path() -> None:
+def test_a_wrong_type_is_reported_with_its_path() -> None:
     decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([b'{"id":1,"inner":{"a":"one"}}']))
     assert decoded.rejections[0].error == "inner.a: expected a whole number (int), got the string 'one'"
 
@@ -220,13 +220,13 @@ def test_a_wrong_type_is_named_with_its_path() -> None:
         (rb'{"other":"\u12"}', "invalid character in unicode escape (byte 15)"),
     ],
 )
-def test_half_of_a_surrogate_pair_is_called_so(value: bytes, said: str) -> None:
+def test_half_of_a_surrogate_pair_is_reported_as_such(value: bytes, said: str) -> None:
     decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([value]))
     assert [(r.error_class, r.error) for r in decoded.rejections] == [("InvalidJson", f"JSON is malformed: {said}")]
 
 
 @pytest.mark.parametrize("escape", [rb"\u003:", rb"\u00-1", rb"\u00+1", rb"\u00", rb"\u0"])
-def test_an_escape_that_is_none_behind_a_wrong_type_ends_no_chunk(escape: bytes) -> None:
+def test_an_invalid_escape_after_a_wrong_type_does_not_fail_the_chunk(escape: bytes) -> None:
     values = [b'{"id":"one","name":"' + escape + end for end in (b'"}', b"")]
     decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([*values, b'{"id":7}']))
     assert [(r.index, r.error_class) for r in decoded.rejections] == [(0, "TypeMismatch"), (1, "TypeMismatch")]
@@ -335,12 +335,12 @@ def test_event_time_may_be_a_number_since_the_epoch(unit: str, text: bytes) -> N
     ],
     ids=str,
 )
-def test_what_does_not_fit_its_type_is_a_dead_letter(kind: t.IcebergType, text: bytes) -> None:
+def test_a_value_that_does_not_fit_its_type_is_a_dead_letter(kind: t.IcebergType, text: bytes) -> None:
     assert len(classes(column(kind, text))) == 1
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity"])
-def test_what_is_no_number_is_named_as_it_was_sent_where_a_decimal_cannot_hold_it(text: str) -> None:
+def test_a_number_that_does_not_fit_a_decimal_is_quoted_as_it_was_sent(text: str) -> None:
     (rejection,) = column(t.DecimalType(5, 2), text.encode()).rejections
     assert rejection.error == f"x: {text} does not fit decimal(5, 2)"
 
@@ -360,7 +360,7 @@ def test_an_unknown_format_is_refused_at_start() -> None:
         create_decoder("xml", SCHEMA, {})
 
 
-def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
+def test_an_empty_chunk_has_the_columns_of_the_table() -> None:
     decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([]))
     assert decoded.rows.num_rows == 0
     assert decoded.rows.column_names == [field.name for field in SCHEMA.fields]
@@ -407,7 +407,7 @@ def test_strings_that_resemble_numbers_cost_nothing(read_singly: list[bytes | No
 @pytest.mark.parametrize(
     "form", ['{"price":%s}', '{"price": %s}', '{"price":\t%s}', '{"prices":[%s]}', '{"prices":[0,%s]}']
 )
-def test_a_number_that_no_decimal_holds_is_read_by_itself_wherever_it_stands(
+def test_a_record_with_a_number_beyond_any_decimal_is_read_alone_wherever_the_number_stands(
     form: str, number: str, read_singly: list[bytes | None]
 ) -> None:
     value = (form % number).encode()
@@ -416,7 +416,7 @@ def test_a_number_that_no_decimal_holds_is_read_by_itself_wherever_it_stands(
 
 
 @pytest.mark.parametrize("kind", bench.BAD)
-def test_bad_records_of_any_kind_are_read_by_themselves_once_and_no_others(
+def test_bad_records_of_any_kind_and_only_those_are_read_singly_and_once(
     kind: str, read_singly: list[bytes | None]
 ) -> None:
     values = [bench.record(i) for i in range(2_500)]
@@ -428,7 +428,7 @@ def test_bad_records_of_any_kind_are_read_by_themselves_once_and_no_others(
 
 
 @pytest.mark.parametrize("frames", [0, 850])
-def test_a_deep_record_is_a_row_however_deep_its_callers_stand(frames: int) -> None:
+def test_a_deep_record_decodes_at_any_stack_depth_of_the_caller(frames: int) -> None:
     """The parser's depth counts against the interpreter's limit together with the caller's frames."""
     inner = b"[" * 499 + b"]" * 499
     values = [b'{"id":1,"deep":' + inner + b"}", b'{"id":"x","deep":' + inner + b"}"]
@@ -453,7 +453,7 @@ MANY = 200_000
         (b'{"ignored":"' + b'\\"' * MANY + b'","\\u006e":1,"n":x}', "InvalidJson"),
     ],
 )
-def test_no_record_is_made_to_be_slow(value: bytes, error_class: str) -> None:
+def test_no_record_takes_quadratic_time_to_decode(value: bytes, error_class: str) -> None:
     """Each of these took hours: as many steps as the square of its length. A test that hangs here is that again."""
     columns = [("n", t.DecimalType(9, 2)), ("s", t.StringType()), ("d", t.DoubleType())]
     schema = Schema(*(t.NestedField(i, name, kind) for i, (name, kind) in enumerate(columns, 1)))
@@ -464,20 +464,22 @@ def test_no_record_is_made_to_be_slow(value: bytes, error_class: str) -> None:
 @pytest.mark.parametrize("order", ["", "-le", "-be"])
 @pytest.mark.parametrize("encoding", ["UTF-16", "UTF-32"])
 @pytest.mark.parametrize("text", ['{"n": 1}', '{"n": 1}\n'])
-def test_another_encoding_is_named_with_and_without_a_byte_order_mark(encoding: str, order: str, text: str) -> None:
+def test_a_value_in_another_encoding_is_reported_with_and_without_a_byte_order_mark(
+    encoding: str, order: str, text: str
+) -> None:
     (rejection,) = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([text.encode(encoding + order)])).rejections
     assert (rejection.error_class, rejection.error) == ("NotAnObject", f"the value is {encoding}: write UTF-8")
 
 
 @pytest.mark.parametrize("length", range(1, len(WHOLE := b'{"id":1,"other":{"a":[1.5e3,"x\\u00e9\\n"],"b":true}}')))
-def test_a_record_is_cut_off_wherever_it_is_cut(length: int) -> None:
+def test_a_record_truncated_at_any_length_is_reported_as_truncated(length: int) -> None:
     (rejection,) = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([WHOLE[:length]])).rejections
     assert rejection.error_class == "InvalidJson"
     assert rejection.error.startswith("the record is truncated")
 
 
 @pytest.mark.parametrize("tail", [b"\0", b"}", b"]"])
-def test_a_record_that_something_follows_is_not_cut_off(tail: bytes) -> None:
+def test_a_record_with_trailing_characters_is_not_reported_as_truncated(tail: bytes) -> None:
     (rejection,) = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([b'{"id": 1}' + tail])).rejections
     assert (rejection.error_class, rejection.error) == (
         "InvalidJson", "JSON is malformed: trailing characters (byte 10)"
@@ -515,12 +517,12 @@ MAPPED = Schema(
         (b'{"i":NaN,"i":1}', "i: given twice"),
     ],
 )
-def test_the_text_quotes_the_value_inside_a_map_too(value: bytes, error: str) -> None:
+def test_the_error_quotes_the_value_even_inside_a_map(value: bytes, error: str) -> None:
     (rejection,) = create_decoder("json", MAPPED, {})(RecordChunk.of_values([value])).rejections
     assert rejection.error == error
 
 
 @pytest.mark.parametrize("value", [b"\x00", b"\x00\x00\x00\x00\x07", b"\x1f", b"\xff", b"}", b'"{"'])
-def test_bytes_that_are_like_nothing_known_are_no_object(value: bytes) -> None:
+def test_bytes_that_resemble_no_known_format_are_rejected_as_not_an_object(value: bytes) -> None:
     (rejection,) = create_decoder("json", SCHEMA, {})(RecordChunk.of_values([value])).rejections
     assert rejection.error.startswith("expected a JSON object")

@@ -47,7 +47,7 @@ def divided(values: list[Any], **declared: Any) -> tuple[dict[str, list[int]], d
     return by_target, {r.index: r.error for r in found.decoded.rejections}, divide
 
 
-def test_rows_without_a_table_go_to_the_main_one() -> None:
+def test_rows_without_a_routed_table_go_to_the_default_table() -> None:
     found, errors, divide = divided(["a", None, "b", "a", "c"], targets={"a": "n.a", "b": "n.b"})
     assert found == {"n.a": [0, 3], "main": [1, 4], "n.b": [2]}
     assert (errors, divide.values) == ({}, set())
@@ -76,7 +76,7 @@ def test_new_values_are_reported_and_their_rows_left_out() -> None:
 
 
 @pytest.mark.parametrize("by", ["field", "header"])
-def test_a_delete_of_a_value_without_a_table_changes_nothing_and_is_not_reported(by: str) -> None:
+def test_a_delete_for_a_route_value_without_a_table_changes_nothing_and_is_not_reported(by: str) -> None:
     values = ["a", "b", "c", "c", "bad", "b"]
     declared = {"by": by, "targets": {"a": "n.a"}, "creates": True, "allow": ("*",), "refused": {"bad": "it is taken"}}
     kinds = [value.encode() for value in values] if by == "header" else values
@@ -84,7 +84,7 @@ def test_a_delete_of_a_value_without_a_table_changes_nothing_and_is_not_reported
     assert (found, errors.keys(), divide.values) == ({"n.a": [0]}, {4}, {"c"})
 
 
-def test_a_record_whose_upsert_has_a_table_changes_something_though_its_delete_has_none() -> None:
+def test_an_upsert_that_has_a_table_lands_although_the_delete_of_its_record_has_none() -> None:
     declared = {"targets": {"a": "n.a"}, "creates": True, "allow": ("*",), "deletes": {0, 2}}
     found, _, divide = divided(["b", "a", "b"], kept=[0, 0, 1], unchanged=[1], **declared)
     assert (found, divide.values) == ({"n.a": [1]}, set())
@@ -107,7 +107,7 @@ def test_when_no_further_table_can_be_made_new_values_are_rejected() -> None:
         (("no", "no"), [], {0: "field kind: 'no' has no table"}),
     ],
 )
-def test_of_an_update_that_moves_its_row_only_the_row_after_needs_a_table(
+def test_an_update_that_moves_its_row_needs_a_table_only_for_the_new_row(
     values: tuple[str, str], stay: list[str], errors: dict[int, str]
 ) -> None:
     nothing = BinaryColumn.nulls(1)
@@ -120,13 +120,13 @@ def test_of_an_update_that_moves_its_row_only_the_row_after_needs_a_table(
     assert {r.index: r.error.partition(".")[0] for r in found.decoded.rejections} == errors
 
 
-def test_a_header_names_the_table_and_one_that_is_no_text_is_rejected() -> None:
+def test_a_header_names_the_table_and_a_header_that_is_not_text_is_rejected() -> None:
     found, errors, _ = divided([b"a", None, b"\xff"], by="header", targets={"a": "n.a"})
     assert found == {"n.a": [0], "main": [1]}
     assert errors == {2: "header kind: its value is not UTF-8; write UTF-8"}
 
 
-def test_a_topic_names_the_table() -> None:
+def test_a_topic_selects_the_table() -> None:
     found, _, divide = divided([0, 1, 0], by="topic", name="", targets={"u": "n.u"})
     assert found == {"main": [0, 2], "n.u": [1]}
     _, _, divide = divided([0, 0], by="topic", name="", creates=True, allow=("*",))
@@ -134,7 +134,9 @@ def test_a_topic_names_the_table() -> None:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "new", "bad", None, ""]), max_size=30), st.booleans(), st.booleans())
-def test_each_row_has_one_fate(values: list[str | None], to_main: bool, creates: bool) -> None:
+def test_each_row_lands_waits_or_is_rejected_exactly_once(
+    values: list[str | None], to_main: bool, creates: bool
+) -> None:
     targets = {"a": "n.a", "b": "n.a"}
     found, errors, divide = divided(
         values, targets=targets, to_main=to_main, creates=creates, allow=("*",), refused={"bad": "no"}
@@ -167,12 +169,12 @@ def test_a_row_fits_a_table_whose_columns_differ() -> None:
 
 
 @pytest.mark.parametrize("values", [[], ["a"]])
-def test_few_rows_are_divided_too(values: list[str]) -> None:
+def test_even_a_few_rows_are_divided_among_routed_tables(values: list[str]) -> None:
     found, _, _ = divided(values, targets={"a": "n.a"})
     assert found == ({"n.a": [0]} if values else {})
 
 
-def test_a_null_whose_required_field_is_null_fits_a_table_with_other_ids() -> None:
+def test_a_null_struct_with_a_null_required_field_fits_a_table_with_other_field_ids() -> None:
     inner = pa.field("a", pa.int64(), nullable=False)
     struct = pa.StructArray.from_arrays([pa.array([None, 1])], fields=[inner], mask=pa.array([True, False]))
     rows = pa.table({"one": struct, "many": pa.ListArray.from_arrays(pa.array([0, 0, 2], pa.int32()), struct)})

@@ -73,7 +73,7 @@ def encoding_of(values: pa.Array, *, modern: bool = True) -> set[str]:
         "nulls",
     ],
 )
-def test_the_encoding_suits_the_values(values: pa.Array, encoding: set[str]) -> None:
+def test_a_columns_encoding_is_chosen_by_its_values(values: pa.Array, encoding: set[str]) -> None:
     assert encoding_of(values) == encoding
 
 
@@ -110,7 +110,9 @@ INTEGERS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3))
     st.lists(st.one_of(st.none(), st.floats())),
     st.booleans(),
 )
-def test_what_was_written_is_read_again(integers: list[int | None], doubles: list[float | None], modern: bool) -> None:
+def test_written_values_are_read_back_unchanged(
+    integers: list[int | None], doubles: list[float | None], modern: bool
+) -> None:
     rows = max(len(integers), len(doubles))
     table = pa.table(
         {
@@ -125,7 +127,7 @@ def test_what_was_written_is_read_again(integers: list[int | None], doubles: lis
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_binary(), pa.list_(pa.string())])
-def test_a_batch_of_large_values_has_about_a_page(kind: pa.DataType) -> None:
+def test_a_parquet_write_batch_of_large_values_holds_about_one_page(kind: pa.DataType) -> None:
     text = "frazil " * 14_000
     values = pa.array([[text] if pa.types.is_list(kind) else text] * 50, kind)
     assert choose_encodings(pa.table({"c": values}), modern=True).batch_values == 2**20 // (len(text) + 4)
@@ -161,7 +163,7 @@ def test_small_values_are_encoded_in_batches_of_the_usual_length() -> None:
     assert choose_encodings(pa.table({"c": pa.array([], pa.string())}), modern=True).batch_values == 1_024
 
 
-def test_a_file_whose_lists_with_uuids_are_all_null_has_encodings() -> None:
+def test_encodings_are_chosen_for_a_file_whose_uuid_lists_are_all_null() -> None:
     kind = pa.large_list(pa.struct([pa.field("id", pa.uuid())]))
 
     found = choose_encodings(pa.table({"ids": pa.nulls(2, kind)}), modern=True)

@@ -87,7 +87,7 @@ def form(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], dict[str,
     return found
 
 
-def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def test_row_states_become_upserts_and_deletes_keep_their_key(form: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     events = [
         event("r", after=ROW),
         event("c", after=ROW),
@@ -120,7 +120,7 @@ def test_states_are_upserts_and_deletes_have_their_key(form: Callable[[dict[str,
     assert {name: deleted[name] for name in ("id", "name", "lsn")} == {"id": 1, "name": None, "lsn": 24_023_128}
 
 
-def test_what_an_event_does_not_tell_is_kept() -> None:
+def test_an_unavailable_value_of_an_event_is_marked_as_omitted() -> None:
     unavailable = "__debezium_unavailable_value"
     decoded = decode([event("u", after={**ROW, "name": unavailable}), event("u", after=ROW)])
     name = iceberg.table_schema(StreamSpec.model_validate(SPEC)).find_field("name").field_id
@@ -129,7 +129,7 @@ def test_what_an_event_does_not_tell_is_kept() -> None:
 
 
 @pytest.mark.parametrize("names", [("id", "name"), ("id", "day")])
-def test_an_update_that_changes_its_key_deletes_the_row_before(
+def test_an_update_that_changes_its_key_deletes_the_previous_row(
     form: Callable[[dict[str, Any]], dict[str, Any]], names: tuple[str, str]
 ) -> None:
     columns = {**SPEC["schema"], **{name: f"{SPEC['schema'][name]} not null" for name in names[1:]}}  # type: ignore[dict-item, index]
@@ -161,7 +161,7 @@ def test_an_update_that_changes_its_key_deletes_the_row_before(
         ("map<string, struct<a: struct<b: string not null> not null>>", {"k": None, "l": {"a": {"b": "x"}}}),
     ],
 )
-def test_a_null_has_no_null_in_its_required_fields(wrap: Any, kind: str, value: Any) -> None:
+def test_a_null_struct_does_not_violate_its_required_fields(wrap: Any, kind: str, value: Any) -> None:
     events = [event("c", after={**ROW, "inner": inner}) for inner in (value, None)]
     events += [event("d", before={**ROW, "inner": inner}) for inner in (value, None)]
     decoded = decode([*map(wrap, events)], schema={**SPEC["schema"], "inner": kind})  # type: ignore[dict-item]
@@ -171,7 +171,7 @@ def test_a_null_has_no_null_in_its_required_fields(wrap: Any, kind: str, value: 
     assert found[1:] == [None, None, None]
 
 
-def test_an_update_that_changes_its_key_needs_each_value() -> None:
+def test_an_update_that_changes_its_key_needs_a_value_for_every_column() -> None:
     unavailable = "__debezium_unavailable_value"
     columns = {**SPEC["schema"], "name": "string not null", "note": "string"}  # type: ignore[dict-item]
     update = event("u", before=ROW, after={**ROW, "name": "b", "note": unavailable})
@@ -194,7 +194,7 @@ def test_an_update_that_changes_its_key_needs_each_value() -> None:
         (b"nonsense", None, ""),
     ],
 )
-def test_what_is_no_change_is_a_dead_letter(value: Any, error_class: str | None, said: str) -> None:
+def test_a_value_that_is_not_a_change_is_a_dead_letter(value: Any, error_class: str | None, said: str) -> None:
     decoded = decode([event("c", after=ROW), value, event("c", after={**ROW, "id": 2})])
     assert decoded.rows["id"].to_pylist() == [1, 2]
     (rejection,) = decoded.rejections
@@ -220,7 +220,7 @@ def under(name: str, value: dict[str, Any]) -> dict[str, Any]:
     return {"schema": {"type": "struct", "optional": False, "name": name}, "payload": value}
 
 
-def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
+def test_an_event_without_row_data_is_neither_a_row_nor_a_dead_letter() -> None:
     older = [{**value} for value in (BEGIN, END, SCHEMA_CHANGE)]
     for value in older:
         del value["ts_ms"]
@@ -257,7 +257,7 @@ def test_an_event_of_no_row_is_neither_row_nor_dead_letter() -> None:
     ],
     ids=str,
 )
-def test_what_only_resembles_an_event_of_no_row_is_a_dead_letter(value: dict[str, Any]) -> None:
+def test_a_value_that_only_resembles_an_event_without_a_row_is_a_dead_letter(value: dict[str, Any]) -> None:
     assert [r.error_class for r in decode([value]).rejections] == ["NotAnEnvelope"]
 
 
@@ -279,7 +279,7 @@ def test_places_in_mysqls_log_are_in_its_order() -> None:
     assert len(set(found)) == len(found)
 
 
-def test_a_position_ends_with_the_sources_time_whatever_column_has_that_too() -> None:
+def test_a_position_ends_with_the_source_time_even_if_a_column_also_contains_that_time() -> None:
     metadata = {"place": "position", "said_at": "source.ts_ms", "lsn": "source.lsn"}
     source = {**SPEC["source"], "format": {"type": "json", "envelope": {"metadata": metadata}}}  # type: ignore[dict-item]
     bare = {name: value for name, value in SOURCE.items() if name != "ts_ms"}
@@ -292,7 +292,7 @@ def test_a_position_ends_with_the_sources_time_whatever_column_has_that_too() ->
     assert (unreported["place"], unreported["said_at"]) == ("00000000000024023128", None)
 
 
-def test_a_position_has_its_row_whatever_the_type_of_the_column_that_has_that_too() -> None:
+def test_a_position_contains_its_row_number_whatever_the_type_of_a_column_with_that_number() -> None:
     metadata = {"place": "position", "line": "source.row"}
     source = {**SPEC["source"], "format": {"type": "json", "envelope": {"metadata": metadata}}}  # type: ignore[dict-item]
     columns = {**SPEC["schema"], "line": "string"}  # type: ignore[dict-item]
@@ -302,7 +302,7 @@ def test_a_position_has_its_row_whatever_the_type_of_the_column_that_has_that_to
     assert found == [f"mysql-bin.000003/{4:020}/{row:020}" for row in (7, 0)]
 
 
-def test_avro_has_the_same_events() -> None:
+def test_avro_envelopes_decode_to_the_same_rows_as_json() -> None:
     def record(name: str, fields: list[Any]) -> dict[str, Any]:
         return {"type": "record", "name": name, "fields": fields}
 
@@ -360,7 +360,7 @@ def test_avro_has_the_same_events() -> None:
         ("shop.Heartbeat", False),
     ],
 )
-def test_avro_tells_an_event_of_no_row_by_its_schemas_name(name: str, skipped: bool) -> None:
+def test_avro_recognises_events_without_a_row_by_the_schema_name(name: str, skipped: bool) -> None:
     schema = {"type": "record", "name": name, "fields": [{"name": "ts_ms", "type": "long"}]}
     of = {"type": "avro", "schema-text": json.dumps(schema), "envelope": {"metadata": {"said_at": "ts_ms"}}}
     columns = {"id": "long not null", "said_at": {"type": "timestamptz", "unit": "ms"}}
@@ -370,7 +370,9 @@ def test_avro_tells_an_event_of_no_row_by_its_schemas_name(name: str, skipped: b
     assert [r.error_class for r in decoded.rejections] == ([] if skipped else ["NotAnEnvelope"])
 
 
-def test_an_envelope_without_rows(form: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def test_envelopes_without_rows_cause_neither_rows_nor_dead_letters(
+    form: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
     decoded = decode([form(event("m"))])
     assert (decoded.rows.num_rows, decoded.rejections) == (0, [])
     assert isinstance(change_schema(Schema(), ()), Schema)

@@ -39,7 +39,9 @@ def enveloped(*events: Any, evolution: Literal["additive", "full"] = "additive")
 
 
 @given(ROWS, st.data())
-def test_events_have_beyond_the_table_what_their_rows_have(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_schema_drift_of_envelope_events_equals_that_of_their_rows(
+    rows: list[dict[str, Any]], data: st.DataObject
+) -> None:
     evolution = data.draw(st.sampled_from(("additive", "full")))
     plain = create_decoder("json", SCHEMA, {}, evolution)(
         RecordChunk.of_values([json.dumps(row).encode() for row in rows])
@@ -51,7 +53,7 @@ def test_events_have_beyond_the_table_what_their_rows_have(rows: list[dict[str, 
 
 
 @pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])
-def test_only_states_after_a_change_are_drift(form: Any) -> None:
+def test_schema_drift_is_detected_only_in_the_state_after_a_change(form: Any) -> None:
     state = {"id": 1, "extra": 1, "n": 2**40}
     events = [
         event("d", before=state),
@@ -66,7 +68,7 @@ def test_only_states_after_a_change_are_drift(form: Any) -> None:
     assert (found.drift.new, found.drift.wider) == ({("extra",): "long"}, {("n",): "long"})
 
 
-def test_very_many_new_keys_beside_the_row_hide_none_in_it() -> None:
+def test_many_new_keys_outside_the_row_do_not_hide_a_new_field_in_it() -> None:
     made = create_decoder({"type": "json", "envelope": "debezium"}, SCHEMA, {}, "additive")
     odd = [event("c", after={"id": n}, source={f"s{n}": 1}, **{f"k{n}": {}}) for n in range(3000)]
     last = event("c", after={"id": 1, "extra": [1]})
@@ -74,7 +76,7 @@ def test_very_many_new_keys_beside_the_row_hide_none_in_it() -> None:
     assert found.drift == SchemaDrift({("extra",): ListOf("long")}, records=1)
 
 
-def test_a_placeholder_makes_no_field() -> None:
+def test_an_unavailable_value_placeholder_adds_no_field() -> None:
     hstore = {PLACEHOLDER: PLACEHOLDER}
     found = enveloped(event("u", after={"id": 1, "new": hstore, "in": hstore}))
     assert found.drift.new == {("new",): StructOf({})}
@@ -82,13 +84,13 @@ def test_a_placeholder_makes_no_field() -> None:
     assert found.drift.new == {("new",): StructOf({"a": "string"})}
 
 
-def test_a_column_that_the_envelope_fills_is_no_other_column() -> None:
+def test_a_column_filled_by_the_envelope_ignores_a_field_of_the_same_name() -> None:
     found = decode([event("c", after={**ROW, "lsn": 1, "tx": 2, "extra": "x"})], evolution="additive")
     assert found.rows["lsn"].to_pylist() == [24_023_128]
     assert found.drift.new[("extra",)] == "string"
 
 
-def test_avro_says_it_by_the_schema() -> None:
+def test_an_avro_envelope_evolves_by_its_schema() -> None:
     state = {"type": "record", "name": "V", "fields": [{"name": "id", "type": "long"}]}
     state["fields"] += [{"name": "n", "type": ["null", "long"]}, {"name": "extra", "type": ["null", "string"]}]  # type: ignore[operator]
     source = {"type": "record", "name": "S", "fields": [{"name": "version", "type": "string"}]}

@@ -30,14 +30,16 @@ ROWS = re.findall(
 )
 
 
-def test_every_row_of_the_table_is_tried() -> None:
+def test_every_row_of_the_envelope_page_is_tested() -> None:
     lines = [line for line in SECTION.splitlines() if line.startswith("| ") and "in the database" not in line]
     assert len(lines) == len(ROWS) > 35
 
 
 @pytest.mark.parametrize(("json_value", "declared", "outcome"), [(r[2], r[4], r[5]) for r in ROWS if r[2]])
 @pytest.mark.parametrize("with_schema", [False, True])
-def test_json_fills_its_column(json_value: str, declared: str, outcome: str, *, with_schema: bool) -> None:
+def test_a_json_value_in_an_envelope_fills_its_column_as_documented(
+    json_value: str, declared: str, outcome: str, *, with_schema: bool
+) -> None:
     # As text: a decimal that JSON has as a number keeps its digits.
     event = f'{{"before": null, "after": {{"id": 1, "x": {json_value}}}, "op": "c", "ts_ms": 1}}'
     value = f'{{"schema": {{"type": "struct"}}, "payload": {event}}}' if with_schema else event
@@ -45,7 +47,9 @@ def test_json_fills_its_column(json_value: str, declared: str, outcome: str, *, 
 
 
 @pytest.mark.parametrize(("row", "declared", "outcome"), [((r[2], r[3]), r[4], r[5]) for r in ROWS if r[3]])
-def test_avro_fills_its_column(row: tuple[str, str], declared: str, outcome: str) -> None:
+def test_an_avro_value_in_an_envelope_fills_its_column_as_documented(
+    row: tuple[str, str], declared: str, outcome: str
+) -> None:
     written, _, own = row[1].partition(" of ")
     kind = json.loads(written)
     fields = [{"name": "id", "type": "long"}, {"name": "x", "type": ["null", kind]}]

@@ -100,19 +100,19 @@ def test_an_error_names_the_column_or_the_object_around_its_field(
 
 
 @pytest.mark.parametrize("items", [None, [], [None], [{}], [{"other": 1}]])
-def test_an_element_that_is_not_there_is_null(items: Any) -> None:
+def test_a_missing_list_element_is_null(items: Any) -> None:
     found = row({"payload": {"user": {"id": 1}}, "items": items, "row": [1]})
     assert (found["sku"], found["side"]) == (None, None)  # type: ignore[index]
 
 
-def test_a_required_element_that_is_not_there_is_a_dead_letter() -> None:
+def test_a_missing_required_list_element_is_a_dead_letter() -> None:
     columns = {"x": {"type": "int", "from": "row[1]", "required": True}}
     assert row({"row": [1]}, columns) == ("MissingRequired", "x: required, and missing or null")
     assert row({}, columns) == ("MissingRequired", "x: required, and missing or null")
     assert row({"row": [1, 2]}, columns) == {"x": 2}
 
 
-def test_a_key_given_twice_on_the_way_is_a_dead_letter() -> None:
+def test_a_duplicate_key_on_the_path_to_a_field_is_a_dead_letter() -> None:
     columns = {"x": {"type": "int", "from": "a[1].b"}}
     (found,) = decode([b'{"a": [0, {"b": 1, "b": 2}]}'], declared(columns)).rejections
     assert found.error == "x: given twice"
@@ -146,7 +146,7 @@ def test_the_loop_and_the_reader_of_single_records_agree(arrays: list[list[Any]]
     assert sorted(looped.rejections) == sorted(single.rejections)
 
 
-def test_rest_keeps_what_paths_leave() -> None:
+def test_rest_keeps_fields_that_no_path_reads() -> None:
     columns = {"id": {"type": "long", "from": "payload.id"}, "first": {"type": "int", "from": "list[0]"}, "r": "string"}
     record = {"payload": {"id": 1, "a": 2}, "list": [1, 2], "b": 3}
     assert row(record, columns, rest="r") == {"id": 1, "first": 1, "r": '{"payload": {"a": 2},"b": 3}'}
@@ -159,7 +159,7 @@ def test_new_fields_become_columns_but_not_those_within_the_object_of_a_path() -
     assert drift([b'{"payload": {"id": 1, "other": 2}}'], columns, "json", "additive").records == 0
 
 
-def test_paths_lead_on_from_the_object_that_unwrap_names() -> None:
+def test_paths_start_at_the_object_that_unwrap_names() -> None:
     columns = {"id": {"type": "long", "from": "user.id"}, "n": "int"}
     form = {"type": "json", "unwrap": r"out\.er", "lines": True, "framing": "confluent"}
     lines = b"\0\0\0\0\7" + b'{"out.er": {"user": {"id": 1}, "n": 2}}\n{"out.er": {"user": {"id": "x"}}}'
@@ -174,7 +174,7 @@ def test_a_value_out_of_range_is_quoted_from_its_path() -> None:
     assert create_quoter("json")(b'{"a": [0, {"b.c": 5}]}', path) == "the number 5"
 
 
-def test_avro_and_protobuf_have_paths_too() -> None:
+def test_avro_and_protobuf_columns_can_use_paths() -> None:
     item = {"type": "record", "name": "I", "fields": [{"name": "v", "type": "int"}, {"name": "t", "type": "string"}]}
     within = {"type": "record", "name": "W", "fields": [{"name": "items", "type": {"type": "array", "items": item}}]}
     schema = {"type": "record", "name": "R", "fields": [{"name": "w", "type": ["null", within]}]}
@@ -222,7 +222,7 @@ def test_elements_of_one_list_may_be_read_in_several_ways() -> None:
     assert "is also read by the column a" in said
 
 
-def test_a_field_around_those_of_required_columns_makes_them_optional_and_no_other_case_of_it_is_new() -> None:
+def test_a_missing_parent_object_makes_required_columns_optional_and_other_cases_are_not_new() -> None:
     columns = {"id": {"type": "int", "from": "p.id", "required": True}, "Name": {"type": "string", "from": "q.x"}}
     spec = StreamSpec.model_validate(declared(columns), by_alias=True, by_name=False)
     table = iceberg.table_schema(spec)
@@ -261,7 +261,7 @@ def test_columns_are_read_from_within_a_column_of_json_text_too() -> None:
     assert "is also read by the column payload" in problem({**columns, "r": {"type": "string", "from": "payload"}})
 
 
-def test_a_captured_row_has_fields_of_other_names() -> None:
+def test_fields_of_a_captured_row_may_have_other_names() -> None:
     columns = {
         "id": {"type": "long", "from": "ID", "required": True}, "name": {"type": "string", "from": "Full Name"},
     }  # fmt: skip
@@ -285,12 +285,12 @@ def test_a_captured_row_has_fields_of_other_names() -> None:
     ("text", "path"),
     [("a", ("a",)), ("a.b[0][12].c", ("a", "b", 0, 12, "c")), (r"a\.b.\[c\]", ("a.b", "[c]")), ("a b.C", ("a b", "C"))],
 )
-def test_a_path_is_names_and_indexes(text: str, path: tuple[str | int, ...]) -> None:
+def test_a_path_consists_of_names_and_indexes(text: str, path: tuple[str | int, ...]) -> None:
     assert parse_path(text) == path
 
 
 @pytest.mark.parametrize("text", ["", ".a", "a.", "a..b", "a[", "a[x]", "a[0]b", "[0]", "a. .b", 'a"b', "a\\b"])
-def test_another_text_is_no_path(text: str) -> None:
+def test_a_text_that_is_not_a_path_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"has a name|does not begin"):
         parse_path(text)
 
@@ -338,7 +338,7 @@ def test_a_path_that_cannot_be_read_is_refused_with_the_reason(
     assert said in problem(columns, form, **more)
 
 
-def test_a_stream_without_paths_has_no_decoder_around_its_own() -> None:
+def test_a_stream_without_field_paths_uses_the_plain_decoder() -> None:
     spec = StreamSpec.model_validate(declared({"x": "int"}), by_alias=True, by_name=False)
     made = create_decoder("json", iceberg.table_schema(spec), {})
     assert type(made) is json_decoder.JsonDecoder
@@ -358,7 +358,7 @@ def test_a_stream_without_paths_has_no_decoder_around_its_own() -> None:
     ids=lambda value: str(value) if isinstance(value, PrimitiveType) else "",
 )
 @pytest.mark.parametrize("required", [True, False])
-def test_a_column_whose_default_another_engine_set_gets_it(kind: PrimitiveType, default: Any, required: bool) -> None:
+def test_a_column_gets_the_default_that_another_engine_set(kind: PrimitiveType, default: Any, required: bool) -> None:
     added = NestedField(2, "added", kind, required=required, initial_default=default, write_default=default)
     table = Schema(NestedField(1, "id", LongType(), required=True), added)
     made = create_decoder("json", Schema.model_validate_json(table.model_dump_json()), {})

@@ -444,7 +444,7 @@ RULES: list[tuple[str, t.NestedField, dict[str, Record], Any, dict[str, Any]]] =
 @pytest.mark.parametrize(
     ("column", "records", "becomes", "but"), [rule[1:] for rule in RULES], ids=[r[0] for r in RULES]
 )
-def test_a_rule_is_the_same_in_each_format(
+def test_a_column_rule_gives_the_same_result_in_each_format(
     form: str, column: t.NestedField, records: Mapping[str, Record], becomes: Any, but: Mapping[str, Any]
 ) -> None:
     if form not in records:
@@ -468,7 +468,7 @@ MALFORMED: dict[str, tuple[Record, Record]] = {
 
 
 @pytest.mark.parametrize(("error_class", "records"), MALFORMED.items(), ids=MALFORMED)
-def test_what_ends_too_early_or_goes_on_is_no_record_of_its_format(error_class: str, records: Sequence[Record]) -> None:
+def test_a_truncated_record_or_one_with_trailing_bytes_is_rejected(error_class: str, records: Sequence[Record]) -> None:
     assert [outcome(record, optional(LONG)) for record in records] == [error_class] * 2
 
 
@@ -493,7 +493,7 @@ def _messages(depth: int) -> bytes:
 
 
 @pytest.mark.parametrize("form", DEPTHS)
-def test_what_is_nested_too_deep_is_a_dead_letter_also_where_no_column_wants_it(form: str) -> None:
+def test_a_too_deeply_nested_record_is_a_dead_letter_even_if_no_column_reads_it(form: str) -> None:
     limit, made = DEPTHS[form]
     column = t.NestedField(1, "y", LONG, required=False)
     assert [outcome(made(depth), column) for depth in (limit, limit + 1)] == [None, "TooDeep"]
@@ -535,13 +535,13 @@ def evolved(record: Record, schema: Schema, batches: int, mode: Literal["additiv
 
 
 @pytest.mark.parametrize("record", NODES.values(), ids=NODES)
-def test_what_contains_itself_is_no_column(record: Record) -> None:
+def test_a_recursive_type_does_not_become_a_column(record: Record) -> None:
     schema = Schema(t.NestedField(1, "name", STRING, required=False))
     assert {*evolved(record, schema, 3).column_names} == {"name", "size", "pair", "pair.size"}
 
 
 @pytest.mark.parametrize("record", NODES.values(), ids=NODES)
-def test_a_declared_column_of_a_type_that_contains_itself_evolves_like_any_other(record: Record) -> None:
+def test_a_declared_column_of_a_recursive_type_evolves_like_any_other(record: Record) -> None:
     size = t.NestedField(1, "size", INT, required=False)
     within = t.StructType(size.model_copy(update={"field_id": 3}))
     schema = Schema(size, t.NestedField(2, "next", within, required=False))

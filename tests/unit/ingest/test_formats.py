@@ -25,11 +25,11 @@ FRAMED = {"type": "json", "framing": "confluent"}
         {"type": "protobuf", "schema-text": "message M {}", "message": "M", "framing": "confluent"},
     ],
 )
-def test_a_format_crosses_to_executors_as_plain_values(plain: object) -> None:
+def test_a_format_is_sent_to_executors_as_plain_values(plain: object) -> None:
     assert dump_format(parse_format(plain)) == plain  # type: ignore[arg-type]
 
 
-def test_json_behind_a_schema_id_is_read_as_json_and_what_has_none_is_named() -> None:
+def test_json_after_a_schema_id_is_decoded_and_unframed_values_are_dead_letters() -> None:
     values = [b'\0\0\0\0\7{"s":"x","l":1}', None, b'{"l":2}', b"\0\0\0\0\7", b"\0\0", b'\0\0\0\0\10{"l":3}']
     decoded = create_decoder(FRAMED, SCHEMA, {})(RecordChunk.of_values(values))
     rows = dict(zip(decoded.record_indexes.tolist(), decoded.rows.to_pylist(), strict=True))

@@ -94,7 +94,7 @@ def test_avro_and_protobuf_accept_the_same_forms(form: str) -> None:
     assert answer("Avro", *FORMS[form]) == answer("Protobuf", *FORMS[form])
 
 
-def test_the_page_says_which_forms_each_format_accepts() -> None:
+def test_the_docs_list_the_forms_that_each_format_accepts() -> None:
     shown = PAGE.read_text().split(HEADING)[1]
     assert table() in shown
 

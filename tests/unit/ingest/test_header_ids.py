@@ -45,7 +45,7 @@ def registry() -> Any:
         yield made
 
 
-def test_an_id_or_guid_in_a_header_and_one_before_the_value_are_read_alike(registry: MadeRegistry) -> None:
+def test_a_schema_id_or_guid_is_read_from_a_header_or_before_the_value(registry: MadeRegistry) -> None:
     value, by_id, by_guid = avro({"x": 5}, SCHEMA), b"\0\0\0\0\7", b"\1" + GUID.bytes
     records = [(value, by_id), (by_id + value, None), (value, by_guid), (None, by_id), (value, b"\2ab"), (value, None)]
     decoded = decode(records, {"x": "int"}, {"type": "avro", "registry": {"url": registry.url}})
@@ -75,7 +75,7 @@ def test_protobufs_header_has_the_indexes_of_the_message(registry: MadeRegistry)
     assert (decoded.rejections, decoded.rows["plain"].to_pylist()) == ([], [3])
 
 
-def test_json_needs_no_registry_for_it() -> None:
+def test_json_with_a_schema_guid_in_the_header_needs_no_registry() -> None:
     records = [(b'{"x": 1}', b"\1" + GUID.bytes), (b'\0\0\0\0\7{"x": 2}', None), (b'{"x": 3}', None)]
     decoded = decode(records, {"x": "int"}, {"type": "json", "framing": "confluent"})
     assert decoded.rows["x"].to_pylist() == [1, 2]

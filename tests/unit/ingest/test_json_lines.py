@@ -60,7 +60,7 @@ def alone(value: bytes | None) -> Any:
 
 
 @given(st.lists(RECORDS, max_size=12), st.sampled_from([1, 3, 500_000]))
-def test_each_line_is_what_it_would_be_alone_and_a_bad_one_rejects_its_record(
+def test_each_line_decodes_as_if_alone_and_a_bad_line_rejects_its_record(
     values: list[bytes | None], at_once: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +82,7 @@ def test_a_record_of_very_many_lines_is_one_dead_letter_and_the_others_land() ->
     assert (len(rows), one) == (limit - 1, [(1, None)])
 
 
-def test_a_frame_is_before_all_lines() -> None:
+def test_one_frame_precedes_all_lines_of_a_value() -> None:
     framed = create_decoder({"type": "json", "framing": "confluent", "lines": True}, SCHEMA, {})
     found = framed(RecordChunk.of_values([b'{"x": 1}', b'\0\0\0\0\7{"x": 1}\n{"x": 2}']))
     assert [of if isinstance(of, list) else of[0] for of in outcomes(found, 2)] == ["NotFramed", [(1, None), (2, None)]]

@@ -46,26 +46,26 @@ NOT_PRINTABLE = {
 }
 
 
-def test_every_row_of_the_page_is_tried() -> None:
+def test_every_row_of_the_documentation_page_is_tested() -> None:
     rows = [line for line in PROSE.splitlines() if line.startswith("| ") and "---" not in line]
     headings = [line for line in rows if line.endswith(("| in the table |", "| column `x` |"))]
     assert len(rows) - len(headings) == len(COLUMN_ROWS) + len(RECORD_ROWS) > 100
 
 
 @pytest.mark.parametrize(("declared", "unit", "value", "outcome"), COLUMN_ROWS)
-def test_a_columns_value_becomes_what_the_page_says(declared: str, unit: str, value: str, outcome: str) -> None:
+def test_a_column_value_is_converted_as_documented(declared: str, unit: str, value: str, outcome: str) -> None:
     record = f'{{"x": {value}}}' if value else "{}"
     assert _outcome(declared, unit, record.encode()) == outcome
 
 
 @pytest.mark.parametrize(("value", "outcome"), RECORD_ROWS)
-def test_a_record_becomes_what_the_page_says(value: str, outcome: str) -> None:
+def test_a_record_is_converted_as_documented(value: str, outcome: str) -> None:
     record = NOT_PRINTABLE[value] if value in NOT_PRINTABLE else value.strip("`").encode()
     assert _outcome("int", "", record) == outcome
 
 
 @pytest.mark.parametrize(("value", "kept"), re.findall(r"^\| `([^`]+)` \| (`[^`]+`|\*null\*) \|$", REST, re.MULTILINE))
-def test_what_no_column_takes_becomes_what_the_page_says(value: str, kept: str) -> None:
+def test_fields_without_a_column_are_stored_in_rest_as_documented(value: str, kept: str) -> None:
     columns = {"id": "int", "place": "struct<city: string>", "more": "string", "at": "timestamptz"}
     source = {"topics": ["t"], "format": "json", "bootstrap-servers": "broker:9092"}
     stream = {"name": "s", "source": source, "table": "a.b", "schema": columns, "event-time": "at", "rest": "more"}
@@ -88,7 +88,7 @@ def test_what_no_column_takes_becomes_what_the_page_says(value: str, kept: str) 
         ),
     ],
 )
-def test_a_field_elsewhere_becomes_what_the_page_says(declared: str, record: str, outcome: str) -> None:
+def test_a_field_with_column_options_is_converted_as_documented(declared: str, record: str, outcome: str) -> None:
     column = yaml.safe_load(declared)
     decoded = decode([record.encode()], of_columns({"x": column}))
     if decoded.rejections:

@@ -244,7 +244,7 @@ def test_a_protobuf_message_without_a_required_value_is_a_dead_letter() -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "avro", "protobuf"])
-def test_a_variant_has_the_text_of_a_string_as_json(form: str) -> None:
+def test_a_variant_is_decoded_to_the_same_json_text_as_a_json_string_column(form: str) -> None:
     made: dict[str, tuple[Any, bytes]] = {
         "json": ("json", b'{"x": {"b": [1, 2.50]}, "left": 7}'),
         "avro": ({"type": "avro", "schema-text": json.dumps(AVRO)}, avro({"y": 1, "x": INNER, "z": "a"})),
@@ -293,7 +293,9 @@ def test_a_variant_has_the_text_of_a_string_as_json(form: str) -> None:
         ({"x": "variant"}, {"sensitive": {"fields": {"x": "mask"}}}, "needs a string, but the column is variant"),
     ],
 )
-def test_what_cannot_be_kept_as_json_is_refused(schema: dict[str, Any], more: dict[str, Any], message: str) -> None:
+def test_columns_that_cannot_be_stored_as_json_text_are_refused(
+    schema: dict[str, Any], more: dict[str, Any], message: str
+) -> None:
     spec = declared(schema, **more)
     with pytest.raises(ValidationError) as refused:
         StreamSpec.model_validate(spec, by_alias=True, by_name=False)

@@ -56,7 +56,9 @@ def drift(*values: bytes) -> SchemaDrift:
         (b'{"s":null,"in":{"i":3000000000}}', {("in", "i"): "long"}, {("s",), ("in", "r")}),
     ],
 )
-def test_what_would_hold_a_record(value: bytes, wider: dict[tuple[str, ...], str], optional: set[tuple[str, ...]]):
+def test_schema_evolution_requests_the_types_that_would_hold_a_record(
+    value: bytes, wider: dict[tuple[str, ...], str], optional: set[tuple[str, ...]]
+):
     found = drift(b'{"s":"sound"}', value)
     assert (found.wider, found.optional) == (wider, optional)
 
@@ -76,11 +78,11 @@ def test_what_would_hold_a_record(value: bytes, wider: dict[tuple[str, ...], str
         b"{",
     ],
 )
-def test_a_record_that_would_stay_refused_changes_nothing(value: bytes):
+def test_a_record_that_would_still_be_rejected_adds_no_drift(value: bytes):
     assert not drift(value)
 
 
-def test_the_widest_of_several_records_is_requested():
+def test_schema_evolution_requests_the_widest_type_of_several_records():
     found = drift(b'{"s":"","d":123.4}', b'{"s":"","d":12345}', b'{"s":"","d":1234}')
     assert found.wider == {("d",): "decimal(7, 2)"}
 
@@ -97,7 +99,7 @@ def test_new_fields_of_a_record_that_would_stay_refused_do_not_count():
 
 
 @pytest.mark.parametrize("name", ['a"q', "back\\slash", "tab\there"])
-def test_a_column_whose_name_json_must_escape_is_refused_by_its_name(name: str):
+def test_a_column_name_that_json_must_escape_is_refused(name: str):
     """Others may have made one."""
     odd = Schema(NestedField(1, "o", StructType(NestedField(2, name, LongType()))))
     with pytest.raises(SpecError, match=r"schema\.o: the name of column .* JSON escapes; rename it"):

@@ -307,7 +307,7 @@ def test_headers_are_kept_and_the_last_of_a_name_is_found(made: list[Headers], n
 
 
 @pytest.mark.parametrize(("leader_epoch", "value"), [(3, b""), (3, b"some"), (-1, b"some"), (3, None)])
-def test_headers_are_requested_only_where_there_may_be_some(leader_epoch: int, value: bytes | None) -> None:
+def test_headers_are_read_only_where_records_may_have_some(leader_epoch: int, value: bytes | None) -> None:
     sent = [Sent("a", 0, n, b"k", value, n, leader_epoch=leader_epoch) for n in range(1000)]
     library = MadeLibrary(sent)
     with pytest.MonkeyPatch.context() as patch:
@@ -318,7 +318,7 @@ def test_headers_are_requested_only_where_there_may_be_some(leader_epoch: int, v
     assert library.requested == (16 if known else 1000)
 
 
-def test_once_a_record_has_headers_that_its_bytes_did_not_say_each_is_requested() -> None:
+def test_after_a_record_with_unexpected_headers_the_headers_of_every_record_are_read() -> None:
     some = (("h", b"x"),)
     sent = [Sent("a", 0, n, None, b"v", n, headers=some, hides_headers=True) for n in range(1, 1000)]
     library = MadeLibrary(sent)
@@ -345,7 +345,7 @@ def test_headers_count_in_a_chunks_size(monkeypatch: pytest.MonkeyPatch) -> None
     assert max(sizes) < 2 * MAX_CHUNK_BYTES
 
 
-def test_null_and_empty_are_distinguished_and_records_without_a_time_have_none() -> None:
+def test_null_and_empty_values_are_distinguished_and_a_missing_timestamp_stays_missing() -> None:
     sent = [Sent("a", 0, 0, None, b""), Sent("a", 0, 1, b"", None, 5), Sent("a", 0, 2, b"k", b"v", 6)]
     wanted = [("a", 0, 0, None, b"", -1), ("a", 0, 1, b"", None, 5), ("a", 0, 2, b"k", b"v", 6)]
     assert read(sent, [OffsetRange("a", 0, 0, 3)])[0] == (wanted, "")
@@ -367,7 +367,7 @@ def test_a_partition_that_answers_with_errors_alone_is_unavailable() -> None:
     assert "a[0] at 1 of 2: error -199" in text
 
 
-def test_an_end_that_moves_a_position_counts_as_progress_and_one_that_repeats_it_does_not(
+def test_a_partition_end_that_moves_the_position_is_progress_and_a_repeated_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kafka_columns, "MAX_FETCH_RECORDS", 1)
@@ -378,7 +378,7 @@ def test_an_end_that_moves_a_position_counts_as_progress_and_one_that_repeats_it
     assert "a[0] at 1 of 100" in text
 
 
-def test_records_that_nobody_requested_are_in_no_range() -> None:
+def test_records_outside_the_requested_ranges_are_ignored() -> None:
     strange = [Sent("a", 0, 0, None, b"x"), Sent("a", 9, 0, None, b"x"), Sent("b", 1, 0, None, b"x")]
     ranges = [OffsetRange("a", 1, 0, 1), OffsetRange("c", 0, 0, 9)]
     sent = [*strange, Sent("a", 1, 0, None, b"own", 5), Sent("c", 0, 9, error=EOF)]
@@ -423,7 +423,9 @@ def test_keys_count_in_a_chunks_size(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_an_error_of_a_partition_is_said_in_the_same_words(code: int, error: type[FrazilError], said: str) -> None:
+def test_a_kafka_partition_error_is_reported_with_the_same_message_as_a_client_error(
+    code: int, error: type[FrazilError], said: str
+) -> None:
     sent = [Sent("a", 0, 0, None, b"1", 1), Sent("a", 0, -1001, error=code)]
     (_, text), _ = read(sent, [OffsetRange("a", 0, 0, 9)])
     assert text.startswith(error.__name__)
@@ -438,13 +440,15 @@ def test_an_error_of_a_partition_is_said_in_the_same_words(code: int, error: typ
         (KafkaError._ALL_BROKERS_DOWN, KafkaUnavailable, "among them a[0] at 0 of 9: error -187. Start the brokers"),
     ],
 )
-def test_an_error_of_the_client_is_said_in_the_same_words(code: int, error: type[FrazilError], said: str) -> None:
+def test_a_kafka_client_error_is_reported_with_the_same_message_as_a_partition_error(
+    code: int, error: type[FrazilError], said: str
+) -> None:
     (_, text), _ = read([], [OffsetRange("a", 0, 0, 9), OffsetRange("b", 0, 0, 9)], code)
     assert text.startswith(error.__name__)
     assert said in text
 
 
-def test_the_cause_of_a_broken_connection_is_said_and_logged_and_not_that_brokers_are_down(
+def test_the_cause_of_a_broken_connection_is_reported_instead_of_brokers_down(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A message beyond `receive.message.max.bytes` breaks the connection, and that is the last error, each time."""
@@ -455,14 +459,14 @@ def test_the_cause_of_a_broken_connection_is_said_and_logged_and_not_that_broker
     assert [record.getMessage() for record in caplog.records] == ["a: Kafka's client reports: error -199"]
 
 
-def test_a_quota_is_waited_for_and_named_where_nothing_comes(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reader_waits_for_a_quota_and_names_it_if_no_records_arrive(caplog: pytest.LogCaptureFixture) -> None:
     (_, text), _ = read([], [OffsetRange("a", 0, 0, 9)], throttle_ms=40_000)
     assert "no record arrived for 200 s" in text
     assert "the brokers do not answer; a quota of the brokers delays each fetch by 40 s. Raise the quota" in text
     assert [record.getMessage() for record in caplog.records] == ["a: a quota of the brokers delays each fetch by 40 s"]
 
 
-def test_a_quota_is_waited_for_although_records_that_were_fetched_before_arrive_after_its_event() -> None:
+def test_the_reader_waits_for_a_quota_although_earlier_fetched_records_arrive_after_its_event() -> None:
     now_s = iter(range(1, 10_000))
     sent = [Sent("a", 0, n, None, b"v", n) for n in range(10)]
     library = MadeLibrary(sent)
@@ -475,7 +479,7 @@ def test_a_quota_is_waited_for_although_records_that_were_fetched_before_arrive_
     assert next(now_s) > 720
 
 
-def test_what_was_read_is_reported_before_a_chunk_is_full() -> None:
+def test_read_progress_is_reported_before_a_chunk_is_full() -> None:
     reported: list[tuple[int, float]] = []
     sent = [Sent("a", 0, n, None, b"v", n) for n in range(773)]
     of = [OffsetRange("a", 0, 0, 100_000)]
@@ -497,7 +501,7 @@ def test_lines_of_librdkafkas_log_go_to_pythons_and_none_to_stderr(
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_was_fetched_is_destroyed_once_where_reading_stops_in_the_middle() -> None:
+def test_fetched_messages_are_destroyed_once_if_reading_stops_in_the_middle() -> None:
     library = MadeLibrary([Sent("a", 0, n, b"k", b"v", n) for n in range(300)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kafka_columns, "librdkafka", lambda: library)
@@ -512,7 +516,7 @@ def test_an_unknown_property_is_a_mistake_of_the_declaration() -> None:
         readers.create_kafka_reader({"bootstrap.servers": "127.0.0.1:1", "no.such": "x"}, [OffsetRange("a", 0, 0, 0)])
 
 
-def test_a_library_that_is_laid_out_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_librdkafka_with_another_struct_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Shifted(ctypes.Structure):
         _fields_ = (("more", ctypes.c_int64), *Message._fields_)
 
@@ -525,7 +529,7 @@ def test_a_library_that_is_laid_out_otherwise_is_refused(monkeypatch: pytest.Mon
     assert librdkafka() is librdkafka()
 
 
-def test_a_client_that_librdkafka_refuses_leaves_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_that_librdkafka_refuses_leaves_nothing_behind(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KafkaException, match="ssl"):
         librdkafka().consumer(
             {"group.id": "g", "security.protocol": "ssl", "ssl.ca.location": "/no/such/file"},
@@ -535,7 +539,7 @@ def test_a_client_that_librdkafka_refuses_leaves_nothing(capfd: pytest.CaptureFi
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_reader_that_a_forked_child_inherits_is_left_to_its_parent() -> None:
+def test_a_forked_child_does_not_close_the_reader_of_its_parent() -> None:
     with ColumnReader({"bootstrap.servers": "127.0.0.1:1"}, [OffsetRange("a", 0, 0, 1)]) as reader:
         child = os.fork()
         if child == 0:

@@ -225,5 +225,5 @@ def test_a_transform_reads_fields_of_the_key() -> None:
         ({"n": {"type": "int", "from": {"kay": "id"}}}, {}, {}, "schema.n.from"),
     ],
 )
-def test_what_keys_cannot_fill_is_refused(columns: Any, source: Any, other: Any, message: str) -> None:
+def test_columns_that_keys_cannot_fill_are_refused(columns: Any, source: Any, other: Any, message: str) -> None:
     assert message in refusals(columns, source, **other)

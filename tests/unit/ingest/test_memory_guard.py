@@ -57,7 +57,7 @@ def test_an_allocation_beyond_the_limit_fails_and_the_limit_ends_with_the_block(
 
 
 @linux_only
-def test_guards_of_two_threads_leave_the_process_as_it_was() -> None:
+def test_memory_guards_of_two_threads_restore_the_process_limit() -> None:
     before, inside, first_ended = resource.getrlimit(resource.RLIMIT_DATA), threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -70,7 +70,7 @@ def test_a_type_that_may_lose_a_value_does_not_fit(found: pa.DataType, wanted: p
 
 
 @pytest.mark.parametrize(("kind", "instead"), [(VariantType(), "JSON text"), (StringType(), "that type")])
-def test_a_file_with_an_unsuitable_column_is_refused_with_what_to_write(
+def test_a_file_with_an_unsuitable_column_is_refused_with_the_fix(
     tmp_path: Path, kind: PrimitiveType, instead: str
 ) -> None:
     path = f"{tmp_path}/one.parquet"
@@ -82,7 +82,7 @@ def test_a_file_with_an_unsuitable_column_is_refused_with_what_to_write(
         check_columns(path, file, FileColumns.of(Schema(NestedField(1, "v", kind)), {}))
 
 
-def test_a_null_has_no_null_in_its_required_fields() -> None:
+def test_a_null_struct_does_not_violate_its_required_fields() -> None:
     struct = StructType(NestedField(3, "a", LongType(), required=True))
     schema = Schema(NestedField(1, "one", struct), NestedField(4, "many", ListType(5, struct, element_required=False)))
     optional = pa.struct({"a": pa.int32()})
@@ -96,7 +96,7 @@ def test_a_null_has_no_null_in_its_required_fields() -> None:
         fill_hidden_nulls(cast_columns("f", missing, columns))
 
 
-def test_a_column_that_a_file_does_not_have_gets_the_tables_default(tmp_path: Path) -> None:
+def test_a_column_missing_from_a_backfill_file_gets_the_default_of_the_table(tmp_path: Path) -> None:
     path = f"{tmp_path}/one.parquet"
     pq.write_table(pa.table({"n": [1, 2]}), path)
     added = NestedField(2, "v", StringType(), required=True, initial_default="old", write_default="new")

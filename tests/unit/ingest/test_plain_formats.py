@@ -60,7 +60,7 @@ NEEDED = create_decoder({"type": "string", "column": "c1"}, schema(StringType(),
 
 
 @given(st.lists(st.none() | st.binary(max_size=40) | st.text(max_size=20).map(str.encode), max_size=20))
-def test_a_whole_value_is_its_row_if_python_reads_it(values: list[bytes | None]) -> None:
+def test_a_plain_text_value_becomes_a_row_exactly_if_python_can_decode_it(values: list[bytes | None]) -> None:
     def text(value: bytes | None) -> object:
         try:
             return (None if value is None else value.decode(),)
@@ -74,7 +74,7 @@ def test_a_whole_value_is_its_row_if_python_reads_it(values: list[bytes | None])
     assert outcomes(NEEDED(RecordChunk.of_values(values)), count) == expected
 
 
-def test_where_a_text_is_not_utf8_is_reported() -> None:
+def test_the_position_of_invalid_utf8_is_reported() -> None:
     (rejection,) = TEXT(RecordChunk.of_values([b"fine", "é".encode() * 8 + b"\xc3"])).rejections
     assert rejection.error == "c1: the value is not UTF-8 (byte 16): write UTF-8, or make the column binary"
 
@@ -83,7 +83,7 @@ FIELD = st.text(st.characters(codec="utf-8") | st.sampled_from("\"',; \\\n\r\t\x
 
 
 @given(st.lists(st.lists(FIELD, min_size=1, max_size=5), max_size=12), st.sampled_from(["", "\n", "\r\n"]))
-def test_what_python_writes_as_a_line_is_read_as_python_reads_it(lines: list[list[str]], end: str) -> None:
+def test_csv_lines_written_by_python_are_read_as_python_reads_them(lines: list[list[str]], end: str) -> None:
     written = []
     for fields in lines:
         text = io.StringIO()
@@ -146,26 +146,26 @@ FIELDS_OF_TYPES = [
 
 
 @pytest.mark.parametrize(("kind", "field", "expected"), FIELDS_OF_TYPES)
-def test_a_field_becomes_a_value_of_its_column(kind: IcebergType, field: bytes, expected: object) -> None:
+def test_a_csv_field_is_converted_to_the_type_of_its_column(kind: IcebergType, field: bytes, expected: object) -> None:
     decode = create_decoder(csv_format(2), schema(kind, StringType()), {})
     (outcome,) = outcomes(decode(RecordChunk.of_values([field + b",x"])), 1)
     value = outcome if isinstance(outcome, str) else outcome[0]
     assert value == expected or str(value) == expected
 
 
-def test_a_time_arrives_in_its_unit_or_as_text() -> None:
+def test_a_time_is_read_as_a_number_in_its_unit_or_as_text() -> None:
     decode = create_decoder(csv_format(2), schema(TimestamptzType(), TimestamptzType()), {1: "ms"})
     ((first, second),) = outcomes(decode(RecordChunk.of_values([b"1000,1970-01-01T00:00:01Z"])), 1)
     assert first == second
     assert first.timestamp() == 1
 
 
-def test_a_field_that_is_no_column_is_skipped_and_a_column_without_field_is_null() -> None:
+def test_a_field_without_a_column_is_skipped_and_a_column_without_a_field_is_null() -> None:
     decode = create_decoder({"type": "csv", "columns": ["c2", "_", "c1"]}, schema(*[LongType()] * 3), {})
     assert outcomes(decode(RecordChunk.of_values([b"2,x,1"])), 1) == [(1, 2, None)]
 
 
-def test_what_is_wrong_with_a_line_is_reported() -> None:
+def test_an_invalid_csv_line_is_reported() -> None:
     lines = [b"a,b", b'"a', b'"a"b,c,d', b"a,b,c\nd,e,f", None, b"a,b,\xff"]
     errors = {r.index: (r.error_class, r.error) for r in TEXTS(RecordChunk.of_values(lines)).rejections}
     assert errors == {
@@ -186,12 +186,12 @@ def test_a_chunk_is_read_in_pieces_and_a_huge_record_alone(monkeypatch: pytest.M
     assert found == [(value.strip(b'"').decode(),) for value in values]
 
 
-def test_a_chunk_of_nothing_has_the_tables_columns() -> None:
+def test_an_empty_chunk_has_the_columns_of_the_table() -> None:
     for decode in (TEXTS, TEXT):
         assert decode(RecordChunk.of_values([])).rows.num_rows == 0
 
 
-def test_a_field_is_quoted_as_it_was_sent() -> None:
+def test_an_error_quotes_a_field_as_it_was_sent() -> None:
     assert create_quoter(csv_format(2))(b'"a ""b""",99999-01-01', ["c2"]) == "the field '99999-01-01'"
 
 
@@ -207,12 +207,12 @@ PAGE += Path("tests/unit/ingest/values/csv.md").read_text()
 ROWS = re.findall(r"^\| `([a-z][^`]*)` \| `([^`]*)` \| (.+) \|$", PAGE, re.MULTILINE)
 
 
-def test_every_row_of_the_page_is_tried() -> None:
+def test_every_row_of_the_documentation_page_is_tested() -> None:
     assert len(ROWS) == len([line for line in PAGE.splitlines() if line.startswith("| ") and "`c1`" not in line]) > 20
 
 
 @pytest.mark.parametrize(("declared", "value", "said"), ROWS)
-def test_a_line_becomes_what_the_page_says(declared: str, value: str, said: str) -> None:
+def test_a_line_is_converted_as_documented(declared: str, value: str, said: str) -> None:
     stream = {
         "name": "s",
         "source": {"topics": ["t"], "bootstrap-servers": "b:1", "format": "csv"},

@@ -48,7 +48,7 @@ def believable(time_us: int, timestamp_ms: int) -> bool:
 
 
 @given(rows, rows)
-def test_an_event_time_pushes_only_as_far_as_it_can_be_believed(first, second):
+def test_only_plausible_event_times_advance_the_maximum_and_future_ones_are_counted(first, second):
     for index, found in enumerate(counted(first, second).result()):
         mine = [(time, stamp) for r, time, stamp in (*first, *second) if r == index]
         times = [time for time, stamp in mine if time is not None and believable(time, stamp)]
@@ -69,7 +69,7 @@ def test_windows_that_lie_far_apart_are_counted_as_well():
     assert counted(far).windows == Counter(us // HOUR_US * HOUR_US for _, us, _ in far)
 
 
-def test_nothing_is_counted_by_window_where_no_window_is_ever_complete():
+def test_rows_are_not_counted_by_window_if_no_window_ever_completes():
     counter = ProgressCounter(RANGES, max_future_us=MAX_FUTURE_US, window_us=None)
     counter.count_rows(np.array([0], np.int32), pa.array([0]), timestamps_ms=np.array([0]), now_ms=NOW_MS)
     assert not counter.windows
@@ -81,7 +81,7 @@ def test_exactly_max_future_ahead_is_believed_and_a_microsecond_more_is_not():
     assert (found.max_event_time_us, found.future, found.records) == (edge, 1, 2)
 
 
-def test_a_producer_whose_clock_is_ahead_sets_both_times_and_is_not_believed():
+def test_an_event_time_in_the_future_is_not_trusted_even_if_the_kafka_timestamp_agrees():
     ahead_ms = NOW_MS + 3_600_000
     found, _ = counted([(0, ahead_ms * 1000, ahead_ms)]).result()
     assert (found.max_event_time_us, found.future) == (None, 1)

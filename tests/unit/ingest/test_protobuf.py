@@ -60,7 +60,7 @@ def outcomes(decoded: DecodedChunk) -> dict[int, Any]:
     return rows | {r.index: (r.error_class, r.error) for r in decoded.rejections}
 
 
-def test_message_indexes_say_which_message_a_record_is() -> None:
+def test_message_indexes_select_the_message_type_of_a_record() -> None:
     values = [
         framed(7, b"\0", b"\n\1a"),
         framed(7, b"\2\0", b"\n\1b"),
@@ -72,7 +72,7 @@ def test_message_indexes_say_which_message_a_record_is() -> None:
     assert (found[2], found[3]) == ({"s": "c", "l": None}, {"s": "d", "l": None})
 
 
-def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_it() -> None:
+def test_an_unreadable_record_is_a_dead_letter_with_the_reason_and_affects_no_neighbour() -> None:
     valid = framed(7, b"\0", b"\n\1a")
     expected: list[tuple[bytes | None, str, str]] = [
         (None, "Tombstone", "no value"),
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_is_a_dead_letter_that_says_why_and_nothing_beside_i
         assert found[2 * i + 1] == {"s": "a", "l": None}
 
 
-def test_the_last_field_of_a_oneof_stays_also_where_no_column_wants_it() -> None:
+def test_the_last_field_of_a_protobuf_oneof_wins_even_if_no_column_reads_it() -> None:
     columns = Schema(t.NestedField(1, "s", t.StringType()), t.NestedField(2, "l", t.LongType()))
     values = [b"\n\1a\x10\5", b"\x10\5\n\1a", b"\x10\5\x1a\0"]
     schemas = SchemaText("PROTOBUF", TEXT, (("other.proto", OTHER),))
@@ -118,7 +118,7 @@ WIDE = Schema(
 
 @pytest.mark.parametrize("kind", ["repeated string", "repeated In", "map<int32, int64>"])
 @pytest.mark.parametrize("evolution", ["off", "additive", "full"])
-def test_a_field_that_no_map_column_can_hold_is_a_type_mismatch_of_its_records(kind: str, evolution: Any) -> None:
+def test_a_field_that_does_not_fit_a_map_column_is_a_type_mismatch(kind: str, evolution: Any) -> None:
     columns = Schema(t.NestedField(1, "m", t.MapType(2, t.StringType(), 3, t.LongType())), t.NestedField(4, "n", LONG))
     text = f'syntax = "proto3"; message In {{ int64 x = 1; }} message R {{ {kind} m = 1; int64 n = 2; }}'
     plain = {"type": "protobuf", "schema-text": text, "message": "R"}
@@ -145,7 +145,7 @@ DEEP = 'syntax = "proto3"; message R { repeated In n = 1; } message In { R r = 1
         (b"\x0e", "InvalidProtobuf"),
     ],
 )
-def test_what_the_record_cannot_have_costs_little(content: bytes, error_class: str) -> None:
+def test_impossible_lengths_in_a_protobuf_record_allocate_little_memory(content: bytes, error_class: str) -> None:
     decode = ProtobufDecoder(WIDE, {}, SchemaText("PROTOBUF", DEEP), message="R", framed=False)
     decode(RecordChunk.of_values([b""]))
     tracemalloc.start()
@@ -191,7 +191,7 @@ def test_a_descriptor_is_read_from_a_file_and_from_base64_and_travels_as_text(tm
         ("message R { " * 100, "nested too deep"),
     ],
 )
-def test_a_schema_that_is_none_is_reported(text: str, why: str) -> None:
+def test_an_invalid_schema_is_reported(text: str, why: str) -> None:
     with pytest.raises(UnreadableSchema, match=why):
         message_of(text)
     with pytest.raises(SpecError, match="the declared schema cannot be read"):
@@ -211,7 +211,7 @@ def test_new_fields_and_wider_columns_are_seen() -> None:
     assert drift.wider == {("l",): "long", ("in", "x"): "double"}
 
 
-def test_a_schema_that_cannot_fill_the_table_leaves_nothing_behind_for_others() -> None:
+def test_a_schema_that_cannot_fill_the_table_does_not_affect_other_schemas() -> None:
     lacking = 'syntax = "proto3"; message R { map<string, In> l = 1; } message In { int64 x = 1; }'
     valid = 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'
     schemas = Registered({1: SchemaText("PROTOBUF", lacking), 2: SchemaText("PROTOBUF", valid)})

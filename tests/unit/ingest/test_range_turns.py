@@ -16,7 +16,7 @@ several = st.lists(st.builds(OffsetRange, st.just("t"), st.integers(0, 3), st.in
 
 
 @given(several)
-def test_a_turn_has_one_range_of_a_partition_at_most_and_every_range_has_one_turn(ranges: list[OffsetRange]):
+def test_a_read_pass_has_at_most_one_range_of_a_partition_and_every_range_is_in_one_pass(ranges: list[OffsetRange]):
     found = group_into_passes(ranges)
     for turn in found:
         partitions = [ranges[i].partition for i in turn]
@@ -26,7 +26,7 @@ def test_a_turn_has_one_range_of_a_partition_at_most_and_every_range_has_one_tur
     assert len(found) == max(counts)
 
 
-def test_many_holes_are_read_by_as_many_tasks_as_there_are_cores():
+def test_many_separate_ranges_are_read_by_as_many_tasks_as_cores():
     spans = {("t", p): tuple((at, at + 49) for at in range(0, 5500, 50)) for p in range(2)}
     tasks = KafkaSource(NO_KAFKA, {}).tasks(spans, 2)
     assert [task.index for task in tasks] == [0, 1]

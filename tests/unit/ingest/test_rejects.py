@@ -49,7 +49,9 @@ def summed(
 
 
 @given(found, st.lists(st.integers(0, 20), max_size=3), st.integers(0, 20), st.integers(0, 31))
-def test_the_sum_does_not_depend_on_chunks_and_tasks(records: Found, cuts: list[int], split: int, bound: int):
+def test_the_sum_of_rejects_does_not_depend_on_chunks_and_tasks(
+    records: Found, cuts: list[int], split: int, bound: int
+):
     accepted = {("t", 1): bound}
     whole = summed(records, cuts=[], accepted=accepted)
     tasks = [summed(part, cuts=cuts, accepted=accepted) for part in (records[:split], records[split:])]
@@ -67,14 +69,14 @@ def test_the_sum_does_not_depend_on_chunks_and_tasks(records: Found, cuts: list[
     assert Counter(r.error_class for r in whole.samples) == {name: min(n, 3) for name, n in whole.counts.items()}
 
 
-def test_they_pass_from_an_executor_to_the_driver():
+def test_rejects_survive_the_transfer_from_executor_to_driver():
     rejects = summed([(0, 4, "a"), (2, 5, "b")], cuts=[], accepted={})
     result = StageResult((), (), rejects=rejects, accepted=summed([(1, 4, "c")], cuts=[], accepted={}))
     assert StageResult.from_json(result.to_json()) == result
 
 
 @pytest.mark.parametrize("name", ["replays", "discarded_by", "ours"])
-def test_a_required_column_that_no_dead_letter_fills_is_named(name: str) -> None:
+def test_a_required_column_of_the_dead_letter_table_that_frazil_does_not_fill_is_reported(name: str) -> None:
     fields = {field.name: field for field in DEAD_LETTER_SCHEMA.fields}
     plain = fields.get(name, NestedField(99, name, StringType()))
     required = plain.model_copy(update={"required": True})

@@ -30,7 +30,7 @@ def left(columns: dict[str, Any], values: Sequence[str], **more: Any) -> list[An
     return [*decoded.rows["other"].to_pylist()]
 
 
-def test_what_no_column_takes_is_kept_in_the_records_order_with_the_text_of_its_values() -> None:
+def test_rest_keeps_the_order_of_fields_and_the_text_of_their_values() -> None:
     found = left(
         {"x": "int"},
         [
@@ -50,7 +50,7 @@ def test_what_no_column_takes_is_kept_in_the_records_order_with_the_text_of_its_
     ]
 
 
-def test_what_is_left_of_a_nested_column_stays_at_its_place() -> None:
+def test_undeclared_fields_of_a_nested_column_keep_their_path_in_rest() -> None:
     columns = {
         "s": "struct<x: int, in: struct<y: int>>",
         "l": "list<struct<x: int>>",
@@ -72,7 +72,7 @@ def test_what_is_left_of_a_nested_column_stays_at_its_place() -> None:
     ]
 
 
-def test_the_loop_is_sure_of_records_with_other_fields() -> None:
+def test_the_loop_accepts_records_with_undeclared_fields() -> None:
     spec = StreamSpec.model_validate(
         declared({"x": "int", "s": "struct<a: int>", "r": "string"}, rest="r", coordinates=False)
     )
@@ -153,7 +153,7 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(part) for part in value] if isinstance(value, list) else value
 
 
-def test_in_a_debezium_event_it_keeps_what_is_left_of_the_row() -> None:
+def test_rest_of_a_debezium_event_keeps_the_remaining_fields_of_the_row() -> None:
     form = {"type": "json", "envelope": {"metadata": {"lsn": "source.lsn"}}}
     spec = declared({"id": "long not null", "lsn": "long", "r": "string"}, form, mode="upsert", key="id", rest="r")
     spec |= {"event-time": "kafka_timestamp"}
@@ -210,14 +210,14 @@ def test_protobuf_keeps_the_fields_without_a_column_that_have_a_value() -> None:
         ({"rest": "r", "sensitive": {"fields": {"r": "mask"}}}, "rest: 'r' is listed in sensitive.fields"),
     ],
 )
-def test_what_cannot_be_a_column_of_the_rest_is_refused(more: dict[str, Any], message: str) -> None:
+def test_an_invalid_rest_column_is_refused(more: dict[str, Any], message: str) -> None:
     spec = declared({"x": "int", "s": "string not null", "j": JSON, "r": "string"}, **more)
     with pytest.raises(ValidationError) as refused:
         StreamSpec.model_validate(spec, by_alias=True, by_name=False)
     assert message in describe(refused.value, spec, Path("s.yaml"), lambda _: Path("s.yaml"))
 
 
-def test_a_stream_without_it_has_the_fingerprint_that_it_had() -> None:
+def test_a_stream_without_a_rest_column_keeps_its_fingerprint() -> None:
     spec = validate_stream(declared({"x": "int"}), Path("s.yaml"))
     assert spec.fingerprint() == FINGERPRINT
 

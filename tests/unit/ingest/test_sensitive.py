@@ -170,7 +170,7 @@ SCHEMA = {"email": "string", "n": "int", "price": "decimal(9, 2)", "day": "date"
         ),
     ],
 )
-def test_what_cannot_be_decoded_is_said_and_kept_without_its_values(
+def test_an_undecodable_record_is_reported_and_stored_without_sensitive_values(
     world: Callable[..., World], form: Any, values: list[str], dead_letters: str, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.DEBUG)
@@ -236,7 +236,7 @@ def test_an_error_of_a_library_is_reported_without_its_text(
     assert CANARY not in str(raised.value)
 
 
-def test_nothing_is_written_where_a_value_might_pass_unprotected(
+def test_no_row_is_written_if_a_sensitive_value_might_stay_unprotected(
     world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ):
     land = world(spec_of({"email": "hash"}, SCHEMA))
@@ -255,7 +255,7 @@ def test_nothing_is_written_where_a_value_might_pass_unprotected(
 
 
 @pytest.mark.parametrize("dropped", ["phone", "PHONE", "home.Street", "old_phone"])
-def test_a_dropped_field_that_the_table_has_stops_the_task(world: Callable[..., World], dropped: str):
+def test_dropping_a_field_that_the_table_has_fails_the_task(world: Callable[..., World], dropped: str):
     land = world(spec_of({"email": "hash"}, {"email": "string", "phone": "string", "home": "struct<street: string>"}))
     of = context(land)
     phone = iceberg.table_schema(land.spec).find_field("phone").field_id
@@ -265,7 +265,7 @@ def test_a_dropped_field_that_the_table_has_stops_the_task(world: Callable[..., 
     assert not land.files()
 
 
-def test_a_value_that_resembles_ours_is_not_kept(world: Callable[..., World]):
+def test_a_dead_letter_value_that_resembles_an_encrypted_one_is_not_kept(world: Callable[..., World]):
     protect = Protector(context(world(spec_of({"email": "hash"}, SCHEMA, dead_letters="keep"))))
     assert protect.dead_letter_value(SEALED + b"x", "p") == protect.dead_letter_value(OMITTED, "p") == OMITTED
     assert protect.dead_letter_value(b"frazil", "p") == b"frazil"
@@ -286,7 +286,7 @@ def test_rows_of_parquet_are_refused(world: Callable[..., World], tmp_path: Path
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_tokens_and_hashes_are_of_one_text_each(one: str, other: str):
+def test_different_texts_have_different_tokens_and_hashes(one: str, other: str):
     secret = Sealer(SECRET)
     assert secret.decrypt_token(secret.tokenize(one)) == one
     assert (
@@ -299,7 +299,7 @@ def test_tokens_and_hashes_are_of_one_text_each(one: str, other: str):
 
 
 @given(st.binary(max_size=200))
-def test_a_sealed_value_is_read_at_its_place_with_its_secret_alone(value: bytes):
+def test_an_encrypted_value_can_be_decrypted_only_at_its_place_with_its_secret(value: bytes):
     secret = Sealer(SECRET)
     sealed = secret.encrypt(value, "here")
     assert secret.decrypt(sealed, "here") == value

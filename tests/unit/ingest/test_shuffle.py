@@ -63,16 +63,16 @@ def test_each_row_is_sent_once_and_to_the_same_writer_however_it_was_read(
 
 
 @pytest.mark.parametrize("value", [None, 0.0, 2.5, float("nan")])
-def test_an_unknown_partition_has_one_writer(value: float | None) -> None:
+def test_a_partition_of_unknown_size_has_one_writer(value: float | None) -> None:
     assert len(by_writer(sent([value] * 100, pieces=3)[1])) == 1
 
 
-def test_a_hot_partition_is_shared_by_its_writers() -> None:
+def test_the_rows_of_a_hot_partition_are_split_among_its_writers() -> None:
     shares = {writer: len(rows) / 10_000 for writer, rows in by_writer(sent([1.0] * 10_000)[1]).items()}
     assert shares == pytest.approx({1: 0.25, 3: 0.75}, abs=0.02)
 
 
-def test_a_parcel_keeps_the_schema_with_its_field_ids() -> None:
+def test_a_shuffle_parcel_keeps_the_schema_with_its_field_ids() -> None:
     _, [parcel] = sent([None])
     assert (parcel.task, parcel.rows) == (7, 1)
     assert unpack_parcel(parcel).schema.equals(LAYOUT.arrow_schema, check_metadata=True)

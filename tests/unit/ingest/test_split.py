@@ -105,7 +105,7 @@ def comparable(value: Any) -> Any:
 @pytest.mark.parametrize(("transform", "column"), CASES, ids=str)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())
-def test_the_parts_are_the_input_and_each_row_has_its_parts_value(
+def test_the_parts_together_are_the_input_and_each_row_has_its_partition_value(
     transform: tr.Transform[Any, Any], column: str, data: st.DataObject
 ) -> None:
     values = data.draw(rows_of(column))
@@ -121,7 +121,7 @@ def test_the_parts_are_the_input_and_each_row_has_its_parts_value(
     assert all(part.rows["row"].to_pylist() == sorted(part.rows["row"].to_pylist()) for part in parts)
 
 
-def test_a_table_of_one_value_is_not_copied() -> None:
+def test_splitting_a_table_with_one_partition_value_copies_nothing() -> None:
     table = table_of("date", [date(2026, 1, 2)] * 5)
     spec = PartitionSpec(PartitionField(5, 1000, tr.MonthTransform(), "m"))
     (part,) = split_by_partition(table, SCHEMA, spec)

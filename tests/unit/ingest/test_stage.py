@@ -235,7 +235,7 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.
 GOOD = {"iso": b'{"ts":"2024-01-01T00:00:00Z"}', "s": b'{"ts":1704067200}', "ms": b'{"ts":1704067200000}'}
 
 
-def test_a_row_that_was_read_by_itself_keeps_its_coordinates(make_world: MakeWorld) -> None:
+def test_a_row_that_was_decoded_alone_keeps_its_coordinates(make_world: MakeWorld) -> None:
     world = make_world({}, unit="s")
     records = [Record(b'{"ts":%d}' % (1704067200 + i)) for i in range(20)]
     records[7] = Record(b'{"ts":1.704067207e9}')
@@ -255,7 +255,7 @@ def test_a_row_that_was_read_by_itself_keeps_its_coordinates(make_world: MakeWor
     ],
 )
 @pytest.mark.parametrize("partition_by", [(), ("day(ts)",), ("hour(ts)", "bucket(16, ts)")])
-def test_a_moment_that_no_calendar_has_is_a_dead_letter(
+def test_a_time_out_of_range_is_a_dead_letter(
     unit: str, odd: bytes, partition_by: Sequence[str], make_world: MakeWorld
 ) -> None:
     world = make_world({}, unit=unit, partition_by=partition_by)
@@ -284,7 +284,9 @@ def test_a_moment_that_no_calendar_has_is_a_dead_letter(
         ("list<struct<l: list<date>>>", b'[{"l":[]},{"l":["0001-01-01"]}]', b'[{"l":["0000-01-01"]}]', "x.element.l."),
     ],
 )
-def test_wherever_the_moment_is(kind: str, first: bytes, odd: bytes, path: str, make_world: MakeWorld) -> None:
+def test_an_out_of_range_time_is_a_dead_letter_at_any_nesting_and_the_error_has_its_path(
+    kind: str, first: bytes, odd: bytes, path: str, make_world: MakeWorld
+) -> None:
     world = make_world({"x": kind})
     texts = [first, b"null", odd, first, odd]
     records = [Record(b'{"ts":"2024-01-01T00:00:00Z","x":' + text + b"}") for text in texts]
@@ -294,9 +296,7 @@ def test_wherever_the_moment_is(kind: str, first: bytes, odd: bytes, path: str, 
 
 
 @pytest.mark.parametrize("stamp_ms", [YEAR_10000_MS, 2**63 - 1])
-def test_a_kafka_timestamp_that_no_calendar_has_is_a_dead_letter_that_says_it(
-    stamp_ms: int, make_world: MakeWorld
-) -> None:
+def test_a_kafka_timestamp_out_of_range_is_a_dead_letter_with_that_error(stamp_ms: int, make_world: MakeWorld) -> None:
     world = make_world({})
     odd_twice = Record(b'{"ts":"0000-01-01T00:00:00Z"}', stamp_ms=stamp_ms)
     records = [Record(GOOD["iso"]), Record(GOOD["iso"], stamp_ms=stamp_ms), Record(b"?", stamp_ms=stamp_ms), odd_twice]
@@ -327,7 +327,7 @@ def test_a_missing_kafka_timestamp_is_null(stamp_ms: int, make_world: MakeWorld)
         ("struct<o: struct<r: date not null>>", b'{"o":null}'),
     ],
 )
-def test_what_is_required_inside_of_what_is_missing_is_not_missed(
+def test_required_fields_inside_a_missing_optional_value_are_not_missed(
     kind: str, value: bytes, make_world: MakeWorld
 ) -> None:
     world = make_world({"x": kind})
@@ -395,7 +395,7 @@ def numbered(count: int) -> list[Record]:
 
 
 @pytest.mark.parametrize("error", [ValueError("a bug"), OSError("Couldn't serialize thrift"), RecursionError("deep")])
-def test_an_error_that_nobody_knows_is_narrowed_down_to_the_record(
+def test_an_unknown_error_is_narrowed_down_to_its_record(
     error: Exception, make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world({"n": "long"})
@@ -412,7 +412,9 @@ def test_an_error_that_nobody_knows_is_narrowed_down_to_the_record(
     assert world.reader.readings == 2 + bool(world.writers)
 
 
-def test_many_such_records_cost_a_few_attempts_each(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_records_that_break_a_library_cost_a_few_attempts_each(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = make_world({"n": "long"})
     poison = Poison(monkeypatch, lambda n: n % 2 == 0, ValueError("a bug"))
     records = numbered(64)
@@ -436,7 +438,7 @@ def test_an_error_of_the_environment_is_raised_at_once(
     assert world.reader.readings == 1
 
 
-def test_a_storage_that_fails_without_a_number_blames_no_record(
+def test_a_storage_error_without_an_errno_rejects_no_record(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world({"n": "long"})
@@ -453,7 +455,9 @@ def test_a_storage_that_fails_without_a_number_blames_no_record(
     assert world.files() == set()
 
 
-def test_a_table_that_no_record_fits_blames_no_record(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_concerns_the_whole_table_rejects_no_record(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = make_world({"n": "long"})
 
     def failing(*_: Any) -> None:
@@ -466,7 +470,7 @@ def test_a_table_that_no_record_fits_blames_no_record(make_world: MakeWorld, mon
     assert world.files() == set()
 
 
-def test_a_row_of_a_parquet_file_that_cannot_be_reported_is_named(make_world: MakeWorld) -> None:
+def test_a_parquet_row_with_an_unrepresentable_value_is_reported_with_its_location(make_world: MakeWorld) -> None:
     world = make_world({"x": "date"})
     path = world.folder / "in.parquet"
     columns = {
@@ -512,7 +516,7 @@ def test_copies_of_dead_letters_are_read_in_the_topics_format_with_their_keys_an
     assert (row["x"], row["user"], row["trace"]) == (5, "ann", b"\xff")
 
 
-def test_a_replayed_dead_letter_is_framed_and_keyed_as_in_kafka_and_its_value_fills_no_column_of_the_key(
+def test_a_replayed_dead_letter_keeps_its_framing_and_key_and_its_value_fills_no_key_column(
     make_world: MakeWorld,
 ) -> None:
     world = make_world({"x": "long", "user": "string"})
@@ -583,7 +587,7 @@ def test_files_of_a_backfill_have_keys_as_columns_and_lines_of_json_whatever_the
 # The dead letter itself
 
 
-def test_a_dead_letter_holds_whatever_it_is_made_of(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_letter_stores_any_bytes(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world({})
     anything = bytes(range(256))
     records = [
@@ -607,7 +611,7 @@ def test_a_dead_letter_holds_whatever_it_is_made_of(make_world: MakeWorld, monke
     assert dead[RANGE_START]["error"].startswith("half a pair: \\ud800")
 
 
-def test_a_dead_letter_table_with_a_required_column_of_others_is_refused(make_world: MakeWorld) -> None:
+def test_a_dead_letter_table_with_an_unknown_required_column_is_refused(make_world: MakeWorld) -> None:
     world = make_world({})
     context = world.context()
     strange = context.dead_letters.schema_json.replace('"name":"error"', '"name":"reason"')
@@ -694,7 +698,7 @@ def fate(main: dict[int, Any], dead: dict[int, Any], offset: int, at: int) -> An
 @settings(max_examples=max(10, settings().max_examples // 4))
 @given(layouts, st.lists(records, min_size=1, max_size=6))
 @example(("decimal(38,0)", "truncate(10, x)", True), [Record(b'{"ts":"2024-01-01T00:00:00Z","x":-%d}' % int(NINES))])
-def test_each_record_lands_once_by_value_whatever_stands_beside_it(
+def test_each_record_lands_once_by_value_whatever_its_neighbours_are(
     layout: tuple[str, str | None, bool], some: list[Record]
 ) -> None:
     kind, transform, is_sorted = layout

@@ -146,7 +146,7 @@ def refusal(sql: str, **other: Any) -> str:
         "CASE WHEN now() IS NULL THEN 1 END",
     ],
 )
-def test_what_is_not_a_pure_function_of_one_record_is_refused(expression: str) -> None:
+def test_a_transform_that_is_not_a_pure_function_of_one_record_is_refused(expression: str) -> None:
     assert refusal(f"SELECT ({expression})::BIGINT AS a FROM records").startswith("transform: ")
     assert refusal(f"SELECT n AS a FROM records WHERE ({expression})::BIGINT > 0").startswith("transform: ")
 
@@ -208,7 +208,7 @@ def test_all_problems_of_a_transform_are_reported_at_once() -> None:
     assert "the column b is int in the SELECT" in types
 
 
-def test_columns_and_types_that_differ_from_the_schema_are_refused_with_both() -> None:
+def test_columns_and_types_that_differ_from_the_schema_are_refused_and_both_are_shown() -> None:
     assert "column a is int in the SELECT, but long in schema" in refusal("SELECT n::INTEGER AS a FROM records")
     said = refusal("SELECT n AS b FROM records")
     assert "does not compute the column a of schema" in said
@@ -277,7 +277,7 @@ def test_failing_and_dropped_records_leave_their_neighbours_as_they_are() -> Non
     assert errors[8][0] != "TransformFailed"
 
 
-def test_a_chunk_after_one_that_failed_and_one_of_failures_alone_are_as_in_any_order() -> None:
+def test_a_chunk_after_a_failed_chunk_and_a_chunk_of_failures_decode_independently() -> None:
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records")
     decode = open_decoder(context_of(spec), iceberg.table_schema(spec))
     for texts, kept in ((["x", "1"], [1]), (["x", "y"], []), (["1", "2"], [0, 1]), ([], []), (["3", "x"], [0])):
@@ -341,7 +341,7 @@ def test_every_format_is_transformed(source: Any, fields: Any, value: bytes) -> 
     assert transformed(spec, [value]).rows.to_pylist() == [{"a": 8}]
 
 
-def test_keys_and_headers_are_fields() -> None:
+def test_a_transform_can_use_keys_and_headers_as_fields() -> None:
     source = {"format": "string", "key": {"column": "k", "format": "string"}}
     spec = stream("SELECT CAST(k || txt AS BIGINT) AS a FROM records", {"k": "string", "txt": "string"}, source=source)
     keys = RecordChunk.of_values([b"4", b"x"]).values
@@ -349,7 +349,7 @@ def test_keys_and_headers_are_fields() -> None:
     assert (found.rows.to_pylist(), [r.index for r in found.rejections]) == ([{"a": 42}], [1])
 
 
-def test_units_are_those_of_fields() -> None:
+def test_a_transform_reads_fields_in_their_declared_units() -> None:
     spec = stream(
         "SELECT epoch_ms(seen) AS a FROM records", {"seen": {"type": "timestamptz", "unit": "ms"}}, schema={"a": "long"}
     )
@@ -413,7 +413,7 @@ def staged(spec: StreamSpec, values: Sequence[bytes], folder: Path, monkeypatch:
     return stage(context, task, attempt=0)
 
 
-def test_a_stage_counts_what_is_dropped_for_each_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_counts_dropped_records_for_each_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n % 3 > 0")
     values = [json.dumps({"n": n, "txt": "x" if n == 7 else str(n)}).encode() for n in range(30)]
     result = StageResult.from_json(staged(spec, values, tmp_path, monkeypatch).to_json())
@@ -424,7 +424,7 @@ def test_a_stage_counts_what_is_dropped_for_each_range(tmp_path: Path, monkeypat
     assert [(row["a"], row["kafka_offset"]) for row in rows] == [(n, n) for n in range(30) if n % 3 and n != 7]
 
 
-def test_a_replayed_record_that_where_drops_is_rejected_for_that_reason(tmp_path: Path) -> None:
+def test_a_replayed_record_that_the_where_clause_drops_is_rejected_for_that_reason(tmp_path: Path) -> None:
     dead_letters = {
         "kafka_topic": ["t"],
         "kafka_partition": pa.array([0], pa.int32()),
@@ -495,12 +495,12 @@ def test_a_record_cannot_choose_how_long_the_result_of_a_function_is(expression:
     ("expression", "expected"),
     [("lpad(txt, 8, '999999')", "999999ab"), ("rpad(txt, 4, repeat('9', 5000))", "ab99"), ("repeat(txt, '2')", "abab")],
 )
-def test_a_text_that_pads_is_no_length(expression: str, expected: str) -> None:
+def test_the_padding_text_of_a_function_is_not_limited_like_a_length(expression: str, expected: str) -> None:
     of = stream(f"SELECT {expression} AS a FROM records", schema={"a": "string"})
     assert transformed(of, [{"txt": "ab"}]).rows.column("a").to_pylist() == [expected]
 
 
-def test_a_failure_whose_message_is_cut_within_a_character_is_that_of_its_record() -> None:
+def test_a_transform_failure_with_a_truncated_message_rejects_the_right_record() -> None:
     spec = stream("SELECT octet_length(from_hex(txt))::BIGINT AS a FROM records")
     found = transformed(spec, [{"txt": "00"}, {"txt": "😀"}, {"txt": "é"}, {"txt": "0000"}])
     assert found.rows.column("a").to_pylist() == [1, 2]
@@ -543,16 +543,16 @@ def test_a_record_cannot_choose_how_long_the_text_is_that_a_function_repeats(cal
         f"replace(repeat(txt, 1000), 'x', '{'y' * 101}')",
     ],
 )
-def test_lengths_within_each_other_are_limited_too(expression: str) -> None:
+def test_nested_length_arguments_are_limited_too(expression: str) -> None:
     assert "100,000" in refusal(f"SELECT {expression} AS a FROM records")
 
 
-def test_short_lengths_within_each_other_are_allowed() -> None:
+def test_short_nested_lengths_are_allowed() -> None:
     expression = "array_to_string(list_transform(tags, lambda x: lpad(x, 5, '0')), '') || repeat(lpad(txt, 10, '0'), 3)"
     check_transform(stream(f"SELECT {expression} AS a FROM records", schema={"a": "string"}))
 
 
-def test_a_process_that_a_record_may_kill_transforms_in_another_one(
+def test_a_writer_evaluates_the_transform_in_another_process_that_a_record_may_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = stream("SELECT CAST(txt AS BIGINT) AS a FROM records WHERE n > 0")
@@ -581,7 +581,7 @@ def test_a_column_that_was_renamed_in_the_table_is_made_under_its_present_name()
     assert [column.name for column in found.columns] == ["renamed"]
 
 
-def test_a_column_whose_default_another_engine_set_gets_it_though_the_select_does_not_make_it() -> None:
+def test_a_column_missing_from_the_select_gets_the_default_that_another_engine_set() -> None:
     spec = stream("SELECT n AS a FROM records")
     columns = Schema(
         *iceberg.table_schema(spec).fields,
@@ -610,7 +610,7 @@ def test_a_sensitive_field_is_not_kept_in_rest() -> None:
     assert row == {"more": '{"z": 1}', "card": "4111"}
 
 
-def test_only_a_value_that_is_there_must_have_its_required_fields() -> None:
+def test_required_fields_are_checked_only_inside_a_value_that_is_not_null() -> None:
     kind = "struct<a: int not null, l: list<struct<b: int not null>>>"
     fields = {"n": "long", "s": "struct<a: int, l: list<struct<b: int>>>"}
     values = [{"n": n, "s": s} for n, s in enumerate([None, {}, {"a": 1}, {"a": 2, "l": [None, {"b": 3}, {}]}])]
@@ -626,13 +626,13 @@ def test_only_a_value_that_is_there_must_have_its_required_fields() -> None:
 
 
 @pytest.mark.parametrize("sql", ["SELECT part.* FROM records", "SELECT records.* FROM records AS r"])
-def test_a_star_of_something_else_than_records_is_refused(sql: str) -> None:
+def test_a_star_over_anything_but_records_is_refused(sql: str) -> None:
     fields = {"n": "long", "part": "struct<a: int>"}
     assert ".* is not allowed; name each field" in refusal(sql, fields=fields, schema=fields)
     assert check_transform(stream("SELECT r.* FROM records AS r", fields, schema=fields))
 
 
-def test_records_without_any_field_are_counted_beside_fields_of_keys_too() -> None:
+def test_records_without_any_declared_field_are_counted_although_keys_have_fields() -> None:
     fields = {"n": "long", "k": "string"}
     spec = stream("SELECT n AS a FROM records", fields, source={"key": {"column": "k"}})
     drift = transformed(spec, [{"q": 1}, {"n": 1}]).drift

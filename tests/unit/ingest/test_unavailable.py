@@ -41,12 +41,12 @@ def others(value: Any) -> list[Any]:
     return [{}, {**value, "": ""}, dict.fromkeys(value, "")] if isinstance(value, dict) else [""]
 
 
-def test_the_table_has_all_forms() -> None:
+def test_the_placeholder_table_covers_all_forms() -> None:
     assert len(FORMS) == 10
 
 
 @pytest.mark.parametrize(("declared", "form"), FORMS)
-def test_json_has_the_placeholder_in_the_form_of_its_type(declared: str, form: str) -> None:
+def test_json_recognises_the_unavailable_value_placeholder_in_the_form_of_its_type(declared: str, form: str) -> None:
     value = json.loads(form)
     reported = [value, None, *(v for v in others(value) if declared != "list<uuid>" or v is None)]
     before = {"id": 1}
@@ -72,7 +72,7 @@ AVRO: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("declared", "form"), FORMS)
-def test_avro_has_it_too(declared: str, form: str) -> None:
+def test_avro_recognises_the_unavailable_value_placeholder(declared: str, form: str) -> None:
     value = json.loads(form)
     if "binary" in declared:
         value = [base64.b64decode(v) for v in value] if isinstance(value, list) else base64.b64decode(value)
@@ -112,18 +112,18 @@ def of_avro(declared: str, x: Any, after: dict[str, Any], **names: Any) -> Any:
         ("list<decimal(5, 1)>", [*PLACEHOLDER.encode()]),
     ],
 )
-def test_a_column_of_another_type_knows_it_as_well(declared: str, form: Any) -> None:
+def test_an_unavailable_value_is_omitted_for_every_column_type(declared: str, form: Any) -> None:
     assert of(declared, update(form)).rows[OMITTED_COLUMNS].to_pylist() == [[X]]
 
 
-def test_another_placeholder_has_forms_of_its_own() -> None:
+def test_another_declared_placeholder_is_recognised_instead_of_the_default() -> None:
     found = of("list<int>", update([-61, -92]), update([*PLACEHOLDER.encode()]), unavailable="ä")
     assert found.rows[OMITTED_COLUMNS].to_pylist() == [[X], None]
     found = of("list<string>", update(["ä"]), update([PLACEHOLDER]), unavailable="ä")
     assert found.rows[OMITTED_COLUMNS].to_pylist() == [[X], None]
 
 
-def test_a_struct_of_an_hstore_knows_the_placeholder_too() -> None:
+def test_an_unavailable_hstore_placeholder_in_a_struct_is_recognized() -> None:
     values = [{PLACEHOLDER: PLACEHOLDER}, {"a": "x", PLACEHOLDER: "y"}, {"a": "x"}, {}, None]
     found = of("struct<a: string>", *map(update, values))
     assert found.rejections == []
@@ -134,7 +134,7 @@ def test_a_struct_of_an_hstore_knows_the_placeholder_too() -> None:
 
 
 @pytest.mark.parametrize("declared", ["list<double>", "list<boolean>", "list<list<int>>", "struct<wkb: binary>"])
-def test_a_null_that_may_be_no_null_is_a_dead_letter(declared: str) -> None:
+def test_a_null_that_may_stand_for_an_unchanged_value_is_a_dead_letter(declared: str) -> None:
     before = {"id": 1, "x": None}
     events = [
         update(None),
@@ -151,7 +151,7 @@ def test_a_null_that_may_be_no_null_is_a_dead_letter(declared: str) -> None:
 
 @pytest.mark.parametrize("form", [lambda value: value, wrapped], ids=["plain", "with its schema"])
 @pytest.mark.parametrize("framing", ["none", "confluent"])
-def test_a_field_that_is_missing_hides_nothing(form: Any, framing: str) -> None:
+def test_a_missing_field_is_not_an_unavailable_value(form: Any, framing: str) -> None:
     events = [form(e) for e in (event("u", after=ROW), update([1.5]), update(None), event("u", after=ROW, more=1))]
     source = {**SPEC["source"], "format": {**SPEC["source"]["format"], "framing": framing}}  # type: ignore[dict-item,index]
     frame = bytes(5) if framing == "confluent" else b""
@@ -161,7 +161,7 @@ def test_a_field_that_is_missing_hides_nothing(form: Any, framing: str) -> None:
     assert found.rows["x"].to_pylist() == [None, [1.5], None, None]
 
 
-def test_the_written_schema_says_which_fields_are_missing() -> None:
+def test_the_written_schema_determines_which_fields_are_missing() -> None:
     doubles = {"type": "array", "items": "double"}
     assert of_avro("list<double>", None, {"id": 1}).rejections == []
     assert of_avro("list<double>", doubles, {"id": 1, "x": [1.5]}).rejections == []
@@ -171,7 +171,7 @@ def test_the_written_schema_says_which_fields_are_missing() -> None:
     assert rejection.error_class == "UnavailableValue"
 
 
-def test_the_text_of_a_key_is_the_key() -> None:
+def test_a_key_equal_to_the_placeholder_text_stays_the_key() -> None:
     schema = {**SPEC["schema"], "id": "string not null"}  # type: ignore[dict-item]
     state = {"id": PLACEHOLDER, "name": PLACEHOLDER}
     found = decode([event("u", after=state), event("d", before=state)], schema=schema)
@@ -190,7 +190,7 @@ def test_a_row_that_the_event_makes_has_no_value_to_keep() -> None:
     assert found.record_indexes.tolist() == [1, 2]
 
 
-def test_what_a_snapshot_reads_is_reported() -> None:
+def test_a_placeholder_text_in_a_snapshot_read_is_a_real_value() -> None:
     found = decode([event("r", after={**ROW, "name": PLACEHOLDER}), event("r", after=ROW)])
     assert found.rejections == []
     assert found.rows["name"].to_pylist() == [PLACEHOLDER, "a"]
@@ -198,5 +198,5 @@ def test_what_a_snapshot_reads_is_reported() -> None:
 
 
 @pytest.mark.parametrize("declared", ["string", "list<string>", "list<int>", "map<string, string>", "struct<a: int>"])
-def test_any_other_null_is_one(declared: str) -> None:
+def test_a_plain_null_is_not_taken_for_the_unavailable_value_placeholder(declared: str) -> None:
     assert of(declared, update(None)).rejections == []

@@ -105,7 +105,7 @@ def test_records_without_any_column_are_counted_with_some_names_of_their_fields(
     assert SchemaDrift.from_json(json.loads(json.dumps(found.to_json()))) == found
 
 
-def test_many_names_are_few_in_the_sample() -> None:
+def test_a_sample_of_many_unknown_field_names_is_bounded() -> None:
     found = drift([json.dumps({f"{i:03}{'x' * 99}": i for i in range(99)}).encode()] * 50, {"x": "int"}, "json")
     assert found.unknown == 50
     assert len(found.names) == 8
@@ -123,7 +123,7 @@ def test_records_of_a_schema_without_any_column_are_counted_too() -> None:
     assert "plain" in found.names
 
 
-def test_heartbeats_of_a_captured_database_are_no_records_without_columns() -> None:
+def test_heartbeats_of_a_captured_database_are_not_counted_as_records_without_columns() -> None:
     form = {"type": "json", "envelope": "debezium"}
     spec = declared({"id": "long not null"}, form, mode="upsert", key="id") | {"event-time": "kafka_timestamp"}
     decoded = decode([b'{"ts_ms": 1767225600000}'] * 3, spec)

@@ -88,7 +88,7 @@ def round_trip(text: str) -> Any:
         (json.dumps({f"k{n}": "x" * 300 for n in range(300)}), {f"k{n}": "x" * 300 for n in range(300)}),
     ],
 )
-def test_a_value_keeps_its_meaning(text: str, value: Any) -> None:
+def test_a_variant_round_trip_preserves_each_value(text: str, value: Any) -> None:
     found = round_trip(text)
     assert found == value
     assert type(found) is type(value) or isinstance(value, int)
@@ -106,7 +106,7 @@ def test_values_are_nested_deeply() -> None:
     assert encode(["[" * 500 + "]" * 500])[1] == {}
 
 
-def test_a_value_of_a_megabyte_has_many_keys() -> None:
+def test_a_variant_of_a_megabyte_with_many_keys_survives_a_round_trip() -> None:
     value = {f"key {n % 30_000} {n // 30_000}": [n, str(n)] for n in range(35_000)}
     text = json.dumps(value)
     assert len(text) > 1_000_000
@@ -148,7 +148,7 @@ def test_a_value_of_a_megabyte_has_many_keys() -> None:
         ),
     ],
 )
-def test_what_no_variant_stores_is_an_error_of_its_row(text: str, error_class: str, error: str) -> None:
+def test_a_value_that_no_variant_can_store_is_an_error_of_its_row_only(text: str, error_class: str, error: str) -> None:
     rows, wrong = encode(["[1]", text, '{"a": 2}', None])
     assert [*wrong] == [1]
     assert wrong[1][0] == error_class
@@ -219,7 +219,7 @@ BROKEN = st.sampled_from(['{"b": 1, "a": {"c": 2}, "a": 3}', '{"a": {"b": 1}, "c
 
 @given(st.lists(KEYED.map(json.dumps) | BROKEN, max_size=6))
 @example(['{"c": 1, "b": {"a": 2, "d": 3}}', '{"c": 1, "b": {"d": 2}, "a": 3}', '{"d": 1, "b": {"a": 2, "c": 3}}'])
-def test_the_texts_before_do_not_change_a_variant(texts: list[str]) -> None:
+def test_previous_texts_do_not_affect_how_a_variant_is_encoded(texts: list[str]) -> None:
     """The encoder expects the keys of the text before."""
     twice = texts * 2
     alone = [encode([text])[0]["v"][0].as_py() for text in twice]
@@ -227,7 +227,7 @@ def test_the_texts_before_do_not_change_a_variant(texts: list[str]) -> None:
 
 
 @given(st.text(alphabet='[]{}",:\\u0aé1.-eE tfn', max_size=12))
-def test_what_is_not_json_is_an_error(text: str) -> None:
+def test_invalid_json_is_an_error_of_the_variant_encoder(text: str) -> None:
     try:
         json.loads(text, object_pairs_hook=lambda pairs: pairs)
         text.encode()
@@ -286,7 +286,7 @@ def test_a_variant_has_a_size_and_no_other_statistics() -> None:
 
 @pytest.mark.parametrize("required", [False, True])
 @pytest.mark.parametrize("field_id", [3, 63, 64, 9_000])
-def test_only_the_column_is_annotated_and_not_its_namesakes(field_id: int, required: bool) -> None:
+def test_only_the_variant_column_is_annotated_and_not_columns_with_the_same_name(field_id: int, required: bool) -> None:
     group = StructType(
         NestedField(11, "metadata", BinaryType(), required=True), NestedField(12, "value", BinaryType(), required=True)
     )

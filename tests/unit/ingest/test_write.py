@@ -245,7 +245,7 @@ PARTITIONS_OF: dict[str, Callable[[int, int], int]] = {
 
 
 @pytest.mark.parametrize("partition_of", PARTITIONS_OF.values(), ids=PARTITIONS_OF)
-def test_what_waits_in_memory_is_counted_as_it_is(
+def test_buffered_memory_is_counted_at_its_real_size(
     partition_of: Callable[[int, int], int], make_table: MakeTable, make_writer: MakeWriter
 ) -> None:
     table = make_table(LONGS, PartitionSpec(PartitionField(1, 1000, tr.IdentityTransform(), "n")))
@@ -296,7 +296,7 @@ def test_encodings_follow_the_first_file_that_has_enough_rows(make_table: MakeTa
     assert used == [False, True, True]
 
 
-def test_many_small_tables_that_wait_become_few(make_table: MakeTable, make_writer: MakeWriter) -> None:
+def test_many_buffered_small_tables_are_combined_into_few(make_table: MakeTable, make_writer: MakeWriter) -> None:
     table = make_table(LONGS, PartitionSpec(PartitionField(1, 1000, tr.IdentityTransform(), "n")))
     writer = make_writer(table)
     for chunk in range(200):
@@ -310,7 +310,7 @@ def test_many_small_tables_that_wait_become_few(make_table: MakeTable, make_writ
 SORTED = SortOrder(SortField(1, tr.IdentityTransform(), SortDirection.DESC, NullOrder.NULLS_LAST), order_id=1)
 
 
-def test_a_file_of_one_sorted_run_says_that_it_is_sorted(make_table: MakeTable, make_writer: MakeWriter) -> None:
+def test_a_file_of_one_sorted_run_is_marked_as_sorted(make_table: MakeTable, make_writer: MakeWriter) -> None:
     table = make_table(LONGS, order=SORTED)
     writer = make_writer(table)
     writer.add(longs([1, None, 3]))
@@ -320,7 +320,7 @@ def test_a_file_of_one_sorted_run_says_that_it_is_sorted(make_table: MakeTable, 
     assert pq.read_table(staged.path.removeprefix("file://"))["n"].to_pylist() == [5, 3, 2, 1, None]
 
 
-def test_a_file_of_several_sorted_runs_does_not_say_so(make_table: MakeTable, make_writer: MakeWriter) -> None:
+def test_a_file_of_several_sorted_runs_is_not_marked_as_sorted(make_table: MakeTable, make_writer: MakeWriter) -> None:
     writer = make_writer(make_table(LONGS, order=SORTED), buffer_bytes=1)
     writer.add(longs([1, 3]))
     writer.add(longs([2, 5]))

@@ -27,7 +27,7 @@ def test_a_property_that_librdkafka_does_not_know_is_a_mistake_of_the_declaratio
         ColumnReader(UNKNOWN, [OffsetRange("t", 0, 0, 1)])
 
 
-def test_a_missing_topic_is_distinguished_from_brokers_that_are_away_and_is_waited_for() -> None:
+def test_a_missing_topic_is_distinguished_from_unavailable_brokers_and_is_awaited() -> None:
     answer = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
         found = offsets._as_frazil_error(answer, "describing")
@@ -43,7 +43,7 @@ def answer(error: int | None) -> Future[str]:
     return future
 
 
-def test_all_topics_that_are_missing_are_named_and_no_other() -> None:
+def test_only_the_missing_topics_are_reported_and_all_of_them() -> None:
     missing = KafkaError.UNKNOWN_TOPIC_OR_PART
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["a", "b", "c"]) as offsets:
         with pytest.raises(TopicMissing, match=r"has no topic a, c\. Create it"):
@@ -69,7 +69,7 @@ def test_a_hidden_topic_is_distinguished_from_a_deleted_one(monkeypatch: pytest.
     assert "source.topics" not in str(missing)
 
 
-def test_an_answer_that_does_not_come_says_how_long_was_waited() -> None:
+def test_a_missing_response_is_reported_with_the_time_waited() -> None:
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
         found = offsets._as_frazil_error(TimeoutError(), "describing")
     assert "got no answer within 2 s" in found.reason
@@ -77,37 +77,37 @@ def test_an_answer_that_does_not_come_says_how_long_was_waited() -> None:
 
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT])
-def test_a_timeout_of_librdkafkas_own_reads_the_same(code: int) -> None:
+def test_a_timeout_code_of_librdkafka_gives_the_same_message(code: int) -> None:
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
         found = offsets._as_frazil_error(KafkaException(KafkaError(code)), "describing")
     assert "got no answer within 2 s" in found.reason
     assert found.remedy == BROKERS_REMEDY
 
 
-def test_a_refusal_is_quoted_in_words() -> None:
+def test_a_kafka_error_is_quoted_with_its_description() -> None:
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
         found = offsets._as_frazil_error(KafkaException(KafkaError(KafkaError._TRANSPORT)), "describing")
     assert "got no answer: Local: Broker transport failure" in found.reason
     assert found.remedy == BROKERS_REMEDY
 
 
-def test_librdkafka_says_what_is_wrong_with_a_property_as_far_as_it_is_known_here() -> None:
+def test_librdkafka_reports_problems_of_properties_that_can_be_checked_here() -> None:
     declared = {"fetch.min.bytes": "x", "queued.min.messages": "${env:X}", "sasl.password": "y", "no.such": "1"}
     assert property_problems(declared).keys() == {"fetch.min.bytes", "no.such"}
     assert property_problems({"fetch.min.bytes": "1", "security.protocol": "SSL", "debug": "all"}) == {}
 
 
 @pytest.mark.parametrize("key", sorted(JAVA_ONLY))
-def test_what_is_called_javas_own_is_unknown_to_librdkafka(key: str) -> None:
+def test_properties_documented_as_java_only_are_unknown_to_librdkafka(key: str) -> None:
     assert property_problems({key: "1"})
 
 
 @pytest.mark.parametrize("key", sorted(SET_BY_FRAZIL.keys() - {"bootstrap.servers"}))
-def test_what_frazil_sets_is_known_to_librdkafka(key: str) -> None:
+def test_librdkafka_knows_every_property_that_frazil_sets(key: str) -> None:
     assert not property_problems({key: "x"}).get(key, "").startswith("No such")
 
 
-def test_a_time_before_1970_is_no_name_of_an_end_of_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timestamp_before_1970_is_not_sent_to_kafka_as_a_special_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka's -1 and -2, as timestamps, mean the newest and the oldest record."""
     requested: list[Any] = []
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:

@@ -37,7 +37,7 @@ print(len(client._unused_clients))
 """
 
 
-def test_a_client_that_is_collected_in_a_thread_of_its_own_is_destroyed_in_one_of_pythons():
+def test_a_kafka_client_collected_in_a_librdkafka_thread_is_destroyed_in_a_python_thread():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=100)
     assert (done.returncode, done.stdout.split()) == (0, ["1", "0"]), done.stderr
 
@@ -59,7 +59,9 @@ def test_a_client_that_is_collected_in_a_thread_of_its_own_is_destroyed_in_one_o
         (KafkaError._TRANSPORT, "Connection refused", None),
     ],
 )
-def test_a_refusal_is_distinguished_from_trouble_that_may_pass(code: int, text: str, check: str | None) -> None:
+def test_an_access_denial_is_distinguished_from_a_temporary_kafka_error(
+    code: int, text: str, check: str | None
+) -> None:
     found = to_access_denied(code, text, what="access to t", stream="flights", servers="kafka:9092")
     assert (found is None) == (check is None)
     if check is not None:
@@ -76,7 +78,7 @@ def test_librdkafka_logs_no_informational_lines_unless_they_are_requested(monkey
     assert levels == ["5", "7"]
 
 
-def test_a_trouble_of_long_ago_explains_no_later_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_connection_error_does_not_explain_a_later_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers share clients, and one that did not ask for an hour finds what was wrong then."""
     now_s = time.monotonic()
     monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: now_s))

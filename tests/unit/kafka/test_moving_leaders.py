@@ -73,7 +73,9 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: len(counted)
 
 
-def test_a_leader_that_moved_is_searched_for(cluster: MockCluster, requested: Callable[[], int]) -> None:
+def test_offsets_are_requested_again_from_a_leader_that_moved(
+    cluster: MockCluster, requested: Callable[[], int]
+) -> None:
     with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"]) as kafka:
         assert kafka.ends(PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
         for question, at_once, leader in ((kafka.ends, 1, 3), (kafka.earliest, 1, 1), (kafka.log_ends, 2, 3)):
@@ -83,7 +85,7 @@ def test_a_leader_that_moved_is_searched_for(cluster: MockCluster, requested: Ca
             assert requested() > before + at_once
 
 
-def test_a_leader_that_does_not_answer_has_no_offsets(cluster: MockCluster) -> None:
+def test_offsets_of_an_unresponsive_leader_raise_kafka_unavailable(cluster: MockCluster) -> None:
     cluster.lead(1, 2)
     with KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0) as kafka:
         assert kafka.log_ends(PARTITIONS).keys() == set(PARTITIONS)
@@ -105,7 +107,7 @@ def test_a_partition_without_a_leader_is_waited_for(cluster: MockCluster, reques
         assert found == [dict.fromkeys(PARTITIONS, 0)]
 
 
-def test_a_partition_that_stays_without_a_leader_is_said(cluster: MockCluster) -> None:
+def test_a_partition_that_stays_without_a_leader_is_reported(cluster: MockCluster) -> None:
     cluster.lead(1, NO_BROKER)
     with (
         KafkaAdmin({"bootstrap.servers": cluster.bootstrap}, ["rides"], timeout_s=6.0) as kafka,

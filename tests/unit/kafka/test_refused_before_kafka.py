@@ -142,7 +142,7 @@ def test_a_token_that_has_expired_or_is_not_issued_is_an_error_at_once(
 
 
 @pytest.mark.parametrize("asks", ["reader", "planner"])
-def test_a_server_of_tokens_that_is_away_is_waited_for_and_named_at_the_end(asks: str) -> None:
+def test_an_unavailable_token_server_is_awaited_and_named_at_the_timeout(asks: str) -> None:
     silent = error_of(asks, oidc("http://127.0.0.1:1/token", "any"), limit_s=1)
     assert isinstance(silent, KafkaUnavailable)
     assert "Failed to acquire SASL OAUTHBEARER token: Failed to connect" in str(silent)

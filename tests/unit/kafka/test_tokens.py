@@ -30,18 +30,18 @@ def test_a_login_at_msk_is_signed_for_its_region(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("method", ["oidc", "default", None])
-def test_the_methods_of_librdkafka_stay_its_own(method: str | None) -> None:
+def test_authentication_methods_of_librdkafka_are_left_unchanged(method: str | None) -> None:
     declared = {} if method is None else {METHOD: method}
     assert create_client(dict, declared) == declared
 
 
 @pytest.mark.parametrize("method", ["no.such.module:token", "json:no_such_function"])
-def test_a_function_that_cannot_be_imported_is_named(method: str) -> None:
+def test_a_token_function_that_cannot_be_imported_is_reported(method: str) -> None:
     with pytest.raises(SpecError, match=f"{METHOD}: {method} cannot be imported"):
         create_client(dict, {METHOD: method})
 
 
-def test_what_a_function_returns_is_checked_and_not_quoted() -> None:
+def test_the_result_of_a_token_function_is_validated_and_not_quoted() -> None:
     _, returns_text = split_properties({METHOD: "os.path:basename"})
     assert returns_text is not None
     with pytest.raises(ValueError, match="must return a token and its expiry") as refused:
@@ -49,7 +49,7 @@ def test_what_a_function_returns_is_checked_and_not_quoted() -> None:
     assert "secret-token" not in str(refused.value)
 
 
-def test_validate_accepts_a_function_and_explains_what_this_client_cannot_do() -> None:
+def test_validate_accepts_a_token_function_and_explains_unsupported_mechanisms() -> None:
     assert property_problems({"sasl.mechanism": "OAUTHBEARER", METHOD: "aws-msk"}) == {}
     assert property_problems({METHOD: "my_company.kafka:token"}) == {}
     assert METHOD in property_problems({METHOD: "nonsense"})

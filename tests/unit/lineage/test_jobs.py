@@ -41,7 +41,7 @@ class Backend:
         return Client()
 
 
-def test_a_run_is_a_pair_with_what_it_read_and_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lineage_run_is_a_start_and_end_event_with_inputs_and_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Dataset("s3://lake", "shop/sales", "shop.sales", "http://catalog", (("at", "timestamptz"),), 41)
     target = Dataset("s3://lake", "shop/days", "shop.days", "http://catalog")
     with tracing(monkeypatch) as received:
@@ -67,7 +67,7 @@ def test_a_run_is_a_pair_with_what_it_read_and_wrote(monkeypatch: pytest.MonkeyP
     assert out["outputFacets"]["subset"]["outputCondition"]["partitions"][0]["dimensions"] == {"day": "2013-12-30"}
 
 
-def test_nothing_is_reported_where_no_backend_is_declared() -> None:
+def test_lineage_is_not_reported_without_a_declared_backend() -> None:
     with openlineage_jobs({}) as jobs:
         assert jobs is None
 
@@ -85,7 +85,7 @@ def test_three_hundred_runs_are_reported_twice_over_each_as_its_own() -> None:
     assert [one for one in backend.sent if one[1] is LineageState.FAIL] == [("maintenance.t7", LineageState.FAIL)] * 2
 
 
-def test_a_backend_that_hangs_keeps_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_lineage_backend_does_not_delay_process_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, forever = Backend(), threading.Event()
     backend.meanwhile = lambda: forever.wait() and None
     monkeypatch.setattr(module, "CLOSE_TIMEOUT_S", 0.05)
@@ -102,7 +102,7 @@ def test_a_backend_that_hangs_keeps_no_process(monkeypatch: pytest.MonkeyPatch) 
     forever.set()
 
 
-def test_a_backend_that_refuses_is_reported_once_and_gets_the_start_with_the_end(
+def test_a_refusing_lineage_backend_is_reported_once_and_gets_start_and_end_events_together(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     backend, answers = Backend(), iter([OSError("500"), OSError("500"), None, None])
@@ -123,7 +123,7 @@ def test_a_backend_that_refuses_is_reported_once_and_gets_the_start_with_the_end
     assert [r.levelno for r in caplog.records if "OpenLineage" in r.getMessage()] == [logging.WARNING]
 
 
-def test_a_client_that_is_not_installed_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_client_library_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     def missing(*_: Any) -> Any:
         raise ModuleNotFoundError("No module named 'openlineage'. Install frazil[lineage]")
 

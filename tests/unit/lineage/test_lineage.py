@@ -89,7 +89,7 @@ class Bench:
                 self.lineage.write(at)
 
 
-def test_a_run_starts_once_tells_its_totals_now_and_then_and_completes(table: Table) -> None:
+def test_a_lineage_run_sends_one_start_periodic_totals_and_a_completion(table: Table) -> None:
     bench = Bench(table)
     for n in range(100):
         bench.record(BATCH, at_ms=NOW + n)
@@ -118,7 +118,7 @@ def test_the_merges_of_a_run_are_added_up(table: Table) -> None:
     assert bench.sent.events[-1][2].changes == {"inserted": 7, "updated": 2, "stale": 1}
 
 
-def test_a_second_epoch_of_the_process_is_the_same_run(table: Table) -> None:
+def test_a_second_epoch_of_a_process_belongs_to_the_same_lineage_run(table: Table) -> None:
     bench = Bench(table)
     bench.passes(NOW)
     bench.record(EPOCH, BATCH)
@@ -133,7 +133,7 @@ def test_a_quiet_stream_sends_nothing_more(table: Table) -> None:
     assert bench.sent.states == [LineageState.START, LineageState.RUNNING]
 
 
-def test_a_writer_that_fails_says_why(table: Table) -> None:
+def test_a_failed_writer_sends_a_lineage_event_with_its_error(table: Table) -> None:
     bench = Bench(table)
     bench.lineage.ended("OffsetGap: records are gone", at_ms=NOW + 5)
     bench.lineage.write(NOW + 5)
@@ -141,7 +141,7 @@ def test_a_writer_that_fails_says_why(table: Table) -> None:
     assert bench.sent.events[-1][-1] == "OffsetGap: records are gone"
 
 
-def test_a_writer_that_never_took_over_was_no_run(table: Table) -> None:
+def test_a_writer_that_never_took_over_sends_no_lineage_run(table: Table) -> None:
     bench = Bench(table, begins=False)
     assert not bench.lineage.is_due(NOW)
     bench.lineage.ended("KafkaUnavailable: no broker", at_ms=NOW)
@@ -149,7 +149,7 @@ def test_a_writer_that_never_took_over_was_no_run(table: Table) -> None:
     assert bench.sent.events == []
 
 
-def test_a_backend_that_is_away_is_logged_once_and_gets_the_newest_totals(
+def test_an_unreachable_lineage_backend_is_logged_once_and_later_gets_the_newest_totals(
     table: Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench(table)
@@ -166,7 +166,7 @@ def test_a_backend_that_is_away_is_logged_once_and_gets_the_newest_totals(
     ]
 
 
-def test_a_table_that_evolved_has_its_new_columns_with_the_next_batch(table: Table) -> None:
+def test_an_evolved_table_has_its_new_columns_in_lineage_with_the_next_batch(table: Table) -> None:
     bench = Bench(table)
     bench.passes(NOW)
     assert bench.sent.output is not None
@@ -178,7 +178,7 @@ def test_a_table_that_evolved_has_its_new_columns_with_the_next_batch(table: Tab
     assert ("gate", "string") in bench.sent.output.columns
 
 
-def test_a_table_is_named_by_its_location_and_has_its_name_in_the_catalog(table: Table) -> None:
+def test_a_lineage_dataset_is_named_by_the_table_location_with_the_catalog_name_as_identifier(table: Table) -> None:
     found = table_dataset(table)
     assert (found.namespace, found.identifier) == ("file", "demo.ticks")
     assert found.name == table.location().removeprefix("file://")
@@ -204,21 +204,23 @@ def test_a_table_is_named_by_its_location_and_has_its_name_in_the_catalog(table:
         ),
     ],
 )
-def test_it_is_off_unless_openlineages_own_variables_name_a_backend(
+def test_lineage_is_off_unless_openlineage_variables_name_a_backend(
     environment: dict[str, str], expected: LineageSettings
 ) -> None:
     assert LineageSettings.load(environment) == expected
 
 
 @pytest.mark.parametrize(("name", "value"), [("FRAZIL_LINEAGE_EVERY", "soon"), ("OPENLINEAGE_PARENT_ID", "dag")])
-def test_what_cannot_be_used_is_named_and_ends_nothing(name: str, value: str) -> None:
+def test_an_invalid_lineage_setting_is_named_and_ignored(name: str, value: str) -> None:
     settings = LineageSettings.load({"OPENLINEAGE_URL": "http://b:5000", name: value})
     (problem,) = settings.problems
     assert settings == LineageSettings(on=True, problems=(problem,))
     assert problem.startswith(f"{name} is {value!r}")
 
 
-def test_a_backend_gets_a_streaming_job_its_topics_its_table_and_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lineage_backend_gets_a_streaming_job_with_topics_table_and_parent_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     settings = LineageSettings(on=True, namespace="team", parent=("airflow", "dag.task", RUN_ID))
     output = Dataset("s3://lake", "demo/ticks", "demo.ticks", "http://catalog", (("ts", "timestamptz"),))
     with tracing(monkeypatch) as received:

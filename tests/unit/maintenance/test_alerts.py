@@ -83,7 +83,7 @@ def test_an_alert_fires_only_after_its_value_was_beyond_for_the_hold(values: lis
 
 
 @given(VALUES)
-def test_fired_and_resolved_take_turns_and_what_is_resolved_was_active(values: list[int | None]):
+def test_alerts_fire_and_resolve_alternately_and_only_active_ones_resolve(values: list[int | None]):
     active = False
     for made in run(values):
         assert len(made.fired) + len(made.resolved) <= 1
@@ -102,12 +102,12 @@ def test_between_clear_and_threshold_nothing_fires_and_nothing_is_resolved(value
 
 
 @given(VALUES.filter(bool))
-def test_an_unknown_value_changes_nothing(values: list[int | None]):
+def test_an_unknown_value_does_not_change_an_alert(values: list[int | None]):
     before, after = run([*values, None])[-2:]
     assert (after.fired, after.resolved, after.states) == ((), (), before.states)
 
 
-def test_an_alert_is_said_once_when_it_begins_and_once_when_it_is_over():
+def test_an_alert_is_reported_once_when_it_fires_and_once_when_it_resolves():
     steps = run([LIMIT + 1, LIMIT + 1, LIMIT + 1, LIMIT + 1, CLEAR + 1, CLEAR, LIMIT + 1])
     assert [len(s.fired) for s in steps] == [0, 0, 1, 0, 0, 0, 0]
     assert [len(s.resolved) for s in steps] == [0, 0, 0, 0, 0, 1, 0]
@@ -132,23 +132,23 @@ def checks(*minutes: int) -> list[bool]:
     return fired
 
 
-def test_a_time_in_which_nobody_checked_is_no_part_of_the_hold():
+def test_time_without_checks_does_not_count_toward_the_hold():
     assert checks(0, 24 * 60, 24 * 60 + 5, 24 * 60 + 10) == [False, False, False, True]
     assert checks(0, 5, 24 * 60, 24 * 60 + 5) == [False] * 4
 
 
-def test_checks_that_are_further_apart_than_the_hold_can_fire():
+def test_an_alert_fires_even_if_checks_are_further_apart_than_its_hold():
     assert checks(0, 60, 120) == [False, False, True]
     assert checks(0, 12) == [False, True]
 
 
-def test_a_value_that_was_unknown_for_longer_than_the_hold_begins_it_again():
+def test_a_value_unknown_for_longer_than_the_hold_restarts_the_hold():
     beyond_then_unknown = [LIMIT + 1, None, None, None, LIMIT + 1, LIMIT + 1, LIMIT + 1]
     assert [len(s.fired) for s in run(beyond_then_unknown)] == [0, 0, 0, 0, 0, 0, 1]
     assert [len(s.fired) for s in run([LIMIT + 1, None, LIMIT + 1])] == [0, 0, 1]
 
 
-def test_alerts_that_are_switched_off_and_streams_that_are_gone_are_resolved():
+def test_alerts_resolve_when_they_are_disabled_or_their_stream_is_removed():
     active = AlertStates({rule: AlertState(NOW_MS, active=True) for rule in ("manifests", "freshness:gone")})
     made = evaluate_alerts(active, health(manifests=101), SETTINGS, now_ms=NOW_MS)
     assert ([a.rule for a in made.active], [a.rule for a in made.resolved]) == (["manifests"], ["freshness:gone"])
@@ -157,7 +157,7 @@ def test_alerts_that_are_switched_off_and_streams_that_are_gone_are_resolved():
     assert "no longer watched" in off.resolved[0].sentence
 
 
-def test_what_fires_beyond_what_a_user_can_follow_is_marked_until_it_is_over():
+def test_alerts_beyond_the_number_that_a_user_can_follow_are_marked_until_they_resolve():
     every = health(manifests=101, snapshots=2_001)
     states: dict[str, AlertStates] = {"a": AlertStates(), "b": AlertStates()}
 
@@ -199,7 +199,7 @@ def test_a_table_in_shape_has_no_alert_and_each_rule_has_one_beyond_its_threshol
     }  # fmt: skip
 
 
-def test_delete_files_of_merges_are_an_alert_only_beyond_one_for_a_data_file_and_deleted_rows_by_their_share():
+def test_merge_delete_files_alert_only_above_one_per_data_file_and_deleted_rows_by_share():
     of_merges = health(delete_files=200, merged=True)
     assert beyond(of_merges) == {}
     assert set(beyond(health(delete_files=201, merged=True))) == {"delete-files"}
@@ -209,7 +209,7 @@ def test_delete_files_of_merges_are_an_alert_only_beyond_one_for_a_data_file_and
     assert said.startswith("31 rows in data files of demo.t (31.0 %) are deleted")
 
 
-def test_a_short_manifest_list_of_a_small_table_is_no_alarm():
+def test_a_short_manifest_list_of_a_small_table_is_not_an_alert():
     assert beyond(health(data_files=3, manifest_list_bytes=200 * 1024)) == {}
     assert set(beyond(health(data_files=3, manifest_list_bytes=300 * 1024))) == {"manifest-list"}
 
@@ -222,7 +222,7 @@ def test_many_files_are_an_alert_only_while_they_are_small():
     assert reading("small-files", health(data_files=6_000, data_bytes=0)).value is None
 
 
-def test_files_that_grow_past_a_tenth_of_the_target_are_well_only_when_clearly_past_it():
+def test_small_file_alerts_resolve_only_clearly_above_a_tenth_of_the_target_size():
     def averaging(mib: float) -> Reading:
         return reading("small-files", health(data_files=6_000, data_bytes=int(6_000 * mib * 2**20)))
 
@@ -277,7 +277,7 @@ def test_freshness_counts_from_the_last_time_at_which_no_record_waited_and_fires
     ]
 
 
-def test_a_stream_that_lags_is_named_with_what_waits():
+def test_a_lagging_stream_is_reported_with_the_number_of_waiting_records():
     said = beyond(stream(lag=7), Maintenance(alerts=Alerts(lag=5)))["lag:s"]
     assert said.startswith("stream s of demo.t lags: 7 records wait in Kafka, more than 5. `frazil status s` shows")
 
@@ -291,7 +291,7 @@ def test_a_stream_that_commits_once_an_hour_as_declared_is_not_stale():
     assert reading("freshness:s", minutes_ago(61)).is_clear
 
 
-def test_a_sentence_names_the_command_or_where_the_action_is_off_how_to_go_on():
+def test_an_alert_names_the_command_or_for_a_disabled_action_how_to_proceed():
     crowded = health(snapshots=3_000, data_files=6_000, data_bytes=6_000, bytes_since_compaction=2**40)
     said = beyond(crowded)
     assert "`frazil maintain demo.t --actions expiry`" in said["snapshots"]

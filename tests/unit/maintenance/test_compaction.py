@@ -165,7 +165,7 @@ def test_every_partition_with_small_files_is_rewritten_or_left_with_a_reason(fou
 
 
 @given(partitions(), settings, st.sets(st.integers(0, 8)))
-def test_partitions_that_are_merged_into_come_last_and_in_a_few_pieces_of_one_target_file(found, wanted, numbers):
+def test_busy_partitions_are_compacted_last_in_a_few_pieces_of_one_target_file(found, wanted, numbers):
     busy = {p.key for p in found if p.path in {f"day={n}" for n in numbers}}
     made = plan_compaction(table(found), wanted, complete_before_us=100, spec_id=0, busy=busy)
     is_busy = [r.busy for r in made.rewrites]
@@ -180,7 +180,7 @@ def test_partitions_that_are_merged_into_come_last_and_in_a_few_pieces_of_one_ta
     assert answered >= {p.path for p in found if p.small_files or p.deletes.due_files}
 
 
-def test_one_partition_that_is_merged_into_has_all_pieces_of_a_run_and_of_many_each_has_one():
+def test_a_single_busy_partition_gets_all_pieces_of_a_run_and_several_get_one_each():
     def pieces(*found: PartitionFiles) -> list[str]:
         wanted = Compaction(budget=10**6)
         busy = {p.key for p in found}
@@ -194,7 +194,7 @@ def test_one_partition_that_is_merged_into_has_all_pieces_of_a_run_and_of_many_e
     assert pieces(*(of(f"day={n}", small=1_000, size=100) for n in range(9))) == [f"day={n}" for n in range(8)]
 
 
-def test_a_partition_that_is_merged_into_and_has_no_fitting_part_is_left_for_that_reason():
+def test_a_partition_under_merge_without_a_fitting_part_is_skipped_as_busy():
     found = of("day=1", small=8, size=450)
     made = plan_compaction(table([found]), SETTINGS, complete_before_us=100, spec_id=0, busy={found.key})
     ((left,), rewrites) = (made.left, made.rewrites)
@@ -204,7 +204,7 @@ def test_a_partition_that_is_merged_into_and_has_no_fitting_part_is_left_for_tha
     assert "rewrites of such partitions" not in left.reason
 
 
-def test_small_partitions_that_are_merged_into_share_actions_of_an_eighth_of_the_target_size():
+def test_small_busy_partitions_share_compaction_actions_of_an_eighth_of_the_target_size():
     found = [of(f"day={n:02}", size=2) for n in range(20)]
     busy = {p.key for p in found}
     made = plan_compaction(table(found), SETTINGS, complete_before_us=100, spec_id=0, busy=busy)
@@ -213,7 +213,7 @@ def test_small_partitions_that_are_merged_into_share_actions_of_an_eighth_of_the
     assert len(found) > 2 * MAX_BUSY_ACTIONS
 
 
-def test_rewrites_of_one_kind_are_one_action_and_each_part_is_its_own():
+def test_compaction_groups_rewrites_of_one_kind_and_runs_each_partial_rewrite_alone():
     found = [of(f"day={n}", due=(1, 0) if n % 2 else (0, 0)) for n in range(2 * MAX_PARTITIONS_PER_ACTION + 2)]
     whole = plan(*found, settings=Compaction(budget=10**9)).rewrites
     (part,) = plan(of("day=0", small=1_000, size=100)).rewrites
@@ -222,7 +222,7 @@ def test_rewrites_of_one_kind_are_one_action_and_each_part_is_its_own():
     assert all(len({r.kind for r in action}) == 1 for action in actions)
 
 
-def test_a_part_of_a_partition_that_is_merged_into_waits_for_the_others():
+def test_a_partial_rewrite_of_a_partition_under_merge_waits_for_the_other_rewrites():
     found = of("day=1", small=0, due=(2, 0)), of("day=2", small=40)
     busy = {found[0].key}
     made = plan_compaction(table(found), Compaction(budget=10**6), complete_before_us=100, spec_id=0, busy=busy)
@@ -230,7 +230,7 @@ def test_a_part_of_a_partition_that_is_merged_into_waits_for_the_others():
 
 
 @given(partitions(), settings, st.floats(0.3, 1))
-def test_what_was_rewritten_is_not_worth_a_second_time(found, wanted, shrinks_to):
+def test_a_compacted_partition_is_not_compacted_again(found, wanted, shrinks_to):
     everything = wanted.model_copy(update={"budget": 10**9})
     chosen = {r.partition.path for r in plan(*found, settings=everything).rewrites}
     after = [rewritten(p, shrinks_to=shrinks_to) if p.path in chosen else p for p in found]
@@ -238,7 +238,7 @@ def test_what_was_rewritten_is_not_worth_a_second_time(found, wanted, shrinks_to
 
 
 @given(partitions(), settings)
-def test_run_after_run_everything_that_is_worth_it_is_rewritten_if_a_run_may_make_two_files(found, wanted):
+def test_repeated_runs_rewrite_everything_worthwhile_if_a_run_may_write_two_files(found, wanted):
     wanted = wanted.model_copy(update={"budget": max(wanted.budget, 2 * TARGET)})
     for _ in range(1_000):
         made = plan(*found, settings=wanted)
@@ -296,13 +296,13 @@ def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
         (None, 100, 20, True),
     ],
 )
-def test_a_partition_that_may_still_be_written_takes_more_small_files(end_us, before, small, worth):
+def test_a_partition_that_may_still_be_written_needs_more_small_files_for_a_rewrite(end_us, before, small, worth):
     made = plan(of(small=small, end_us=end_us), before=before)
     assert bool(made.rewrites) is worth
     assert worth or made.left[0].why is SkipReason.TOO_FEW_FILES
 
 
-def test_files_that_would_not_be_halved_are_left():
+def test_files_are_left_if_compaction_would_not_halve_their_number():
     made = plan(of(small=10, size=600))
     assert not made.rewrites
     assert made.left[0].why is SkipReason.MARGINAL
@@ -336,7 +336,7 @@ def test_small_files_with_a_smaller_share_of_deleted_rows_are_rewritten_with_all
     assert (both.files, both.bytes, both.small, both.deleted_percent) == (4, 1_030, True, 20)
 
 
-def test_of_many_such_files_as_many_are_taken_as_the_budget_allows_and_one_at_least():
+def test_as_many_files_are_rewritten_as_the_budget_allows_and_at_least_one():
     found = of(small=0, due=(2, 0))
     (part,) = plan(found, settings=Compaction(budget=1_500)).rewrites
     assert (part.files, part.bytes, part.is_partial, part.largest_bytes) == (1, 1_000, True, 1_000)
@@ -344,7 +344,7 @@ def test_of_many_such_files_as_many_are_taken_as_the_budget_allows_and_one_at_le
     assert (alone.files, alone.bytes) == (1, 1_000)
 
 
-def test_a_delete_file_of_one_data_file_that_has_lost_few_rows_is_left():
+def test_a_delete_file_for_one_data_file_with_few_deleted_rows_is_kept():
     found = dataclasses.replace(of(small=0), delete_files=2, deletes=Deletes(bytes=20, rows=5))
     assert plan(found).rewrites == plan(found).left == ()
 
@@ -371,7 +371,7 @@ def test_shared_delete_files_without_any_data_file_are_no_reason_for_a_rewrite()
     assert plan(empty).rewrites == plan(empty).left == ()
 
 
-def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtakes_it():
+def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_none_is_preferred_to_it():
     big, next_best = of("day=1", small=1_000, size=100), of("day=2", small=5, size=300)
     made = plan(big, next_best, settings=SETTINGS)
     assert [(r.partition.path, r.files, r.is_partial) for r in made.rewrites] == [("day=1", 100, True)]
@@ -383,7 +383,7 @@ def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_nothing_overtak
 
 
 @given(st.lists(st.integers(1, SMALL), min_size=2, max_size=300), st.integers(TARGET, 60_000))
-def test_whichever_files_a_part_takes_they_are_there_and_within_the_budget_and_halved(sizes, budget):
+def test_a_partial_rewrite_takes_existing_files_within_the_budget_and_halves_their_number(sizes, budget):
     found = dataclasses.replace(of(small=len(sizes)), small_bytes=sum(sizes))
     for rewrite in plan(found, settings=Compaction(budget=budget, min_files=2, open_files=2)).rewrites:
         if rewrite.below_bytes is None:
@@ -396,7 +396,7 @@ def test_whichever_files_a_part_takes_they_are_there_and_within_the_budget_and_h
         assert 2 * -(-worst // TARGET) <= rewrite.files
 
 
-def test_a_partition_that_never_fits_keeps_no_other_from_its_turn():
+def test_a_partition_that_never_fits_does_not_block_other_partitions():
     first, never, other = of("day=0"), of("day=1", small=60, size=500), of("day=2", small=10, size=500)
     made = plan(first, never, other, settings=SETTINGS)
     assert [r.partition.path for r in made.rewrites] == ["day=0", "day=2"]
@@ -407,7 +407,7 @@ def at(path: str, begin_us: int | None, end_us: int | None, *, spec: int = 0, sm
     return dataclasses.replace(of(path, small=small, size=100, spec=spec, end_us=end_us), window_begin_us=begin_us)
 
 
-def test_small_files_of_an_older_spec_count_once_against_the_budget_where_their_time_is_a_chosen_partition_s():
+def test_small_files_of_an_older_spec_count_once_against_the_compaction_budget():
     old, days = at("month=1", 0, 30, spec=3, small=50), [at(f"day={n}", n, n + 1) for n in (28, 29, 30)]
     made = plan(old, *days, settings=SETTINGS)
     assert [(r.partition.path, r.old_spec_files, r.old_spec_bytes) for r in made.rewrites] == [
@@ -417,7 +417,7 @@ def test_small_files_of_an_older_spec_count_once_against_the_budget_where_their_
     assert sum(r.bytes + r.old_spec_bytes for r in made.rewrites) <= SETTINGS.budget
 
 
-def test_a_partition_is_left_where_the_older_spec_s_files_beside_it_are_beyond_any_budget():
+def test_a_partition_is_not_rewritten_if_overlapping_files_of_an_older_spec_exceed_the_budget():
     old, day, later = at("", None, None, spec=3, small=500), at("day=1", 1, 2), at("day=40", 40, 41)
     assert [left.why for left in plan(old, day).left] == [SkipReason.OLD_SPEC, SkipReason.OVERLAP]
     made = plan(dataclasses.replace(old, window_begin_us=0, window_end_us=31), day, later)
@@ -433,7 +433,7 @@ def test_large_files_of_an_older_spec_are_rewritten_only_with_one_small_file_wit
     assert counted == (old_files > 0, old_files, old_files * TARGET)
 
 
-def test_partitions_of_a_spec_that_the_table_gave_up_are_left():
+def test_partitions_of_a_former_spec_are_not_compacted():
     made = plan(of(spec=3))
     assert [left.reason for left in made.left] == [
         "its partition spec 3 is not the table's current one: rewrite it by hand"

@@ -72,14 +72,14 @@ def test_a_file_is_small_below_three_quarters_of_the_target(made: MadeStream):
     assert small(2 * sizes[-1]) == (2, sum(sizes))
 
 
-def test_a_tenth_of_a_partitions_files_are_no_larger_than_its_p10(made: MadeStream):
+def test_the_p10_file_size_of_a_partition_is_its_tenth_percentile(made: MadeStream):
     land(made, 12, rows=1)
     (found,) = partitions(made)
     sizes = sorted(f["file_size_in_bytes"] for f in made.tables.main.refresh().inspect.files().to_pylist())
     assert (found.files, found.p10_bytes) == (12, sizes[1])
 
 
-def test_deleted_entries_are_no_files(made: MadeStream):
+def test_deleted_manifest_entries_are_not_counted_as_files(made: MadeStream):
     land(made, 2)
     made.tables.main.refresh().delete("at < '2013-12-31T00:00:00+00:00'")
     assert [(p.path, p.files) for p in partitions(made)] == [("at_day=2013-12-31", 2)]
@@ -114,7 +114,7 @@ def test_a_partition_without_a_time_has_no_end(made: MadeStream):
     assert (none.path, none.values, none.files, none.window_end_us) == ("at_day=null", (None,), 1, None)
 
 
-def test_partitions_by_floats_are_those_of_their_bits(made: MadeStream):
+def test_float_partition_values_are_compared_by_their_bits(made: MadeStream):
     """See apache/doris#5226: as Python compares, each NaN would be a partition, and both zeros would be one."""
     with made.tables.main.refresh().update_schema() as update:
         update.add_column("share", DoubleType())
@@ -167,7 +167,7 @@ def test_deletion_vectors_are_counted_for_their_data_files(made: MadeStream, tmp
     assert [(p.deletes.shared, p.deletes.rows, p.deletes.dangling) for p in found] == [(0, 1, ())]
 
 
-def test_a_partition_far_beyond_our_calendar_is_counted_all_the_same(made: MadeStream, tmp_path: Path):
+def test_a_partition_beyond_the_python_calendar_is_counted(made: MadeStream, tmp_path: Path):
     made.tables.main.current()
     far = 10**7
     table = made.tables.main.refresh()
@@ -182,7 +182,7 @@ def test_a_partition_far_beyond_our_calendar_is_counted_all_the_same(made: MadeS
     assert (found.path, found.window_end_us) == (f"at_day={far}", (far + 1) * DAY_US)
 
 
-def test_a_day_of_dead_letters_is_over_when_it_is_over(made: MadeStream):
+def test_a_day_of_dead_letters_ends_at_the_end_of_that_day(made: MadeStream):
     made.land({0: (0, 5)}, rejected={0: [3, 4]})
     (day,) = partitions(made, name="demo.made_dead_letters")
     end_us = (made.now_ms * 1000 // DAY_US + 1) * DAY_US

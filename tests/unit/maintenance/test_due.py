@@ -63,18 +63,20 @@ def is_due(action: Action, **changes: Any) -> bool:
         *("many for small files", "few for small files"),
     ],
 )
-def test_compaction_is_due_by_what_came_since_the_last_one(changes: dict[str, Any], worth: bool) -> None:
+def test_whether_compaction_is_due_depends_on_changes_since_the_last_compaction(
+    changes: dict[str, Any], worth: bool
+) -> None:
     assert is_due(Action.COMPACTION, **changes) is worth
 
 
 @pytest.mark.parametrize("changes", [{}, {"delete_files": 1}])
-def test_whatever_the_check_cannot_see_is_checked_in_one_run_of_each_day(changes: dict[str, Any]) -> None:
+def test_changes_that_the_check_cannot_see_are_due_in_one_run_a_day(changes: dict[str, Any]) -> None:
     hours = [is_due(Action.COMPACTION, at_ms=NOON_MS + hour * HOUR_MS, **changes) for hour in range(48)]
     assert sum(hours) == 2
     assert not is_due(Action.COMPACTION, at_ms=NOON_MS + 12 * HOUR_MS, data_files=4)
 
 
-def test_what_something_holds_beyond_main_s_line_is_not_counted_with_it(made: MadeStream) -> None:
+def test_snapshots_held_outside_mains_history_are_counted_separately(made: MadeStream) -> None:
     land(made, 3)
     table = made.tables.main.refresh()
     table.maintenance.expire_snapshots().by_id(table.metadata.snapshots[-2].snapshot_id).commit()
@@ -108,11 +110,11 @@ def test_manifests_are_due_where_some_can_be_merged_with_each_other(groups: list
     ],
     ids=["an idle marker", "all young", "old ones", "too many", "empty"],
 )
-def test_expiry_is_due_by_the_age_of_main_s_own_line(changes: dict[str, Any], worth: bool) -> None:
+def test_whether_expiry_is_due_depends_on_the_age_of_snapshots_of_main(changes: dict[str, Any], worth: bool) -> None:
     assert is_due(Action.EXPIRY, **changes) is worth
 
 
-def test_a_user_who_reads_in_a_days_first_hour_is_not_reported_its_full_check() -> None:
+def test_the_daily_full_check_is_due_only_for_callers_that_pass_its_time() -> None:
     midnight = dataclasses.replace(LARGE, at_ms=NOON_MS + 12 * HOUR_MS)
     assert find_due_actions(midnight, SETTINGS, full_check_at=timedelta(0))[Action.COMPACTION].due
     assert not find_due_actions(midnight, SETTINGS)[Action.COMPACTION].due

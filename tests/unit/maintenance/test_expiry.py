@@ -102,14 +102,14 @@ def gone(made: ExpiryPlan) -> list[int]:
     return sorted(found - 1_000 for found in made.expire)
 
 
-def test_a_snapshot_is_kept_for_as_long_as_somebody_may_read_it_who_began_while_it_was_the_head():
+def test_a_snapshot_is_kept_while_readers_that_started_when_it_was_current_may_still_read_it():
     made = plan(metadata(line(10, every=5)))
     assert gone(made) == [1, 2, 3, 4, 5, 6], "the seventh was the head until ten minutes ago"
     assert not made.retained_reasons
     assert made.sentence == "6 snapshots expire. Kept: the newest 4 of branch main, by maintenance.expiry"
 
 
-def test_of_a_table_that_is_seldom_written_the_newest_are_kept_however_old():
+def test_the_newest_snapshots_of_a_seldom_written_table_are_kept_however_old_they_are():
     assert gone(plan(metadata(line(4, every=10_000)))) == [1]
     assert gone(plan(metadata(line(3, every=10_000)))) == []
     assert plan(metadata([])).sentence == (
@@ -117,7 +117,7 @@ def test_of_a_table_that_is_seldom_written_the_newest_are_kept_however_old():
     )
 
 
-def test_of_a_table_that_is_written_without_pause_no_more_are_kept_than_commits_can_carry():
+def test_a_continuously_written_table_keeps_at_most_the_maximum_number_of_snapshots():
     snapshots = [snapshot(n, at=0, parent=999 + n if n > 1 else None) for n in range(1, 21)]
     assert gone(plan(metadata(snapshots))) == list(range(1, 13))
 
@@ -131,7 +131,7 @@ def test_of_a_table_that_is_written_without_pause_no_more_are_kept_than_commits_
         (BackfillState.PUBLISHED, 0, [*range(1, 20), *range(21, 53)]),
     ],
 )
-def test_what_a_backfills_audit_began_with_is_kept_until_it_is_published_or_rests_for_a_day(
+def test_snapshots_of_a_backfills_audit_are_kept_until_it_is_published_or_idle_for_a_day(
     state: BackfillState, hours: int, left: list[int]
 ):
     snapshots = line(60)
@@ -145,7 +145,7 @@ def test_what_a_backfills_audit_began_with_is_kept_until_it_is_published_or_rest
     assert gone(plan(found)) == left, "neither `keep` nor `at-most` cuts what the publication walks back"
 
 
-def test_where_main_was_cut_since_a_backfill_began_all_that_is_left_is_held():
+def test_expiry_keeps_everything_if_main_was_truncated_after_a_backfill_began():
     snapshots = [snapshot(1, at=40, parent=None), *line(20)[1:]]
     found = metadata(
         snapshots,
@@ -155,20 +155,20 @@ def test_where_main_was_cut_since_a_backfill_began_all_that_is_left_is_held():
     assert gone(plan(found)) == []
 
 
-def test_what_the_hourly_audits_find_in_snapshots_alone_is_kept_by_itself_for_as_long_as_they_may_ask():
+def test_losses_and_backfill_counts_are_kept_for_as_long_as_an_hourly_audit_may_need_them():
     said = {1: {"frazil_lost": "e-0 offsets 1 to 2"}, 3: {"frazil_backfill_stream": "s"}, 4: {"frazil_stream": "s"}}
     made = plan(metadata(line(20, every=20, said=said)))
     assert gone(made) == [1, 2, *range(4, 18)], "six hours and more have passed since the first"
     assert made.retained_reasons == {1_003: "the audit of its hour needs its numbers of backfilled or skipped records"}
 
 
-def test_the_last_commit_of_a_stream_is_kept_alone_and_the_line_is_cut_before_it():
+def test_the_last_commit_of_an_inactive_stream_is_kept_although_snapshots_around_it_expire():
     made = plan(metadata(line(20), properties=marker("old", 2) | marker("new", 20)))
     assert gone(made) == [1, *range(3, 13)]
     assert made.retained_reasons == {1_002: "it is the last commit of stream 'old'"}
 
 
-def test_everything_after_a_readers_tag_is_kept_and_of_any_other_tag_the_snapshot():
+def test_expiry_keeps_all_snapshots_after_a_reader_tag_and_only_the_snapshot_of_other_tags():
     made = plan(metadata(line(20), refs={"frazil-reader-copy": 4, "release": 2}))
     assert gone(made) == [1, 3]
     assert made.retained_reasons[1_004] == "tag frazil-reader-copy refers to it"
@@ -205,7 +205,7 @@ def test_snapshots_that_recent_signals_name_are_kept():
     assert made.retained_reasons == {1_007: "a signal refers to it"}
 
 
-def test_of_the_open_branch_stays_its_head_and_what_kept_snapshots_of_main_belong_to():
+def test_expiry_of_the_open_branch_keeps_its_head_and_snapshots_that_kept_main_snapshots_need():
     main = [
         snapshot(n, at=60 - n, parent=998 + n if n > 1 else None, frazil_open_snapshot_id=str(1_001 + n))
         for n in range(1, 40, 2)
@@ -222,7 +222,7 @@ def test_of_the_open_branch_stays_its_head_and_what_kept_snapshots_of_main_belon
     assert made.retained_reasons[1_040] == "branch frazil-open-s refers to it"
 
 
-def test_young_snapshots_of_the_open_branch_go_with_those_of_main_that_they_belong_to():
+def test_recent_snapshots_of_the_open_branch_expire_with_their_snapshots_of_main():
     main = [
         snapshot(n, at=0, parent=998 + n if n > 1 else None, frazil_open_snapshot_id=str(1_001 + n))
         for n in range(1, 40, 2)
@@ -239,7 +239,7 @@ def test_young_snapshots_of_the_open_branch_go_with_those_of_main_that_they_belo
     assert made.retained_reasons[1_004] == "a kept snapshot of main refers to it"
 
 
-def test_a_branch_of_other_people_loses_nothing_of_its_own_and_of_main_what_its_settings_do_not_keep():
+def test_expiry_keeps_all_snapshots_of_a_foreign_branch_and_applies_the_settings_to_main():
     forked = [snapshot(21, at=500, parent=1_004), snapshot(22, at=400, parent=1_021)]
     found = [*line(20), *forked]
     assert gone(plan(metadata(found, head=20, refs={"audit": branch(22)}))) == list(range(1, 13))
@@ -267,7 +267,7 @@ def test_snapshots_that_no_reference_reaches_go_when_they_are_old():
         (metadata(line(20), refs={"main": branch(20, min_snapshots_to_keep=1)}), "its own retention"),
     ],
 )
-def test_nothing_is_expired_while_something_is_wrong_or_decided_by_others(found, why):
+def test_expiry_is_refused_while_the_table_has_a_problem_or_others_manage_its_files(found, why):
     made = plan(found)
     assert made.refused
     assert not made.expire
@@ -280,7 +280,9 @@ def test_nothing_is_expired_while_something_is_wrong_or_decided_by_others(found,
     st.sets(st.integers(1, 30)),
     st.integers(0, 30),
 )
-def test_main_stays_one_line_from_its_head_and_whatever_has_a_name_stays(ages, tags, streams, unread_after):
+def test_expiry_keeps_main_as_one_line_from_its_head_and_every_snapshot_with_a_reference(
+    ages, tags, streams, unread_after
+):
     total = len(ages)
     ages.sort(reverse=True)
     said = {"frazil_windows": '{"0":1}'}
@@ -298,14 +300,14 @@ def test_main_stays_one_line_from_its_head_and_whatever_has_a_name_stays(ages, t
     assert not plan(again, unread_after=unread_after).expire
 
 
-def test_a_commit_that_does_not_say_which_windows_it_brings_is_kept_until_it_is_signalled():
+def test_a_commit_with_unknown_windows_is_kept_until_it_is_signalled():
     found = metadata(
         line(20, said={3: {"added_records": "1"}, 2: {"added_records": "1", "operation": Operation.REPLACE}})
     )
     assert gone(plan(found, unread_after=1)) == [1, 2]
 
 
-def test_what_nobody_has_set_of_the_metadata_files_is_set():
+def test_default_metadata_properties_are_set_only_if_unset():
     assert set(find_missing_defaults(metadata([]))) == {
         "write.metadata.delete-after-commit.enabled",
         "write.metadata.previous-versions-max",
@@ -320,7 +322,7 @@ def test_what_nobody_has_set_of_the_metadata_files_is_set():
     st.sets(st.integers(1, 40)),
     st.integers(0, 40),
 )
-def test_writers_expire_only_what_is_planned_and_lose_track_of_no_data_file(kinds, tags, streams, unread_after):
+def test_writers_expire_only_planned_snapshots_and_lose_track_of_no_data_file(kinds, tags, streams, unread_after):
     """Each snapshot adds a file. Some also remove the oldest one, which Iceberg then finds only by a snapshot."""
     said: dict[int, dict[str, str]] = {}
     live: list[set[int]] = [set()]

@@ -36,7 +36,7 @@ def spellings(draw: st.DrawFn, names: list[str]) -> str:
 
 
 @given(st.data(), NAMES, st.sampled_from(sorted(ROOTS)))
-def test_all_spellings_of_a_path_are_one_place(data: st.DataObject, names: list[str], kind: str):
+def test_all_spellings_of_a_path_normalise_to_one_location(data: st.DataObject, names: list[str], kind: str):
     one, other = (data.draw(st.sampled_from(ROOTS[kind])) + data.draw(spellings(names)) for _ in range(2))
     assert normalise_path(one) == normalise_path(other)
     assert normalise_path(one).path == "/" + "/".join(names)
@@ -45,7 +45,7 @@ def test_all_spellings_of_a_path_are_one_place(data: st.DataObject, names: list[
 
 
 @given(NAMES, NAMES, st.sampled_from(["/", "s3://bucket/"]))
-def test_other_names_are_other_places(one: list[str], other: list[str], root: str):
+def test_different_path_names_are_different_locations(one: list[str], other: list[str], root: str):
     assert (normalise_path(root + "/".join(one)) == normalise_path(root + "/".join(other))) == (one == other)
 
 
@@ -53,13 +53,13 @@ def test_other_names_are_other_places(one: list[str], other: list[str], root: st
     ("one", "other"),
     [("s3://a/x", "s3://b/x"), ("s3://a/x", "gs://a/x"), ("s3://a/x", "/x"), ("abfs://c@a/x", "abfs://d@a/x")],
 )
-def test_other_buckets_are_other_stores_with_the_same_path(one: str, other: str):
+def test_equal_paths_in_different_buckets_are_different_locations(one: str, other: str):
     assert normalise_path(one) != normalise_path(other)
     assert normalise_path(one).path == normalise_path(other).path
     assert not normalise_path(one).is_inside(normalise_path(other))
 
 
-def test_a_table_lies_not_in_one_whose_name_begins_its_own():
+def test_a_table_is_not_inside_another_whose_name_is_a_prefix_of_its_own():
     assert not below("/lake/flights_dead_letters", "/lake/flights")
     assert below("/lake/flights/data", "/lake/flights")
     assert below("/lake", "/")

@@ -49,7 +49,7 @@ class Brokers:
     ],
     ids=["a known partition", "a new partition", "a topic that was made again"],
 )
-def test_what_waits_in_kafka_is_counted_or_the_reason_is_given(
+def test_the_kafka_lag_is_counted_or_the_reason_is_reported(
     brokers: Brokers, waiting: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker: Any = SimpleNamespace(offsets={(TOPIC, 0): 10}, source=READ)

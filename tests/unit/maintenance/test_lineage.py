@@ -36,7 +36,7 @@ def reported(backend: Backend, *outcomes: Outcome, table: MaintainedTable = TABL
     return backend
 
 
-def test_a_table_that_changed_is_input_and_output_of_a_run_that_says_what_was_done(backend: Backend) -> None:
+def test_a_changed_table_is_input_and_output_of_a_lineage_run_with_the_action_as_its_result(backend: Backend) -> None:
     done = outcome(Action.COMPACTION, Ending.DONE, **{"files-removed": 9})
     reported(backend, done, outcome(Action.EXPIRY, Ending.SKIPPED))
     (started, _), (state, after) = backend.events
@@ -64,7 +64,7 @@ def test_an_action_that_failed_fails_the_run(backend: Backend) -> None:
     assert [one["action"] for one in after.actions] == ["compaction", "expiry"]
 
 
-def test_nothing_is_reported_where_nothing_changed_or_the_table_cannot_be_read(backend: Backend) -> None:
+def test_maintenance_lineage_is_not_reported_if_nothing_changed_or_the_table_cannot_be_read(backend: Backend) -> None:
     idle = [outcome(Action.EXPIRY, ending) for ending in (Ending.SKIPPED, Ending.GAVE_UP, Ending.REFUSED)]
     gone = MaintainedTable("shop.gone", "shop.gone", None, TableKind.MAIN, Maintenance(), ())
     reported(reported(backend, *idle), outcome(Action.EXPIRY, Ending.DONE), table=gone)

@@ -32,7 +32,7 @@ def test_only_manifests_of_one_spec_and_content_become_fewer():
     assert plan_manifests(groups, Manifests(max_count=10)).sentence == "11 manifests become about 3"
 
 
-def test_a_smaller_target_needs_more_of_them():
+def test_a_manifest_rewrite_with_a_small_target_size_needs_more_manifests():
     plan = plan_manifests([ManifestGroup(0, False, 10, 1_000)], Manifests(max_count=10), target_bytes=100)
     assert not plan.spec_ids
     assert plan.sentence == "a rewrite would not halve 10 manifests: 10 would remain"

@@ -79,7 +79,7 @@ def test_an_empty_table_is_measured(made: MadeStream):
     assert found.metadata_bytes == size(table.metadata_location)
 
 
-def test_what_it_says_is_what_the_table_has(made: MadeStream):
+def test_the_measured_health_equals_the_tables_metadata(made: MadeStream):
     land(made, 3)
     table, found = made.tables.main.refresh(), measured(made)
     files = table.inspect.files().to_pylist()
@@ -125,7 +125,7 @@ def test_totals_that_no_summary_has_come_from_the_manifest_list(made: MadeStream
     assert (found.data_files, found.rows, found.delete_files, found.data_bytes) == (6, 6, 0, 0)
 
 
-def test_a_compressed_metadata_file_counts_as_it_is_unpacked(made: MadeStream, tmp_path: Path):
+def test_a_compressed_metadata_file_is_measured_uncompressed(made: MadeStream, tmp_path: Path):
     table = made.tables.main.current()
     plain = Path(table.metadata_location.removeprefix("file://"))
     packed = tmp_path / "v1.gz.metadata.json"
@@ -138,9 +138,7 @@ def test_a_compressed_metadata_file_counts_as_it_is_unpacked(made: MadeStream, t
 
 
 @pytest.mark.parametrize("later", [{}, MANIFESTS_REWRITTEN, DELETES_REWRITTEN])
-def test_since_the_last_compaction_counts_what_came_after_data_files_were_rewritten(
-    made: MadeStream, later: dict[str, str]
-):
+def test_growth_since_the_last_compaction_counts_only_later_data_files(made: MadeStream, later: dict[str, str]):
     land(made, 4)
     added = measured(made).bytes_since_compaction // 4
 
@@ -214,13 +212,13 @@ def test_recent_files_are_those_of_the_newest_records_that_are_left(made: MadeSt
     assert left.commits == MAX_COMMIT_RECORDS - 1
 
 
-def test_a_stream_is_said_with_its_last_commit_and_watermark(made: MadeStream):
+def test_a_stream_is_reported_with_its_last_commit_and_watermark(made: MadeStream):
     land(made, 1)
     (stream,) = measured(made).streams
     assert (stream.name, stream.lag, stream.last_commit_at_ms) == ("made", None, BEGIN_MS + 60_000)
 
 
-def test_a_stream_says_how_far_its_commits_may_be_apart(made: MadeStream):
+def test_a_stream_reports_its_longest_commit_interval(made: MadeStream):
     land(made, 1)
     assert measured(made).streams[0].longest_interval_ms == 60_000
     commit = {"interval": timedelta(minutes=5), "throttle": "stretch", "max_interval": timedelta(minutes=30)}
@@ -228,7 +226,7 @@ def test_a_stream_says_how_far_its_commits_may_be_apart(made: MadeStream):
     assert measured(made).streams[0].longest_interval_ms == 30 * 60_000
 
 
-def test_where_the_history_has_no_batch_left_the_marker_s_snapshot_says_how_old_the_last_one_is(made: MadeStream):
+def test_if_no_batch_remains_in_the_history_its_age_is_taken_from_the_markers_snapshot(made: MadeStream):
     land(made, 1)
     made.now_ms += 60_000
     made.begin()
@@ -240,7 +238,7 @@ def test_where_the_history_has_no_batch_left_the_marker_s_snapshot_says_how_old_
     assert stream.last_commit_at_ms == BEGIN_MS + 2 * 60_000
 
 
-def test_the_lag_is_what_a_writer_of_this_host_says_that_lives(made: MadeStream):
+def test_the_lag_is_reported_only_from_a_recent_heartbeat_of_a_live_writer(made: MadeStream):
     land(made, 1)
     heartbeat = Heartbeat("made", 7, "f", Phase.WAITING, written_at_ms=BEGIN_MS, advanced_at_ms=BEGIN_MS, lag=12)
     with WriterLock(run_folder("made")):

@@ -145,7 +145,7 @@ STRAYS = [
 
 
 @pytest.mark.parametrize("table", ["demo.made", "demo.made_dead_letters"])
-def test_files_of_every_kind_that_nobody_knows_go_at_the_second_run(world: World, table: str):
+def test_orphan_files_of_every_kind_are_deleted_in_the_second_run(world: World, table: str):
     folder = world.table(table).location().removeprefix("file://")
     strays = [world.stray(f"{folder}/{path}") for path in STRAYS]
     hidden = [world.stray(f"{folder}/{path}") for path in ("_SUCCESS", "data/.tmp/x.parquet", "_frazil/made/x.json")]
@@ -166,7 +166,7 @@ def test_files_of_every_kind_that_nobody_knows_go_at_the_second_run(world: World
     assert check_whole(world.table(table)) > 0
 
 
-def test_young_files_wait_and_so_do_files_that_were_found_before_the_table_committed_again(world: World):
+def test_recent_orphan_files_wait_and_so_do_those_found_before_the_tables_next_commit(world: World):
     young, old = world.stray("data/young.parquet", days=2), world.stray("data/old.parquet")
     world.clean()
     world.hours += 2
@@ -185,7 +185,7 @@ def test_young_files_wait_and_so_do_files_that_were_found_before_the_table_commi
     assert not old.exists()
 
 
-def test_a_dry_run_remembers_and_deletes_nothing(world: World):
+def test_a_dry_run_of_the_orphan_cleanup_records_and_deletes_nothing(world: World):
     stray = world.stray("data/stray.parquet")
     for _ in range(3):
         shown = world.clean(dry_run=True)
@@ -196,7 +196,7 @@ def test_a_dry_run_remembers_and_deletes_nothing(world: World):
     assert stray.exists()
 
 
-def test_a_log_with_details_names_the_deleted_files(world: World, caplog: pytest.LogCaptureFixture):
+def test_a_debug_log_lists_the_deleted_files(world: World, caplog: pytest.LogCaptureFixture):
     stray = world.stray("data/stray.parquet")
     with caplog.at_level("DEBUG", "frazil.maintenance"):
         world.clean()
@@ -207,7 +207,7 @@ def test_a_log_with_details_names_the_deleted_files(world: World, caplog: pytest
     assert (stray.exists(), f"file://{stray}" in caplog.text) == (False, True)
 
 
-def test_a_memory_that_cannot_be_read_makes_the_next_run_a_first_one(world: World):
+def test_an_unreadable_orphan_record_makes_the_next_run_a_first_run(world: World):
     stray = world.stray("data/stray.parquet")
     world.clean()
     (world.root / "_frazil/_maintenance/orphans.json.gz").write_bytes(b"torn")
@@ -255,7 +255,7 @@ def begin_backfill(world: World) -> BackfillCommitter:
     return committer
 
 
-def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfill_needs(world: World):
+def test_no_file_is_removed_that_a_snapshot_ref_journal_staged_batch_or_backfill_needs(world: World):
     """The journals are of a stream that is no longer declared, whose writer is dead."""
     gone = MadeStream(declared("gone"), world.made.now_ms, partitions=1)
     gone.begin()
@@ -297,7 +297,7 @@ def test_nothing_goes_that_a_snapshot_a_ref_a_journal_a_staged_batch_or_a_backfi
     assert not any(Path(file.path.removeprefix("file://")).exists() for file in staged)
 
 
-def test_what_a_backfill_staged_goes_only_once_that_has_ended(world: World):
+def test_files_staged_by_a_backfill_are_orphans_only_after_it_ended(world: World):
     committer = begin_backfill(world)
     left = staged_chunk(world, committer, 2)
     world.age()
@@ -315,7 +315,7 @@ def _end(world: World, committer: BackfillMarker) -> None:
     assert committer.is_open
 
 
-def test_a_manifest_left_by_a_commit_that_was_decided_otherwise_goes(world: World):
+def test_a_manifest_of_an_abandoned_commit_attempt_is_deleted(world: World):
     journal = journaled(world.made, world.read)
     other = SnapshotWriter(journal.staged_for("main"))
     other.prepare(world.table(), summary={}, now_ms=world.made.now_ms)
@@ -345,7 +345,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, operation: Callable[[], Any], *, 
     monkeypatch.setattr(LocalStore, after, answer)
 
 
-def test_what_is_committed_while_files_are_listed_stays(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_files_committed_during_the_listing_are_not_deleted(world: World, monkeypatch: pytest.MonkeyPatch):
     journal = journaled(world.made, world.read)
     assert world.made.committer is not None
     world.age()
@@ -356,7 +356,7 @@ def test_what_is_committed_while_files_are_listed_stays(world: World, monkeypatc
     assert check_whole(world.table()) > 0
 
 
-def test_what_is_referenced_right_before_its_deletion_stays(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_is_referenced_right_before_its_deletion_is_kept(world: World, monkeypatch: pytest.MonkeyPatch):
     """An append by hand of a file that had lain there for days."""
     live = next(iter(world.table().scan().plan_files())).file.file_path.removeprefix("file://")
     imported = world.root / "data" / "imported.parquet"
@@ -377,7 +377,7 @@ def test_what_is_referenced_right_before_its_deletion_stays(world: World, monkey
     assert (imported.exists(), other.exists()) == (True, False)
 
 
-def test_a_snapshot_that_is_expired_while_it_is_read_is_checked_again(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_references_are_read_again_if_a_snapshot_expires_during_the_read(world: World, monkeypatch: pytest.MonkeyPatch):
     stray = world.stray("data/stray.parquet")
     lists = [s.manifest_list for s in world.table().metadata.snapshots]
     real, failures = orphan_references._list_files, [FileNotFoundError(lists[0])]
@@ -394,7 +394,9 @@ def test_a_snapshot_that_is_expired_while_it_is_read_is_checked_again(world: Wor
     assert stray.exists()
 
 
-def test_a_batch_that_fails_ends_the_cleanup_which_says_what_it_did(world: World, monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_deletion_batch_ends_the_cleanup_with_a_report_of_deleted_files(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
     strays = [world.stray(f"data/stray-{n}.parquet") for n in range(6)]
     world.clean()
     world.hours += 1
@@ -439,24 +441,24 @@ def test_more_files_than_a_limit_are_refused(world: World):
     assert "max-listed" in refused(world, **{"max-listed": 5})
 
 
-def test_a_larger_share_of_the_files_than_a_limit_is_refused(world: World):
+def test_orphans_above_the_maximum_share_of_files_are_refused(world: World):
     for n in range(20):
         world.stray(f"data/stray-{n}.parquet")
     assert "20 of" in refused(world, **{"max-share": 20})
 
 
-def test_a_larger_share_of_the_bytes_than_a_limit_is_refused(world: World):
+def test_orphans_above_the_maximum_share_of_bytes_are_refused(world: World):
     world.stray("data/stray.parquet", text="x" * 10_000_000)
     assert "bytes) are orphans" in refused(world, **{"max-share": 20})
 
 
-def test_a_host_with_another_time_than_the_storage_is_refused(world: World):
+def test_a_host_whose_clock_differs_from_the_storage_is_refused(world: World):
     world.stray("data/stray.parquet", days=0)
     world.hours = 100 * 24
     assert "clock" in refused(world)
 
 
-def test_a_cleanup_that_is_switched_off_shows_and_deletes_nothing(world: World):
+def test_a_disabled_cleanup_shows_files_and_deletes_none(world: World):
     world.stray("data/stray.parquet")
     assert "off" in refused(world, enabled=False)
     assert world.clean(dry_run=True).candidates == 1
@@ -474,7 +476,7 @@ def test_a_listing_without_the_live_files_is_refused(world: World, monkeypatch: 
     assert "live files are not in the listing" in refused(world)
 
 
-def test_a_file_by_the_name_of_a_referenced_one_is_refused(world: World):
+def test_an_orphan_with_the_name_of_a_referenced_file_is_refused(world: World):
     live = next(iter(world.table().scan().plan_files())).file.file_path.removeprefix("file://")
     copy = world.root / "backup" / Path(live).name
     copy.parent.mkdir()
@@ -491,7 +493,7 @@ def test_a_marker_of_a_newer_frazil_is_refused(world: World):
 
 
 @pytest.mark.parametrize("said", ["false", "FALSE", "no"])
-def test_a_table_that_may_share_its_files_is_refused(world: World, said: str):
+def test_orphan_cleanup_refuses_a_table_with_gc_disabled(world: World, said: str):
     """One that is registered in another catalog too, say: the property is that table's only protection."""
     stray = world.stray("data/at_day=2020-01-01/00000-1-of-the-clone.parquet")
     world.clean()
@@ -504,7 +506,7 @@ def test_a_table_that_may_share_its_files_is_refused(world: World, said: str):
     assert stray.exists()
 
 
-def test_a_table_that_is_not_there_is_an_error(frazil_home: Path):  # noqa: ARG001
+def test_cleaning_a_missing_table_is_an_error(frazil_home: Path):  # noqa: ARG001
     with pytest.raises(SpecError, match="does not exist"):
         World().clean()
 
@@ -516,7 +518,7 @@ def make_table(world: World, name: str, location: str | None = None, **propertie
     return world.catalog.load_table(f"demo.{name}")
 
 
-def test_the_files_of_tables_inside_stay(world: World):
+def test_orphan_cleanup_keeps_files_of_tables_inside_the_tables_folder(world: World):
     """One whose location lies below this table's, and one that only keeps its data there."""
     make_table(world, "inner", f"file://{world.root}/inner")
     make_table(world, "guest", **{"write.data.path": f"file://{world.root}/guests"})
@@ -527,7 +529,7 @@ def test_the_files_of_tables_inside_stay(world: World):
     assert [check_whole(world.catalog.load_table(f"demo.{name}")) for name in ("inner", "guest")] == [1, 1]
 
 
-def test_a_table_inside_that_the_catalog_does_not_know_is_refused(world: World):
+def test_orphan_cleanup_is_refused_if_an_unregistered_table_is_in_the_folder(world: World):
     make_table(world, "inner", f"file://{world.root}/inner")
     world.catalog.drop_table("demo.inner")
     world.age()
@@ -612,7 +614,7 @@ def command(tmp_path: Path, *arguments: str) -> Any:
     return CliRunner().invoke(frazil, ["orphans", "demo.made", "--streams", str(streams), *arguments])
 
 
-def test_the_command_shows_and_only_deletes_when_it_is_allowed_to(world: World, tmp_path: Path):
+def test_orphan_cleanup_lists_files_and_deletes_them_only_if_allowed(world: World, tmp_path: Path):
     stray = world.stray("data/stray.parquet")
     shown = command(tmp_path)
     assert shown.exit_code == 0, shown.output
@@ -622,7 +624,7 @@ def test_the_command_shows_and_only_deletes_when_it_is_allowed_to(world: World, 
     assert (reported["candidates"], reported["deleted"], reported["waiting"], reported["refused"]) == (1, 0, 1, None)
 
 
-def test_the_command_ends_with_1_where_the_cleanup_is_refused(world: World, tmp_path: Path):
+def test_the_command_exits_with_1_if_the_cleanup_is_refused(world: World, tmp_path: Path):
     make_table(world, "sharing", **{"write.data.path": f"file://{world.root}/data"})
     done = command(tmp_path, "--delete")
     assert done.exit_code == 1

@@ -33,7 +33,7 @@ def outcome(at_ms: int, ending: Ending = Ending.DONE, action: str = "compaction"
     return PastOutcome(at_ms, action, ending, "why", {"files-removed": 3.0})
 
 
-def test_of_each_action_and_ending_the_newest_are_kept_and_what_did_nothing_is_not(made: MadeStream) -> None:
+def test_the_newest_outcomes_of_each_action_and_ending_are_kept_and_skipped_ones_are_not(made: MadeStream) -> None:
     table = made.tables.main.refresh()
     store_outcomes(
         table,
@@ -46,7 +46,7 @@ def test_of_each_action_and_ending_the_newest_are_kept_and_what_did_nothing_is_n
     assert read_outcomes(table) == (outcome(NOW_MS), *failed[-MAX_OUTCOMES_PER_KIND:])
 
 
-def test_a_long_sentence_is_cut(made: MadeStream) -> None:
+def test_a_long_sentence_is_shortened(made: MadeStream) -> None:
     land(made, 1)
     found = Outcome("demo.made", Action.EXPIRY, Ending.FAILED, "x" * 9_999)
     load_and_store_outcomes(load_catalog(None), "demo.made", [found], now_ms=NOW_MS)
@@ -60,7 +60,7 @@ def test_a_long_sentence_is_cut(made: MadeStream) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"torn", b"{}", b'{"format": 99, "table-uuid": "x", "outcomes": []}'])
-def test_what_others_left_there_is_passed_over_and_replaced(made: MadeStream, damage: bytes) -> None:
+def test_a_damaged_outcomes_file_is_ignored_and_replaced(made: MadeStream, damage: bytes) -> None:
     table = made.tables.main.refresh()
     file = Path(urlsplit(table.location()).path, "_frazil/_maintenance/past.json")
     file.parent.mkdir(parents=True)
@@ -71,7 +71,7 @@ def test_what_others_left_there_is_passed_over_and_replaced(made: MadeStream, da
 
 
 @pytest.mark.usefixtures("made")
-def test_a_table_that_cannot_be_reached_raises_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreachable_table_does_not_fail_the_recording_of_outcomes(caplog: pytest.LogCaptureFixture) -> None:
     load_and_store_outcomes(
         load_catalog(None), "demo.gone", [Outcome("demo.gone", Action.EXPIRY, Ending.DONE, "")], now_ms=1
     )
@@ -79,7 +79,7 @@ def test_a_table_that_cannot_be_reached_raises_nothing(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize(("files", "about"), [(9, 700), (3, 233), (0, 0)])
-def test_the_bytes_of_expired_snapshots_are_those_that_their_children_removed(files: int, about: int) -> None:
+def test_the_bytes_of_expired_snapshots_are_those_that_the_next_snapshots_removed(files: int, about: int) -> None:
     reported: dict[str, Any] = {"deleted_data_files": "8", "removed_delete_files": "1", "removed_files_size": "700"}
     kept = snapshot(3, "replace", parent=2, deleted_data_files="50", removed_files_size="99")
     seen = metadata(snapshot(1), snapshot(2, "replace", parent=1, **reported), kept)

@@ -62,7 +62,7 @@ def test_the_tables_of_a_route_are_those_that_it_names_and_those_that_it_has_mad
         MaintenancePlanner(catalog, found["shop.raw_others"], made.now_ms).expiry()
 
 
-def test_what_the_declarations_name_is_reported_without_a_catalog() -> None:
+def test_tables_named_in_declarations_are_listed_without_a_catalog() -> None:
     spec = shop()
     assert [(t.name, t.kind) for t in maintained_tables([spec])] == [
         ("shop.orders", TableKind.ROUTED),
@@ -89,7 +89,7 @@ def test_what_the_declarations_name_is_reported_without_a_catalog() -> None:
         ({"table": {"identifier": "shop.other", "catalog": "away"}}, "default.shop.raw_a", "default.shop.orders"),
     ],
 )
-def test_a_table_that_was_made_is_named_with_its_catalog_where_a_declared_one_would_be(
+def test_a_templated_table_is_found_by_its_name_with_and_without_its_catalog(
     elsewhere: dict[str, Any], made: str, named: str
 ) -> None:
     specs = [shop(), shop(name="elsewhere", **elsewhere)]
@@ -99,7 +99,7 @@ def test_a_table_that_was_made_is_named_with_its_catalog_where_a_declared_one_wo
         assert (found.name, found.catalog) == (name, None)
 
 
-def test_a_table_that_two_routes_name_belongs_to_one_of_them() -> None:
+def test_a_table_named_by_two_routes_is_maintained_once() -> None:
     others: dict[str, Any] = {"name": "another", "table": "shop.another"}
     specs = [shop(), shop(**others)]
     catalog = load_catalog(None)
@@ -109,7 +109,7 @@ def test_a_table_that_two_routes_name_belongs_to_one_of_them() -> None:
     assert [spec.name for spec in table.streams] == ["another", "shop"]
 
 
-def test_what_is_due_is_reported_each_table_and_the_one_that_needs_it_most_has_most_new_files(made: MadeRoute) -> None:
+def test_due_maintenance_is_reported_per_table_and_the_neediest_has_the_most_new_files(made: MadeRoute) -> None:
     catalog, later_ms = load_catalog(None), made.now_ms + 60_000
     evaluated = {
         table.name: measure_due_table(catalog, table, actions=tuple(Action), now_ms=later_ms)
@@ -123,7 +123,7 @@ def test_what_is_due_is_reported_each_table_and_the_one_that_needs_it_most_has_m
     assert a.urgency > b.urgency
 
 
-def test_a_full_check_of_each_table_of_a_route_is_at_its_own_time_of_the_day() -> None:
+def test_full_checks_of_routed_tables_are_spread_over_the_day() -> None:
     spec = shop()
     times = {find_maintained([spec], f"shop.raw_{n}").full_check_at for n in range(100)}
     assert len(times) > 90
@@ -131,7 +131,7 @@ def test_a_full_check_of_each_table_of_a_route_is_at_its_own_time_of_the_day() -
     assert find_maintained([spec], "shop.other").full_check_at == timedelta(0)
 
 
-def test_expiry_keeps_what_the_tables_marker_names_and_the_stream_goes_on(made: MadeRoute) -> None:
+def test_expiry_keeps_the_snapshot_of_a_routed_tables_marker(made: MadeRoute) -> None:
     catalog = load_catalog(None)
     found = find_maintained([made.spec], "shop.raw_a")
     table, plan = MaintenancePlanner(catalog, found, made.now_ms + 60_000).expiry()

@@ -24,7 +24,7 @@ PAGE = Path("docs/reference/alerts.md")
 EXAMPLES = alerts_page.examples()
 
 
-def test_the_page_says_of_each_rule_what_the_code_does() -> None:
+def test_the_alerts_page_describes_each_rule_as_the_code_evaluates_it() -> None:
     assert PAGE.read_text() == alerts_page.render(), f"run: python -m tests.alerts_page > {PAGE}"
 
 
@@ -53,7 +53,7 @@ def test_the_runbook_has_an_entry_for_each_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_each_entry_has_commands_that_fix_or_says_who_does(rule: str) -> None:
+def test_each_runbook_entry_has_commands_that_fix_the_problem_or_is_listed_as_fixed_elsewhere(rule: str) -> None:
     fixes = bool(commands(rule, "Fix")) or "```python" in part(rule, "Fix")
     assert fixes == (rule not in ELSEWHERE | IN_THE_SENTENCE)
     introduction = RUNBOOK.read_text().partition("\n## ")[0]

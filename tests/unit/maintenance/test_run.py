@@ -33,7 +33,7 @@ from tests.unit.maintenance.day_by_day import land
         (RewriteResult(removed=3, errors=("no memory",)), Ending.FAILED, "no memory"),
     ],
 )
-def test_it_gives_up_only_where_another_commit_won(done: RewriteResult, ending: Ending, why: str) -> None:
+def test_a_rewrite_is_given_up_only_if_another_commit_won(done: RewriteResult, ending: Ending, why: str) -> None:
     found, said = rewrite_ending(done)
     assert found is ending
     assert why in said
@@ -48,13 +48,13 @@ def test_it_gives_up_only_where_another_commit_won(done: RewriteResult, ending: 
         (10, 20, "v2", "; they are now 2 times as large"),
     ],
 )
-def test_a_compaction_that_takes_many_more_bytes_says_so(before: int, after: int, pages: str, said: str) -> None:
+def test_a_compaction_that_adds_many_bytes_is_reported(before: int, after: int, pages: str, said: str) -> None:
     found = growth_note(before, after, {"write.parquet.page-version": pages})
     assert found.startswith(said)
     assert bool(found) is bool(said)
 
 
-def test_what_becomes_of_one_part_of_a_compaction_keeps_no_number_of_the_others(
+def test_a_failed_part_of_a_compaction_does_not_lose_the_numbers_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     parts = iter(
@@ -92,7 +92,7 @@ def test_a_rewrite_reports_data_files_and_the_delete_files_that_it_removed(
 
 
 @pytest.mark.parametrize(("counts", "ending"), [((8, 1), Ending.DONE), ((0, 0), Ending.SKIPPED)])
-def test_a_rewrite_of_manifests_that_finds_none_did_nothing(
+def test_a_manifest_rewrite_without_any_rewritten_manifest_reports_nothing_done(
     made: MadeStream, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int], ending: Ending
 ) -> None:
     land(made, 1)
@@ -117,7 +117,7 @@ class _InPart:
 _TABLE = SimpleNamespace(metadata=SimpleNamespace(properties={}))
 
 
-def test_an_expiry_that_is_refused_is_an_ending_of_its_own_that_fails_its_task(made: MadeStream) -> None:
+def test_a_refused_expiry_has_its_own_outcome_that_fails_its_task(made: MadeStream) -> None:
     land(made, 1)
     with made.tables.main.refresh().transaction() as change:
         change.set_properties({"gc.enabled": "false"})
@@ -127,7 +127,7 @@ def test_an_expiry_that_is_refused_is_an_ending_of_its_own_that_fails_its_task(m
     assert "gc.enabled=false" in outcome.sentence
 
 
-def test_a_piece_that_merges_overtake_is_tried_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partial_rewrite_that_loses_to_merges_is_tried_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     class Piece(_InPart):
         busy = True
 

@@ -131,11 +131,11 @@ def test_each_rule_has_one_alert_with_its_numbers_and_a_way_out(changes: dict[st
         {"stale": 200},
     ],
 )
-def test_what_is_well_wanted_so_or_unknown_is_no_alert(changes: dict[str, Any]) -> None:
+def test_healthy_intentional_and_unknown_stream_states_raise_no_alert(changes: dict[str, Any]) -> None:
     assert beyond(state(**changes)) == {}
 
 
-def test_a_share_of_few_records_changes_nothing_but_where_it_is_none() -> None:
+def test_a_dead_letter_share_of_few_records_is_unknown_unless_it_is_zero() -> None:
     def share(records: int, rejected: int) -> float | None:
         found = evaluate_stream_rules(state(records=records, rejected=rejected), ALERTS, now_ms=NOW_MS)
         return next(r.value for r in found if r.rule == "dead-letters")
@@ -143,7 +143,7 @@ def test_a_share_of_few_records_changes_nothing_but_where_it_is_none() -> None:
     assert (share(100, 50), share(99, 9), share(99, 0), share(0, 0)) == (50, None, 0, 0)
 
 
-def test_what_is_so_is_red_at_once_and_as_long_as_it_is_so() -> None:
+def test_a_boolean_alert_fires_at_once_and_stays_active_while_its_condition_holds() -> None:
     states, seen = AlertStates(), []
     for is_so in (True, True, False, False, True):
         made = evaluate_readings(
@@ -245,7 +245,7 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
 
 
 @pytest.mark.parametrize("supervised", [False, True])
-def test_after_a_users_writer_the_dag_is_named_where_a_supervisor_once_watched(
+def test_after_a_foreground_writer_the_alert_names_the_dag_if_a_supervisor_once_watched(
     frazil_home: Path, tmp_path: Path, supervised: bool
 ) -> None:
     (tmp_path / "made.yaml").write_text(STREAM)
@@ -269,7 +269,7 @@ def test_after_a_users_writer_the_dag_is_named_where_a_supervisor_once_watched(
     assert ("frazil_writer_made must be unpaused" in alert) == supervised
 
 
-def test_a_rate_of_dead_letters_is_reported_once_by_its_reason_and_is_over_with_it(
+def test_a_high_dead_letter_rate_is_reported_once_with_its_reason_until_it_ends(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
 ) -> None:
@@ -315,7 +315,7 @@ def test_places_of_dead_letters_are_left_out_of_a_summary_that_would_be_long() -
     assert parse_reasons({}) == parse_reasons({"frazil.rejected-by": "[1]"}) == {}
 
 
-def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
+def test_an_idle_writer_that_lives_longer_than_its_crashed_predecessors_resolves_their_alert(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -335,7 +335,7 @@ def test_a_quiet_writer_that_outlives_those_before_it_ends_their_alert(
     assert fruitless(lived_ms=1_100, lag=1) == 5, "there is something to commit"
 
 
-def test_a_stall_is_known_while_its_writer_lives_and_an_alert_once_it_has_lasted(
+def test_a_stall_is_observed_while_its_writer_lives_and_becomes_an_alert_after_the_hold_time(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -360,7 +360,7 @@ def test_a_stall_is_known_while_its_writer_lives_and_an_alert_once_it_has_lasted
     assert fired == [([], []), (["stall"], []), ([], ["stall"])]
 
 
-def test_a_watermark_that_does_not_move_is_an_alert_only_after_the_hold_because_it_may_move_by_itself() -> None:
+def test_a_watermark_that_does_not_move_is_an_alert_only_after_the_hold() -> None:
     watermark = dataclasses.replace(STALL, kind=StallKind.WATERMARK)
     holds = {
         one.rule: one.hold_ms
@@ -372,7 +372,7 @@ def test_a_watermark_that_does_not_move_is_an_alert_only_after_the_hold_because_
     assert holds == {StallKind.WATERMARK: 15 * MINUTE_MS, StallKind.OFFSETS: 45_000}
 
 
-def test_a_new_stream_has_time_for_its_first_writer_and_one_whose_end_is_unknown_a_minute() -> None:
+def test_a_never_launched_writer_has_15_minutes_and_one_with_an_unknown_end_has_one_minute() -> None:
     ended = WriterProcess(ProcessState.ENDED)
     holds = [
         one.hold_ms
@@ -383,7 +383,7 @@ def test_a_new_stream_has_time_for_its_first_writer_and_one_whose_end_is_unknown
     assert holds == [15 * MINUTE_MS, MINUTE_MS, 0]
 
 
-def test_a_service_that_does_not_answer_is_one_alert_and_not_one_for_each_of_its_signs() -> None:
+def test_an_unresponsive_service_is_one_alert_instead_of_one_for_each_symptom() -> None:
     away = {"state": State.KAFKA_UNREACHABLE, "sentence": "Kafka does not answer", "unreachable_since_ms": NOW_MS}
     signs = {"alive": False, "ended_at_ms": NOW_MS - 9 * MINUTE_MS, "crashes": 9}
     assert set(beyond(state(**signs))) == {"writer", "restarts"}
@@ -400,9 +400,7 @@ def test_an_unreadable_table_is_a_stall_only_of_a_writer_that_runs(pid: int | No
     assert (reading.rule, reading.sentence, reading.hold_ms) == (rule, f"stream s: {unread}", 45_000)
 
 
-def test_a_writer_that_was_given_up_is_an_alert_at_once_and_until_something_is_started(
-    frazil_home: Path, tmp_path: Path
-) -> None:
+def test_a_given_up_writer_is_an_immediate_alert_until_a_writer_is_started(frazil_home: Path, tmp_path: Path) -> None:
     (tmp_path / "made.yaml").write_text(STREAM)
     spec, now_ms = load_stream(tmp_path / "made.yaml"), time.time_ns() // 1_000_000
     folder = frazil_home / "streams" / "made"
@@ -453,7 +451,7 @@ def test_a_pause_ends_the_alert_of_a_writer_that_was_given_up() -> None:
     assert beyond(state(alive=False, desired="paused", given_up="it broke")) == {}
 
 
-def test_a_quiet_stream_is_measured_over_its_last_hundred_records_and_a_day_at_most(
+def test_the_dead_letter_share_of_a_quiet_stream_covers_at_most_100_records_and_a_day(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
 ) -> None:

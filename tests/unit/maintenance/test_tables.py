@@ -39,5 +39,5 @@ def test_every_maintained_table_shares_a_session_with_its_dead_letters_and_is_in
     ]
 
 
-def test_no_stream_has_no_table() -> None:
+def test_without_streams_no_tables_are_maintained() -> None:
     assert group_by_session([]) == {}

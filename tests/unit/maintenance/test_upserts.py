@@ -56,7 +56,7 @@ def test_recent_files_are_those_that_merges_added_and_no_change_files(world: Ups
         assert recent.bytes == sum(int(s.summary.get("added-files-size") or 0) for s in snapshots if s.summary)
 
 
-def test_what_merges_write_in_place_of_other_files_is_no_growth(world: UpsertWorld):
+def test_files_that_merges_write_in_place_of_others_do_not_count_as_growth(world: UpsertWorld):
     merge_batches(world, "copy-on-write", 8)
     found = measured(world)
     assert (found.files_since_compaction, found.bytes_since_compaction) == (found.data_files, found.data_bytes)
@@ -125,9 +125,7 @@ def bucket_of(number: int) -> object:
 
 
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
-def test_partitions_are_held_that_the_newest_batches_changed_and_those_of_batches_that_wait(
-    world: UpsertWorld, how: RowRemoval
-):
+def test_partitions_changed_by_recent_or_pending_batches_are_busy(world: UpsertWorld, how: RowRemoval):
     merge_batches(world, how, 1)
     assert busy(world) == set(range(4))
     world.clock_ms += 3_600_000
@@ -143,7 +141,7 @@ def test_partitions_are_held_that_the_newest_batches_changed_and_those_of_batche
     assert busy(world, later_ms=3_600_000) == {bucket_of(4)}, "it is staged, and not merged yet"
 
 
-def test_no_partition_of_a_table_is_busy_that_no_stream_merges_into(world: UpsertWorld):
+def test_a_table_without_a_merging_stream_has_no_busy_partitions(world: UpsertWorld):
     merge_batches(world, "auto", 1)
     appended = SPEC.model_copy(update={"mode": "append"})
     assert not find_busy_partitions(world.load(), find_maintained([appended], world.table), now_ms=world.clock_ms)

@@ -222,7 +222,7 @@ def falls(records: Sequence[Row], key: int) -> bool:
 @given(records=RECORDS, cuts=CUTS)
 @example(records=BESIDE_A_LATER_LETTER, cuts=(5, 5))
 @example(records=EQUAL_AROUND_A_DELETE, cuts=(2, 4))
-def test_dead_letters_replayed_in_any_order_beside_the_writer_give_the_table_of_a_stream_without_the_mistake(
+def test_replaying_dead_letters_in_any_order_gives_the_table_of_a_stream_without_the_mistake(
     made: Any, order_by: str | None, partitions: int, records: list[Any], cuts: tuple[int, int]
 ) -> None:
     """Except letters replayed after a later delete of their key, and keys whose order falls across a delete."""
@@ -260,7 +260,7 @@ def test_merging_all_records_again_as_an_audit_does_corrects_each_row_that_repla
         assert stream.rows() == without_the_mistake(every, "version")
 
 
-def test_a_delete_counts_at_its_own_time_also_beside_a_later_dead_letter_of_its_partition(tmp_path: Path) -> None:
+def test_a_delete_applies_at_its_own_time_despite_a_later_dead_letter_of_its_partition(tmp_path: Path) -> None:
     tombstone = record(10, version=None, kafka_partition=0, **{CHANGE: DELETE})
     dead_letter, row = record(30, version=1, kafka_partition=0), record(20, version=5, kafka_partition=1)
     for number, replays in enumerate(
@@ -276,7 +276,7 @@ def test_a_delete_counts_at_its_own_time_also_beside_a_later_dead_letter_of_its_
 @pytest.mark.parametrize("order_by", ["version", None])
 @pytest.mark.parametrize("dead_letter", [{CHANGE: DELETE}, {"price": 2}], ids=["a delete", "an older value"])
 @pytest.mark.parametrize("together", [True, False], ids=["in one batch", "in a batch each"])
-def test_a_dead_letter_is_older_than_a_record_that_left_its_row_as_it_was(
+def test_a_dead_letter_is_stale_after_a_later_record_that_left_its_row_unchanged(
     tmp_path: Path, order_by: str | None, dead_letter: dict[str, Any], *, together: bool
 ) -> None:
     stream = Stream(tmp_path, order_by)
@@ -321,7 +321,7 @@ def place(offset: int | None, partition: int | None = 0) -> dict[str, Any]:
     ids=["later", "earlier", "its own", "earlier by time", "later by time", "a letter without a time", "unknown"],
 )
 @pytest.mark.parametrize("change", [UPSERT, DELETE])
-def test_among_equals_a_row_stays_unless_its_record_came_before_the_dead_letter(
+def test_with_equal_versions_a_row_stays_unless_its_record_precedes_the_dead_letter(
     tmp_path: Path, row: Row, dead_letter: Row, stays: bool, change: int
 ) -> None:
     for order_by, version in (("version", 1), ("version", None), (None, 1)):
@@ -332,7 +332,7 @@ def test_among_equals_a_row_stays_unless_its_record_came_before_the_dead_letter(
         assert stream.rows() == ({0: (version, 1)} if stays else replaced)
 
 
-def test_what_a_dead_letter_leaves_as_it_was_is_reported_by_an_earlier_dead_letter_or_by_a_row_between_them(
+def test_a_value_omitted_in_a_dead_letter_comes_from_an_earlier_dead_letter_or_row(
     tmp_path: Path,
 ) -> None:
     """The letter leaves out a column, like an update that omits an unchanged large value."""

@@ -136,7 +136,7 @@ KEEPS_TWO_COLUMNS = [[FIRST], [{**FIRST, "version": 0, "price": None, "tags": No
 @settings(max_examples=max(10, settings().max_examples // 4))
 @example(KEEPS_TWO_COLUMNS, "auto", False, "version", 1)
 @given(BATCHES, st.sampled_from(HOWS), st.booleans(), st.sampled_from(["version", None]), st.integers(1, 3))
-def test_the_table_has_what_a_dictionary_has(
+def test_an_upserted_table_equals_a_dictionary_with_the_same_changes(
     batches: list[list[Row]], how: RowRemoval, alone: bool, order_by: str | None, tasks: int
 ) -> None:
     model = Model(order_by)
@@ -157,7 +157,7 @@ def rows(count: int, **more: Any) -> list[dict[str, Any]]:
     return [{"id": n, "part": "a", "version": 1, "price": 1.0, "tags": None, **more} for n in range(count)]
 
 
-def test_nothing_to_merge_makes_nothing(tmp_path: Path) -> None:
+def test_a_merge_without_changes_writes_no_file(tmp_path: Path) -> None:
     table = made(tmp_path)
     table.land(rows(10))
     assert table.merge([]) == MergeCounts()
@@ -165,7 +165,7 @@ def test_nothing_to_merge_makes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_one_key_many_times_is_one_row(tmp_path: Path, how: RowRemoval) -> None:
+def test_many_changes_of_one_key_give_one_row(tmp_path: Path, how: RowRemoval) -> None:
     table = made(tmp_path, how, order_by=None)
     assert table.merge(table.stage([{"id": 1, "part": "a", "version": n} for n in range(50_000)])) == MergeCounts(
         inserted=1, superseded=49_999
@@ -173,7 +173,7 @@ def test_one_key_many_times_is_one_row(tmp_path: Path, how: RowRemoval) -> None:
     assert [row["version"] for row in table.rows()] == [49_999]
 
 
-def test_a_file_that_all_rows_leave_is_replaced_by_nothing(tmp_path: Path) -> None:
+def test_a_file_without_remaining_rows_is_removed_without_a_replacement(tmp_path: Path) -> None:
     for how in HOWS:
         table = made(tmp_path / how, how)
         table.land(rows(5))
@@ -182,7 +182,7 @@ def test_a_file_that_all_rows_leave_is_replaced_by_nothing(tmp_path: Path) -> No
         assert table.files == []
 
 
-def test_few_rows_leave_a_large_file_by_one_delete_file_that_the_next_replaces(tmp_path: Path) -> None:
+def test_a_few_deleted_rows_of_a_large_file_use_one_delete_file_that_the_next_merge_replaces(tmp_path: Path) -> None:
     table = made(tmp_path, "merge-on-read")
     table.land(rows(1000))
     for n, version in enumerate((2, 3)):
@@ -192,7 +192,7 @@ def test_few_rows_leave_a_large_file_by_one_delete_file_that_the_next_replaces(t
     assert len(table.rows()) == 1000
 
 
-def test_many_rows_leave_a_file_by_a_new_one(tmp_path: Path) -> None:
+def test_a_file_with_many_changed_rows_is_replaced_by_a_new_file(tmp_path: Path) -> None:
     table = made(tmp_path)
     table.land(rows(1000))
     table.merge(table.stage([{"id": n, "part": "a", "version": 2} for n in range(300)]))
@@ -218,7 +218,7 @@ def test_stale_and_unchanged_changes_write_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prices", [(1.0, 1.0), (1.0, 2.0), (2.0, 1.0), (3.0, 4.0)])
 @pytest.mark.parametrize("files", [1, 2])
-def test_a_key_that_others_wrote_twice_is_one_row_after_its_next_change(
+def test_duplicate_rows_of_a_key_from_another_program_become_one_row_at_its_next_change(
     tmp_path: Path, prices: tuple[float, float], files: int
 ) -> None:
     table = made(tmp_path)
@@ -229,7 +229,7 @@ def test_a_key_that_others_wrote_twice_is_one_row_after_its_next_change(
     assert [row["price"] for row in table.rows() if row["id"] == 0] == [2.0]
 
 
-def test_of_several_topic_partitions_the_later_timestamp_wins(tmp_path: Path) -> None:
+def test_the_later_timestamp_wins_across_topic_partitions(tmp_path: Path) -> None:
     for places in itertools.permutations([(0, 5, 10), (1, 3, 20), (2, 9, 15)]):
         table = made(tmp_path / str(places), order_by=None)
         changes = [
@@ -247,7 +247,7 @@ def test_of_several_topic_partitions_the_later_timestamp_wins(tmp_path: Path) ->
         assert [row["version"] for row in table.rows()] == [1]
 
 
-def test_of_equal_timestamps_the_greater_topic_and_partition_wins_in_any_order(tmp_path: Path) -> None:
+def test_the_greater_topic_partition_wins_between_equal_timestamps_in_any_order(tmp_path: Path) -> None:
     places = [("a", 11), ("b", 2), ("b", 10)]
     for number, order in enumerate(itertools.permutations(range(3))):
         table = made(tmp_path / str(number), order_by=None)
@@ -307,7 +307,7 @@ def test_only_row_groups_within_the_bounds_of_the_keys_are_searched(tmp_path: Pa
     assert sorted(row["id"] for row in table.rows() if row["version"] == 2) == sorted(wanted)
 
 
-def test_row_groups_without_statistics_or_with_others_are_all_searched(tmp_path: Path):
+def test_row_groups_without_usable_statistics_are_all_searched(tmp_path: Path):
     table = made(tmp_path)
     table.land([{"id": n, "part": "a", "version": 1} for n in range(1_000)])
     path, keys = table.files[0].path, SCHEMA.select(*KEY)
@@ -322,7 +322,7 @@ def test_row_groups_without_statistics_or_with_others_are_all_searched(tmp_path:
         assert data.may_hold(keys, {"part": ("b", "c")}) == []
 
 
-def test_a_delete_file_of_many_data_files_is_taken_apart_once(tmp_path: Path):
+def test_a_delete_file_for_many_data_files_is_split_once(tmp_path: Path):
     path, paths = str(tmp_path / "deletes.parquet"), ["c", "a", "b", "a", "c", "a"]
     reader = TableFileReader(load_file_io({}, location=str(tmp_path)), {})
     rows = pa.table({"file_path": paths, "pos": pa.array(range(6), pa.int64())})
@@ -341,7 +341,7 @@ def bare(**more: Any) -> Row:
     return {"id": 0, "part": "a", "version": None, "price": None, "tags": None, CHANGE: DELETE, **more}
 
 
-def test_a_delete_without_an_order_takes_what_came_before_it_and_nothing_later(tmp_path: Path) -> None:
+def test_a_delete_without_an_order_value_removes_earlier_rows_but_no_later_ones(tmp_path: Path) -> None:
     table = made(tmp_path)
     (row,) = rows(1, version=9)
     table.merge(table.stage([row]))
@@ -388,7 +388,7 @@ def test_between_partitions_a_delete_without_an_order_is_ordered_by_kafkas_time(
     assert [one["version"] for one in table.rows()] == ([1] if deleted_at == 0 else [])
 
 
-def test_a_value_that_was_sent_after_a_delete_without_an_order_replaces_that_of_the_row_before(tmp_path: Path) -> None:
+def test_after_an_unordered_delete_an_update_inherits_values_only_from_later_records(tmp_path: Path) -> None:
     table = made(tmp_path)
     (row,) = rows(1, version=9, price=5.0)
     table.merge(table.stage([row]))

@@ -32,7 +32,7 @@ def columns(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(rows=small, within=st.integers(0, 12), seed=st.randoms())
-def test_of_near_rows_of_a_key_the_first_in_order_is_kept(rows, within, seed):
+def test_the_first_of_close_rows_with_one_key_is_kept(rows, within, seed):
     order = list(range(len(rows)))
     seed.shuffle(order)
     kept: list[tuple[int, int]] = []
@@ -47,13 +47,13 @@ def test_of_near_rows_of_a_key_the_first_in_order_is_kept(rows, within, seed):
 
 
 @given(rows=small, table=small, within=st.integers(0, 12))
-def test_a_row_repeats_any_row_of_the_table_that_is_near(rows, table, within):
+def test_a_row_repeats_a_table_row_with_the_same_key_within_the_time_limit(rows, table, within):
     expected = [any(k == key and abs(t - time) <= within for k, t in table) for key, time in rows]
     assert find_repeats_of_table(*columns(rows), *columns(table), within_us=within).tolist() == expected
 
 
 @pytest.mark.parametrize(("one", "other"), [(-(2**63), 2**63 - 1), (2**63 - 1, -(2**63))])
-def test_no_distance_overflows(one: int, other: int) -> None:
+def test_time_differences_do_not_overflow(one: int, other: int) -> None:
     times = np.array([one, other], np.int64)
     same = np.zeros(2, np.int64)
     assert find_repeats_in_batch(same, times, np.arange(2), within_us=10**15).tolist() == [False, False]
@@ -82,7 +82,7 @@ def test_rows_without_a_timestamp_have_an_order_too() -> None:
     assert _rank_rows(placed()).tolist() == []
 
 
-def test_a_record_repeats_no_row_that_a_delete_file_names(tmp_path: Path) -> None:
+def test_a_record_does_not_repeat_a_row_that_a_delete_file_deletes(tmp_path: Path) -> None:
     """The table's file has three row groups of two rows; the first row of each but the first is deleted."""
     schema = Schema(
         NestedField(1, "id", LongType(), required=True), NestedField(2, "at", TimestamptzType()), *COORDINATES

@@ -32,20 +32,20 @@ def made(bytes_: int, records: int = 1000, name: str = "a") -> TableFile:
     ("bytes_", "stay", "leave"),
     [(128 * MIB, 200, 201), (MIB, 200, 201), (MIB // 2, 100, 101), (MIB // 20, 9, 11), (100, 0, 1)],
 )
-def test_the_smaller_a_file_is_the_fewer_rows_may_have_left_it(bytes_: int, stay: int, leave: int) -> None:
+def test_a_smaller_file_is_rewritten_after_fewer_deleted_rows(bytes_: int, stay: int, leave: int) -> None:
     file = made(bytes_)
     assert files_to_rewrite("auto", {file: stay}, [file], new_rows=0) == set()
     assert files_to_rewrite("auto", {file: leave}, [file], new_rows=0) == {"a"}
 
 
-def test_copies_are_made_of_each_file_or_of_none_where_a_stream_says_so() -> None:
+def test_copy_on_write_rewrites_every_changed_file_and_merge_on_read_only_emptied_ones() -> None:
     file, emptied = made(MIB), made(MIB, name="b")
     leaving = {file: 1, emptied: 1000}
     assert files_to_rewrite("copy-on-write", leaving, [file, emptied], new_rows=0) == {"a", "b"}
     assert files_to_rewrite("merge-on-read", leaving, [file, emptied], new_rows=0) == {"b"}
 
 
-def test_small_files_join_what_is_written_once_there_are_four() -> None:
+def test_a_merge_rewrites_small_files_once_there_are_four() -> None:
     small = [made(10_000, name=str(n)) for n in range(4)]
     assert files_to_rewrite("auto", {}, small, new_rows=10) == {"0", "1", "2", "3"}
     assert files_to_rewrite("auto", {}, small[:3], new_rows=10) == set()
@@ -53,9 +53,7 @@ def test_small_files_join_what_is_written_once_there_are_four() -> None:
 
 
 @pytest.mark.parametrize(("leave", "joined"), [(300, {"0", "1", "2", "3"}), (900, set())])
-def test_the_more_rows_a_rewritten_file_keeps_the_larger_are_the_files_that_join_it(
-    leave: int, joined: set[str]
-) -> None:
+def test_a_rewritten_file_that_keeps_more_rows_is_joined_by_larger_files(leave: int, joined: set[str]) -> None:
     rewritten, others = made(MIB), [made(MIB, name=str(n)) for n in range(4)]
     assert files_to_rewrite("auto", {rewritten: leave}, [rewritten, *others], new_rows=1) == {"a", *joined}
 

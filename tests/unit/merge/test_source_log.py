@@ -146,7 +146,7 @@ def test_the_newest_change_of_the_source_is_the_row(log: list[Change], *, togeth
 
 @pytest.mark.parametrize("together", [True, False], ids=["in one batch", "in a batch each"])
 @pytest.mark.parametrize("log", LOGS.values(), ids=LOGS)
-def test_what_is_sent_again_is_stale_until_it_has_caught_up(log: list[Change], *, together: bool) -> None:
+def test_changes_that_a_connector_sends_again_are_stale(log: list[Change], *, together: bool) -> None:
     """A connector that was killed sends the events of its present log again, from any of them on."""
     final = captured([log])[0]
     again = [one for one in log if one["source"]["snapshot"] == "false"][-2:-1]  # older than the last of its log
@@ -156,7 +156,7 @@ def test_what_is_sent_again_is_stale_until_it_has_caught_up(log: list[Change], *
 
 @settings(max_examples=max(10, settings().max_examples // 4))
 @given(st.data())
-def test_whatever_is_sent_again_and_however_it_is_cut_the_row_is_that_of_the_newest_log(data: st.DataObject) -> None:
+def test_the_row_is_that_of_the_newest_log_whatever_events_are_sent_again(data: st.DataObject) -> None:
     """Several logs, one after the other: each event is sent in order, and any stretch of the present log again.
 
     Statements take long, so that times go back within a log. Rows of snapshots, without a position, lie anywhere.
@@ -208,7 +208,7 @@ def test_a_lower_position_is_stale_though_its_statement_began_later(old: Change,
     assert name == "row"
 
 
-def test_a_row_keeps_its_position_beside_an_event_without_one() -> None:
+def test_a_row_keeps_its_log_position_after_an_event_without_one() -> None:
     with TemporaryDirectory() as folder:
         made = Captured(Path(folder))
         made.batch([of_postgres(900, 5, "v1")])
@@ -227,7 +227,7 @@ def test_positions_of_earlier_versions_are_below_those_of_the_same_event() -> No
     assert row[OMITTED_COLUMNS] is None
 
 
-def test_a_row_whose_position_tells_no_time_outlives_each_lower_one() -> None:
+def test_a_row_with_a_position_without_time_is_kept_over_each_lower_position() -> None:
     with TemporaryDirectory() as folder:
         made = Captured(Path(folder))
         (row,) = decode([of_postgres(900, 0, "v1")]).rows.to_pylist()
@@ -238,7 +238,7 @@ def test_a_row_whose_position_tells_no_time_outlives_each_lower_one() -> None:
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["in one batch", "in a batch each"])
-def test_a_change_without_a_time_is_in_no_log_that_began_before(*, together: bool) -> None:
+def test_a_change_without_a_time_belongs_to_no_log_that_began_earlier(*, together: bool) -> None:
     log = [of_postgres(900, 0, "v1", ts_ms=None), of_postgres(24, HOURS, "v2")]
     assert captured([log] if together else [[one] for one in log])[0] == "v1"
 

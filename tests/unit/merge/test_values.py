@@ -110,7 +110,7 @@ def test_a_column_that_only_the_partition_has_keeps_its_value(tmp_path, how, nam
     assert {row["part"] for row in found[: 1 if how == "merge-on-read" else 9]} == {value}
 
 
-def test_a_file_without_a_required_column_ends_the_merge_and_is_named(tmp_path):
+def test_a_file_without_a_required_column_fails_the_merge_with_its_name(tmp_path):
     fields = [NestedField(1, "id", LongType(), required=True), NestedField(2, "note", StringType(), required=True)]
     table = MadeTable(tmp_path, Schema(*fields), MergeRules(("id",), how="copy-on-write"))
     table.land([{"id": 0, "note": "old"}])
@@ -135,7 +135,7 @@ def test_rows_of_files_without_a_column_keep_the_columns_first_default(tmp_path,
     assert found == [(0, "new", 7), (1, "old", 5), (2, "old", 5)]
 
 
-def test_times_of_imported_files_stay(tmp_path):
+def test_times_of_imported_files_survive_a_merge(tmp_path):
     """See apache/iceberg-rust#2299: in nanoseconds, Parquet's old type of a time wraps around in the year 2262."""
     moments = [datetime(year, 12, 14, 11, 33, 10, 965000, tzinfo=UTC) for year in (1, 1970, 2026, 3332, 9999)]
     schema = Schema(
@@ -153,7 +153,7 @@ def test_times_of_imported_files_stay(tmp_path):
     assert [row["at"] for row in sorted(table.rows(), key=lambda row: row["id"])] == moments
 
 
-def test_times_in_nanoseconds_of_imported_files_stay(tmp_path):
+def test_nanosecond_times_of_imported_files_survive_a_merge(tmp_path):
     at = datetime(2026, 12, 14, 11, 33, 10, 965000, tzinfo=UTC)
     schema = Schema(
         NestedField(1, "id", LongType(), required=True),
@@ -229,7 +229,7 @@ def test_values_within_lists_are_compared_one_by_one(one, other, same):
     assert are_values_equal(pa.array([one], kind), pa.array([other], kind)).tolist() == [same]
 
 
-def test_a_null_struct_equals_another_and_no_struct_of_nulls():
+def test_a_null_struct_equals_a_null_struct_but_not_a_struct_of_nulls():
     kind = pa.struct([("a", pa.int32())])
     one, other = pa.array([None, None, {"a": None}], kind), pa.array([{"a": None}, None, {"a": None}], kind)
     assert are_values_equal(one, other).tolist() == [False, True, True]

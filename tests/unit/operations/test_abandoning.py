@@ -41,13 +41,13 @@ def made(frazil_home: Path) -> MadeStream:  # noqa: ARG001 - the catalog is ther
     return stream
 
 
-def test_without_a_backfill_under_way_there_is_nothing_to_abandon(made: MadeStream) -> None:
+def test_without_a_backfill_in_progress_nothing_can_be_abandoned(made: MadeStream) -> None:
     assert plan_abandon(made.spec).refused == "ticks has no backfill or replay in progress"
     assert build_table_history(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill is None
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_of_a_table_without_the_columns_that_the_stream_has_by_now_both_checks_know() -> None:
+def test_both_checks_recognise_a_table_without_the_columns_that_the_stream_declares_now() -> None:
     declared: dict[str, Any] = {**DECLARED, "event-time": "at", "schema": {"id": "long", "at": "timestamptz not null"}}
     without = validate_stream({**declared, "coordinates": False}, Path("ticks.yaml"))
     MadeStream(without, NOW_MS, partitions=1).begin()
@@ -58,7 +58,7 @@ def test_of_a_table_without_the_columns_that_the_stream_has_by_now_both_checks_k
         assert not seen.coordinates
 
 
-def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeStream) -> None:
+def test_a_running_backfill_is_shown_and_can_be_abandoned(made: MadeStream) -> None:
     backfill = BackfillCommitter.begin(made.tables, REQUEST).backfill
     shown = build_table_history(made.tables.main.refresh().metadata, made.spec, None, now_ms=NOW_MS).backfill
     assert shown == OpenBackfill(backfill.id, replays=False, chunks=0, planned=0, rows=0, state="staging")
@@ -76,7 +76,7 @@ def test_a_backfill_under_way_is_shown_and_ends_with_what_it_staged(made: MadeSt
     assert PageAction.ABANDON not in possible_actions(made.spec, fetch_action_state(made.spec))
 
 
-def test_dead_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: MadeStream) -> None:
+def test_a_replay_is_offered_as_long_as_dead_letters_exist(made: MadeStream) -> None:
     def offers() -> tuple[PageAction, ...]:
         return possible_actions(
             made.spec, build_action_state(None, fetch_history(made.spec, lookback_ms=1), is_read=True)
@@ -88,7 +88,7 @@ def test_dead_letters_are_offered_for_a_replay_as_long_as_there_are_some(made: M
     assert offers()[-2:] == (PageAction.BACKFILL, PageAction.REPLAY)
 
 
-def test_what_was_confirmed_is_another_backfill_by_then(made: MadeStream) -> None:
+def test_an_abandon_confirmation_is_invalid_for_a_later_backfill(made: MadeStream) -> None:
     BackfillCommitter.begin(made.tables, REQUEST)
     before = plan_abandon(made.spec)
     before.carry_out()
@@ -96,7 +96,7 @@ def test_what_was_confirmed_is_another_backfill_by_then(made: MadeStream) -> Non
     assert plan_abandon(made.spec).version_token != before.version_token
 
 
-def test_a_backfill_that_was_published_just_before_is_not_said_to_be_abandoned(made: MadeStream) -> None:
+def test_abandoning_a_backfill_that_was_just_published_is_refused_and_not_recorded(made: MadeStream) -> None:
     committer = BackfillCommitter.begin(made.tables, REQUEST)
     plan = plan_abandon(made.spec)
     head = head_of(made.tables.main.refresh().metadata)

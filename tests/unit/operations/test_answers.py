@@ -50,7 +50,7 @@ def hangs(gate: threading.Event) -> str:
     return "late"
 
 
-def test_an_answer_is_kept_for_a_while_and_then_searched_for_again(answers: AnswerCache, clock: Clock):
+def test_a_cached_answer_is_kept_for_a_while_and_then_refreshed(answers: AnswerCache, clock: Clock):
     seen = iter(range(9))
 
     def ask() -> Answer[int]:
@@ -82,7 +82,7 @@ def test_a_failed_read_is_repeated_before_its_answer_would_be_old(answers: Answe
     assert len(reads) == 2
 
 
-def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers: AnswerCache, clock: Clock):
+def test_a_failed_check_is_reported_next_to_the_last_known_answer(answers: AnswerCache, clock: Clock):
     known = answers.fetch_one("g", "k", lambda: 7, keep_s=0, timeout_s=60)
     assert known.value == 7
 
@@ -96,7 +96,7 @@ def test_a_failed_check_is_the_answers_problem_and_what_was_known_stays(answers:
     assert (found.value, found.at_ms, found.problem) == (7, known.at_ms, "OSError: no space")
 
 
-def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_until_one_succeeds(
+def test_a_check_that_fails_after_an_upgrade_reports_the_outdated_process_until_one_succeeds(
     answers: AnswerCache, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(outdated_code, "_starts", [outdated_code.ProcessStart("API server", frozenset())])
@@ -120,7 +120,7 @@ def test_a_check_that_fails_because_frazil_was_changed_says_so_and_its_error_unt
     assert logged.exc_info, "the log has the whole error, and has it once"
 
 
-def test_a_newer_answer_than_an_old_one_is_waited_for_up_to_the_deadline_and_then_the_old_one_is_shown_as_pending(
+def test_a_stale_answer_is_refreshed_until_the_deadline_and_then_returned_as_pending(
     answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
     assert answers.fetch_one("g", "k", lambda: "old", keep_s=1, timeout_s=60).value == "old"
@@ -133,7 +133,7 @@ def test_a_newer_answer_than_an_old_one_is_waited_for_up_to_the_deadline_and_the
     assert (found.value, found.pending) == ("late", False)
 
 
-def test_what_another_process_knew_is_shown_and_searched_for_again_but_takes_no_newer_answers_place(
+def test_an_answer_of_another_process_is_shown_and_refreshed_and_replaces_no_newer_answer(
     answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
     at_ms = clock.now_ms() - 600_000
@@ -144,7 +144,7 @@ def test_what_another_process_knew_is_shown_and_searched_for_again_but_takes_no_
     assert answers.fetch_one("g", "k", lambda: hangs(gate), keep_s=60, timeout_s=0).value == "before"
 
 
-def test_what_a_user_reads_is_not_behind_what_waits(gate: threading.Event):
+def test_a_check_that_a_user_waits_for_runs_before_queued_background_checks(gate: threading.Event):
     answers = AnswerCache(threads=1)
     answers.request("g", "busy", lambda: hangs(gate), keep_s=1)
     seen: list[str] = []
@@ -157,7 +157,7 @@ def test_what_a_user_reads_is_not_behind_what_waits(gate: threading.Event):
     assert seen == ["other", "new", "one"]
 
 
-def test_what_hangs_is_silent_since_its_check_began_and_delays_no_other_group(
+def test_a_hanging_check_counts_as_silent_since_it_began_and_delays_no_other_group(
     answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
     stuck = [answers.request("silent", n, lambda: hangs(gate), keep_s=1) for n in range(5)]
@@ -171,7 +171,7 @@ def test_what_hangs_is_silent_since_its_check_began_and_delays_no_other_group(
     assert eventually(lambda: all(a.value == "late" for a in answers.gather(stuck, timeout_s=0)))
 
 
-def test_what_only_waits_for_a_thread_of_checks_that_come_back_is_pending_and_not_silent(
+def test_a_check_that_only_waits_for_a_thread_is_pending_and_not_silent(
     answers: AnswerCache, clock: Clock, gate: threading.Event
 ):
     first = answers.request("g", 1, lambda: hangs(gate), keep_s=1)
@@ -182,7 +182,7 @@ def test_what_only_waits_for_a_thread_of_checks_that_come_back_is_pending_and_no
     assert [a.pending for a in rest] == [True, True]
 
 
-def test_a_key_is_checked_once_however_many_ask(answers: AnswerCache, gate: threading.Event):
+def test_concurrent_requests_for_a_key_share_one_check(answers: AnswerCache, gate: threading.Event):
     checks: list[int] = []
 
     def check() -> str:
@@ -195,13 +195,13 @@ def test_a_key_is_checked_once_however_many_ask(answers: AnswerCache, gate: thre
     assert len(checks) == 1
 
 
-def test_what_was_changed_is_checked_again(answers: AnswerCache):
+def test_a_forgotten_answer_is_checked_again(answers: AnswerCache):
     assert answers.fetch_one("g", "k", lambda: 1, keep_s=1e9, timeout_s=60).value == 1
     answers.forget("k")
     assert answers.fetch_one("g", "k", lambda: 2, keep_s=1e9, timeout_s=60).value == 2
 
 
-def test_what_has_a_mark_in_its_key_is_forgotten_and_the_rest_is_kept(answers: AnswerCache):
+def test_forgetting_a_key_part_removes_only_the_cached_answers_whose_keys_contain_it(answers: AnswerCache):
     keys = ("a", ("status", "a"), ("windows", ("b", "a")), ("status", "b"))
     for value in (1, 2):
         found = [answers.fetch_one("g", key, lambda value=value: value, keep_s=1e9, timeout_s=60).value for key in keys]
@@ -212,7 +212,7 @@ def test_what_has_a_mark_in_its_key_is_forgotten_and_the_rest_is_kept(answers: A
     assert (found.value, found.remembered) == (3, False)
 
 
-def test_hundreds_are_checked_by_two_threads(answers: AnswerCache):
+def test_two_threads_run_hundreds_of_checks(answers: AnswerCache):
     now = limit = 0
     counting = threading.Lock()
 
@@ -230,17 +230,17 @@ def test_hundreds_are_checked_by_two_threads(answers: AnswerCache):
     assert limit <= 2
 
 
-def test_nothing_is_gathered_from_nothing(answers: AnswerCache):
+def test_gathering_no_checks_returns_an_empty_list(answers: AnswerCache):
     assert answers.gather([], timeout_s=60) == []
 
 
-def test_none_is_an_answer_and_not_a_check_that_is_under_way(answers: AnswerCache):
+def test_a_result_of_none_is_an_answer_and_not_a_pending_check(answers: AnswerCache):
     found = answers.fetch_one("g", "k", lambda: None, keep_s=1e9, timeout_s=60)
     assert not found.pending
     assert found.at_ms is not None
 
 
-def test_each_thread_checks_within_what_is_around_all_of_its_checks(clock: Clock):
+def test_each_thread_runs_its_checks_inside_the_shared_context_manager(clock: Clock):
     entered, inside = [], threading.local()
 
     @contextmanager

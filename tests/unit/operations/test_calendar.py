@@ -44,7 +44,7 @@ def test_the_calendar_shows_each_window_in_its_state_and_those_after_them_as_ope
 
 
 @pytest.mark.parametrize(("grain", "limit"), [(Grain.HOUR, 14 * 24), (Grain.DAY, 26 * 7)])
-def test_a_calendar_is_bounded_also_for_a_table_whose_event_times_are_years_ago(grain: Grain, limit: int):
+def test_a_calendar_is_bounded_for_a_table_with_event_times_years_ago(grain: Grain, limit: int):
     windows = [Window(grain.floor(START) + n * grain.us, grain) for n in range(limit * 2)]
     through = windows[-1].end_us
     made = build_calendar(
@@ -95,7 +95,7 @@ def test_a_calendar_of_partitions_is_bounded():
     assert len(made.cells) == SHOWN_PERIODS[Grain.HOUR].total_seconds() / 3600
 
 
-def test_each_hour_shows_what_the_partition_of_its_day_has():
+def test_each_hour_shows_the_partition_of_its_day():
     day = Window.parse("2023-11-14")
     signalled = Calendar("hour", (Cell("2023-11-14T05", "complete", 7), Cell("2023-11-15T00", "open")), "the watermark")
     of_days = build_partition_calendar(

@@ -10,7 +10,7 @@ from frazil.operations import fetch
 from tests.made_routes import shop
 
 
-def test_an_unreadable_history_is_an_error_and_not_a_stream_without_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_history_is_an_error_instead_of_zero_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = RecordedHistory(problem="cannot read the table: the storage is down")
     monkeypatch.setattr(fetch, "read_history", lambda *_, **__: found)
     with pytest.raises(FrazilError, match="the storage is down"):

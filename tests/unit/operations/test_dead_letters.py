@@ -82,7 +82,7 @@ MAIN = snapshots(
 )
 
 
-def test_what_a_replay_took_out_is_there_no_more_and_names_no_place():
+def test_replayed_dead_letters_are_no_longer_counted_and_have_no_location():
     dead_letters = snapshots(
         replayed(NOW_MS - DAY_MS - 1, TypeMismatch=-100),
         replayed(NOW_MS - 790, TypeMismatch=-12, MissingField=3),
@@ -106,7 +106,7 @@ def test_dead_letters_that_repeated_a_row_are_not_reported_as_landed():
     )
 
 
-def test_a_discard_is_reported_with_who_and_why_and_no_less_than_none_are_there():
+def test_a_discard_is_reported_with_user_and_reason_and_remaining_counts_are_never_negative():
     reported = {"frazil.dead-letters-of": "orders", "frazil.discarded-by": "ada", "frazil.reason": "a test"}
     dead_letters = snapshots((NOW_MS - 500, {**reported, **dead_letter_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
     treatments = find_treatments(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
@@ -127,7 +127,7 @@ def left(main: Any, *dead_letters: tuple[int, dict[str, str]]) -> tuple[int, int
 TEN = Reason(10, ("orders[0]@1",))
 
 
-def test_a_treatment_of_dead_letters_that_the_day_left_behind_takes_none_that_were_rejected_in_it():
+def test_replays_of_older_dead_letters_are_not_counted_against_those_rejected_in_the_last_day():
     before_ms = BEGIN_MS - HOUR_MS
     taken = replayed(NOW_MS - HOUR_MS, rejected_ms=before_ms, NotJson=-10)
     later = batch(NOW_MS - HOUR_MS // 2, NotJson=TEN)
@@ -137,7 +137,7 @@ def test_a_treatment_of_dead_letters_that_the_day_left_behind_takes_none_that_we
     assert left(snapshots(sooner), taken) == (10, 10), "the snapshot of those that were treated has expired"
 
 
-def test_of_the_hour_in_which_the_day_begins_no_more_is_taken_than_was_rejected_in_its_rest():
+def test_a_replay_in_the_first_hour_of_the_day_counts_at_most_that_hours_rejected_records():
     taken = replayed(NOW_MS - HOUR_MS, rejected_ms=BEGIN_MS, NotJson=-30)
     before, rest = batch(BEGIN_MS - 1_000, NotJson=TEN), batch(BEGIN_MS + 1_000, NotJson=TEN)
     late = batch((BEGIN_MS // HOUR_MS + 1) * HOUR_MS + 1_000, NotJson=TEN)  # it was rejected before the full hour
@@ -149,7 +149,7 @@ def test_of_the_hour_in_which_the_day_begins_no_more_is_taken_than_was_rejected_
 @pytest.mark.parametrize(
     ("classes", "span", "spans"), [(1, 1, 36), (8, 4, 9), (MAX_REASONS, 12, 3), (2 * MAX_REASONS, 1, 0)]
 )
-def test_a_summary_that_would_be_too_long_tells_hours_together_and_at_last_nothing(
+def test_a_dead_letter_summary_that_would_be_too_long_combines_hours_and_then_omits_them(
     classes: int, span: int, spans: int
 ) -> None:
     changed = {(f"ErrorClass{one:02}", 480_000 + hour): -8_000 for one in range(classes) for hour in range(36)}
@@ -202,7 +202,7 @@ def reported(dead_letters: list[tuple[int, str]], now_ms: int) -> Counter[tuple[
 
 
 @given(st.integers().map(random.Random), st.sampled_from((2_000, 120, 60)), st.integers(4, 60))
-def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_with_the_first_of_the_day(
+def test_remaining_dead_letters_never_exceed_those_that_exist_except_within_hour_rounding(
     draw: random.Random, max_summary: int, steps: int
 ) -> None:
     world, now_ms = World(draw), NOW_MS - NOW_MS % HOUR_MS + USUAL_COMMIT_DELAY_MS // 2
@@ -225,9 +225,7 @@ def test_what_is_left_is_never_more_than_there_is_but_for_the_hours_reported_wit
 
 @pytest.mark.parametrize("span", BUCKET_HOURS)
 @given(later_h=st.integers(0, 23))
-def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_are_reported_together(
-    span: int, later_h: int
-) -> None:
+def test_a_replay_of_all_dead_letters_leaves_none_whatever_hours_its_summary_combines(span: int, later_h: int) -> None:
     rejected = [NOW_MS - hour * HOUR_MS for hour in range(24)]
     main = snapshots(*(batch(at_ms, NotJson=TEN) for at_ms in reversed(rejected)))
     changed = {("NotJson", span_start(at_ms // HOUR_MS, span)): 0 for at_ms in rejected}
@@ -241,14 +239,14 @@ def test_when_all_are_gone_none_is_left_however_long_ago_and_however_many_hours_
     assert found.remaining == 0
 
 
-def test_without_a_table_of_dead_letters_or_with_one_that_others_changed_all_are_there():
+def test_without_valid_replay_counts_all_dead_letters_count_as_remaining():
     reported = ({"frazil.letters-by": said, "frazil.dead-letters-of": "orders"} for said in ("[1]", '{"NotJson":-3}'))
     for dead_letters in (None, *(snapshots((NOW_MS - 500, one)) for one in reported)):
         treatments = find_treatments(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
         assert [one.remaining for one in count_rejected(MAIN, "orders", treatments, now_ms=NOW_MS)] == [13, 3]
 
 
-def test_a_number_that_is_none_is_not_reported() -> None:
+def test_a_non_finite_number_in_a_summary_is_ignored() -> None:
     assert (
         parse_dead_letter_summary({dead_letter_counts.COUNTS_KEY: '{"NotJson": {"0": Infinity}}'})
         == dead_letter_counts.UNCHANGED_COUNTS

@@ -33,18 +33,18 @@ END_US = HOUR.end_us
         ),
     ],
 )
-def test_each_stream_that_has_not_come_so_far_says_what_holds_it(feed: Feed, holder: DelayReason):
+def test_each_stream_that_has_not_passed_the_window_shows_its_delay_reason(feed: Feed, holder: DelayReason):
     beyond = Feed("beyond", END_US, delaying_partition=("other", 0))
     assert find_delay_reasons([feed, beyond], HOUR, [], now_us=END_US) == (holder,)
 
 
-def test_while_a_watermark_is_unknown_its_stream_holds_everything():
+def test_a_stream_with_an_unknown_watermark_delays_every_window():
     assert find_delay_reasons([Feed("a", None), Feed("b", END_US)], None, [], now_us=0) == (
         DelayReason("stream", "a", "has not started"),
     )
 
 
-def test_a_gate_holds_the_windows_that_it_did_not_let_pass():
+def test_a_gate_holds_the_windows_that_failed_it():
     assert find_delay_reasons([Feed("b", END_US)], HOUR, ["2023-11-14T12"], now_us=END_US) == (
         DelayReason("gate", "2023-11-14T12"),
     )
@@ -55,7 +55,7 @@ def test_nothing_delays_a_window_that_is_not_over():
     assert find_delay_reasons([behind], HOUR, [], now_us=END_US - 1) == (DelayReason("time", "the hour is not over"),)
 
 
-def test_a_held_window_is_a_hole_behind_which_nothing_counts_as_complete():
+def test_no_window_after_a_held_window_counts_as_complete():
     held = {HOUR.start_us - 2 * Grain.HOUR.us, HOUR.start_us}
     assert find_complete_end_us(END_US + 5, held, Grain.HOUR) == min(held)
     assert find_complete_end_us(END_US + 5, (), Grain.HOUR) == END_US

@@ -38,11 +38,11 @@ def reported(*alerts: dict[str, Any], is_over: bool = False, standing: int = 1, 
     return message
 
 
-def test_nothing_is_no_message() -> None:
+def test_no_alerts_give_no_message() -> None:
     assert build_message([], is_over=False, active=[alert()], overview=PAGE) is None
 
 
-def test_one_alert_says_all_that_a_user_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_alert_message_contains_all_that_an_operator_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRAZIL_RUNBOOK", "https://wiki.example/frazil")
     fired = reported(alert())
     assert fired.text == (
@@ -74,7 +74,7 @@ def test_one_alert_says_all_that_a_user_needs(monkeypatch: pytest.MonkeyPatch) -
         ("writer", "stream a/b ?#", "stream a/b ?#", "/"),
     ],
 )
-def test_the_link_goes_to_what_the_alert_is_about(rule: str, table: str, about: str, page: str) -> None:
+def test_the_link_of_an_alert_opens_its_subject(rule: str, table: str, about: str, page: str) -> None:
     (one,) = reported(alert(rule, table)).problems
     assert (one.name, one.about, one.page) == (rule.partition(":")[0], about, f"{PAGE}#{page}")
 
@@ -88,7 +88,7 @@ def test_the_link_of_an_alert_about_a_window_opens_that_window() -> None:
         assert one.page == f"{PAGE}#/table/city.rides?window={window}"
 
 
-def test_what_is_over_has_the_key_of_what_fired_and_says_whether_anything_stands() -> None:
+def test_a_resolved_message_has_the_key_of_the_fired_alert_and_the_number_of_active_ones() -> None:
     fired = reported(alert())
     over = reported(alert(sentence="city.rides: the alert freshness:rides is over: 0 records wait"), is_over=True)
     assert over.key == fired.key
@@ -134,7 +134,7 @@ def test_three_hundred_alerts_are_one_message_that_can_be_read() -> None:
     assert (fired.key, fired.page, fired.runbook) == (SEVERAL_KEY, PAGE, SERVED)
 
 
-def test_each_alert_has_an_incident_of_its_own_up_to_what_a_user_can_follow() -> None:
+def test_each_alert_has_its_own_incident_up_to_the_number_that_a_user_can_follow() -> None:
     fired = reported(*many(), standing=300).each()
     assert [len(one.problems) for one in fired] == [1] * MAX_SEPARATE + [300 - MAX_SEPARATE]
     assert len({one.key for one in fired}) == MAX_SEPARATE + 1
@@ -142,7 +142,7 @@ def test_each_alert_has_an_incident_of_its_own_up_to_what_a_user_can_follow() ->
     assert reported(*many(), standing=300).each() == fired, "twice is the same"
 
 
-def test_what_is_over_is_reported_once_for_each_incident_that_was_opened() -> None:
+def test_each_opened_incident_is_closed_once() -> None:
     marked = [{**one, "alone": number < MAX_SEPARATE} for number, one in enumerate(many())]
     opened = [one.key for one in reported(*marked, standing=300).each()]
     closed = [one.key for one in reported(*marked, is_over=True, standing=0).each()]
@@ -162,7 +162,7 @@ ODD = (
 
 
 @pytest.mark.parametrize("text", [ODD, "", "x" * 100_000, "✓ 東京"])
-def test_odd_text_stays_text(text: str) -> None:
+def test_special_characters_in_an_alert_stay_text_in_every_message_format(text: str) -> None:
     message = reported(alert(f"dead-letters:{text}", f"stream {text}", text))
     assert len(message.title) <= MAX_TITLE_CHARACTERS
     assert message.title.isprintable()
@@ -188,14 +188,14 @@ def test_odd_text_stays_text(text: str) -> None:
         ("```_x_``` a`_y_`b", "\u02cb\u02cb\u02cb\u02cdx\u02cd\u02cb\u02cb\u02cb a\u02cb\u02cdy\u02cd\u02cbb"),
     ],
 )
-def test_a_name_or_a_value_formats_nothing_in_slack(name: str, shown: str) -> None:
+def test_a_name_or_a_value_cannot_inject_slack_formatting(name: str, shown: str) -> None:
     said = reported(alert("snapshots", "city.t", name)).slack.splitlines()
     assert said[2] == shown
     assert reported(alert("snapshots", name)).slack.splitlines()[0] == f"*frazil: snapshots, {shown}*"
 
 
 @pytest.mark.parametrize("foreign", [{}, {"rule": 3, "table": None, "since_ms": "now", "sentence": []}])
-def test_an_alert_that_somebody_else_wrote_is_reported_as_far_as_it_goes(foreign: dict[str, Any]) -> None:
+def test_an_incomplete_foreign_alert_is_reported_with_the_fields_that_it_has(foreign: dict[str, Any]) -> None:
     assert reported(foreign).text.startswith("frazil: ")
 
 
@@ -206,7 +206,7 @@ def test_without_airflows_address_the_page_is_named() -> None:
     assert "see Streams, in Airflow" in reported(*many(), overview="").html
 
 
-def test_a_task_that_failed_says_where_its_log_is() -> None:
+def test_a_failed_task_reports_where_its_log_is() -> None:
     message = build_failed_task_message(
         dag_id="frazil_maintenance",
         task="table.rewrite[city.rides]",
@@ -225,7 +225,7 @@ def test_a_task_that_failed_says_where_its_log_is() -> None:
     assert message.each() == (message,)
 
 
-def test_a_run_that_is_late_says_what_that_means_and_where_it_is() -> None:
+def test_a_late_run_is_reported_with_its_consequence_and_link() -> None:
     message = build_late_run_message(
         dag_id="frazil_health",
         sentence="no alert can fire",

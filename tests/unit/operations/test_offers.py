@@ -53,7 +53,7 @@ def declared(kind: str) -> StreamSpec:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_stream_offers_what_its_commands_do_for_it(kind: str):
+def test_each_kind_of_stream_offers_the_actions_that_apply_to_it(kind: str):
     spec = declared(kind)
     for now in (BEGUN, ActionState()):  # also while nothing is known about its table
         found = possible_actions(spec, now)
@@ -62,7 +62,7 @@ def test_each_kind_of_stream_offers_what_its_commands_do_for_it(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_offered_is_refused_in_the_words_of_the_command(kind: str):
+def test_an_action_that_is_not_offered_is_refused_with_the_commands_message(kind: str):
     spec = declared(kind)
     for action in (PageAction.BACKFILL, PageAction.REPLAY):
         said = find_refusal(action, spec, BEGUN)
@@ -74,7 +74,7 @@ def test_what_is_not_offered_is_refused_in_the_words_of_the_command(kind: str):
 
 
 @pytest.mark.parametrize("action", [PageAction.BACKFILL, PageAction.REPLAY])
-def test_a_stream_whose_table_lacks_the_coordinates_has_neither_backfill_nor_replay(action: PageAction):
+def test_a_stream_whose_table_has_no_kafka_coordinates_offers_no_backfill_or_replay(action: PageAction):
     missing = replace(BEGUN, coordinates=False)
     assert action not in possible_actions(declared("append"), missing)
     assert "does not store Kafka coordinates (its table does not have the columns)" in (
@@ -94,11 +94,11 @@ def test_a_stream_without_dead_letters_has_nothing_to_replay():
         ({"paused": True, "given_up": True}, (PageAction.RESUME, PageAction.RESTART)),
     ],
 )
-def test_one_that_was_stopped_is_resumed(changes: dict[str, bool], first: tuple[PageAction, ...]):
+def test_a_stopped_stream_offers_resume_first(changes: dict[str, bool], first: tuple[PageAction, ...]):
     assert possible_actions(declared("append"), replace(BEGUN, **changes))[: len(first)] == first
 
 
-def test_while_a_backfill_is_under_way_it_can_be_gone_on_with_or_abandoned_and_no_dead_letters_are_replayed():
+def test_a_backfill_in_progress_can_be_continued_or_abandoned_and_blocks_a_replay():
     spec, now = declared("append"), replace(BEGUN, backfill=BACKFILL)
     assert possible_actions(spec, now)[3:] == (PageAction.BACKFILL, PageAction.ABANDON)
     assert "finish the backfill, or end it with `frazil backfill ticks --abandon`" in (
@@ -116,7 +116,7 @@ def test_while_dead_letters_are_replayed_there_is_no_backfill_and_the_replay_can
     assert "finish it with `frazil dlq replay ticks`" in (find_refusal(PageAction.BACKFILL, spec, now) or "")
 
 
-def test_a_stream_that_never_began_has_no_position_and_so_nothing_that_depends_on_one():
+def test_a_stream_that_never_began_offers_no_action_that_needs_a_position():
     spec, now = declared("append"), ActionState(is_read=True)
     assert possible_actions(spec, now) == (PageAction.PAUSE, PageAction.RESTART)
     assert "has no marker in table demo.ticks" in (find_refusal(PageAction.BACKFILL, spec, now) or "")

@@ -114,14 +114,14 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
 @pytest.mark.parametrize(
     ("changes", "word", "level"), CASES, ids=[f"{i}-{word}" for i, (_, word, _) in enumerate(CASES)]
 )
-def test_a_stream_is_in_one_word(changes: dict[str, Any], word: str, level: Level):
+def test_the_state_of_a_stream_is_one_word(changes: dict[str, Any], word: str, level: Level):
     found = status(**changes)
     assert (found.state, found.level) == (word, level)
     if level <= Level.TROUBLE:
         assert found.sentence
 
 
-def test_a_record_that_came_to_a_quiet_stream_is_not_late_before_the_promise_is_exceeded(spec: StreamSpec):
+def test_a_new_record_of_a_quiet_stream_is_not_late_before_the_freshness_limit(spec: StreamSpec):
     """The last commit is an hour old, because no record came."""
 
     def line(waited_ms: int, **changes: Any) -> OverviewLine:
@@ -137,7 +137,7 @@ def test_a_record_that_came_to_a_quiet_stream_is_not_late_before_the_promise_is_
     assert late.needs[0].sentence == said
 
 
-def test_a_backlog_is_late_although_commits_go_on():
+def test_a_backlog_is_reported_late_while_commits_continue():
     behind = status(lag=1, last_commit_at_ms=NOW_MS - 1_000, caught_up_at_ms=OLD_MS)
     assert (behind.state, behind.sentence) == (
         "late",
@@ -153,7 +153,7 @@ def test_a_state_from_before_the_page_started_is_marked_and_a_rate_has_its_perio
         assert (line.last_known, line.records_per_s, line.rate_ms) == (last_known, 2.5, 180_000)
 
 
-def test_a_kafka_that_does_not_answer_is_named_with_its_address_first():
+def test_an_unresponsive_kafka_is_reported_with_its_address_first():
     silent = Stall(StallKind.KAFKA, NOW_MS - 28_000, None, "Kafka has not answered since 12:00")
     values = {"stall": silent, "problems": (silent.reason, "another")}
     found = status(state=State.KAFKA_UNREACHABLE, unreachable_since_ms=silent.since_ms, **values)
@@ -184,7 +184,7 @@ def test_brokers_of_a_variable_are_named_by_its_value_unless_it_may_have_credent
     assert f"Kafka at {shown} has not answered" in refine_state(known, spec, now_ms=NOW_MS).sentence
 
 
-def test_a_table_that_cannot_be_read_is_named_before_the_stall_that_follows_from_it():
+def test_an_unreadable_table_is_reported_before_the_stall_that_it_causes():
     behind = replace(STALL, kind=StallKind.OFFSETS)
     unread = "the catalog 'lake' does not answer"
     found = status(table_exists=None, stall=behind, unread=unread, problems=(behind.reason, unread))
@@ -197,7 +197,7 @@ def test_a_writer_that_was_just_started_again_is_described_by_the_error_of_the_l
     assert gone.sentence == "the topic ticks does not exist; the writer has been trying again for 1 min 0 s"
 
 
-def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: StreamSpec):
+def test_every_observed_state_has_a_word_and_one_that_needs_attention_has_a_reason(spec: StreamSpec):
     writers = [RUNS, replace(RUNS, stale=True), ENDED, WriterProcess("unknown")]
     choices = product(
         writers,
@@ -223,7 +223,7 @@ def test_whatever_is_observed_has_a_word_and_who_needs_attention_says_why(spec: 
         assert bool(line.needs) == (line.level <= Level.TROUBLE)
 
 
-def test_a_stream_that_only_users_start_names_the_command_that_starts_it():
+def test_the_status_of_a_stream_started_only_by_users_names_the_start_command():
     silent = Stall(StallKind.KAFKA, NOW_MS - 28_000, None, "Kafka has not answered since 12:00")
     values = {"state": State.KAFKA_UNREACHABLE, "unreachable_since_ms": silent.since_ms, "stall": silent}
     killed = replace(ENDED, exit_code=137)
@@ -233,7 +233,7 @@ def test_a_stream_that_only_users_start_names_the_command_that_starts_it():
             assert ("`frazil run ticks` starts" in found.sentence) is not supervised, found.sentence
 
 
-def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_a_writer_is_never_well():
+def test_commits_elsewhere_need_evidence_and_a_stream_without_a_writer_is_never_well():
     writers = [WriterProcess("never launched"), WriterProcess("ended"), ENDED_WELL, LONG_ENDED, ENDED]
     writers += [replace(one, epoch=None) for one in (ENDED_WELL, LONG_ENDED)]
     choices = product(
@@ -267,19 +267,19 @@ def test_commits_are_said_to_be_elsewhere_only_on_evidence_and_a_stream_without_
             assert found.level is not Level.TROUBLE or ("82 records wait" in found.sentence) == (lag == 82)
 
 
-def test_a_promise_is_never_shorter_than_two_commits(spec: StreamSpec):
+def test_the_freshness_limit_is_at_least_two_commit_intervals(spec: StreamSpec):
     assert freshness_limit_ms(spec) == 300_000
     slow = spec.model_copy(update={"commit": spec.commit.model_copy(update={"interval": spec.commit.interval * 60})})
     assert freshness_limit_ms(slow) == 2 * 3_600_000
 
 
-def test_a_writers_notice_is_a_note_at_its_line(spec: StreamSpec):
+def test_a_notice_of_a_writer_is_a_note_on_its_overview_line(spec: StreamSpec):
     notice = "no column takes a field of 82 records, such as {payload, schema}"
     line = build_line("ticks", spec, StreamReading(status(notices=(notice,)), NOW_MS), RelatedState(), now_ms=NOW_MS)
     assert (line.level, line.needs, line.notes) == (Level.WELL, (), (notice,))
 
 
-def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numbers(spec: StreamSpec):
+def test_a_catalog_that_has_been_silent_for_long_needs_attention_and_the_last_numbers_stay(spec: StreamSpec):
     before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
     reading = StreamReading(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
     line = build_line("ticks", spec, reading, RelatedState(), now_ms=NOW_MS)
@@ -288,7 +288,7 @@ def test_what_has_not_come_back_for_long_needs_attention_and_keeps_its_last_numb
     assert said in line.needs[0].sentence
 
 
-def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and_needs_nobody_yet(spec: StreamSpec):
+def test_a_slow_check_shows_the_last_known_state_or_no_answer_and_needs_no_attention_yet(spec: StreamSpec):
     slow_ms = NOW_MS - GRACE_MS + 1
     known = build_line(
         "ticks", spec, StreamReading(status(), OLD_MS, silent_since_ms=slow_ms), RelatedState(), now_ms=NOW_MS
@@ -300,7 +300,7 @@ def test_what_takes_its_time_shows_what_was_known_or_that_it_does_not_answer_and
 
 
 @pytest.mark.parametrize("silent_since_ms", [None, NOW_MS - 1300])
-def test_what_nobody_checked_for_minutes_is_shown_as_it_was_then(spec: StreamSpec, silent_since_ms: int | None):
+def test_a_status_not_checked_for_minutes_is_shown_as_it_was_then(spec: StreamSpec, silent_since_ms: int | None):
     waits = {"lag": 5, "last_commit_at_ms": OLD_MS - 1000}
     reading = StreamReading(status(OLD_MS, **waits), OLD_MS, silent_since_ms=silent_since_ms)
     line = build_line("ticks", spec, reading, RelatedState(), now_ms=NOW_MS)
@@ -313,17 +313,17 @@ def test_what_nobody_checked_for_minutes_is_shown_as_it_was_then(spec: StreamSpe
     )
 
 
-def test_what_was_never_seen_is_being_checked(spec: StreamSpec):
+def test_a_stream_that_was_never_checked_is_shown_as_loading(spec: StreamSpec):
     line = build_line("ticks", spec, StreamReading(), RelatedState(), now_ms=NOW_MS)
     assert (line.word, line.level, line.needs) == ("loading", Level.UNKNOWN, ())
 
 
-def test_a_check_that_failed_says_so(spec: StreamSpec):
+def test_a_failed_check_is_reported(spec: StreamSpec):
     line = build_line("ticks", spec, StreamReading(problem="OSError: no space"), RelatedState(), now_ms=NOW_MS)
     assert (line.level, line.needs) == (Level.BROKEN, (OpenProblem("OSError: no space", "docs/runbook.md#unmeasured"),))
 
 
-def test_a_problem_is_said_for_what_it_is_of_the_file_of_another_file_or_of_the_last_check(spec: StreamSpec):
+def test_a_declaration_problem_is_described_as_of_this_file_another_file_or_the_last_check(spec: StreamSpec):
     def needs(reading: StreamReading) -> tuple[OpenProblem, ...]:
         line = build_line("ticks", spec, reading, RelatedState(), now_ms=NOW_MS)
         assert (line.word, line.level) == ("running", Level.TROUBLE)
@@ -352,7 +352,7 @@ def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_c
     assert (line.word, line.level, len(line.needs)) == ("loading", Level.TROUBLE, 1)
 
 
-def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
+def test_an_unreadable_table_is_not_reported_as_in_shape(spec: StreamSpec):
     around = RelatedState(health=Health(Level.WELL, "in shape"))
     unreadable = status(table_exists=None, problems=("no catalog",))
     for reading in (
@@ -364,7 +364,7 @@ def test_what_cannot_be_read_is_not_called_in_shape(spec: StreamSpec):
     assert build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS).health == around.health
 
 
-def test_where_frazil_was_changed_under_the_server_it_says_that_and_blames_no_table(spec: StreamSpec):
+def test_after_a_change_of_frazil_the_server_asks_for_a_restart_and_blames_no_table(spec: StreamSpec):
     for before in (None, status()):
         line = build_line(
             "ticks", spec, StreamReading(before, OLD_MS, outdated="restart it"), RelatedState(), now_ms=NOW_MS
@@ -372,7 +372,7 @@ def test_where_frazil_was_changed_under_the_server_it_says_that_and_blames_no_ta
         assert (line.word, line.level, line.needs) == ("restart needed", Level.TROUBLE, (OpenProblem("restart it"),))
 
 
-def test_a_stream_whose_windows_cannot_be_read_is_not_well(spec: StreamSpec) -> None:
+def test_a_stream_with_unreadable_windows_is_not_shown_as_healthy(spec: StreamSpec) -> None:
     around = RelatedState(windows_problem="SpecError: the signals of demo.ticks are damaged")
     line = build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS)
     assert line.level is Level.TROUBLE
@@ -382,7 +382,7 @@ def test_a_stream_whose_windows_cannot_be_read_is_not_well(spec: StreamSpec) -> 
     assert not any("windows" in need.sentence for need in unread.needs), "the table's own problem is said once"
 
 
-def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_it_makes_no_difference(
+def test_a_paused_dag_is_named_as_the_reason_only_if_no_writer_runs(
     spec: StreamSpec,
 ):
     around = RelatedState(paused_dag="frazil_writer_ticks")
@@ -397,7 +397,7 @@ def test_where_no_writer_runs_a_paused_dag_is_named_as_the_reason_and_not_where_
     assert dags() == dags(writer=gone) == dags(**PAUSED, writer=stopped) == dags(problems=("slow",)) == []
 
 
-def test_a_declaration_that_was_never_valid_is_broken_and_each_line_of_it_a_need():
+def test_a_declaration_that_was_never_valid_is_broken_and_each_of_its_errors_needs_attention():
     line = build_line(
         "ticks", None, StreamReading(broken="a: is missing\nb: is missing"), RelatedState(), now_ms=NOW_MS
     )
@@ -426,7 +426,7 @@ def test_held_windows_are_said_once_and_without_all_findings_of_the_alert(spec: 
         assert need.runbook == (alert.runbook if alerts else "docs/runbook.md#held")
 
 
-def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec: StreamSpec):
+def test_an_alert_that_repeats_the_stall_of_a_stream_is_not_shown_again(spec: StreamSpec):
     same = ActiveAlert("stream ticks", "stall", OLD_MS, f"the writer of stream ticks is stalled: {STALL.reason}")
     other = ActiveAlert("demo.ticks", "manifests", OLD_MS, "demo.ticks has 900 manifests")
     line = build_line(
@@ -435,7 +435,7 @@ def test_an_alert_that_repeats_why_a_stream_is_held_back_is_not_said_again(spec:
     assert [need.sentence for need in line.needs] == [STALL.reason, other.sentence]
 
 
-def test_why_a_stream_was_given_up_is_said_once(spec: StreamSpec):
+def test_the_reason_for_giving_up_a_stream_is_reported_once(spec: StreamSpec):
     ended = replace(ENDED, error="no key")
     problems = ("the last writer ended: no key", "the supervisor gave up 7 min ago")
     alert = ActiveAlert("stream ticks", "writer", OLD_MS, "stream ticks has no writer: no key")
@@ -446,7 +446,7 @@ def test_why_a_stream_was_given_up_is_said_once(spec: StreamSpec):
     assert [need.sentence for need in line.needs] == ["; ".join(problems), "the lag is unknown"]
 
 
-def test_a_table_whose_name_two_catalogs_have_is_named_with_its_own(spec: StreamSpec):
+def test_a_table_name_used_in_two_catalogs_is_shown_with_its_catalog(spec: StreamSpec):
     around = RelatedState(names={"demo.ticks": "far.demo.ticks"})
     assert build_line("ticks", spec, StreamReading(status(), NOW_MS), around, now_ms=NOW_MS).table == "far.demo.ticks"
     assert (
@@ -460,7 +460,7 @@ def test_every_state_that_needs_attention_points_to_an_entry_of_the_runbook():
     assert {one.state for one in found if not one.rule} == {"has a problem"}
 
 
-def test_those_that_need_attention_come_first_and_then_the_names():
+def test_the_overview_sorts_by_urgency_and_then_by_name():
     lines = [
         OverviewLine("a", None, Level.WELL, "running"),
         OverviewLine("d", None, Level.TROUBLE, "late", (OpenProblem("x"),)),
@@ -485,12 +485,12 @@ def test_those_that_need_attention_come_first_and_then_the_names():
         ({"late": Level.TROUBLE, "stopped": Level.BROKEN, "paused": Level.QUIET}, "2 of 3 streams need attention"),
     ],
 )
-def test_all_streams_together_are_well_only_if_each_is(words: dict[str, Level], said: str):
+def test_the_headline_is_healthy_only_if_each_stream_is(words: dict[str, Level], said: str):
     lines = [OverviewLine(word, None, level, word) for word, level in words.items()]
     assert build_headline(lines) == said
 
 
-def test_no_stream_is_called_well_below_an_airflow_that_needs_attention():
+def test_no_stream_is_reported_well_while_its_airflow_needs_attention():
     well = OverviewLine("a", None, Level.WELL, "running")
     dead = ("Airflow's triggerer was stopped",)
     assert build_headline([well], airflow=dead) == build_headline([well, well], airflow=dead)
@@ -500,12 +500,12 @@ def test_no_stream_is_called_well_below_an_airflow_that_needs_attention():
     assert build_headline([], airflow=dead) == ""
 
 
-def test_streams_that_have_all_not_begun_are_not_called_well():
+def test_an_overview_without_started_streams_does_not_report_that_all_are_well():
     lines = [OverviewLine(name, None, Level.QUIET, "not begun") for name in "abc"]
     assert build_headline(lines) == "None of 3 streams has started yet"
 
 
-def test_a_stream_whose_declaration_has_no_windows_is_distinguished_from_one_whose_windows_are_not_known(
+def test_a_stream_without_declared_windows_is_distinguished_from_one_with_unknown_windows(
     spec: StreamSpec,
 ):
     for complete, has in (("none", False), ("hour", True)):
@@ -514,7 +514,7 @@ def test_a_stream_whose_declaration_has_no_windows_is_distinguished_from_one_who
         assert (line.windows, line.has_windows) == (None, has)
 
 
-def test_an_alert_belongs_to_the_streams_that_it_concerns():
+def test_an_alert_is_assigned_to_the_streams_that_it_concerns():
     tables = {"demo.ticks": ["ticks", "more"], "demo.ticks_dead_letters": ["ticks"], "demo.ticks_eu": ["ticks"]}
 
     def streams(subject: str, rule: str) -> list[str]:
@@ -531,7 +531,7 @@ def test_an_alert_belongs_to_the_streams_that_it_concerns():
     assert streams("the DAG frazil_audits", "runs:frazil_audits") == [""]
 
 
-def test_a_table_is_in_shape_or_has_something_due_or_an_alert_and_says_which():
+def test_a_table_is_shown_as_in_shape_due_for_maintenance_or_with_an_alert():
     shape = ActiveAlert("route of ticks", "small-files", 0, "x")
     writer = ActiveAlert("stream ticks", "unmeasured", 0, "x")
     due = {"demo.ticks": ["compaction", "expiry"], "demo.ticks_eu": ["expiry"], "demo.others": ["manifests"]}

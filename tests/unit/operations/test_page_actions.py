@@ -21,7 +21,7 @@ from frazil.operations.page_actions import (
 )
 
 
-def test_whatever_the_situation_each_action_says_what_it_does_and_names_its_subject():
+def test_each_action_describes_its_effects_and_names_its_stream_in_every_situation():
     choices = product(PageAction, [None, "running", "paused"], [True, False], [True, False], [None, True, False])
     for action, desired, runs, table, paused in choices:
         now = ActionContext("ticks", desired, 1, runs, table, "frazil_dag", paused)
@@ -41,7 +41,7 @@ SEEN = ActionContext("ticks", "running", 3, dag="frazil_dag", dag_paused=False)
 
 
 @pytest.mark.parametrize("action", PageAction)
-def test_what_a_user_confirms_is_what_they_saw_unless_only_a_process_began_or_ended(action: PageAction):
+def test_a_version_token_changes_with_the_actions_dependencies_but_not_with_the_process(action: PageAction):
     version_token = build_plan(action, SEEN).version_token
     for name, value in CHANGED.items():
         assert (build_plan(action, replace(SEEN, **{name: value})).version_token != version_token) == (
@@ -62,7 +62,7 @@ def test_what_a_user_confirms_is_what_they_saw_unless_only_a_process_began_or_en
         ),
     ],
 )
-def test_who_confirms_too_late_is_reported_what_moved(change: dict[str, Any], said: str):
+def test_a_late_confirmation_reports_the_change(change: dict[str, Any], said: str):
     assert (
         describe_changes(
             PageAction.RESTART,
@@ -81,12 +81,12 @@ def test_who_confirms_too_late_is_reported_what_moved(change: dict[str, Any], sa
         ("b-1 staged", "", "the backfill or replay b-1 staged ended"),
     ],
 )
-def test_who_confirms_a_backfill_too_late_is_reported_how_another_one_went_on(was: str, now: str, said: str):
+def test_a_late_backfill_confirmation_reports_how_another_backfill_continued(was: str, now: str, said: str):
     before, after = (replace(SEEN, backfill=backfill).version_token(PageAction.BACKFILL) for backfill in (was, now))
     assert describe_changes(PageAction.BACKFILL, before, after) == said
 
 
-def test_who_confirms_a_reset_or_an_end_too_late_is_reported_that_the_table_moved():
+def test_a_late_confirmation_of_a_reset_or_an_abandon_reports_the_change():
     before = SEEN.version_token(PageAction.RESET)
     assert describe_changes(PageAction.RESET, f"{before}/a", f"{before}/b").startswith("its position moved")
     assert describe_changes(PageAction.ABANDON, "/b-1", "/b-2") == "another backfill or replay is in progress"
@@ -101,7 +101,7 @@ def test_a_backfill_under_way_is_reported_before_a_second_one_is_queued():
     assert not any("with another form" in said for said in build_plan(PageAction.BACKFILL, SEEN).effects)
 
 
-def test_an_action_says_which_of_airflows_processes_has_to_be_started_before_it_has_its_effect():
+def test_an_action_names_the_airflow_process_that_must_run_before_it_takes_effect():
     gone = tuple(
         MissingComponent(name, f"Airflow's {name} has never run", f"airflow {name}")
         for name in ("scheduler", "triggerer")

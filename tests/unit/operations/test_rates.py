@@ -32,23 +32,23 @@ def per_s(points: list[Point]) -> list[float]:
     return [rate.records_per_s for rate in compute_rates(points)]
 
 
-def test_a_batch_of_each_span_is_a_rate_of_that_span():
+def test_a_batch_of_each_interval_gives_the_rate_of_that_interval():
     assert compute_rates(minutes(600, 1200)) == (Rate(0, 10.0, 1.0), Rate(MINUTE_MS, 20.0, 2.0))
     assert compute_rates([Point(0, TEN_MINUTES_MS, batches=20, records=6000)]) == (Rate(0, 10.0, 0.0),)
 
 
-def test_a_batch_that_took_longer_than_a_span_is_no_burst_and_the_span_before_no_pause():
+def test_a_batch_longer_than_one_span_is_spread_over_the_spans_that_it_took():
     slow = {"backpressure_ms": 50_000}
     assert per_s(minutes(600, None, 1200, None, 2400, **slow)) == [10, 10, 10, 20, 20]
     unmeasured = [one for one in minutes(600, None, 1200, **slow) if one.batches]
     assert per_s(unmeasured) == [10, 10]
 
 
-def test_after_a_pause_a_batch_counts_for_its_own_span():
+def test_after_a_pause_the_rate_of_a_batch_covers_only_its_own_span():
     assert per_s(minutes(600, None, None, None, 600)) == [10, 0, 0, 0, 10]
 
 
-def test_the_first_batch_of_a_writer_counts_since_it_began_and_not_for_the_time_without_one():
+def test_the_rate_of_a_writers_first_batch_counts_from_the_writers_start():
     began = minutes(None, 1200)
     assert per_s(began) == [10, 10]
     later = [replace(point, at_ms=point.at_ms + 60 * MINUTE_MS) for point in began]
@@ -79,7 +79,7 @@ def written(until_ms: int, every_ms: int) -> tuple[Point, ...]:
     st.integers(0, WRITE_INTERVAL_MS),
     st.sampled_from(HOURS),
 )
-def test_a_steady_rate_is_the_rate_of_every_span_wherever_now_lies_in_one(
+def test_a_steady_rate_equals_the_rate_of_every_span_whatever_the_current_time(
     every_ms: int, lasts_ms: int, written_ago_ms: int, hours: int
 ) -> None:
     now_ms = BEGAN_MS + lasts_ms
@@ -93,7 +93,7 @@ def test_a_steady_rate_is_the_rate_of_every_span_wherever_now_lies_in_one(
     assert all(2000 < end_ms - watermark_ms <= every_ms + 2001 for end_ms, watermark_ms in watermarks)
 
 
-def test_arrivals_are_what_was_written_and_what_the_lag_grew_by_and_say_when_it_is_0_again():
+def test_arrivals_are_written_rows_plus_lag_growth_and_predict_when_the_lag_reaches_0():
     points = [
         replace(point, lag=lag) for point, lag in zip(minutes(*4 * [6_000]), (9_000, 6_000, 3_000, 0), strict=True)
     ]
@@ -105,7 +105,7 @@ def test_arrivals_are_what_was_written_and_what_the_lag_grew_by_and_say_when_it_
     assert compute_trend(points[:3], 3_000, now_ms=3 * MINUTE_MS) is None
 
 
-def test_the_last_span_of_a_writer_that_ended_is_shown_when_no_part_of_it_can_be_to_come() -> None:
+def test_the_last_point_of_an_ended_writer_is_shown_only_once_it_is_complete() -> None:
     points = minutes(600, 1200)
     assert [len(drop_unfinished(points, now_ms)) for now_ms in (3 * MINUTE_MS - 1, 3 * MINUTE_MS)] == [1, 2]
     assert drop_unfinished([], 0) == []

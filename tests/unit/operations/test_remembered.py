@@ -24,21 +24,21 @@ def known(at_ms: int = NOW_MS, stream: str = "ticks") -> SavedStatus:
     return SavedStatus(stream, "print", at_ms, status)
 
 
-def test_what_was_known_is_known_again(tmp_path: Path) -> None:
+def test_saved_statuses_are_loaded_again(tmp_path: Path) -> None:
     file = tmp_path / "page" / "overview.json"
     assert load_statuses(file, now_ms=NOW_MS) == []
     save_statuses(file, [known()], now_ms=NOW_MS)
     assert load_statuses(file, now_ms=NOW_MS + 1) == [known()]
 
 
-def test_what_another_user_may_see_stays(tmp_path: Path) -> None:
+def test_statuses_that_another_user_may_see_are_kept(tmp_path: Path) -> None:
     file = tmp_path / "overview.json"
     save_statuses(file, [known(), known(stream="other")], now_ms=NOW_MS)
     save_statuses(file, [known(NOW_MS + 5)], now_ms=NOW_MS + 5)
     assert load_statuses(file, now_ms=NOW_MS + 6) == [known(NOW_MS + 5), known(stream="other")]
 
 
-def test_what_is_of_another_day_or_of_the_future_is_not(tmp_path: Path) -> None:
+def test_saved_statuses_that_are_too_old_or_in_the_future_are_not_loaded(tmp_path: Path) -> None:
     file = tmp_path / "overview.json"
     just = known(NOW_MS - MAX_SAVED_AGE_MS + 1, "just")
     save_statuses(file, [known(NOW_MS - MAX_SAVED_AGE_MS), known(NOW_MS + 1, "future"), just], now_ms=NOW_MS)
@@ -46,7 +46,7 @@ def test_what_is_of_another_day_or_of_the_future_is_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"stream": "ticks"}]', "7"])
-def test_another_versions_file_tells_nothing(tmp_path: Path, text: str) -> None:
+def test_a_status_file_of_another_version_is_ignored(tmp_path: Path, text: str) -> None:
     file = tmp_path / "overview.json"
     file.write_text(text)
     assert load_statuses(file, now_ms=NOW_MS) == []

@@ -8,7 +8,7 @@ from frazil.commit.reset_plan import OffsetMove
 from frazil.operations.stream_actions import ResetTarget, reset_message
 
 
-def test_a_reset_is_reported_with_the_user_and_with_what_it_skips_or_reads_again() -> None:
+def test_a_reset_is_recorded_with_the_user_and_the_skipped_and_repeated_offsets() -> None:
     skips, repeats = (OffsetMove("ticks", 0, held=10, target=92, first=0, end=92), OffsetMove("ticks", 1, 5, 4, 0, 9))
     latest = reset_message(ResetTarget("latest"), [skips], by="ana, Airflow")
     assert latest == "the stream was reset to latest by ana, Airflow: it skips 82 offsets"

@@ -6,7 +6,7 @@ from frazil.operations.table_view import MAX_ROUTED_TABLES, RoutedTable, RoutedT
 from frazil.status.state import Level
 
 
-def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
+def test_only_some_of_thousands_of_tables_are_shown_and_a_search_finds_the_others():
     names = [f"demo.orders_of_{n:04}" for n in range(2000)]
     shown = search_routed(names, "")
     assert shown is not None
@@ -16,7 +16,7 @@ def test_of_thousands_of_tables_some_are_shown_and_a_search_finds_the_others():
     assert search_routed((), "") is None
 
 
-def test_tables_with_something_amiss_come_first_also_one_that_is_not_there_and_have_the_mark_of_their_stream():
+def test_tables_with_a_problem_are_listed_first_including_missing_ones_with_their_streams_mark():
     names = [f"demo.orders_of_{n:04}" for n in range(2000)]
     problems = {"demo.orders_of_1999": "3 rows behind", "demo.orders_of_gone": "missing"}
     shown = search_routed(names, "", problems=problems)

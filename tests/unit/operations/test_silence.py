@@ -8,11 +8,11 @@ NOW_MS = 1_700_000_000_000
 ALIVE = dict.fromkeys(EFFECTS, ComponentHeartbeat(NOW_MS - MAX_HEARTBEAT_AGE_MS))
 
 
-def test_nothing_is_said_while_each_gives_signs_of_life():
+def test_no_component_is_reported_missing_while_all_send_heartbeats():
     assert find_missing(ALIVE, now_ms=NOW_MS) == ()
 
 
-def test_a_dead_scheduler_is_reported_with_since_when_what_it_means_and_what_to_do():
+def test_a_dead_scheduler_is_reported_with_start_time_meaning_and_remedy():
     (found,) = find_missing({**ALIVE, "scheduler": ComponentHeartbeat(NOW_MS - 423_000)}, now_ms=NOW_MS)
     assert found.sentence(NOW_MS - 423_000) == (
         "Airflow's scheduler has sent no heartbeat for 7 min 3 s: no run or task starts, so nothing is "
@@ -21,13 +21,13 @@ def test_a_dead_scheduler_is_reported_with_since_when_what_it_means_and_what_to_
     )
 
 
-def test_what_frazil_dev_up_started_is_started_again_by_it():
+def test_a_missing_component_of_frazil_dev_up_is_restarted_with_frazil_dev_up():
     found = find_missing({}, now_ms=NOW_MS, dev=True)
     assert {one.start for one in found} == {"frazil dev up --airflow"}
     assert found[0].sentence().endswith("Start it: `frazil dev up --airflow`")
 
 
-def test_what_was_stopped_or_never_ran_is_reported_too():
+def test_stopped_airflow_components_and_those_that_never_ran_are_reported():
     heartbeats = {
         "scheduler": ComponentHeartbeat(NOW_MS - 20_000, should_run=False),
         "dag-processor": ComponentHeartbeat(NOW_MS),

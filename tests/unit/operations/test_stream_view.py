@@ -74,7 +74,7 @@ def test_each_partition_has_its_lag_and_the_watermark_waits_for_the_one_furthest
     ]
 
 
-def test_what_waits_in_all_is_what_waits_in_each_and_is_not_reported_where_one_is_unknown(spec: StreamSpec):
+def test_the_total_lag_is_the_sum_over_partitions_and_unknown_if_one_is_unknown(spec: StreamSpec):
     ends = {("ticks", 0): 12, ("ticks", 1): 25}
     assert total_lag(list_partitions(marker(), ends, spec)) == 7
     assert total_lag(list_partitions(marker(), {**ends, ("ticks", 2): 3}, spec)) is None
@@ -87,12 +87,12 @@ def test_while_kafka_is_silent_the_offsets_are_known_and_the_lag_is_not(spec: St
     assert [(p.lag, p.idle, p.holds) for p in found] == [(None, True, False), (None, False, True)]
 
 
-def test_a_stream_that_never_committed_shows_kafkas_partitions(spec: StreamSpec):
+def test_a_stream_without_commits_shows_the_partitions_of_kafka(spec: StreamSpec):
     assert list_partitions(None, None, spec) == ()
     assert [p.partition for p in list_partitions(None, {("ticks", 0): 7}, spec)] == [0]
 
 
-def test_of_many_partitions_those_that_matter_are_shown_in_their_order():
+def test_the_most_important_partitions_are_shown_in_order():
     many = [Partition("t", n, 0, n, None, idle=False, holds=n == 0) for n in range(MAX_PARTITIONS + 50)]
     shown = limit_partitions(many)
     assert len(shown) == MAX_PARTITIONS
@@ -100,7 +100,7 @@ def test_of_many_partitions_those_that_matter_are_shown_in_their_order():
     assert [p.partition for p in shown[1:]] == list(range(51, MAX_PARTITIONS + 50))
 
 
-def test_what_the_status_says_of_kafka_is_not_said_again_by_the_view():
+def test_the_view_does_not_repeat_problems_of_kafka_from_the_status():
     unread = {"Kafka": "Kafka cannot be read: no answer", "The table": "The table cannot be read: gone"}
     silent: Any = SimpleNamespace(problems=("slow", f"{LAG_UNKNOWN_PREFIX}: KafkaUnavailable: no answer"))
     assert unreported_problems(unread, silent) == (unread["The table"],)
@@ -123,7 +123,7 @@ def ended(code: int | None, stopped_for: str | None = None, error: str | None = 
         (ended(1, error="boom"), "failed with exit code (1)", False),
     ],
 )
-def test_how_a_writer_ended_is_a_sentence(end: ExitRecord, how: str, well: bool):
+def test_the_outcome_of_a_writer_is_one_sentence(end: ExitRecord, how: str, well: bool):
     (run,) = list_runs(Observation(ProcessState.ENDED, None, None, (end,)))
     assert (run.outcome, run.is_ok, run.error) == (how, well, None if well else end.error)
 
@@ -136,7 +136,7 @@ def test_the_writer_that_runs_comes_first(kind: LaunchKind):
     assert [run.is_ok for run in before] == [False, True]
 
 
-def test_no_run_folder_has_no_writers():
+def test_a_missing_run_folder_has_no_writers():
     assert list_runs(None) == ()
 
 
@@ -161,7 +161,7 @@ def test_the_history_is_the_newest_commits_and_the_rejected_records_of_a_day(spe
     assert found.marker is None
 
 
-def test_what_became_of_changes_is_summed_over_a_day_with_those_of_a_replay(spec: StreamSpec):
+def test_change_counts_are_summed_over_a_day_including_those_of_a_replay(spec: StreamSpec):
     def commit(n: int, at_ms: int, **reported: str) -> Snapshot:
         summary = {
             "frazil.stream": "ticks",
@@ -196,7 +196,7 @@ def last(hours: int) -> Period:
 
 
 @pytest.mark.parametrize("hours", HOURS)
-def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(hours: int):
+def test_charts_of_any_period_have_few_points_and_lose_no_record(hours: int):
     span_ms = MINUTE_MS if hours == 6 else TEN_MINUTES_MS
     first = span_start(NOW_MS, last(hours).span_ms)
     shown = Period(first, first + hours * 60 * MINUTE_MS, hours)
@@ -208,7 +208,7 @@ def test_whatever_time_is_shown_it_has_few_points_and_loses_no_record(hours: int
     assert found[-1].lag == points[-1].at_ms - first
 
 
-def test_minutes_and_tens_of_one_time_are_one_point_each():
+def test_ten_minute_and_one_minute_points_of_one_time_are_merged_to_one_point_each():
     day = Period(NOW_MS - 23 * 60 * MINUTE_MS, NOW_MS + 60 * MINUTE_MS)
     tens = [Point(NOW_MS - NOW_MS % TEN_MINUTES_MS, TEN_MINUTES_MS, records=10)]
     minutes = [Point(tens[0].at_ms + TEN_MINUTES_MS + n * MINUTE_MS, records=1) for n in range(10)]
@@ -218,14 +218,14 @@ def test_minutes_and_tens_of_one_time_are_one_point_each():
     ] == [TEN_MINUTES_MS] + [MINUTE_MS] * 10
 
 
-def test_any_other_number_of_hours_is_six_and_a_span_of_time_ends_at_the_latest_now():
+def test_unsupported_hours_mean_six_hours_and_a_period_ends_now_at_the_latest():
     assert [last(hours).hours for hours in (0, 24, 25, 168, 10**9)] == [6, 24, 6, 168, 6]
     begin_ms = NOW_MS - 60 * MINUTE_MS
     assert Period.of(6, begin_ms, NOW_MS + 1, now_ms=NOW_MS) == Period(begin_ms, NOW_MS)
     assert Period.of(24, begin_ms, begin_ms, now_ms=NOW_MS) == last(24)
 
 
-def test_a_topic_has_an_address_where_the_team_has_named_one(spec: StreamSpec):
+def test_a_topic_links_to_the_configured_address_of_the_team(spec: StreamSpec):
     assert list_topics(spec, (), "") == (Topic("ticks"),)
     assert list_topics(spec, (), "javascript:{topic}") == (Topic("ticks"),)
     other = Partition("a/b", 0, 1, 0, None, idle=False, holds=False)
@@ -236,7 +236,7 @@ def test_a_topic_has_an_address_where_the_team_has_named_one(spec: StreamSpec):
     ]
 
 
-def test_the_facts_of_a_route_say_what_chooses_a_table_and_which_is_the_default_table(spec: StreamSpec):
+def test_the_page_shows_the_routing_rule_and_the_default_table(spec: StreamSpec):
     route = Route.model_validate({"by": "field", "name": "kind", "template": "demo.of_{value}"})
     found = describe_stream(spec.model_copy(update={"route": route}), {})
     assert (found["Route"], found["Default table"]) == ("by field kind", "demo.ticks")

@@ -73,7 +73,9 @@ BATCH = {"frazil__stream": "ticks", "frazil__commit_record": "r", "frazil__recor
         (snapshot(1, added_data_files="nonsense"), "others", None, "0 files added, 0 removed"),
     ],
 )  # fmt: skip
-def test_a_snapshot_says_what_made_it(made: Snapshot, kind: str, stream: str | None, said: str):
+def test_a_snapshot_is_shown_with_the_operation_that_created_it(
+    made: Snapshot, kind: str, stream: str | None, said: str
+):
     (mark,) = build_timeline(metadata(made))
     assert (mark.kind, mark.stream, mark.message) == (kind, stream, said)
 
@@ -92,7 +94,7 @@ def test_a_snapshot_says_what_made_it(made: Snapshot, kind: str, stream: str | N
         ("of-a-later-version", "position", "marker changed", "of-a-later-version"),
     ],
 )
-def test_what_changed_a_marker_and_committed_no_batch_is_called_what_it_is(
+def test_marker_changes_without_a_batch_are_labelled_by_their_operation(
     operation: str, kind: str, label: str, said: str
 ):
     made = snapshot(1, frazil__stream="ticks", frazil__operation=operation, added_data_files="4")
@@ -100,7 +102,7 @@ def test_what_changed_a_marker_and_committed_no_batch_is_called_what_it_is(
     assert (mark.kind, mark.label, mark.stream, mark.message) == (kind, label, "ticks", said)
 
 
-def test_a_gap_that_was_skipped_says_which_offsets_were_lost_but_not_all_of_very_many():
+def test_a_skipped_gap_lists_the_lost_offsets_up_to_a_limit():
     lost = "; ".join(f"ticks-{n} offsets 0 to 99" for n in range(90))
     (mark,) = build_timeline(metadata(snapshot(1, frazil__stream="t", frazil__operation="skip-gap", frazil__lost=lost)))
     assert (mark.label, mark.kind) == ("gap skipped", "position")
@@ -114,7 +116,7 @@ def test_each_operation_that_writes_a_marker_alone_has_a_label():
     assert {"reset", "skip-gap"} < written == set(MARKER_OPERATIONS)
 
 
-def test_of_very_many_snapshots_the_newest_are_shown():
+def test_only_the_newest_of_very_many_snapshots_are_shown():
     marks = build_timeline(metadata(*(snapshot(n) for n in range(1, MAX_SNAPSHOTS + 11))))
     assert (len(marks), marks[0].at_ms, marks[-1].at_ms) == (MAX_SNAPSHOTS, 11_000, (MAX_SNAPSHOTS + 10) * 1000)
 
@@ -151,7 +153,7 @@ def test_the_timeline_has_the_expiries_since_its_first_snapshot():
     assert marks[1].message == "1,200 snapshots expired"
 
 
-def test_the_shape_has_the_manifest_list_a_file_as_the_alert_counts_it_and_what_was_done_newest_first():
+def test_the_table_view_shows_manifest_list_bytes_as_the_alert_does_and_newest_actions_first():
     settings, past = Maintenance(), [outcome(n) for n in range(MAX_PAST_RUNS + 2)]
     due = {Action.EXPIRY: DueCheck(True, "why")}
     shape = build_shape(metadata(snapshot(1)), health(), due, sizes=[5], past=past, settings=settings)
@@ -177,14 +179,14 @@ def test_a_table_needs_attention_for_an_alert_or_a_held_window():
     assert table_health(None, None, (), ("it is missing",)) == needs
 
 
-def test_a_table_with_something_due_is_called_as_the_overview_calls_it():
+def test_a_table_due_for_maintenance_has_the_same_state_in_its_view_and_the_overview():
     due = {Action.COMPACTION: DueCheck(True, "why"), Action.EXPIRY: DueCheck(False, "not yet")}
     shape = build_shape(metadata(), health(), due, sizes=[], past=(), settings=Maintenance())
     measured = combine_health(["demo.ticks"], (), {"demo.ticks": ["compaction"]})
     assert table_health(shape, None, ()) == measured == Health(Level.QUIET, "maintenance due", ("compaction",))
 
 
-def test_a_table_that_its_route_misses_is_reported_as_such_and_not_as_one_that_is_yet_to_be_made():
+def test_a_table_missing_from_its_route_is_reported_as_missing_and_not_as_not_yet_created():
     shop: Any = SimpleNamespace(name="shop", table_problems={"shop.orders": "missing"})
     others: Any = SimpleNamespace(name="others", table_problems={})
     assert route_problems("shop.orders", (others, shop)) == (

@@ -55,12 +55,12 @@ def test_every_window_completes_once_in_order_and_never_before_every_stream_has_
 
 
 @given(feeds.filter(any))
-def test_one_stream_that_has_not_begun_keeps_everything_open(found):
+def test_a_stream_that_has_not_started_keeps_every_window_open(found):
     made = decide_windows((*found, Feed("new", None)), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 5 * HOUR)
     assert (made.complete, made.through_us) == ((), None)
 
 
-def test_a_window_is_complete_at_its_end_and_lateness_and_not_a_microsecond_before():
+def test_a_window_is_complete_exactly_at_its_end_plus_lateness():
     cursor = Cursor(Grain.HOUR, NOON, NOON, 1)
     for lateness in (0, 30 * MINUTE):
         exactly = at(60, lateness_us=lateness)[0]
@@ -75,31 +75,31 @@ def test_the_history_before_the_first_check_is_not_signalled():
     assert (made.complete, made.again, made.from_us) == ((), {}, NOON)
 
 
-def test_complete_from_signals_what_was_complete_before_anybody_checked():
+def test_complete_from_signals_windows_that_were_complete_before_the_first_check():
     made = decide_windows(at(30), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 2 * HOUR)
     assert [w.key for w in made.complete] == ["2013-12-30T10", "2013-12-30T11"]
 
 
-def test_late_rows_open_a_complete_window_again_and_none_else():
+def test_late_rows_reopen_a_complete_window_and_no_other():
     cursor = Cursor(Grain.HOUR, NOON - 2 * HOUR, NOON, 1)
     late = {NOON - 3 * HOUR: 1, NOON - HOUR: 2, NOON: 4}
     assert decide_windows(at(0), cursor, late, grain=Grain.HOUR).again == {Window(NOON - HOUR, Grain.HOUR): 2}
 
 
-def test_many_windows_come_in_portions():
+def test_many_windows_are_completed_in_portions():
     far = decide_windows(at(0), None, {}, grain=Grain.HOUR, complete_from_us=NOON - 1200 * HOUR)
     second = decide_windows(at(0), moved(None, far), {}, grain=Grain.HOUR)
     third = decide_windows(at(0), moved(None, second), {}, grain=Grain.HOUR)
     assert [len(x.complete) for x in (far, second, third)] == [500, 500, 200]
 
 
-def test_hours_that_become_days_go_on_after_the_last_hour():
+def test_windows_that_change_from_hours_to_days_continue_after_the_last_hour():
     cursor = Cursor(Grain.HOUR, NOON - 2 * HOUR, NOON, 1)
     made = decide_windows(at(24 * 60 * 2), cursor, {}, grain=Grain.DAY)
     assert [w.key for w in made.complete] == ["2013-12-31"]
 
 
-def test_the_reason_says_what_is_waited_for():
+def test_the_reason_names_the_events_that_the_window_waits_for():
     made = decide_windows(at(30, delaying_partition=("flights", 7), lateness_us=MINUTE), None, {}, grain=Grain.HOUR)
     assert made.reason == (
         "2013-12-30T12 is not complete: events from 2013-12-30T13:01:00Z or later must arrive; the newest event of "
@@ -112,7 +112,7 @@ partitions = st.dictionaries(st.tuples(st.just("t"), st.integers(0, 4)), st.none
 
 
 @given(partitions, st.sets(st.tuples(st.just("t"), st.integers(0, 4))), st.none() | st.integers(0, 100))
-def test_whoever_holds_the_watermark_back_is_its_minimum_or_has_no_record(seen, idle, previous):
+def test_the_slowest_partition_determines_the_watermark_or_has_no_record(seen, idle, previous):
     known = {tp: us for tp, us in seen.items() if us is not None}
     holder = slowest_partition(known, partitions=seen, idle=idle)
     watermark = watermark_us(known, partitions=seen, idle=idle, previous_us=previous)

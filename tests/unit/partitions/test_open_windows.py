@@ -14,7 +14,7 @@ HOUR_US = Grain.HOUR.us
 
 
 @given(alignments, moments, moments, st.none() | moments)
-def test_what_is_complete_to_the_signals_never_waits_and_what_is_not_waits_unless_absurdly_ahead(
+def test_rows_of_complete_windows_never_wait_and_others_wait_unless_absurdly_far_ahead(
     align: Alignment, us: int, watermark_us: int, newest_us: int | None
 ) -> None:
     window = Window.containing(us, align.grain)
@@ -28,7 +28,7 @@ def test_what_is_complete_to_the_signals_never_waits_and_what_is_not_waits_unles
 
 
 @given(alignments, moments)
-def test_while_nothing_is_known_everything_waits(align: Alignment, us: int) -> None:
+def test_all_rows_wait_while_no_watermark_and_no_event_time_is_known(align: Alignment, us: int) -> None:
     assert align.waits(Grain.HOUR.floor(us), HOUR_US, watermark_us=None, newest_us=None)
 
 

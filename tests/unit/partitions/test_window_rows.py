@@ -21,7 +21,7 @@ SCHEMA = Schema(NestedField(1, "at", TimestamptzType(), required=False))
 
 @pytest.mark.parametrize("transform", [MonthTransform(), YearTransform()], ids=str)
 @pytest.mark.parametrize("grain", [Grain.HOUR, Grain.DAY])
-def test_the_first_and_the_last_window_of_the_calendar_are_counted(tmp_path: Path, transform, grain):
+def test_rows_in_the_first_and_the_last_possible_window_are_counted(tmp_path: Path, transform, grain):
     spec = PartitionSpec(PartitionField(1, 1000, transform, "part"))
     with catalog_in(tmp_path) as catalog:
         table = catalog.inner.create_table("demo.t", SCHEMA, partition_spec=spec)

@@ -13,13 +13,13 @@ grains = st.sampled_from(Grain)
 
 
 @given(moments, grains)
-def test_a_moment_lies_in_its_window(us, grain):
+def test_a_time_lies_within_its_window(us, grain):
     window = Window.containing(us, grain)
     assert window.start_us <= us < window.end_us == window.start_us + grain.us
 
 
 @given(moments, grains)
-def test_a_key_names_one_window(us, grain):
+def test_a_window_key_identifies_exactly_one_window(us, grain):
     window = Window.containing(us, grain)
     assert Window.parse(window.key) == window
 
@@ -39,6 +39,6 @@ def test_keys_are_those_of_airflows_partition_mappers():
     )
 
 
-def test_another_text_is_refused():
+def test_a_text_that_is_neither_an_hour_nor_a_day_is_refused_as_a_window():
     with pytest.raises(ValueError, match="neither an hour, such as 2013-01-01T05, nor a day"):
         Window.parse("2013-01")

@@ -39,7 +39,7 @@ def maps(value: Any) -> Schema:
     ids=lambda array: str(array.type)[:15],
 )
 @pytest.mark.parametrize("kept", [slice(None), slice(1, 4), slice(3, 5), slice(0, 1), slice(2, 2)], ids=str)
-def test_lists_of_structs_whose_field_was_widened(array: pa.Array, kept: slice) -> None:
+def test_lists_of_structs_with_a_widened_field_are_read(array: pa.Array, kept: slice) -> None:
     batch = pa.record_batch({"l": array[kept]})
 
     read = _to_requested_schema(lists(LongType()), lists(IntegerType()), batch)
@@ -50,7 +50,7 @@ def test_lists_of_structs_whose_field_was_widened(array: pa.Array, kept: slice) 
 
 
 @pytest.mark.parametrize("kept", [slice(None), slice(1, 4), slice(3, 5), slice(0, 1)], ids=str)
-def test_maps_of_structs_whose_field_was_widened(kept: slice) -> None:
+def test_maps_of_structs_with_a_widened_field_are_read(kept: slice) -> None:
     values = [None, [("x", {"a": 1}), ("y", None)], [], None, [("z", {"a": None})]]
     batch = pa.record_batch({"l": pa.array(values, pa.map_(pa.string(), STRUCT))[kept]})
 
@@ -64,7 +64,7 @@ def test_maps_of_structs_whose_field_was_widened(kept: slice) -> None:
 @given(st.text(max_size=40), st.integers(1, 20))
 @example("x" * 15 + "\ud7ff" + "tail", 16)
 @example("\U0010ffff" * 17, 16)
-def test_an_upper_bound_of_a_text_can_be_written_and_is_no_less(text: str, length: int) -> None:
+def test_a_truncated_upper_bound_of_a_text_is_valid_unicode_and_not_less_than_the_text(text: str, length: int) -> None:
     bound = pyiceberg.io.pyarrow.truncate_upper_bound_text_string(text, length)
     if bound is None:
         assert set(text[:length]) == {"\U0010ffff"}

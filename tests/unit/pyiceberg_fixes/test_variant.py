@@ -23,7 +23,7 @@ SCHEMA = Schema(
 )
 
 
-def test_a_schema_is_what_its_json_says() -> None:
+def test_a_schema_with_variants_survives_a_json_round_trip() -> None:
     text = SCHEMA.model_dump_json()
     assert '"type":"variant"' in text
     for schema in (Schema.model_validate_json(text), pickle.loads(pickle.dumps(SCHEMA))):
@@ -37,7 +37,7 @@ def test_a_schema_is_what_its_json_says() -> None:
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_only_format_version_3_has_the_type(version: int) -> None:
+def test_only_format_version_3_has_the_variant_type(version: int) -> None:
     check = SCHEMA.check_format_version_compatibility
     if version == 3:
         check(3)
@@ -50,7 +50,7 @@ TYPED = pa.field("typed_value", pa.int64())
 
 
 @pytest.mark.parametrize("parts", [[*VARIANT_GROUP], [*VARIANT_GROUP, TYPED], [VARIANT_GROUP.field("metadata"), TYPED]])
-def test_the_group_of_a_file_is_a_variant(tmp_path: Path, parts: list[pa.Field]) -> None:
+def test_a_variant_group_in_a_parquet_file_is_read_as_a_variant(tmp_path: Path, parts: list[pa.Field]) -> None:
     group = pa.struct(parts)
     field_id = {"PARQUET:field_id": "2"}
     fields = [pa.field("n", pa.int64(), metadata={"PARQUET:field_id": "1"}), pa.field("v", group, metadata=field_id)]

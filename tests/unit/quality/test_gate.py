@@ -23,7 +23,7 @@ from tests.gate_requests import HOUR_US, Ask, expectation
 KNOWN = expectation("column_values_to_not_be_null", column="carrier")
 
 
-def test_who_asks_for_a_gate_loads_neither_great_expectations_nor_what_reads_tables():
+def test_requesting_a_gate_imports_neither_great_expectations_nor_table_libraries():
     program = (
         "import sys, frazil.quality.gate;"
         "print([m for m in ('great_expectations', 'pandas', 'pyarrow', 'pyiceberg', 'pyspark') if m in sys.modules])"
@@ -32,7 +32,7 @@ def test_who_asks_for_a_gate_loads_neither_great_expectations_nor_what_reads_tab
     assert done.stdout.strip() == "[]"
 
 
-def test_requests_and_results_are_the_same_after_a_way_through_json(ask: Ask):
+def test_gate_requests_and_results_survive_a_round_trip_through_json(ask: Ask):
     request = ask(KNOWN, spark={"spark.master": "local[1]"})
     assert GateRequest.from_json(request.to_json()) == request
     result = GateResult(passed=False, rows=3, failures=("one",), docs="/d", engine="arrow", seconds=1.5)

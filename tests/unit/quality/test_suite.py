@@ -37,7 +37,7 @@ def _with_condition(condition: Any) -> dict[str, Any]:
         (_with_condition({"type": "and", "conditions": [{"type": "pass_through"}]}), "row_condition of expectation 1"),
     ],
 )
-def test_what_cannot_be_used_is_named(tmp_path: Path, content: Any, said: str):
+def test_an_unusable_gate_suite_is_refused_with_its_file_named(tmp_path: Path, content: Any, said: str):
     path = tmp_path / "suite.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(SpecError, match=said) as raised:
@@ -45,7 +45,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, content: Any, said: str):
     assert str(path) in str(raised.value)
 
 
-def test_a_column_that_the_table_has_not_is_named_also_where_a_condition_has_it(tmp_path: Path):
+def test_a_check_names_a_column_missing_from_the_table_also_inside_a_condition(tmp_path: Path):
     path = tmp_path / "suite.json"
     named = {"type": "nullity", "column": {"name": "delay"}, "is_null": False}
     path.write_text(json.dumps(_with_condition({"type": "or", "conditions": [named]})))

@@ -48,7 +48,7 @@ def referring(text: str, *references: tuple[str, str, int]) -> list[Answer]:
     return [(200, {"schema": text, "schemaType": "PROTOBUF", "references": found})]
 
 
-def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> None:
+def test_referenced_schemas_come_before_their_user_and_only_once(server: MadeRegistry) -> None:
     a, b = ("a.proto", "a/b c", 1), ("b.proto", "b", 2)
     server.answers = {
         "/schemas/ids/1": referring("top", a, b),
@@ -59,7 +59,9 @@ def test_what_a_schema_refers_to_comes_before_it_once(server: MadeRegistry) -> N
     assert len(server.requested) == 3
 
 
-def test_of_two_versions_of_a_schema_the_first_counts_as_in_confluents_clients(server: MadeRegistry) -> None:
+def test_the_first_of_two_versions_of_a_referenced_schema_is_used_as_in_confluents_clients(
+    server: MadeRegistry,
+) -> None:
     """See confluentinc/schema-registry#4381: unless told otherwise, a registry accepts them."""
     a, old, new = ("A", "a", 1), ("B", "b", 1), ("B", "b", 2)
     server.answers = {
@@ -71,7 +73,7 @@ def test_of_two_versions_of_a_schema_the_first_counts_as_in_confluents_clients(s
     assert opened(server.url).get(1).references == (("B", "old"), ("A", "A"))
 
 
-def test_an_id_without_a_schema_is_requested_again_only_after_a_while(server: MadeRegistry) -> None:
+def test_a_schema_id_without_a_schema_is_requested_again_only_after_a_while(server: MadeRegistry) -> None:
     found = opened(server.url)
     for schema_id in (9, 9, -1, 0):
         with pytest.raises(UnknownSchema):
@@ -96,7 +98,7 @@ def test_several_ids_are_requested_together_and_each_once(server: MadeRegistry) 
     assert sorted(server.requested) == [f"/schemas/ids/{i}" for i in (1, 2, 3, 4)]
 
 
-def test_what_is_no_answer_to_one_of_several_ids_says_nothing_of_them(server: MadeRegistry) -> None:
+def test_a_failed_registry_answer_for_one_of_several_ids_is_not_cached(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/2"] = [(401, {})]
     found = opened(server.url)
     with pytest.raises(RegistryUnavailable, match="refuses the credentials"):
@@ -132,13 +134,13 @@ def test_a_reference_that_is_gone_is_an_unknown_schema(server: MadeRegistry) -> 
         ((429, b""), "responds with status 429"),
     ],
 )
-def test_what_is_no_answer_blames_no_record(server: MadeRegistry, answer: Answer, said: str) -> None:
+def test_an_invalid_registry_answer_rejects_no_record(server: MadeRegistry, answer: Answer, said: str) -> None:
     server.answers["/schemas/ids/1"] = [answer]
     with pytest.raises(RegistryUnavailable, match=said):
         opened(server.url, timeout_s=0.3).get(1)
 
 
-def test_an_answer_without_an_end_is_not_kept(server: MadeRegistry) -> None:
+def test_an_endless_response_is_refused_at_a_size_limit(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/1"] = [(200, {"schema": "{}", "padding": "x" * 200_000})]
     said = r"does not respond: .* more than 100,000 bytes"
     with mock.patch.object(bounded_http, "MAX_RESPONSE_BYTES", 100_000), pytest.raises(RegistryUnavailable, match=said):
@@ -146,7 +148,7 @@ def test_an_answer_without_an_end_is_not_kept(server: MadeRegistry) -> None:
     assert opened(server.url).get(1).text == "{}"
 
 
-def test_a_long_chain_of_references_is_an_unknown_schema(server: MadeRegistry) -> None:
+def test_a_chain_of_schema_references_that_is_too_long_is_an_unknown_schema(server: MadeRegistry) -> None:
     for i in range(10):
         path = f"/subjects/s{i}/versions/1?deleted=true" if i else "/schemas/ids/1"
         reference = {"name": f"n{i}", "subject": f"s{i + 1}", "version": 1}
@@ -156,7 +158,7 @@ def test_a_long_chain_of_references_is_an_unknown_schema(server: MadeRegistry) -
         opened(server.url).get(1)
 
 
-def test_slow_references_end_in_time_and_the_next_try_goes_on(server: MadeRegistry) -> None:
+def test_slow_schema_references_time_out_and_the_next_attempt_continues(server: MadeRegistry) -> None:
     """1,000 references, each given within the timeout, would hold the client's lock for hours."""
     for i in range(6):
         reference = {"name": f"n{i}", "subject": f"s{i}", "version": 1}
@@ -177,7 +179,7 @@ def test_slow_references_end_in_time_and_the_next_try_goes_on(server: MadeRegist
     ]
 
 
-def test_a_passing_error_is_asked_over(server: MadeRegistry) -> None:
+def test_a_temporary_registry_error_is_retried(server: MadeRegistry) -> None:
     server.answers["/schemas/ids/1"] = [(503, b""), (500, b""), (200, {"schema": "{}"})]
     assert opened(server.url).get(1).text == "{}"
 
@@ -188,7 +190,7 @@ def silent() -> Iterator[str]:
         yield f"http://user:secret@127.0.0.1:{listening.getsockname()[1]}/base"
 
 
-def test_silence_and_an_address_without_a_server_are_reported_without_what_is_secret() -> None:
+def test_an_unresponsive_registry_and_a_refused_connection_are_reported_without_secrets() -> None:
     with silent() as url:
         with pytest.raises(RegistryUnavailable, match=r"127\.0\.0\.1:\d+/base does not respond") as raised:
             opened(url, timeout_s=0.2).get(1)
@@ -198,7 +200,7 @@ def test_silence_and_an_address_without_a_server_are_reported_without_what_is_se
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_an_answer_that_drips_is_none_after_the_timeout(scheme: str, tmp_path: Path) -> None:
+def test_a_slowly_dripping_response_is_a_timeout(scheme: str, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "certificates") if scheme == "https" else None
     trust = {"ca_file": str(authority.certificate)} if authority else {}
     with made_registry(authority and authority.issue("registry")) as server:
@@ -221,7 +223,7 @@ def test_the_timeout_holds_across_a_redirect() -> None:
             found.get(1)
 
 
-def test_a_host_that_a_late_redirect_leads_to_gets_no_more_time() -> None:
+def test_a_redirect_to_another_host_does_not_extend_the_time_limit() -> None:
     with made_registry() as server:
         server.answers["/"] = [(200, {"padding": "x" * 10_000})]
         server.drip_s = 0.05
@@ -276,7 +278,7 @@ def test_a_process_has_one_client_for_each_registry_and_credentials() -> None:
     assert shared_registry(declared, {"T": "b"}) is not one
 
 
-def test_only_so_many_schemas_are_kept(server: MadeRegistry) -> None:
+def test_only_a_bounded_number_of_schemas_is_cached(server: MadeRegistry) -> None:
     server.answers = {f"/schemas/ids/{i}": [(200, {"schema": "{}"})] for i in (1, 2, 3)}
     found = opened(server.url)
     with mock.patch.object(client, "MAX_CACHED_SCHEMAS", 2):

@@ -172,7 +172,7 @@ def world(tmp_path: Path, frazil_home: Path, monkeypatch: pytest.MonkeyPatch) ->
     found.over()
 
 
-def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
+def test_the_agent_submits_a_driver_mirrors_it_and_exits_as_the_driver_does(
     world: World, eventually: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     world.start()
@@ -200,7 +200,7 @@ def test_it_submits_a_driver_mirrors_it_and_ends_as_it_does(
     assert capfd.readouterr().err.count("first\n") == 1
 
 
-def test_a_driver_that_ends_between_its_report_and_the_clusters_answer_ends_with_its_own_reason(
+def test_a_driver_that_ends_just_after_its_report_ends_with_its_own_reason(
     world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end() -> DriverStatus:
@@ -261,7 +261,7 @@ def test_a_changed_declaration_replaces_the_driver_once_it_has_ended(world: Worl
     assert world.ended[:1] == [0]
 
 
-def test_a_submission_without_an_answer_is_made_again_under_another_id(world: World, eventually: Any) -> None:
+def test_a_submission_without_a_response_is_repeated_under_another_id(world: World, eventually: Any) -> None:
     world.cluster.silent = 1000
     world.start()
     first = eventually(world.folder.order)
@@ -279,7 +279,7 @@ def test_a_submission_without_an_answer_is_made_again_under_another_id(world: Wo
     assert first.id != second.id
 
 
-def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(
+def test_a_driver_whose_submission_got_no_response_is_followed_by_its_report(
     world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("frazil.remote.agent_rules.SUBMISSION_TIMEOUT_S", 60.0)
@@ -291,7 +291,7 @@ def test_a_driver_that_runs_after_all_is_followed_by_what_it_tells(
     assert len(world.cluster.submitted) == 1
 
 
-def test_force_kills_until_the_cluster_says_that_the_driver_is_gone(world: World, eventually: Any) -> None:
+def test_force_kills_until_the_cluster_reports_that_the_driver_is_gone(world: World, eventually: Any) -> None:
     world.start()
     eventually(lambda: (found := world.folder.order()) and found.submission)
     world.requested.force = True
@@ -303,7 +303,7 @@ def test_force_kills_until_the_cluster_says_that_the_driver_is_gone(world: World
     assert order.kill
 
 
-def test_a_storage_that_is_away_is_an_outage_and_no_end(
+def test_an_unavailable_storage_is_an_outage_and_does_not_end_the_agent(
     world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.start()
@@ -320,7 +320,7 @@ def test_a_storage_that_is_away_is_an_outage_and_no_end(
     assert world.ended == []
 
 
-def test_a_cluster_that_refuses_the_driver_ends_the_agent_with_its_words(
+def test_a_cluster_that_rejects_the_driver_ends_the_agent_with_the_error_of_the_cluster(
     world: World, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: ClusterDriver) -> str:
@@ -343,7 +343,7 @@ def test_an_agent_never_writes_over_the_order_of_another(world: World, eventuall
     assert world.folder.order() == other
 
 
-def test_what_another_agent_noted_in_the_order_stays(world: World, eventually: Any) -> None:
+def test_a_note_of_another_agent_in_the_order_is_preserved(world: World, eventually: Any) -> None:
     world.start()
     order = eventually(lambda: (found := world.folder.order()) and found.submission and found)
     world.folder.put_order(dataclasses.replace(order, stop="a restart was asked for"))

@@ -53,7 +53,7 @@ def of_order(**changes: Any) -> Order:
     return dataclasses.replace(ORDER, **changes)
 
 
-def test_a_driver_that_runs_as_it_is_wanted_is_followed() -> None:
+def test_a_running_driver_that_matches_its_order_is_followed() -> None:
     assert decided() == (AgentAction.WAIT, 0)
     assert decided(followed=False) == (AgentAction.WAIT, 0), "another agent's, too"
     assert decided(status=status(DriverState.UNKNOWN)) == (AgentAction.WAIT, 0), "a cluster that is silent ends nothing"
@@ -64,12 +64,12 @@ def test_a_driver_that_runs_as_it_is_wanted_is_followed() -> None:
     assert decided(status=forgot, report_age_s=REPORT_TIMEOUT_S) == (AgentAction.END, 1)
 
 
-def test_the_first_driver_is_submitted_and_none_for_an_agent_that_is_to_end() -> None:
+def test_an_agent_submits_the_first_driver_unless_it_was_asked_to_stop() -> None:
     assert decided(order=None, report=None) == (AgentAction.SUBMIT, 0)
     assert decided(order=None, report=None, stop="SIGTERM") == (AgentAction.END, 0)
 
 
-def test_the_end_of_a_driver_is_reported_by_the_agent_that_followed_it_and_replaced_by_another() -> None:
+def test_an_agent_reports_the_end_of_its_own_driver_and_replaces_the_driver_of_another() -> None:
     ended: dict[str, Any] = {
         "status": status(DriverState.FAILED),
         "report": dataclasses.replace(REPORT, exit=DriverExit(11, "gap")),
@@ -91,7 +91,7 @@ def test_the_end_of_a_driver_is_reported_by_the_agent_that_followed_it_and_repla
         (status(DriverState.KILLED), 137),
     ],
 )
-def test_of_a_driver_that_left_no_word_the_cluster_tells_the_end(seen: DriverStatus, code: int) -> None:
+def test_the_cluster_decides_the_outcome_of_a_driver_that_left_no_report(seen: DriverStatus, code: int) -> None:
     assert decided(status=seen, report_age_s=60.0) == (AgentAction.END, code)
 
 
@@ -104,7 +104,7 @@ def test_of_a_driver_that_left_no_word_the_cluster_tells_the_end(seen: DriverSta
         WantedDriver("f1", "1.0", restart_generation=3),
     ],
 )
-def test_a_driver_that_is_wanted_otherwise_is_asked_to_end_and_then_replaced(wanted: WantedDriver) -> None:
+def test_a_driver_with_a_changed_order_is_asked_to_stop_and_then_replaced(wanted: WantedDriver) -> None:
     assert decided(wanted=wanted, followed=False) == (AgentAction.ASK_TO_STOP, 0)
     requested = of_order(stop="the declaration has changed")
     assert decided(wanted=wanted, order=requested) == (AgentAction.WAIT, 0)
@@ -115,14 +115,14 @@ def test_a_driver_that_is_wanted_otherwise_is_asked_to_end_and_then_replaced(wan
     )
 
 
-def test_a_stop_lets_the_batch_commit_and_kills_what_has_not_started() -> None:
+def test_a_stop_lets_a_running_driver_commit_its_batch_and_kills_a_driver_that_has_not_started() -> None:
     assert decided(stop="SIGTERM") == (AgentAction.ASK_TO_STOP, 0)
     assert decided(stop="SIGTERM", order=of_order(stop="SIGTERM")) == (AgentAction.WAIT, 0)
     waiting = status(DriverState.WAITING)
     assert decided(stop="SIGTERM", report=None, status=waiting) == (AgentAction.KILL, 0)
 
 
-def test_a_kill_goes_on_until_the_cluster_says_that_the_driver_is_gone_whichever_agent_does_it() -> None:
+def test_a_kill_is_repeated_by_any_agent_until_the_cluster_reports_the_driver_as_killed() -> None:
     assert decided(force=True) == (AgentAction.KILL, 0)
     assert decided(order=of_order(kill=True), followed=False) == (AgentAction.KILL, 0)
     assert decided(force=True, order=of_order(kill=True), status=status(DriverState.KILLED), report_age_s=9.0) == (
@@ -131,7 +131,7 @@ def test_a_kill_goes_on_until_the_cluster_says_that_the_driver_is_gone_whichever
     )
 
 
-def test_a_submission_without_an_answer_is_awaited_then_made_again() -> None:
+def test_a_submission_without_a_response_is_awaited_and_then_repeated() -> None:
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN)}
     assert decided(**lost, report=None, ordered_since_s=1.0) == (AgentAction.WAIT, 0)
     assert decided(**lost, report=None, ordered_since_s=SUBMISSION_TIMEOUT_S) == (AgentAction.SUBMIT, 0)
@@ -141,7 +141,7 @@ def test_a_submission_without_an_answer_is_awaited_then_made_again() -> None:
     assert decided(**lost, stop="SIGTERM") == (AgentAction.ASK_TO_STOP, 0)
 
 
-def test_a_driver_that_may_start_after_its_agent_has_ended_finds_that_it_is_to_stop() -> None:
+def test_a_driver_that_starts_after_its_agent_has_ended_finds_the_stop_request() -> None:
     """The cluster may have it in a queue: no one has heard from it."""
     lost: dict[str, Any] = {"order": of_order(submission=None), "status": status(DriverState.UNKNOWN), "report": None}
     assert decided(**lost, stop="SIGTERM", ordered_since_s=1.0) == (AgentAction.ASK_TO_STOP, 0)
@@ -197,7 +197,7 @@ SEEN = st.builds(
 
 
 @given(SEEN)
-def test_no_driver_is_submitted_beside_one_that_is_known_to_run_nor_by_an_agent_that_is_to_end(
+def test_no_driver_is_submitted_while_one_runs_or_after_the_agent_is_asked_to_stop(
     observation: DriverObservation,
 ) -> None:
     step = decide(observation)
@@ -240,7 +240,7 @@ GONE = DriverStatus(DriverState.GONE, DELETED)
         (dataclasses.replace(GONE, cause=EVICTED), None, f"the driver reported no error; {DELETED}; {EVICTED}"),
     ],
 )
-def test_an_end_is_explained_by_the_driver_and_by_the_cause_that_the_cluster_names(
+def test_a_driver_exit_is_explained_by_the_driver_and_the_cause_from_the_cluster(
     seen: DriverStatus, ended: DriverExit | None, reason: str
 ) -> None:
     report = dataclasses.replace(REPORT, exit=ended)

@@ -61,7 +61,7 @@ def driver(tmp_path: Path, frazil_home: Path) -> Iterator[Driver]:  # noqa: ARG0
         yield found
 
 
-def test_it_tells_its_heartbeat_and_its_log_and_how_it_ended(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
+def test_the_driver_reports_its_heartbeat_its_log_and_its_exit(tmp_path: Path, frazil_home: Path) -> None:  # noqa: ARG001
     driver = Driver(tmp_path)
     heartbeat = Heartbeat("ticks", 1, "f1", Phase.STAGING, 10, 9)
     with driver.reporter as reporter:
@@ -83,7 +83,7 @@ def test_it_tells_its_heartbeat_and_its_log_and_how_it_ended(tmp_path: Path, fra
 
 
 @pytest.mark.parametrize("changes", [{"stop": "paused"}, {"id": "b" * 32}])
-def test_it_ends_when_the_order_says_so_or_names_another_and_is_asked_once(
+def test_the_driver_is_stopped_once_when_its_order_requests_it_or_names_another_driver(
     driver: Driver, changes: dict[str, str]
 ) -> None:
     driver.reporter.step()
@@ -94,7 +94,7 @@ def test_it_ends_when_the_order_says_so_or_names_another_and_is_asked_once(
     assert driver.stops == 1
 
 
-def test_it_ends_when_people_pause_the_stream_without_any_agent(driver: Driver) -> None:
+def test_the_driver_stops_when_a_user_pauses_the_stream_even_without_an_agent(driver: Driver) -> None:
     driver.paused = True
     driver.reporter.step()
     assert driver.stops == 1
@@ -171,7 +171,7 @@ def test_a_driver_that_ends_by_sigterm_reports_who_requested_its_end(
     assert (ended, report.exit.code, report.exit.error) == (code, code, reason)
 
 
-def test_the_end_of_a_log_begins_with_a_line_and_counts_all() -> None:
+def test_a_log_tail_starts_at_a_line_and_counts_all_bytes() -> None:
     tail = LogTail(limit_bytes=40)
     for number in range(100):
         tail.emit(logging.makeLogRecord({"name": "x", "msg": f"line {number}", "levelname": "INFO", "created": 0}))
@@ -181,20 +181,22 @@ def test_the_end_of_a_log_begins_with_a_line_and_counts_all() -> None:
     assert end.bytes > 1000
 
 
-def test_a_driver_of_another_version_says_both() -> None:
+def test_a_driver_of_another_version_reports_both_versions() -> None:
     check_version(__version__)
     with pytest.raises(EnvironmentUnusable, match=rf"has frazil {__version__} in /.*, but its agent has 9\.9"):
         check_version("9.9")
 
 
-def test_a_standalone_worker_names_the_folder_of_its_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standalone_driver_finds_its_submission_id_in_its_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, found in {"driver-20261123014744-0000": "driver-20261123014744-0000", "work": None}.items():
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
         assert find_own_submission() == found
 
 
-def test_it_gets_what_its_stream_needs_and_no_folder_of_the_agents_host() -> None:
+def test_the_driver_environment_has_its_streams_variables_and_no_folder_of_the_agents_host() -> None:
     base = {
         "KAFKA_PASSWORD": "hush",
         "AWS_REGION": "x",
@@ -209,7 +211,9 @@ def test_it_gets_what_its_stream_needs_and_no_folder_of_the_agents_host() -> Non
     assert sorted(found) == sorted(["KAFKA_PASSWORD", "AWS_REGION", CATALOG_VARIABLE])
 
 
-def test_it_configures_pyiceberg_with_the_catalog_that_was_sent(tmp_path: Path, long_text: Callable[[], str]) -> None:
+def test_the_driver_configures_pyiceberg_with_the_catalog_that_the_agent_sent(
+    tmp_path: Path, long_text: Callable[[], str]
+) -> None:
     sent = build_driver_environment(
         {}, referenced=(), catalog="lake", properties={"uri": "http://c", "token": long_text()}
     )

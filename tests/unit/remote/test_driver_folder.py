@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> DriverFolder:
     return DriverFolder(LocalStore(), f"{tmp_path}/driver")
 
 
-def test_what_is_written_is_read(folder: DriverFolder) -> None:
+def test_driver_orders_reports_and_log_ends_are_read_back_unchanged(folder: DriverFolder) -> None:
     assert (folder.order(), folder.report("a"), folder.log_end("a")) == (None, None, None)
     report, end = DriverReport(3, HEARTBEAT, "driver-1", 12, DriverExit(11, "gap")), LogEnd("words\n", 12)
     folder.put_order(ORDER)
@@ -42,7 +42,7 @@ def test_fields_of_a_later_version_are_left_out_and_a_later_format_is_not_read(f
     assert folder.order() is None
 
 
-def test_what_earlier_drivers_reported_is_removed(folder: DriverFolder) -> None:
+def test_reports_of_earlier_drivers_are_removed(folder: DriverFolder) -> None:
     folder.put_order(ORDER)
     for driver in ("b" * 32, ORDER.id):
         folder.write_report(driver, dataclasses.replace(DriverReport(1, None, None)))

@@ -38,7 +38,7 @@ def driver(**resources: Any) -> ClusterDriver:
     return ClusterDriver("ticks", "a" * 32, "/opt/drive_stream.py", ("ticks",), declared, {"KAFKA_PASSWORD": "hush"})
 
 
-def test_a_declaration_takes_its_schemas_file_along(tmp_path: Path) -> None:
+def test_a_declaration_carries_its_schema_file_along(tmp_path: Path) -> None:
     (tmp_path / "ticks.avsc").write_text('"string"')
     declared = {"name": "ticks", "source": {"topics": ["t"], "format": {"type": "avro", "schema-file": "ticks.avsc"}}}
     found = inline_schema_file(declared, tmp_path)
@@ -49,7 +49,7 @@ def test_a_declaration_takes_its_schemas_file_along(tmp_path: Path) -> None:
         inline_schema_file(declared, tmp_path)
 
 
-def test_a_declaration_takes_the_schema_file_of_its_keys_along(tmp_path: Path) -> None:
+def test_a_declaration_carries_the_schema_file_of_its_keys_along(tmp_path: Path) -> None:
     schema = '{"type": "record", "name": "K", "fields": [{"name": "id", "type": "long"}]}'
     (tmp_path / "key.avsc").write_text(schema)
     declared = {
@@ -71,7 +71,7 @@ def test_a_declaration_takes_the_schema_file_of_its_keys_along(tmp_path: Path) -
     assert read_schema_text(driver.key_format) == schema
 
 
-def test_a_compiled_descriptor_goes_along_in_base64(tmp_path: Path) -> None:
+def test_a_compiled_descriptor_is_sent_in_base64(tmp_path: Path) -> None:
     (tmp_path / "v.desc").write_bytes(b"\n\xff\x80")
     form = {"type": "protobuf", "schema-file": "v.desc"}
 
@@ -195,7 +195,7 @@ REFUSED = "Exception in thread: no queue\n"
     ],
     ids=["it said so", "YARN has it", "YARN has it, its log is silent", "YARN has none", "nobody knows", "never asked"],
 )
-def test_of_a_spark_submit_that_fails_yarn_tells_whether_it_accepted_the_application(
+def test_yarn_decides_whether_a_failed_spark_submit_was_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, yarn_has: Any, comes_to: Any
 ) -> None:
     def failed(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
@@ -219,7 +219,7 @@ def test_of_a_spark_submit_that_fails_yarn_tells_whether_it_accepted_the_applica
     assert yarn.find(driver(master="yarn")) == (None if isinstance(yarn_has, ApiUnavailable) else yarn_has)
 
 
-def test_yarn_must_be_known_to_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_refuses_yarn_without_a_hadoop_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("frazil.remote.submitter.require_java", lambda: None)

@@ -55,7 +55,7 @@ def test_each_window_is_signalled_once_with_its_rows(minutes):
     assert minutes.stored() == [("T12", 1, 60, 0), ("T13", 1, 60, 0), ("T14", 1, 60, 0)]
 
 
-def test_nothing_is_signalled_of_the_time_before_the_first_check_unless_the_stream_says_so(minutes, tmp_path):
+def test_windows_before_the_first_check_are_not_signalled_unless_declared_with_complete_from(minutes, tmp_path):
     minutes.send(0, 130)
     assert minutes.signal() == []
     other = Minutes(tmp_path, extra="complete-from: 2013-12-30T10:00:00Z\n")
@@ -95,7 +95,7 @@ def test_signals_of_two_checks_at_once_are_sent_once(minutes):
     assert len(list(data.rglob("*.parquet"))) == 1, "what the slower one wrote is gone"
 
 
-def test_an_append_whose_answer_is_lost_is_made_once(minutes, monkeypatch):
+def test_a_signal_append_with_a_lost_response_is_written_once(minutes, monkeypatch):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 70)
@@ -130,7 +130,7 @@ def test_several_streams_complete_a_window_together(minutes, tmp_path):
     assert facts(found) == ("T12", 1, 120, 0)
 
 
-def test_a_gate_holds_a_window_until_it_is_released_and_others_go_on(minutes):
+def test_a_gate_holds_a_window_until_its_release_and_other_windows_continue(minutes):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 70)
@@ -155,7 +155,7 @@ def test_a_gate_holds_a_window_until_it_is_released_and_others_go_on(minutes):
         release_window(minutes.catalog, minutes.spec, noon, note="again", clock_ms=NOW_MS)
 
 
-def test_late_rows_ask_the_gate_again_and_what_nobody_was_reported_keeps_its_revision(minutes):
+def test_late_rows_evaluate_the_gate_again_and_an_unsent_signal_keeps_its_revision(minutes):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 70)
@@ -181,7 +181,7 @@ def test_an_empty_window_needs_no_gate(minutes):
     assert notes == ["asked", None]
 
 
-def test_what_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
+def test_a_signal_that_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 130)
@@ -197,7 +197,7 @@ def test_what_a_consumer_missed_is_sent_again_with_the_same_revision(minutes):
         resend_signals(minutes.catalog, "demo.minutes", [Window.parse("2013-12-30T11")], note="", clock_ms=NOW_MS)
 
 
-def test_dead_letters_since_the_signal_before_are_reported(minutes):
+def test_a_signal_reports_the_dead_letters_since_the_previous_signal(minutes):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 30, rejected=2)
@@ -228,7 +228,7 @@ def test_a_table_rolled_back_behind_its_stream_signals_nothing_until_that_is_set
     assert minutes.signal() == [("T13", 1, 60, 0)], "it was never signalled: nothing of it is late"
 
 
-def test_a_marker_that_no_valid_file_declares_keeps_every_window_open(minutes, tmp_path):
+def test_a_marker_of_an_undeclared_stream_keeps_every_window_open(minutes, tmp_path):
     other = Minutes(tmp_path, name="others")
     other.made.begin()
     minutes.send(0, 10)
@@ -242,7 +242,7 @@ def test_a_marker_that_no_valid_file_declares_keeps_every_window_open(minutes, t
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_rows_that_wait_on_a_branch_keep_their_window_open_whatever_lateness_says(tmp_path):
+def test_rows_waiting_on_a_branch_keep_their_window_open_whatever_the_lateness(tmp_path):
     late = Minutes(tmp_path, extra="lateness: 2h\ncommit: {align: watermark}\n", by="hour")
     late.made.begin()
     late.send(0, 10)
@@ -256,7 +256,7 @@ def test_rows_that_wait_on_a_branch_keep_their_window_open_whatever_lateness_say
     assert "rows of minutes since 2013-12-30T12:00:00Z wait on a branch" in seen.decision.reason
 
 
-def test_signals_after_one_are_found_when_the_history_was_expired(minutes):
+def test_signals_after_a_given_one_are_found_although_snapshots_were_expired(minutes):
     for hour in range(5):
         minutes.send(60 * hour, 60 * hour + 61)
         minutes.signal()
@@ -290,7 +290,7 @@ def test_more_late_windows_than_a_summary_carries_are_counted_in_the_files(minut
     assert late == {NOON + h * HOUR: 60 for h in range(1, 150)}
 
 
-def test_a_second_stream_that_begins_later_reopens_what_was_signalled(minutes, tmp_path):
+def test_a_second_stream_that_starts_later_reopens_signalled_windows(minutes, tmp_path):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 130)
@@ -307,7 +307,7 @@ def test_a_second_stream_that_begins_later_reopens_what_was_signalled(minutes, t
     assert minutes.signal_with(other) == [("T14", 1, 120, 0)]
 
 
-def test_a_stream_that_is_forgotten_and_begins_again_reopens_what_was_signalled(minutes):
+def test_a_forgotten_stream_that_begins_again_reopens_signalled_windows(minutes):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 130)
@@ -323,7 +323,7 @@ def test_a_stream_that_is_forgotten_and_begins_again_reopens_what_was_signalled(
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_what_a_reset_reads_again_reopens_its_windows_and_history_stays_history(minutes, counts):
+def test_rows_read_again_after_a_reset_reopen_only_windows_since_the_first_check(minutes, counts):
     minutes.counts = counts
     minutes.send(-30, 10)
     minutes.signal()
@@ -370,7 +370,7 @@ def test_rows_that_another_engine_appends_reopen_their_window_and_a_rewrite_does
     assert minutes.signal() == [], "files that were written anew bring nothing"
 
 
-def test_what_others_delete_leaves_a_signal_as_it_was_until_a_row_is_appended(minutes):
+def test_rows_deleted_by_others_do_not_change_a_signal_until_a_row_is_appended(minutes):
     minutes.send(0, 10)
     minutes.signal()
     minutes.send(10, 70)
@@ -385,7 +385,7 @@ def test_what_others_delete_leaves_a_signal_as_it_was_until_a_row_is_appended(mi
     assert minutes.signal() == [("T12", 2, 51, 1)]
 
 
-def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes, monkeypatch):
+def test_a_table_state_older_than_the_last_signal_signals_nothing(minutes, monkeypatch):
     """Read an old table, as from a caching catalog. It once led to no signal, and then to the same late rows again."""
     minutes.send(0, 10)
     minutes.signal()
@@ -408,7 +408,7 @@ def test_an_older_state_of_the_table_than_was_signalled_decides_nothing(minutes,
     assert minutes.signal() == []
 
 
-def test_a_table_that_was_made_again_reopens_the_windows_that_were_signalled_before(minutes, tmp_path):
+def test_a_recreated_table_reopens_the_windows_that_were_signalled_before(minutes, tmp_path):
     minutes.send(0, 10)
     minutes.signal()
     for minute in range(10, 130, 10):
@@ -426,7 +426,7 @@ def test_a_table_that_was_made_again_reopens_the_windows_that_were_signalled_bef
     assert again.signal() == []
 
 
-def test_rows_are_counted_at_the_snapshot_whatever_spans_or_was_deleted(minutes):
+def test_rows_of_a_window_are_counted_at_the_given_snapshot(minutes):
     minutes.send(0, 90)
     minutes.send(60, 70)
     table = minutes.made.tables.main.refresh()
@@ -450,7 +450,7 @@ def test_a_stream_without_windows_is_never_checked(minutes):
     assert assess_table(minutes.catalog, [minutes.spec.model_copy(update={"table": nowhere})]) is None
 
 
-def test_a_signal_survives_its_way_through_the_table(minutes):
+def test_a_signal_survives_a_round_trip_through_the_table(minutes):
     minutes.send(0, 1)
     minutes.signal()
     minutes.send(60, 61)

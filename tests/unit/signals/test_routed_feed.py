@@ -65,7 +65,7 @@ def hour(number: float) -> int:
     return BEGIN_US + int(number * HOUR_US)
 
 
-def test_an_hour_of_a_routed_table_is_complete_once_its_rows_are_there(made: MadeRoute) -> None:
+def test_an_hour_of_a_routed_table_is_complete_once_all_its_rows_are_committed(made: MadeRoute) -> None:
     made.run({"shop.orders": 3, "main": 1}, at_us=hour(0.5))
     assert complete(made) == []
     made.batch({"shop.orders": 2}, at_us=hour(1.5))
@@ -102,7 +102,7 @@ def test_rows_that_land_while_a_table_is_assessed_are_not_missing_from_its_windo
     assert [one.rows for one in signal_windows(catalog, found, clock_ms=1) if one.rows] in ([], [5])
 
 
-def test_rows_that_wait_hold_back_only_what_came_with_them_or_later(made: MadeRoute) -> None:
+def test_waiting_rows_hold_back_only_windows_of_rows_of_the_same_or_later_batches(made: MadeRoute) -> None:
     made.run({"shop.orders": 1}, at_us=hour(0.5))
     made.run({"main": 1}, at_us=hour(1.5))
     made.batch({"shop.orders": 1}, at_us=hour(5))
@@ -117,7 +117,7 @@ def test_rows_that_wait_hold_back_only_what_came_with_them_or_later(made: MadeRo
     assert decided_to(made) == 6
 
 
-def test_the_first_rows_that_wait_leave_everything_unknown_with_the_reason(made: MadeRoute) -> None:
+def test_rows_waiting_in_the_first_batch_leave_every_window_undecided_with_the_reason(made: MadeRoute) -> None:
     made.batch({"shop.orders": 1}, at_us=hour(0.5))
     assert seen(made).decision.reason.startswith(
         "nothing is complete: the watermark of shop cannot be used: shop.orders is missing rows from batch 1-1 on"
@@ -135,7 +135,7 @@ def test_rows_that_come_late_reopen_the_windows_of_their_table_alone(made: MadeR
     assert seen(made, "shop.other").decision.again == {}
 
 
-def test_a_table_that_was_rolled_back_or_whose_default_table_is_gone_completes_nothing(made: MadeRoute) -> None:
+def test_a_rolled_back_table_or_a_dropped_default_table_completes_no_window(made: MadeRoute) -> None:
     made.run({"shop.orders": 1}, at_us=hour(0.5))
     made.run({"shop.orders": 1}, at_us=hour(1.5))
     catalog = load_catalog(None)
@@ -147,15 +147,13 @@ def test_a_table_that_was_rolled_back_or_whose_default_table_is_gone_completes_n
     assert "the watermark of shop cannot be used" in seen(made).decision.reason
 
 
-def test_a_table_whose_writer_has_all_batches_reads_no_journal(
-    made: MadeRoute, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_journal_is_read_for_a_table_that_has_all_batches(made: MadeRoute, monkeypatch: pytest.MonkeyPatch) -> None:
     made.run({"shop.orders": 1}, at_us=hour(0.5))
     monkeypatch.setattr(completion, "decided_journals", lambda *_: pytest.fail("a journal is read"))
     assert seen(made).feeds[0].watermark_us == hour(0.5)
 
 
-def test_a_routed_table_has_windows_only_if_the_route_says_so(tmp_path: Path) -> None:
+def test_a_routed_table_has_windows_only_if_the_route_declares_them(tmp_path: Path) -> None:
     text = declared().model_dump(mode="json", by_alias=True, exclude_unset=True)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     assert list(load_streams(tmp_path).values())
@@ -182,7 +180,7 @@ def test_declaring_windows_of_routed_tables_restarts_no_writer() -> None:
     assert declared().fingerprint() == declared(route={"complete": []}).fingerprint()
 
 
-def test_expiry_keeps_what_signals_of_a_routed_table_name(made: MadeRoute) -> None:
+def test_expiry_keeps_snapshots_that_signals_of_a_routed_table_need(made: MadeRoute) -> None:
     made.run({"shop.orders": 1}, at_us=hour(0.5))
     made.run({"shop.orders": 1}, at_us=hour(1.5))
     assert complete(made) == [0]

@@ -134,7 +134,7 @@ def test_signals_of_all_tables_are_one_commit_and_have_the_groups_numbers() -> N
     assert len(whole.after(one.number)) == 80 - one.number
 
 
-def test_a_window_that_a_gate_holds_is_released_and_sent_again_with_the_groups_next_number() -> None:
+def test_a_held_window_is_released_and_signalled_with_the_next_number_of_its_group() -> None:
     made = begun("web", "app")
     made.run({"shop.raw_web": 1, "shop.raw_app": 1}, at_us=hour(1.5))
     made.run({"main": 1}, at_us=hour(2.5))
@@ -160,7 +160,7 @@ def test_a_window_that_a_gate_holds_is_released_and_sent_again_with_the_groups_n
     assert TableSignals.load(catalog, TEMPLATE).held() == []
 
 
-def test_a_pass_that_is_slower_than_another_signals_nothing_twice() -> None:
+def test_concurrent_signal_passes_signal_each_window_once() -> None:
     made = begun("web", "app")
     made.run({"shop.raw_web": 1, "shop.raw_app": 1}, at_us=hour(1.5))
     made.run({"main": 1}, at_us=hour(2.5))
@@ -208,7 +208,7 @@ def test_an_unreadable_cursor_keeps_only_the_tables_of_its_own_group_from_being_
     assert [one.table for one in TableSignals.load(catalog, "shop.raw_web").members()] == ["shop.raw_web"]
 
 
-def test_a_table_that_another_made_under_such_a_name_has_no_window() -> None:
+def test_a_foreign_table_with_a_templated_name_has_no_windows() -> None:
     made = begun("web")
     made.run({"shop.raw_web": 1}, at_us=hour(1.5))
     catalog = load_catalog(None)
@@ -218,7 +218,7 @@ def test_a_table_that_another_made_under_such_a_name_has_no_window() -> None:
         load_window_status(find_feeding_streams([made.spec], str(".".join(foreign.name()))), "2023-11-14T22")
 
 
-def test_a_table_that_the_declaration_names_as_well_has_its_own_signals_and_keeps_its_cursor() -> None:
+def test_a_templated_table_that_the_route_also_names_has_its_own_signals_and_keeps_its_cursor() -> None:
     made = begun("web", "app")
     made.run({"shop.raw_web": 1, "shop.raw_app": 1}, at_us=hour(1.5))
     assert signalled(made) == set()
@@ -259,7 +259,7 @@ def test_a_table_that_joins_the_group_does_not_send_its_earlier_windows_again() 
     assert [s.partition for s in web.after(0)] == ["2023-11-14T22", "2023-11-14T23", "2023-11-15T00"]
 
 
-def test_expiry_keeps_what_signals_of_a_made_table_name() -> None:
+def test_expiry_keeps_snapshots_that_signals_of_a_template_table_need() -> None:
     made = begun("web")
     made.run({"shop.raw_web": 1}, at_us=hour(0.5))
     made.run({"shop.raw_web": 1}, at_us=hour(1.5))
@@ -269,7 +269,7 @@ def test_expiry_keeps_what_signals_of_a_made_table_name() -> None:
     assert pins.signalled_snapshots
 
 
-def test_a_made_table_is_found_by_its_name_and_a_stream_that_names_it_comes_first(tmp_path: Path) -> None:
+def test_a_templated_table_is_found_by_its_name_and_a_stream_that_names_it_comes_first(tmp_path: Path) -> None:
     for spec in (declared(), shop(name="own", table="shop.raw_own", route=None)):
         text = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         (tmp_path / f"{spec.name}.yaml").write_text(yaml.safe_dump(text))

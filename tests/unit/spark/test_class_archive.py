@@ -34,7 +34,7 @@ def test_a_jvm_that_writes_no_archive_is_an_error(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_brokers_archive_is_of_these_jar_files(tmp_path: Path) -> None:
+def test_the_class_archive_of_a_broker_is_specific_to_its_jar_files(tmp_path: Path) -> None:
     jar, java = tmp_path / "kafka.jar", tmp_path / "bin" / "java"
     jar.touch()
     (tmp_path / "release").write_text('JAVA_VERSION="17.0.15"\n')

@@ -13,7 +13,7 @@ from frazil.errors import EnvironmentUnusable
 from frazil.spark import jars
 
 
-def test_a_set_that_the_lock_file_lacks_is_named_with_those_it_has(tmp_path: Path) -> None:
+def test_a_jar_set_missing_from_the_lock_file_is_reported_with_the_available_sets(tmp_path: Path) -> None:
     lock_file = tmp_path / "test.lock"
     lock_file.write_text("[both]\njars = []\n")
     with pytest.raises(EnvironmentUnusable, match="no set of jars 'tea'; available sets: both"):
@@ -33,7 +33,7 @@ def test_no_file_of_the_package_names_a_host() -> None:
         assert "https://" not in file.read_text(), file
 
 
-def test_the_command_without_arguments_says_what_it_can_do() -> None:
+def test_the_command_without_arguments_prints_its_usage() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "frazil.spark.jars"], capture_output=True, text=True, check=False, env=dict(os.environ)
     )

@@ -52,33 +52,33 @@ def test_java_17_of_java_home_wins_over_the_path(tmp_path: Path) -> None:
     assert require_java({"JAVA_HOME": str(tmp_path / "jdk"), "PATH": path}) == java
 
 
-def test_no_java_is_one_sentence_with_the_way_out(tmp_path: Path) -> None:
+def test_missing_java_gives_one_sentence_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"Java 17 is missing.*apt-get install openjdk-17"):
         require_java({"PATH": str(tmp_path)})
 
 
-def test_another_major_version_is_named(tmp_path: Path) -> None:
+def test_another_java_major_version_is_named_in_the_error(tmp_path: Path) -> None:
     fake_java(tmp_path, "21.0.1")
     with pytest.raises(EnvironmentUnusable, match=r"is Java 21; frazil needs Java 17"):
         require_java({"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"})
 
 
-def test_a_java_home_without_java_is_named(tmp_path: Path) -> None:
+def test_a_java_home_without_java_is_reported(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentUnusable, match="JAVA_HOME is"):
         require_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
 
 
 @given(st.integers(9, 99), st.integers(0, 99))
-def test_the_major_version_is_read_from_what_java_prints(major: int, minor: int) -> None:
+def test_the_major_version_is_parsed_from_javas_output(major: int, minor: int) -> None:
     assert parse_major_version(f'openjdk version "{major}.{minor}.1" 2025-04-15') == major
 
 
-def test_versions_before_9_were_written_otherwise() -> None:
+def test_java_versions_before_9_are_recognised_in_their_old_form() -> None:
     assert parse_major_version('java version "1.8.0_402"') == 8
     assert parse_major_version("command not found") is None
 
 
-def test_a_jdks_version_is_in_its_file_of_releases_or_else_it_is_run(tmp_path: Path) -> None:
+def test_the_version_of_a_jdk_is_read_from_its_release_file_or_by_running_it(tmp_path: Path) -> None:
     java = fake_java(tmp_path / "jdk", "17.0.15")
     link = tmp_path / "java"
     link.symlink_to(java)
@@ -108,7 +108,7 @@ def test_sparks_launcher_reads_its_own_jar_first_unless_a_shell_would_split_its_
         assert (f"-Xbootclasspath/a:{jar}" in os.environ.get("SPARK_LAUNCHER_OPTS", "")) is speeds_up
 
 
-def test_a_writer_without_java_says_so_before_it_takes_over(
+def test_a_writer_without_java_reports_it_before_it_takes_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -139,7 +139,9 @@ def test_a_jvm_that_does_not_start_is_explained(tmp_path: Path, monkeypatch: pyt
         raise RuntimeError("Java gateway process exited before sending its port number")
 
 
-def test_a_session_without_java_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spark_session_without_java_is_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(EnvironmentUnusable, match="Java 17 is missing"):

@@ -22,7 +22,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("main", CALLS, ids=lambda main: main.stem)
-def test_a_catalog_configuration_that_cannot_be_read_is_one_sentence(main: Path, tmp_path: Path) -> None:
+def test_an_unreadable_catalog_configuration_is_reported_in_one_sentence(main: Path, tmp_path: Path) -> None:
     (tmp_path / ".pyiceberg.yaml").write_text("catalog: [1")
     environment = {**os.environ, "PYICEBERG_HOME": str(tmp_path)}
     command = [sys.executable, str(main), *CALLS[main]]

@@ -104,9 +104,7 @@ PARTS = list(parts(StreamSpec))
 
 
 @pytest.mark.parametrize(("part", "model"), PARTS, ids=[".".join(map(str, part)) for part, _ in PARTS])
-def test_an_odd_value_in_the_place_of_any_part_of_a_stream_is_answered_with_its_key(
-    part: Part, model: type[BaseModel]
-) -> None:
+def test_an_invalid_value_of_any_stream_key_is_reported_with_that_key(part: Part, model: type[BaseModel]) -> None:
     keys = [str(field.alias) for field in StreamSpec.model_fields.values()]
     classes = class_names(StreamSpec)
     for value in ODD:
@@ -120,14 +118,14 @@ SECTIONS = [part for part, _ in PARTS if any(other[: len(part)] == part != other
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=[".".join(map(str, part)) for part in SECTIONS])
-def test_a_section_that_is_no_mapping_is_answered_with_its_own_key(section: Part) -> None:
+def test_a_section_that_is_not_a_mapping_is_reported_with_its_own_key(section: Part) -> None:
     key = ".".join(map(str, section))
     for value in ("x y", [[]], 5):
         with pytest.raises(SpecError, match=f"^{FILE}: {re.escape(key)}[.:]|\n{FILE}: {re.escape(key)}[.:]"):
             validate_stream(declared_with(section, dict(PARTS)[section], value), FILE)
 
 
-def test_the_law_above_walks_all_sections_with_their_items_and_entries() -> None:
+def test_the_settings_test_covers_all_sections_with_their_items_and_entries() -> None:
     walked = {".".join(map(str, part)) for part, _ in PARTS}
     assert {
         "dead-letters.circuit.share",
@@ -140,7 +138,7 @@ def test_the_law_above_walks_all_sections_with_their_items_and_entries() -> None
 
 
 @pytest.mark.parametrize("key", [str(field.alias) for field in AggregationSpec.model_fields.values()][1:])
-def test_an_odd_value_in_any_key_of_an_aggregation_is_answered_with_that_key(key: str) -> None:
+def test_an_invalid_value_of_any_aggregation_key_is_reported_with_that_key(key: str) -> None:
     for value in ODD:
         try:
             AGGREGATIONS.validate({**AGGREGATION, key: value}, FILE)

@@ -103,7 +103,7 @@ def test_a_file_that_is_replaced_within_one_tick_of_the_clock_is_seen(
     assert load_stream(path).commit.max_records == 6
 
 
-def test_a_file_is_kept_once_it_is_older_than_a_tick(
+def test_a_file_is_cached_once_its_last_change_is_old_enough(
     declare: Declare, monkeypatch: pytest.MonkeyPatch, parses: list[str]
 ) -> None:
     path = declare()
@@ -118,7 +118,7 @@ def test_a_file_is_kept_once_it_is_older_than_a_tick(
 
 
 @pytest.mark.usefixtures("settled")
-def test_a_file_that_another_one_replaces_with_its_times_is_seen(declare: Declare, tmp_path: Path) -> None:
+def test_a_replaced_file_with_equal_timestamps_is_loaded_again(declare: Declare, tmp_path: Path) -> None:
     path = declare(commit={"max-records": 5})
     assert load_stream(path).commit.max_records == 5
     times = path.stat()

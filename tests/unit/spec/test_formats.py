@@ -42,7 +42,7 @@ def test_a_format_is_a_name_or_a_mapping(declare: Declare) -> None:
     )
 
 
-def test_a_schemas_file_lies_beside_the_declaration_wherever_it_is_read_from(
+def test_a_schema_file_is_found_relative_to_its_declaration(
     declare: Declare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -59,13 +59,13 @@ def test_a_schemas_file_lies_beside_the_declaration_wherever_it_is_read_from(
     assert read_schema_text(absolute) == '"string"'
 
 
-def test_a_declared_format_survives_its_own_json(declare: Declare) -> None:
+def test_a_declared_format_survives_a_json_round_trip(declare: Declare) -> None:
     spec = load_stream(declare(**avro(timeout="3s", token="${env:TOKEN}")))
     assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
     assert find_environment_names(spec) == {"TOKEN"}
 
 
-def test_the_fingerprint_changes_only_with_what_is_declared_of_formats(declare: Declare) -> None:
+def test_the_format_fingerprint_changes_only_with_format_declarations(declare: Declare) -> None:
     def fingerprint(schema: dict[str, Any] = TIMED, **changes: Any) -> str:
         return load_stream(declare(schema=schema, event_time="at", source=source(**changes))).fingerprint()
 
@@ -82,7 +82,7 @@ def test_the_fingerprint_changes_only_with_what_is_declared_of_formats(declare: 
     assert len(others | {first}) == 6
 
 
-def test_a_circuit_is_declared_as_a_percentage_or_off(declare: Declare) -> None:
+def test_a_circuit_breaker_is_declared_as_a_percentage_or_off(declare: Declare) -> None:
     def of(circuit: Any) -> StreamSpec:
         return load_stream(declare(dead_letters={"circuit": circuit}))
 
@@ -100,7 +100,7 @@ def test_a_circuit_is_declared_as_a_percentage_or_off(declare: Declare) -> None:
             of(wrong)
 
 
-def test_units_are_of_the_columns_and_of_the_event_time(declare: Declare) -> None:
+def test_units_are_taken_from_columns_and_from_the_event_time(declare: Declare) -> None:
     schema = {
         "a": {"type": "timestamptz", "unit": "ns"},
         "b": {"type": "timestamp", "unit": "iso"},
@@ -110,7 +110,7 @@ def test_units_are_of_the_columns_and_of_the_event_time(declare: Declare) -> Non
     assert spec.units == {"a": "ns", "at": "ms"}
 
 
-def test_an_event_time_may_be_kafkas(declare: Declare) -> None:
+def test_the_event_time_may_be_the_kafka_timestamp(declare: Declare) -> None:
     spec = load_stream(declare(event_time="kafka_timestamp", partition_by="day(kafka_timestamp)"))
     assert spec.window == "day"
     with pytest.raises(SpecError, match="event-time: 'kafka_timestamp' is not a column"):
@@ -193,9 +193,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "answer"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
-def test_a_mistake_is_answered_with_key_value_and_way_out(
-    declare: Declare, changes: dict[str, Any], answer: str
-) -> None:
+def test_an_error_names_key_value_and_remedy(declare: Declare, changes: dict[str, Any], answer: str) -> None:
     with pytest.raises(SpecError) as refused:
         load_stream(declare(**changes))
     assert answer in str(refused.value)
@@ -203,7 +201,7 @@ def test_a_mistake_is_answered_with_key_value_and_way_out(
     assert len(str(refused.value).splitlines()) == 1
 
 
-def test_the_registrys_authority_is_found_beside_the_declaration(declare: Declare) -> None:
+def test_the_registrys_certificate_authority_is_found_next_to_the_declaration(declare: Declare) -> None:
     registry = {"url": "https://registry", "ca-file": "ca/registry.pem"}
     declared = declare(source=source(format={"type": "avro", "registry": registry}))
     found = load_stream(declared).value_format

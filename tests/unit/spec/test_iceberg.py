@@ -49,7 +49,7 @@ def test_nested_fields_have_ids_of_their_own(declare: Declare) -> None:
 
 
 @pytest.mark.parametrize("name", [*PRIMITIVE_NAMES, "decimal(9, 2)", "fixed[4]"])
-def test_every_primitive_is_pyicebergs_own(declare: Declare, name: str) -> None:
+def test_primitive_types_parse_as_in_pyiceberg(declare: Declare, name: str) -> None:
     schema = iceberg.table_schema(load_stream(declare(schema={"x": name, "departed": "timestamptz"})))
     assert schema.find_type("x") == IcebergType.handle_primitive_type(name, None)  # type: ignore[arg-type]
 
@@ -64,7 +64,7 @@ def test_every_primitive_is_pyicebergs_own(declare: Declare, name: str) -> None:
         "map<string, map<string, list<timestamptz>>>",
     ],
 )
-def test_a_column_is_written_as_a_declaration_has_it(declare: Declare, text: str) -> None:
+def test_a_column_is_shown_as_it_would_be_declared(declare: Declare, text: str) -> None:
     def column(declared: dict[str, str]) -> NestedField:
         return iceberg.table_schema(load_stream(declare(schema={**declared, "departed": "timestamptz"}))).find_field(
             "a"
@@ -107,7 +107,7 @@ def test_a_partition_source_may_stand_in_a_struct(declare: Declare) -> None:
     assert iceberg.partition_spec(spec, schema).fields[0].source_id == schema.find_field("payload.at").field_id
 
 
-def test_a_sort_order_is_icebergs(declare: Declare) -> None:
+def test_a_sort_order_follows_iceberg(declare: Declare) -> None:
     spec = load_stream(declare(sort_by=["carrier", "delay desc nulls first", "bucket(4, delay)"]))
     fields = iceberg.sort_order(spec, iceberg.table_schema(spec)).fields
     assert [(str(f.transform), f.source_id, f.direction.value, f.null_order.value) for f in fields] == [
@@ -117,7 +117,7 @@ def test_a_sort_order_is_icebergs(declare: Declare) -> None:
     ]
 
 
-def test_no_sort_order_is_the_unsorted_one(declare: Declare) -> None:
+def test_a_stream_without_sort_by_gets_the_unsorted_order(declare: Declare) -> None:
     spec = load_stream(declare())
     assert iceberg.sort_order(spec, iceberg.table_schema(spec)).order_id == 0
     assert iceberg.partition_spec(spec, iceberg.table_schema(spec)).is_unpartitioned()

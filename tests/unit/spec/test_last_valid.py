@@ -56,7 +56,7 @@ def test_a_file_that_was_never_valid_has_no_spec(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["{", "", "name: a\n", "name: other\nmaintenance: {on: 1}\n"])
-def test_a_broken_file_says_what_it_said_when_it_was_valid_last(folder: Path, broken: str) -> None:
+def test_a_broken_file_yields_its_last_valid_declaration(folder: Path, broken: str) -> None:
     valid = load_stream(folder / "a.yaml")
     check(folder)
     (folder / "a.yaml").write_text(broken)
@@ -70,7 +70,7 @@ def test_a_broken_file_says_what_it_said_when_it_was_valid_last(folder: Path, br
     assert check(folder)["a"].spec != valid
 
 
-def test_a_name_that_a_file_gave_up_is_removed_as_one_whose_file_went(folder: Path) -> None:
+def test_a_name_that_its_file_no_longer_declares_is_removed_like_a_deleted_file(folder: Path) -> None:
     def names(now_ms: int = NOW) -> dict[str, DeclaredFile[StreamSpec]]:
         return {one.spec.name: one for one in find_declared(folder, STREAMS, now_ms=now_ms) if one.spec}
 
@@ -86,7 +86,7 @@ def test_a_name_that_a_file_gave_up_is_removed_as_one_whose_file_went(folder: Pa
     assert set(names()) == {"b", "c"}, "two swapped their names"
 
 
-def test_what_another_process_wrote_down_meanwhile_is_seen(folder: Path, frazil_home: Path) -> None:
+def test_records_written_by_another_process_are_read(folder: Path, frazil_home: Path) -> None:
     check(folder)
     (record,) = (frazil_home / "declared").glob("*/a.yaml.json")
     record.write_text(json.dumps({**json.loads(record.read_text()), "missing-since-ms": 1}))
@@ -96,9 +96,7 @@ def test_what_another_process_wrote_down_meanwhile_is_seen(folder: Path, frazil_
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o555])
-def test_a_home_that_is_closed_to_this_user_takes_no_declaration_away(
-    mode: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_frazil_home_closed_to_this_user_removes_no_declaration(mode: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Read twice in a process, also if a record is to be forgotten.
 
     Root, to whom nothing is closed, becomes another user; anybody else takes from himself what another may not.
@@ -128,7 +126,7 @@ def test_a_home_that_is_closed_to_this_user_takes_no_declaration_away(
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_broken_defaults_break_all_files_and_take_none(folder: Path) -> None:
+def test_invalid_defaults_invalidate_all_files_but_each_keeps_its_last_valid_declaration(folder: Path) -> None:
     before = check(folder)
     (folder / "_defaults.yaml").write_text("latenes: 5m\n")
     found = check(folder)
@@ -136,7 +134,7 @@ def test_broken_defaults_break_all_files_and_take_none(folder: Path) -> None:
     assert all("latenes" in (one.problem or "") for one in found.values())
 
 
-def test_a_file_that_is_gone_is_believed_in_for_a_moment_and_then_removed(folder: Path) -> None:
+def test_a_missing_file_keeps_its_declaration_for_a_moment_and_is_then_removed(folder: Path) -> None:
     check(folder)
     (folder / "a.yaml").unlink()
     for now_ms in (NOW, NOW + MAX_FILE_ABSENCE_MS - 1):
@@ -152,7 +150,7 @@ def test_a_file_that_is_gone_is_believed_in_for_a_moment_and_then_removed(folder
     assert check(folder)["a"].problem is None
 
 
-def test_a_file_that_comes_back_is_as_if_it_had_never_gone(folder: Path) -> None:
+def test_a_file_that_comes_back_is_treated_as_never_removed(folder: Path) -> None:
     check(folder)
     text = (folder / "a.yaml").read_text()
     (folder / "a.yaml").unlink()
@@ -163,7 +161,7 @@ def test_a_file_that_comes_back_is_as_if_it_had_never_gone(folder: Path) -> None
     assert not check(folder, NOW + 2 * MAX_FILE_ABSENCE_MS)["a"].removed
 
 
-def test_a_clock_that_is_put_back_forgets_nothing_early(folder: Path) -> None:
+def test_a_clock_set_back_removes_no_stream_early(folder: Path) -> None:
     check(folder)
     (folder / "a.yaml").unlink()
     check(folder, NOW)
@@ -171,7 +169,7 @@ def test_a_clock_that_is_put_back_forgets_nothing_early(folder: Path) -> None:
     assert not check(folder, NOW - 10 * REMOVED_FILE_REPORT_MS + MAX_FILE_ABSENCE_MS - 1)["a"].removed
 
 
-def test_an_empty_folder_is_believed_later_than_one_file_and_a_missing_one_never(folder: Path) -> None:
+def test_an_empty_folder_removes_streams_later_than_a_missing_file_and_a_missing_folder_never(folder: Path) -> None:
     before = check(folder)
     kept = {file: file.read_text() for file in folder.iterdir()}
     for file in kept:
@@ -213,7 +211,7 @@ def test_many_processes_and_foreign_records_do_no_harm(folder: Path, frazil_home
         assert check(folder)["a"].spec is None
 
 
-def test_a_home_that_cannot_be_written_changes_nothing_for_valid_files(
+def test_an_unwritable_frazil_home_changes_nothing_for_valid_files(
     folder: Path, frazil_home: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (frazil_home / "declared").parent.mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,7 @@ def test_every_transform_of_iceberg_can_be_written(text: str, term: Term) -> Non
         ("a, b", "term"),
     ],
 )
-def test_a_term_that_cannot_be_read_says_why(text: str, why: str) -> None:
+def test_an_unreadable_partition_or_sort_term_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_term(text)
 
@@ -77,7 +77,7 @@ def test_a_sort_term_that_cannot_be_read_is_refused(text: str) -> None:
 
 
 @given(st.text(max_size=25))
-def test_any_text_is_a_term_or_a_value_error(text: str) -> None:
+def test_any_text_is_a_partition_term_or_a_value_error(text: str) -> None:
     for parse in (parse_term, parse_sort_term):
         try:
             assert parse(str(parse(text))) == parse(text)
@@ -87,7 +87,7 @@ def test_any_text_is_a_term_or_a_value_error(text: str) -> None:
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", [*PRIMITIVE_NAMES, "decimal", "fixed"])
-def test_a_transform_fits_the_types_that_pyiceberg_says(transform: str, name: str) -> None:
+def test_a_partition_transform_accepts_the_same_types_as_pyiceberg(transform: str, name: str) -> None:
     arguments = {"decimal": (9, 2), "fixed": (4,)}.get(name, ())
     theirs = parse_transform(f"{transform}[{WIDTHS[transform]}]" if transform in WIDTHS else transform)
     declared = Primitive(name, arguments)

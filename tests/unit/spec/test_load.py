@@ -42,7 +42,7 @@ def test_the_smallest_stream_has_sane_defaults(declare: Declare) -> None:
     ]
 
 
-def test_every_key_may_be_written_long(declare: Declare) -> None:
+def test_every_key_can_be_written_in_its_long_form(declare: Declare) -> None:
     spec = load_stream(
         declare(
             source={
@@ -74,7 +74,7 @@ def test_every_key_may_be_written_long(declare: Declare) -> None:
     assert spec.sort_by == ("n.a desc nulls last",)
 
 
-def test_terms_in_a_flow_list_survive_yamls_commas(declare: Declare) -> None:
+def test_partition_terms_in_a_yaml_flow_list_may_contain_commas(declare: Declare) -> None:
     path = declare()
     path.write_text(path.read_text() + "partition-by: [day(departed), bucket(16, carrier), truncate(3, carrier)]\n")
     assert load_stream(path).partition_by == ("day(departed)", "bucket(16, carrier)", "truncate(3, carrier)")
@@ -86,7 +86,7 @@ def test_words_that_yaml_1_1_takes_for_booleans_are_column_names(declare: Declar
     assert [column.name for column in load_stream(path).columns][2:] == ["no", "on", "y"]
 
 
-def test_a_misspelt_key_that_is_required_is_one_mistake(declare: Declare) -> None:
+def test_a_misspelled_required_key_is_reported_once(declare: Declare) -> None:
     path = declare()
     path.write_text(path.read_text().replace("event-time:", "event-tme:"))
     with pytest.raises(SpecError, match="event-tme: is an unknown key; did you mean event-time") as raised:
@@ -418,7 +418,7 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "answers"), [m[1:] for m in MISTAKES], ids=[m[0] for m in MISTAKES])
-def test_a_mistake_is_answered_with_file_key_value_and_way_out(
+def test_an_error_names_file_key_value_and_remedy(
     declare: Declare, changes: dict[str, Any], answers: list[str]
 ) -> None:
     path = declare(**changes)
@@ -436,7 +436,7 @@ def test_all_mistakes_of_a_file_are_reported_at_once(declare: Declare) -> None:
     assert keys == ["lateness", "comit", "event-time", "partition-by.0"]
 
 
-def test_a_wrong_part_hides_no_mistake_between_the_others(declare: Declare) -> None:
+def test_an_invalid_section_hides_no_error_in_the_others(declare: Declare) -> None:
     path = declare(
         name="My Stream",
         source={"bootstrap-servers": "http://x", "topics": "a b", "properties": {"group.id": "g"}},
@@ -501,7 +501,7 @@ def test_a_column_of_an_unknown_type_is_still_filled_from_its_key(declare: Decla
     ]
 
 
-def test_a_column_of_a_type_that_cannot_be_read_is_wrong_once(declare: Declare) -> None:
+def test_a_column_with_an_unreadable_type_is_reported_once(declare: Declare) -> None:
     path = declare(schema={"departed": "timestmptz", "carrier": "string"}, partition_by=["day(departed)"])
     with pytest.raises(SpecError) as refused:
         load_stream(path)
@@ -525,7 +525,7 @@ def test_a_secret_in_the_file_is_refused_and_not_repeated(declare: Declare, key:
 
 
 @pytest.mark.parametrize("properties", [{"sasl.password": {"hunter2": 1}}, "sasl.password=hunter2"])
-def test_what_a_secret_was_written_as_by_mistake_is_not_repeated(declare: Declare, properties: object) -> None:
+def test_a_secret_in_a_malformed_setting_is_not_repeated_in_the_error(declare: Declare, properties: object) -> None:
     path = declare(source={"bootstrap-servers": "a:1", "topics": "x", "properties": properties})
     with pytest.raises(SpecError, match=r"source\.properties.*: is not (text|a mapping)") as refused:
         load_stream(path)
@@ -548,7 +548,7 @@ def test_what_a_secret_was_written_as_by_mistake_is_not_repeated(declare: Declar
     ],
     ids=repr,
 )
-def test_credentials_between_the_servers_are_not_repeated(declare: Declare, servers: object) -> None:
+def test_credentials_inside_the_broker_list_are_not_repeated_in_the_error(declare: Declare, servers: object) -> None:
     path = declare(source={"bootstrap-servers": servers, "topics": "x"})
     with pytest.raises(SpecError, match=r"source\.bootstrap-servers: .*(host:port|is not text)") as refused:
         load_stream(path)
@@ -566,18 +566,18 @@ def test_credentials_between_the_servers_are_not_repeated(declare: Declare, serv
     ],
     ids=repr,
 )
-def test_credentials_before_a_host_are_repeated_of_no_key(declare: Declare, wrong: dict[str, Any]) -> None:
+def test_credentials_before_a_host_are_masked_in_errors_about_any_key(declare: Declare, wrong: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match="…@k") as refused:
         load_stream(declare(**wrong))
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_server_that_is_hardly_a_url_is_reported_with_its_key(declare: Declare) -> None:
+def test_a_malformed_server_url_is_reported_with_its_key(declare: Declare) -> None:
     with pytest.raises(SpecError, match=r"source\.bootstrap-servers: names 'kafka://\[k', which is a URL"):
         load_stream(declare(source={"bootstrap-servers": "kafka://[k", "topics": "x"}))
 
 
-def test_a_secret_for_spark_is_a_secret_too(declare: Declare) -> None:
+def test_a_secret_in_a_spark_property_is_refused_as_a_secret_too(declare: Declare) -> None:
     path = declare(resources={"spark": {"spark.hadoop.fs.s3a.secret.key": "hunter2"}})
     with pytest.raises(
         SpecError, match=r"resources\.spark\.spark\.hadoop\.fs\.s3a\.secret\.key: is a secret"
@@ -622,7 +622,7 @@ def test_a_secret_by_reference_stays_a_reference(declare: Declare) -> None:
         ("a: b\n---\na: b\n", "line 2, .*declare one stream per file"),
     ],
 )
-def test_what_is_not_yaml_is_reported_with_line_and_column(tmp_path: Path, text: str, answer: str) -> None:
+def test_invalid_yaml_is_reported_with_line_and_column(tmp_path: Path, text: str, answer: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(SpecError, match=answer):
@@ -646,7 +646,7 @@ def test_a_byte_order_mark_and_the_line_ends_of_windows_change_nothing(
     assert load_stream(path) == valid
 
 
-def test_a_number_is_read_as_it_is_written_and_a_key_is_text(declare: Declare) -> None:
+def test_yaml_numbers_are_read_as_written_and_keys_are_text(declare: Declare) -> None:
     path = declare()
     columns = path.read_text().replace("delay:", "true:")
     numbers = "resources: {cores: 0x10, spark: {a: 010, b: 1:30}}\nevolution: {max-columns: 1_000}\n"
@@ -658,18 +658,18 @@ def test_a_number_is_read_as_it_is_written_and_a_key_is_text(declare: Declare) -
 
 
 @pytest.mark.parametrize("word", ["on", "ON", "On", "true", "off", "Off"])
-def test_a_switch_may_be_written_in_any_case(declare: Declare, word: str) -> None:
+def test_a_boolean_setting_may_be_written_in_any_case(declare: Declare, word: str) -> None:
     path = declare()
     path.write_text(f"{path.read_text()}maintenance: {{expiry: {word}}}\n")
     assert load_stream(path).maintenance.expiry.enabled == (word.lower() != "off")
 
 
-def test_a_file_that_is_not_there_is_reported(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="the file does not exist"):
         load_stream(tmp_path / "x.yaml")
 
 
-def test_defaults_lie_beneath_each_stream_key_by_key(declare: Declare, tmp_path: Path) -> None:
+def test_defaults_apply_below_each_stream_key_by_key(declare: Declare, tmp_path: Path) -> None:
     (tmp_path / "_defaults.yaml").write_text(
         "source: {bootstrap-servers: 'k:1', topics: z}\ncommit: {interval: 5s, size: 1MiB}\n"
     )
@@ -719,7 +719,7 @@ PASSWORD, PLAIN = {"sasl.password": "x"}, {"sasl.mechanism": "PLAIN"}
         ({"partition-by": ["day(nowhere)"]}, {}, "_defaults.yaml: partition-by"),
     ],
 )
-def test_the_defaults_are_blamed_for_what_they_alone_have(
+def test_an_error_in_the_defaults_is_attributed_to_the_defaults_file(
     declare: Declare, tmp_path: Path, defaults: dict[str, object], own: dict[str, object], at: str
 ) -> None:
     (tmp_path / "_defaults.yaml").write_text(yaml.safe_dump(defaults))
@@ -728,7 +728,7 @@ def test_the_defaults_are_blamed_for_what_they_alone_have(
     assert f"/{at}" in str(refused.value)
 
 
-def test_a_folder_is_loaded_by_name_and_sorted(declare: Declare, tmp_path: Path) -> None:
+def test_streams_of_a_folder_are_loaded_by_name_in_sorted_order(declare: Declare, tmp_path: Path) -> None:
     declare("1.yaml", name="b", table="d.b")
     declare("2.yml", name="a", table="d.a")
     (tmp_path / "_draft.yaml").write_text("not: a stream\n")
@@ -811,7 +811,7 @@ def test_a_pattern_matches_whole_names_and_no_internal_topic(declare: Declare) -
     assert [name for name in names if name in declared.reads] == ["shop.orders.de", "shop.orders.", "my-offsets"]
 
 
-def test_no_pattern_that_validates_takes_longer_than_its_topic_is_long(declare: Declare) -> None:
+def test_a_valid_topic_pattern_matches_in_time_linear_in_the_topic_name(declare: Declare) -> None:
     """`re` holds the interpreter's lock for ever on each of these, so it runs in a process that can be killed."""
     source = {"bootstrap-servers": "localhost:9092", "topic-pattern": "(a+)+$|(a|aa)+$|(.*a){20}$"}
     matching = """
@@ -833,7 +833,7 @@ assert "a" * 240 + "-b" not in load_stream(Path(sys.argv[1])).source.reads
         ("source.format.schema-text", {"source": {"bootstrap-servers": "a:1", "topics": "a", "format": LONG_SCHEMA}}),
     ],
 )
-def test_no_text_is_without_end_and_one_that_is_too_long_is_not_shown(
+def test_every_text_key_is_bounded_and_an_overlong_value_is_not_shown(
     declare: Declare, key: str, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(SpecError) as caught:
@@ -863,7 +863,7 @@ def with_type(text: str) -> dict[str, Any]:
     ],
 )
 @pytest.mark.timeout(100)
-def test_no_text_of_a_declaration_takes_long_or_is_answered_at_length(
+def test_no_text_in_a_declaration_takes_long_to_validate_or_gives_a_long_error(
     declare: Declare, changes: dict[str, Any]
 ) -> None:
     """Pages and DAG files read every declaration: one that takes minutes stops them all."""
@@ -883,7 +883,7 @@ REPEATED = "m0: &m0 [a]\n" + "".join(f"m{i}: &m{i} [{', '.join([f'*m{i - 1}'] * 
     [MERGED, f"{REPEATED}watermark: {{idle-timeout: *m8}}\n", "m: &m [*m]\n"],
     ids=["merges", "lists", "a list that has itself"],
 )
-def test_aliases_that_multiply_are_refused_before_they_are_followed(tmp_path: Path, text: str) -> None:
+def test_multiplying_yaml_aliases_are_refused_before_they_are_resolved(tmp_path: Path, text: str) -> None:
     """Two kilobytes would else take hours, in each process that reads declarations."""
     path = tmp_path / "x.yaml"
     path.write_text(text)
@@ -892,7 +892,7 @@ def test_aliases_that_multiply_are_refused_before_they_are_followed(tmp_path: Pa
     assert "x.yaml: is not valid YAML: its aliases" in ran.stderr
 
 
-def test_aliases_and_merges_of_a_usual_size_are_followed(tmp_path: Path, declare: Declare) -> None:
+def test_yaml_aliases_and_merges_of_usual_size_are_resolved(tmp_path: Path, declare: Declare) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(f"{declare().read_text()}commit: &a {{interval: 10s}}\nwatermark: {{<<: {{idle-timeout: 1h}}}}\n")
     assert load_stream(path).watermark.idle_timeout == timedelta(hours=1)
@@ -933,7 +933,7 @@ KEYS = [(str(field.alias),) for field in StreamSpec.model_fields.values()] + [
 
 
 @given(changes=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=4))
-def test_whatever_stands_in_a_file_is_a_stream_or_a_sentence(
+def test_any_content_of_a_file_is_a_valid_stream_or_gives_one_sentence(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[tuple[str, ...], Any]
 ) -> None:
     declared: dict[str, Any] = copy.deepcopy(SMALLEST)
@@ -950,14 +950,16 @@ def test_whatever_stands_in_a_file_is_a_stream_or_a_sentence(
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_are_a_stream_or_a_sentence(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_bytes_are_a_valid_stream_or_fail_with_one_sentence(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
     path = tmp_path_factory.mktemp("any") / "x.yaml"
     path.write_bytes(content)
     with pytest.raises(SpecError, match=r"x\.yaml: "):
         load_stream(path)
 
 
-def test_a_folder_tells_the_mistakes_of_all_its_files(declare: Declare, tmp_path: Path) -> None:
+def test_errors_of_all_files_in_a_folder_are_reported(declare: Declare, tmp_path: Path) -> None:
     declare("1.yaml", lateness="x")
     declare("2.yaml", name="b", comit={})
     with pytest.raises(SpecError) as refused:
@@ -966,7 +968,7 @@ def test_a_folder_tells_the_mistakes_of_all_its_files(declare: Declare, tmp_path
     assert "2.yaml: comit" in str(refused.value)
 
 
-def test_a_folder_that_is_not_there_is_reported(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="FRAZIL_STREAMS"):
         load_streams(tmp_path / "nowhere")
 
@@ -979,7 +981,7 @@ def test_a_stream_is_found_though_its_neighbour_is_broken(declare: Declare, tmp_
         find_stream(tmp_path, "flight")
 
 
-def test_the_name_of_an_application_for_that_of_a_stream_is_answered_with_its_streams(
+def test_an_application_name_instead_of_a_stream_name_is_refused_with_its_streams(
     declare: Declare, tmp_path: Path
 ) -> None:
     declare(application="small")
@@ -989,7 +991,7 @@ def test_the_name_of_an_application_for_that_of_a_stream_is_answered_with_its_st
         find_stream(tmp_path, "small")
 
 
-def test_the_fingerprint_changes_with_what_is_declared_not_with_how(declare: Declare) -> None:
+def test_the_fingerprint_depends_on_the_declared_settings_and_not_on_their_form(declare: Declare) -> None:
     first = load_stream(declare(commit={"interval": "60s"})).fingerprint()
     assert load_stream(declare(commit={"interval": "1m"}, event_time={"column": "departed"})).fingerprint() == first
     assert load_stream(declare(resources={"rest-port": 7})).fingerprint() == first, "only for a driver in the cluster"
@@ -1020,7 +1022,7 @@ def test_maintenance_is_switched_off_as_a_whole_or_in_part(declare: Declare, swi
         ("off", True, True),
     ],
 )
-def test_the_fingerprint_of_a_writer_has_of_maintenance_what_the_writer_reads(
+def test_a_writers_fingerprint_includes_only_the_maintenance_settings_that_it_reads(
     declare: Declare, maintenance: object, read: bool, bounds: bool, throttle: str
 ) -> None:
     """A writer folds files and expires snapshots itself; its throttle also reads bounds."""
@@ -1030,7 +1032,7 @@ def test_the_fingerprint_of_a_writer_has_of_maintenance_what_the_writer_reads(
     assert (MetadataBounds.for_stream(before) != MetadataBounds.for_stream(after)) is bounds
 
 
-def test_a_stream_survives_its_own_json(declare: Declare) -> None:
+def test_a_stream_survives_a_json_round_trip(declare: Declare) -> None:
     spec = load_stream(declare(partition_by=["day(departed)"], commit={"interval": "250ms"}))
     assert StreamSpec.model_validate_json(spec.model_dump_json()) == spec
 
@@ -1040,7 +1042,7 @@ def test_the_streams_of_this_checkout_are_valid() -> None:
     assert streams["flights"].table.identifier == "demo.flights"
 
 
-def test_loading_needs_no_pyiceberg(declare: Declare) -> None:
+def test_loading_a_declaration_imports_neither_pyiceberg_nor_pyarrow(declare: Declare) -> None:
     code = (
         "import pathlib, sys; from frazil.spec.load import load_stream; load_stream(pathlib.Path(sys.argv[1])); "
         "sys.exit('pyiceberg' in sys.modules or 'pyarrow' in sys.modules)"

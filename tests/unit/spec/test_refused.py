@@ -11,7 +11,7 @@ CALLED = {"source.format.lines": "JSON `lines`", "mode": "`mode: upsert`", "coor
 CALLED["transform"] = "`unnest`"
 
 
-def test_the_documentation_has_each_pair_that_is_refused() -> None:
+def test_the_documentation_lists_each_refused_combination_of_settings() -> None:
     _, _, section = PAGE.read_text().partition("## Incompatible settings")
     rows = [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| `")]
     for feature, place, values, _ in REFUSALS:

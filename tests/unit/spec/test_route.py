@@ -66,7 +66,7 @@ def test_a_mistake_is_reported_with_its_key(declare: Declare, route: dict[str, A
         ("02", "string", None),
     ],
 )
-def test_a_number_that_no_record_has_as_it_is_written_is_refused(
+def test_a_route_value_in_a_number_format_that_no_record_has_is_refused(
     declare: Declare, value: str, kind: str, answer: str | None
 ) -> None:
     route = {"by": "field", "name": "carrier", "tables": {value: "n.a"}}
@@ -96,7 +96,9 @@ def test_a_number_that_no_record_has_as_it_is_written_is_refused(
         ),
     ],
 )
-def test_what_is_not_possible_with_a_route_is_refused(declare: Declare, more: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_be_combined_with_a_route_are_refused(
+    declare: Declare, more: dict[str, Any], message: str
+) -> None:
     route = {"by": "field", "name": "carrier", "template": "n.{value}"}
     with pytest.raises(SpecError) as raised:
         load_stream(declare(schema={"carrier": "string not null", "departed": "timestamptz"}, route=route, **more))
@@ -126,7 +128,7 @@ def test_streams_that_share_a_routed_table_declare_full_evolution_both_or_neithe
         (["demo.b"], {"a": "demo.a"}, "commit.atomic: 'demo.b' is neither a table of the stream nor in route.tables"),
     ],
 )
-def test_a_list_of_tables_for_one_step_names_tables_of_the_route(
+def test_an_atomic_commit_may_list_only_tables_of_the_route(
     declare: Declare, atomic: list[str], route: dict[str, str] | None, message: str
 ) -> None:
     more = {} if route is None else {"route": {"by": "field", "name": "carrier", "tables": route}}
@@ -136,28 +138,28 @@ def test_a_list_of_tables_for_one_step_names_tables_of_the_route(
     assert message in str(raised.value)
 
 
-def test_the_default_table_and_its_dead_letters_may_be_listed_for_one_step_too(declare: Declare) -> None:
+def test_the_default_table_and_its_dead_letters_can_also_be_listed_for_atomic_commits(declare: Declare) -> None:
     route = {"by": "field", "name": "carrier", "tables": {"a": "demo.a", "b": "demo.b"}}
     schema = {"carrier": "string not null", "departed": "timestamptz"}
     listed = ["demo.a", "demo.flights", "demo.flights_dead_letters"]
     assert load_stream(declare(schema=schema, route=route, commit={"atomic": listed})).commit.atomic == tuple(listed)
 
 
-def test_a_writer_is_restarted_for_its_route_alone(declare: Declare) -> None:
+def test_declaring_a_route_restarts_the_writer(declare: Declare) -> None:
     schema = {"carrier": "string", "departed": "timestamptz"}
     plain = load_stream(declare(schema=schema))
     routed = load_stream(declare(schema=schema, route={"by": "field", "name": "carrier", "template": "n.{value}"}))
     assert plain.fingerprint() != routed.fingerprint()
 
 
-def test_a_plain_value_is_a_name_as_it_is() -> None:
+def test_a_plain_value_is_used_unchanged_in_a_table_name() -> None:
     route = Route(by="topic", template="shop.raw_{value}")
     assert route.derive_table_name("orders") == "shop.raw_orders"
     assert derive_name_part("a" * MAX_VALUE_CHARACTERS_IN_NAME) == "a" * MAX_VALUE_CHARACTERS_IN_NAME
 
 
 @given(st.sampled_from(["a", "ab_c", "A", "a b", "a_0123456789ab", ""]))
-def test_a_plain_name_shows_its_value(value: str) -> None:
+def test_a_plain_value_can_be_recovered_from_its_table_name(value: str) -> None:
     route = Route(by="topic", template="shop.raw_{value}_v1")
     sinks = Sinks("shop", "shop.main", "shop.dead", APPEND, (), route)
     shown = sinks.extract_value(route.derive_table_name(value))
@@ -170,7 +172,7 @@ def test_a_plain_name_shows_its_value(value: str) -> None:
 @example("a-b", "a.b")
 @example("", "value")
 @example("a" * 65, "a" * 66)
-def test_different_values_have_different_names_that_every_catalog_takes(one: str, other: str) -> None:
+def test_different_values_give_different_table_names_that_every_catalog_accepts(one: str, other: str) -> None:
     assert (derive_name_part(one) == derive_name_part(other)) == (one == other)
     assert (derive_name_part(derive_name_part(one)) == derive_name_part(other)) == (derive_name_part(one) == other)
     name = derive_name_part(one)
@@ -227,7 +229,7 @@ def test_no_writer_starts_that_would_make_another_streams_required_column_option
         check_other_streams(tmp_path, find_stream(tmp_path, "flights"))
 
 
-def test_a_table_of_a_route_is_no_other_streams_own(declare: Declare, tmp_path: Path) -> None:
+def test_a_table_of_a_route_cannot_be_the_table_of_another_stream(declare: Declare, tmp_path: Path) -> None:
     schema = {"carrier": "string", "departed": "timestamptz"}
     route = {"by": "field", "name": "carrier", "tables": {"AA": "demo.other_dead_letters"}}
     declare("1.yaml", schema=schema, route=route)

@@ -75,7 +75,7 @@ def test_a_stream_without_sensitive_fields_keeps_its_fingerprint(declare: Declar
     assert not masked.sensitive.needs_secret
 
 
-def test_no_change_brings_a_dropped_field() -> None:
+def test_schema_evolution_never_adds_a_dropped_field() -> None:
     home = StructType()
     requested = [
         Addition(("SSN",), StringType(), None),
@@ -108,7 +108,7 @@ def test_no_spelling_of_a_protected_columns_names_becomes_a_column(
     assert {refusal.path for refusal in found.refused} == {("CARRIER",), ("Line",), ("carrier",)}
 
 
-def test_tokens_are_revealed_a_line_each(declare: Declare) -> None:
+def test_frazil_reveal_prints_one_line_per_token(declare: Declare) -> None:
     path = declare(sensitive={"fields": {"carrier": "tokenize"}, "secret": "${env:TEST_SECRET}"})
     tokens = [Sealer(SECRET).tokenize(text) for text in ("AA", "Ü")]
     name = load_stream(path).name

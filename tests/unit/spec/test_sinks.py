@@ -27,7 +27,7 @@ def test_the_declaration_chooses_the_mode_of_all_tables(declared: Any, mode: Mod
     assert (sinks.mode, sinks.key) == (mode, key)
 
 
-def test_a_stream_without_a_route_has_no_table_that_follows() -> None:
+def test_a_stream_without_a_route_has_no_routed_tables() -> None:
     sinks = shop(route=None).sinks
     assert (sinks.has_routed_tables, [*sinks.named_tables], sinks.template, sinks.field) == (False, [], None, None)
     assert not sinks.owns("shop.a", {"frazil.route.shop": "a"})
@@ -36,7 +36,7 @@ def test_a_stream_without_a_route_has_no_table_that_follows() -> None:
     assert sinks.may_include(sinks.dead_letter_table)
 
 
-def test_a_table_follows_if_the_route_names_it_or_its_properties_have_its_value() -> None:
+def test_a_table_belongs_to_a_route_that_names_it_or_whose_value_is_in_its_properties() -> None:
     sinks = shop(route=ROUTE).sinks
     assert [*sinks.named_tables] == ["shop.a"]
     assert sinks.owns("shop.a", {})

@@ -63,7 +63,7 @@ def test_a_nested_type_may_be_written_without_spaces() -> None:
         ("varchar(10)", "string"),
     ],
 )
-def test_the_name_of_another_system_is_answered_with_icebergs(foreign: str, iceberg: str) -> None:
+def test_a_type_name_of_another_system_is_refused_with_icebergs_name(foreign: str, iceberg: str) -> None:
     with pytest.raises(ValueError, match=iceberg):
         parse_type(foreign)
 
@@ -86,7 +86,7 @@ def test_the_name_of_another_system_is_answered_with_icebergs(foreign: str, iceb
         ("", "too early"),
     ],
 )
-def test_a_type_that_cannot_be_read_says_why(text: str, why: str) -> None:
+def test_an_unreadable_type_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         parse_type(text)
 

@@ -21,13 +21,13 @@ def test_a_duration_is_read_as_people_write_it(text: str, seconds: float) -> Non
 
 
 @pytest.mark.parametrize("text", ["60", "soon", "", "1h 30", "5 minutes", "-5s", "s", "1h30", None, True])
-def test_what_is_no_duration_is_refused_with_examples(text: object) -> None:
+def test_an_invalid_duration_is_refused_with_examples(text: object) -> None:
     with pytest.raises(ValueError, match="250ms"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["100001d", "99999999999999999d", f"{'9' * 400}ms", "100000d1ms"])
-def test_a_duration_that_no_time_could_be_reckoned_with_is_refused(text: str) -> None:
+def test_a_duration_above_the_maximum_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="at most 100000d"):
         parse_duration(text)
     longest = parse_duration("100000d")
@@ -45,12 +45,12 @@ def test_a_formatted_duration_is_read_back(milliseconds: int) -> None:
     ("text", "size"),
     [("128MiB", 128 * 2**20), ("1GB", 10**9), ("1.5KiB", 1536), ("512B", 512), (4096, 4096), ("4096", 4096)],
 )
-def test_a_size_is_read_as_people_write_it(text: object, size: int) -> None:
+def test_a_size_is_parsed_in_the_units_that_people_write(text: object, size: int) -> None:
     assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["1XB", "big", "", "-1", -1, True, "1 mib", "1.5", 1.5])
-def test_what_is_no_size_is_refused_with_examples(text: object) -> None:
+def test_an_invalid_size_is_refused_with_examples(text: object) -> None:
     with pytest.raises(ValueError, match="128MiB"):
         parse_bytes(text)
 

@@ -53,7 +53,7 @@ def found(**extra: object) -> dict[str, str]:
         {"key": ["ref"], "delete": {"tombstones": True, "column": "op", "values": ["d"]}},
     ],
 )
-def test_a_valid_upsert(declared: dict[str, object]) -> None:
+def test_a_valid_upsert_declaration_is_accepted(declared: dict[str, object]) -> None:
     assert found(**declared) == {}
 
 
@@ -91,12 +91,12 @@ def test_a_valid_upsert(declared: dict[str, object]) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_where_it_stands(declared: dict[str, object], key: str, said: str) -> None:
+def test_an_upsert_declaration_error_names_its_key(declared: dict[str, object], key: str, said: str) -> None:
     assert said in found(**declared)[key]
 
 
 @pytest.mark.parametrize("alone", [{"key": "id"}, {"order_by": "at"}, {"delete": {"column": "op", "values": ["d"]}}])
-def test_what_only_an_upsert_has_is_refused_elsewhere(alone: dict[str, object]) -> None:
+def test_upsert_settings_are_refused_in_append_mode(alone: dict[str, object]) -> None:
     ((key, said),) = found(mode="append", **alone).items()
     assert key in {"key", "order-by", "delete"}
     assert "needs mode: upsert" in said
@@ -110,7 +110,7 @@ def test_an_append_stream_keeps_its_fingerprint_and_an_upsert_has_one_of_its_own
     assert len(reported | {plain.fingerprint()}) == len(upserts) + 1
 
 
-def test_the_fingerprint_tells_the_default_of_an_append_stream_from_that_of_an_upsert_stream() -> None:
+def test_the_fingerprint_distinguishes_the_defaults_of_append_and_upsert_streams() -> None:
     upsert = {**ORDERS, "mode": "upsert", "key": "id"}
     default, declared = (StreamSpec.model_validate({**upsert, "commit": c}) for c in ({}, {"max-records": 20_000_000}))
     assert (default.max_records, declared.max_records) == (1_000_000, 20_000_000)
@@ -130,7 +130,7 @@ def enveloped(mode: str = "upsert", **more: object) -> dict[str, str]:
     return found(mode=mode, source=source, **more)
 
 
-def test_an_envelope_is_for_an_upsert() -> None:
+def test_an_envelope_needs_upsert_mode_and_a_key() -> None:
     assert enveloped(key="id") == {}
     assert "add mode: upsert and a key" in enveloped("append")["source.format.envelope"]
     assert "mark deletes themselves" in enveloped(key="id", delete={"column": "op", "values": ["d"]})["delete"]
@@ -153,7 +153,7 @@ def test_metadata_of_an_envelope_is_checked(metadata: dict[str, str], said: str)
 
 
 @pytest.mark.parametrize("path", ["source.gtid", "source.scn", "transaction.id"])
-def test_a_text_with_numbers_does_not_order_changes(path: str) -> None:
+def test_a_text_column_with_numbers_is_refused_for_ordering_changes(path: str) -> None:
     """`…:10` sorts before `…:9`, so that a newer change would be stale."""
     ordered = {"key": "id", "envelope": {"metadata": {"note": path}}}
     (message,) = enveloped(**ordered, **{"order-by": "note"}).values()
@@ -161,7 +161,7 @@ def test_a_text_with_numbers_does_not_order_changes(path: str) -> None:
     assert enveloped(**ordered, **{"order-by": "at"}) == {}
 
 
-def test_a_batch_of_an_upsert_is_smaller_unless_it_says_how_large() -> None:
+def test_an_upsert_stream_has_smaller_batches_unless_max_records_is_declared() -> None:
     upsert = {**ORDERS, "mode": "upsert", "key": "id"}
     assert StreamSpec.model_validate(upsert).max_records == 1_000_000
     assert StreamSpec.model_validate({**upsert, "commit": {"max-records": 20_000_000}}).max_records == 20_000_000

@@ -43,14 +43,14 @@ def has_int(annotation: Any) -> bool:
 BOUNDED = [(part, model, within) for part, model, field in KEYS for within in bounds(field)]
 
 
-def test_all_counts_of_a_declaration_have_bounds() -> None:
+def test_all_numbers_of_a_declaration_have_bounds() -> None:
     sizes = {part for part, _, field in KEYS if "size: " in str(field.metadata)}
     unbounded = {part for part, _, field in KEYS if has_int(field.annotation) and not list(bounds(field))}
     assert {".".join(map(str, part)) for part in unbounded - sizes} == NO_COUNTS
 
 
 @pytest.mark.parametrize(("part", "model", "within"), BOUNDED, ids=[".".join(map(str, p)) for p, _, _ in BOUNDED])
-def test_a_count_beyond_its_bounds_or_a_switch_is_refused_by_the_loader_and_the_schema(
+def test_a_number_out_of_range_or_a_boolean_is_refused_by_the_loader_and_the_schema(
     part: Part, model: type[BaseModel], within: IntegerBounds
 ) -> None:
     key = ".".join(map(str, part))

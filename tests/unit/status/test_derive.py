@@ -101,7 +101,7 @@ def shown(observed: DecisionInput, *, problem: str | None = None) -> StreamState
         ),
     ],
 )
-def test_the_state_of_a_writer(state: State, observed: DecisionInput, words: str) -> None:
+def test_each_observation_maps_to_the_expected_writer_state(state: State, observed: DecisionInput, words: str) -> None:
     found = shown(observed)
     assert found.state is state
     assert any(word in found.sentence for word in words.split("|")), found.sentence
@@ -124,7 +124,7 @@ def test_a_writer_that_took_over_after_an_outage_runs_before_its_first_commit() 
         assert shown(seen).state is state
 
 
-def test_a_writer_that_starts_again_and_again_is_crash_looping_until_it_commits() -> None:
+def test_a_repeatedly_restarted_writer_is_crash_looping_until_it_commits() -> None:
     since = launch(launched_at_ms=NOW - 5_000)
     for committed_ms, state in (
         (None, State.CRASH_LOOPING),
@@ -138,7 +138,7 @@ def test_a_writer_that_starts_again_and_again_is_crash_looping_until_it_commits(
 
 
 @pytest.mark.parametrize(("code", "lag", "is_over"), [(22, 7, True), (22, None, False), (21, 0, True), (21, 7, False)])
-def test_a_stream_is_well_as_soon_as_the_service_answers_although_no_record_comes(
+def test_a_stream_is_running_as_soon_as_the_service_responds_even_without_new_records(
     code: int, lag: int | None, is_over: bool
 ) -> None:
     heartbeat = dataclasses.replace(make_heartbeat(Phase.WAITING), lag=lag)
@@ -149,7 +149,7 @@ def test_a_stream_is_well_as_soon_as_the_service_answers_although_no_record_come
     assert shown(dataclasses.replace(seen, writer=starts)).state is not State.RUNNING
 
 
-def test_a_writer_that_cannot_be_launched_is_held_with_the_reason() -> None:
+def test_a_writer_that_cannot_be_launched_is_shown_as_stopped_with_the_reason() -> None:
     found = shown(never(), problem="SpecError: no such connection")
     assert found.state is State.STOPPED
     assert found.sentence == "start failed and will be retried: SpecError: no such connection"
@@ -161,7 +161,7 @@ def test_the_old_lag_of_a_writer_whose_planner_is_silent_is_not_reported() -> No
 
 
 @pytest.mark.parametrize(("subject", "reason"), [("L9", "it broke"), ("L8", "exit code 11 (OffsetGap)")])
-def test_the_reason_for_giving_up_is_the_recorded_one_only_for_the_same_end(subject: str, reason: str) -> None:
+def test_the_recorded_reason_for_giving_up_is_shown_only_for_the_same_exit(subject: str, reason: str) -> None:
     assert GIVEN_UP.given_up is not None
     notes = SupervisorNotes(given_up=dataclasses.replace(GIVEN_UP.given_up, subject=subject))
     found = shown(ended(exit_(11), notes=notes))
@@ -170,7 +170,7 @@ def test_the_reason_for_giving_up_is_the_recorded_one_only_for_the_same_end(subj
 
 
 @pytest.mark.parametrize(("error", "cause"), [("refused\nby b:9092", "refused by b:9092"), (None, "KafkaUnavailable")])
-def test_a_writer_that_runs_again_reports_the_last_failure_before(error: str | None, cause: str) -> None:
+def test_a_writer_that_runs_again_reports_the_last_failure(error: str | None, cause: str) -> None:
     last = exit_(22, ago=MINUTE, launch_id="L8", error=error)
     writer = dataclasses.replace(alive(well()).writer, exits=(exit_(21, ago=2 * MINUTE, launch_id="L7"), last))
     observed = dataclasses.replace(alive(well()), writer=writer)

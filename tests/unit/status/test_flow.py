@@ -27,19 +27,19 @@ def test_without_a_commit_no_rate_is_known():
     assert of().last_hour == (0,) * LAST_HOUR_BUCKETS
 
 
-def test_the_rate_is_that_of_the_span():
+def test_the_rate_is_the_average_over_its_time_span():
     assert of(commit(1, 300), commit(5, 300), commit(11, 9999)).records_per_s == 1
 
 
-def test_a_stream_whose_commits_are_all_before_the_span_brings_nothing_now():
+def test_the_rate_is_zero_if_all_commits_are_before_the_time_span():
     assert of(commit(11, 9999)).records_per_s == 0
 
 
-def test_a_young_streams_rate_is_taken_since_its_first_commit_whose_own_records_came_before():
+def test_the_rate_of_a_young_stream_excludes_the_records_of_its_first_commit():
     assert of(commit(0, 120), commit(2, 9999)).records_per_s == 1
 
 
-def test_a_single_commit_counts():
+def test_a_single_commit_gives_a_rate():
     assert of(commit(1, 60)).records_per_s == 1
 
 
@@ -64,7 +64,7 @@ def test_the_hour_holds_exactly_what_was_committed_within_it(made: list[tuple[in
     ],
     ids=["young", "expired", "expired by PyIceberg", "the first expired by PyIceberg", "a whole day", "empty"],
 )
-def test_where_snapshots_of_the_day_expired_it_is_known_since_when_is_counted(
+def test_if_snapshots_of_the_day_expired_the_start_of_the_counted_period_is_known(
     monkeypatch: pytest.MonkeyPatch,
     ages_minutes: tuple[int, ...],
     parent: int | None,

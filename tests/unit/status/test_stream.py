@@ -51,7 +51,9 @@ DECLARED = {
 
 
 @pytest.mark.usefixtures("frazil_home")
-def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monkeypatch: pytest.MonkeyPatch):
+def test_a_failed_table_read_is_unreadable_except_after_an_upgrade_under_the_running_process(
+    monkeypatch: pytest.MonkeyPatch,
+):
     spec = validate_stream(DECLARED, Path("ticks.yaml"))
 
     def fails(_: object) -> None:
@@ -69,7 +71,7 @@ def test_a_table_is_unreadable_unless_frazil_was_changed_under_the_process(monke
 
 
 @pytest.mark.parametrize(("process", "restarts"), [(ProcessState.RUNNING, True), (ProcessState.FOREGROUND, False)])
-def test_a_writer_is_restarting_from_the_action_until_its_supervisor_has_ended_it(
+def test_a_writer_is_shown_as_restarting_from_the_request_until_its_supervisor_has_ended_it(
     process: ProcessState, restarts: bool
 ):
     spec = validate_stream(DECLARED, Path("ticks.yaml"))
@@ -112,7 +114,7 @@ def in_status(folder: Path) -> dict[str, str]:
     return {name: words.strip() for name, words in (one for one in fields if len(one) == 2)}
 
 
-def test_a_writer_that_waits_for_the_first_topic_of_its_pattern_lacks_no_table(spec: StreamSpec) -> None:
+def test_a_writer_waiting_for_the_first_topic_of_its_pattern_is_not_reported_without_a_table(spec: StreamSpec) -> None:
     waits = "no topic of the cluster matches source.topic-pattern 'ticks-.*'; the writer checks again every 30 s"
     with WriterLock(run_folder("ticks")):
         fingerprint = spec.fingerprint()
@@ -134,9 +136,7 @@ def test_the_page_and_status_agree_about_a_stream_that_never_had_a_writer(
     assert word == in_status(tmp_path)["state"] == ("paused" if paused else "not begun")
 
 
-def test_a_renamed_table_is_reported_as_renamed_and_not_as_one_that_is_yet_to_be_made(
-    spec: StreamSpec, tmp_path: Path
-) -> None:
+def test_a_renamed_table_is_reported_as_renamed_and_not_as_not_yet_created(spec: StreamSpec, tmp_path: Path) -> None:
     MadeStream(spec, now(), partitions=1).begin()
     load_catalog(None).rename_table("demo.ticks", "demo.tocks")
     found = read_stream_state(spec, now_ms=now())
@@ -145,7 +145,7 @@ def test_a_renamed_table_is_reported_as_renamed_and_not_as_one_that_is_yet_to_be
     assert in_status(tmp_path)["rows"] == "missing"
 
 
-def test_the_lag_of_a_table_that_was_rolled_back_is_unknown_and_says_why(spec: StreamSpec) -> None:
+def test_the_lag_of_a_rolled_back_table_is_unknown_with_the_reason(spec: StreamSpec) -> None:
     made = MadeStream(spec, now(), partitions=1)
     made.begin()
     first = made.tables.main.refresh().current_snapshot()
@@ -205,7 +205,9 @@ def test_accepted_rejects_are_shown_until_the_stream_has_read_their_records(spec
     assert "accepted" not in in_status(tmp_path)
 
 
-def test_the_snapshot_is_the_tables_and_routed_rows_are_not_called_zero(spec: StreamSpec, tmp_path: Path) -> None:
+def test_status_shows_the_tables_newest_snapshot_and_does_not_report_zero_routed_rows(
+    spec: StreamSpec, tmp_path: Path
+) -> None:
     made = MadeStream(spec, now(), partitions=1, columns=lambda n: {"ts": pa.array([0] * n, pa.timestamp("us", "UTC"))})
     made.begin()
     made.land({0: (0, 10)})
@@ -218,7 +220,7 @@ def test_the_snapshot_is_the_tables_and_routed_rows_are_not_called_zero(spec: St
     assert _overview_cells(replace(found, rows=0, routed=True), now_ms=now())["rows"] == "0 + routed"
 
 
-def test_what_a_reset_lets_a_stream_read_again_is_rejected_once(spec: StreamSpec, tmp_path: Path) -> None:
+def test_records_read_again_after_a_reset_are_counted_as_rejected_once(spec: StreamSpec, tmp_path: Path) -> None:
     made = MadeStream(spec, now(), partitions=1, columns=lambda n: {"ts": pa.array([0] * n, pa.timestamp("us", "UTC"))})
     made.begin()
     reasons = {"TypeMismatch": Reason(3)}

@@ -119,7 +119,7 @@ def heartbeat(*, committed_ago_ms: int | None, lag: int) -> Heartbeat:
         ([End(3, 0), End(2, 0), End(1, 0)], "crash-looping", 3),
     ],
 )
-def test_a_crash_loop_is_the_same_everywhere(
+def test_all_views_agree_on_a_crash_loop(
     spec: StreamSpec, tmp_path: Path, ends: list[End], state: str, crashes: int
 ) -> None:
     lives = heartbeat(committed_ago_ms=1_000, lag=5) if state == "running" else None

@@ -132,7 +132,7 @@ def made(broken: Broken) -> Shop:  # noqa: ARG001 - the catalog first
     return Shop(shop(), time.time_ns() // 1_000_000 + 3_600_000).start()
 
 
-def test_a_table_that_cannot_be_made_waits_alone_and_gets_its_rows_when_it_can(made: Shop, broken: Broken) -> None:
+def test_a_routed_table_that_cannot_be_created_lags_alone_and_gets_its_rows_later(made: Shop, broken: Broken) -> None:
     broken.refused = {("create_table", A)}
     made.land(a=2, order=1)
     made.land(a=1, b=3)
@@ -163,7 +163,7 @@ STEPS = [f"{when} {name}" for name in ("create_table", "commit_table") for when 
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_writer_that_is_killed_while_the_table_comes_loses_and_doubles_nothing(
+def test_a_writer_killed_while_a_missing_table_is_created_loses_and_duplicates_nothing(
     made: Shop, broken: Broken, step: str, nth: int
 ) -> None:
     broken.refused = {("create_table", A)}
@@ -190,7 +190,9 @@ def test_a_writer_that_is_killed_while_the_table_comes_loses_and_doubles_nothing
     assert audit_stream(made.tables, window=None).findings == ()
 
 
-def test_a_writer_that_is_killed_before_the_batch_with_the_first_row_leaves_nothing(made: Shop, broken: Broken) -> None:
+def test_a_writer_killed_before_the_batch_with_the_first_row_of_a_table_leaves_no_files(
+    made: Shop, broken: Broken
+) -> None:
     broken.refused = {("create_table", A)}
     made.route.create_tables(["a"], made.home())
     made.absent = made.routed.absent
@@ -206,7 +208,7 @@ def test_a_writer_that_is_killed_before_the_batch_with_the_first_row_leaves_noth
     assert made.offsets(A) == [0]
 
 
-def test_a_paused_writer_and_its_successor_bring_what_waited_once(made: Shop, broken: Broken) -> None:
+def test_a_paused_writer_and_its_successor_commit_waiting_rows_once(made: Shop, broken: Broken) -> None:
     broken.refused = {("create_table", A)}
     made.land(a=2)
     broken.refused.clear()
@@ -225,7 +227,7 @@ def test_a_paused_writer_and_its_successor_bring_what_waited_once(made: Shop, br
     assert made.offsets(A) == [0, 1, 2]
 
 
-def test_a_table_that_others_changed_while_it_could_not_be_loaded_gets_its_rows_by_its_own_columns(
+def test_a_table_changed_while_it_could_not_be_loaded_gets_its_rows_in_its_own_columns(
     made: Shop, broken: Broken
 ) -> None:
     made.land(a=1)
@@ -328,7 +330,7 @@ def test_one_error_after_a_long_downtime_does_not_end_the_stream(made: Shop, bro
     assert (made.offsets(A), made.route.followers.behind) == ([0, 1], {})
 
 
-def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(made: Shop, broken: Broken) -> None:
+def test_a_start_fails_if_a_table_that_has_been_behind_too_long_stays_behind(made: Shop, broken: Broken) -> None:
     _down_for_an_hour(made)
     broken.refused = {("load_table", A)}
     with pytest.raises(RouteBehind, match=r"access denied \(.*not yours\): grant frazil's user.*--give-up shop\.raw_a"):
@@ -336,7 +338,7 @@ def test_a_start_ends_when_a_table_that_has_been_behind_for_too_long_stays_so(ma
     assert made.waited_s == pytest.approx(RETRY_TIMEOUT_S)
 
 
-def test_a_start_that_ends_because_a_table_was_dropped_says_each_thing_once(made: Shop) -> None:
+def test_a_start_that_fails_for_a_dropped_table_reports_each_fact_once(made: Shop) -> None:
     _down_for_an_hour(made)
     load_catalog(None).drop_table(A)
     with pytest.raises(RouteBehind, match="Once this is fixed, start the writer again") as ended:
@@ -344,7 +346,7 @@ def test_a_start_that_ends_because_a_table_was_dropped_says_each_thing_once(made
     assert (str(ended.value).count("--give-up"), str(ended.value).count("was dropped")) == (1, 1)
 
 
-def test_a_writer_that_is_asked_to_end_while_its_start_is_patient_ends_as_it_should(made: Shop, broken: Broken) -> None:
+def test_a_writer_asked_to_stop_while_its_start_waits_for_a_table_does_not_fail(made: Shop, broken: Broken) -> None:
     _down_for_an_hour(made)
     broken.refused = {("load_table", A)}
     made.is_ending = True
@@ -352,7 +354,7 @@ def test_a_writer_that_is_asked_to_end_while_its_start_is_patient_ends_as_it_sho
     assert set(made.route.followers.behind) == {A}
 
 
-def test_a_named_table_that_cannot_be_loaded_does_not_keep_the_writer_from_its_start(
+def test_a_routed_table_that_cannot_be_loaded_does_not_block_the_start_of_the_writer(
     made: Shop, broken: Broken
 ) -> None:
     broken.refused = {("load_table", ORDERS)}
@@ -366,7 +368,7 @@ def test_a_named_table_that_cannot_be_loaded_does_not_keep_the_writer_from_its_s
     assert made.offsets(ORDERS) == [0, 2]
 
 
-def test_a_table_that_somebody_else_made_meanwhile_is_never_written_to(made: Shop, broken: Broken) -> None:
+def test_a_table_created_meanwhile_by_another_program_is_never_written_to(made: Shop, broken: Broken) -> None:
     broken.refused = {("create_table", A)}
     made.land(a=1)
     broken.refused.clear()
@@ -379,7 +381,7 @@ def test_a_table_that_somebody_else_made_meanwhile_is_never_written_to(made: Sho
     assert made.offsets(A) == [0], "a person said so"
 
 
-def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_leaves_it_alone(
+def test_discarding_waiting_rows_ends_the_error_of_a_foreign_table_and_leaves_it_unchanged(
     made: Shop, broken: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken.refused = {("create_table", A)}
@@ -398,7 +400,7 @@ def test_giving_up_the_rows_ends_the_trouble_with_a_table_of_somebody_else_and_l
     assert load_catalog(None).load_table(A).metadata == theirs.metadata
 
 
-def test_rows_of_a_table_that_is_never_there_can_be_given_up(made: Shop, broken: Broken) -> None:
+def test_rows_of_a_table_that_cannot_be_created_can_be_discarded(made: Shop, broken: Broken) -> None:
     broken.refused = {("create_table", A)}
     made.land(a=2)
     discard_rows_of_missing_table(made.tables, A, made.home())
@@ -430,7 +432,7 @@ def test_a_note_that_an_earlier_version_wrote_still_discards_its_rows(made: Shop
 
 
 @pytest.mark.parametrize("given_up", [True, False])
-def test_a_table_that_was_never_made_and_is_no_longer_allowed_is_made_only_for_rows_that_wait(
+def test_a_missing_table_that_is_no_longer_allowed_is_created_only_for_waiting_rows(
     made: Shop, broken: Broken, *, given_up: bool
 ) -> None:
     """The note of rows that were given up outlasts the next start."""
@@ -457,7 +459,7 @@ def allowing(made: Shop, *allow: str, **more: Any) -> Shop:
     return made
 
 
-def test_a_table_that_is_there_and_cannot_be_loaded_keeps_its_value_whatever_is_allowed(
+def test_an_existing_table_that_cannot_be_loaded_keeps_its_value_whatever_the_route_allows(
     made: Shop, broken: Broken
 ) -> None:
     made.land(a=1, b=1)
@@ -469,7 +471,7 @@ def test_a_table_that_is_there_and_cannot_be_loaded_keeps_its_value_whatever_is_
     assert (made.routed.targets["a"], made.offsets(A)) == (A, [0, 2])
 
 
-def test_where_more_tables_are_there_than_the_limit_a_start_makes_no_other(made: Shop, broken: Broken) -> None:
+def test_a_start_creates_no_table_if_more_tables_exist_than_the_limit(made: Shop, broken: Broken) -> None:
     made.land(v1=1, v2=1, v3=1)
     broken.refused = {("create_table", f"shop.raw_w{i}") for i in range(3)}
     made.land(w0=1, w1=1, w2=1)
@@ -480,9 +482,7 @@ def test_where_more_tables_are_there_than_the_limit_a_start_makes_no_other(made:
     assert not [table for _, table in load_catalog(None).list_tables("shop") if table.startswith("raw_w")]
 
 
-def test_the_audit_does_not_need_a_table_that_the_route_names_and_nobody_began_to_write_to(
-    made: Shop, broken: Broken
-) -> None:
+def test_the_audit_does_not_need_a_named_table_to_which_nothing_was_written(made: Shop, broken: Broken) -> None:
     made.land(a=2, b=1)
     load_catalog(None).drop_table(A)
     broken.refused = {("load_table", "shop.kept_a")}
@@ -501,7 +501,9 @@ def test_rows_of_a_table_that_was_renamed_count_once_though_another_has_its_name
     assert audit_stream(made.tables, window=None, candidate_names=["shop.kept_a"]).findings == ()
 
 
-def test_a_table_whose_name_does_not_show_its_value_is_made_again_for_it(made: Shop, broken: Broken) -> None:
+def test_a_table_whose_name_does_not_show_its_route_value_is_recreated_for_that_value(
+    made: Shop, broken: Broken
+) -> None:
     hashed = shop().route.derive_table_name("Ä")  # type: ignore[union-attr]
     broken.refused = {("create_table", hashed)}
     made.route.create_tables(["Ä"], made.home())
@@ -514,7 +516,7 @@ def test_a_table_whose_name_does_not_show_its_value_is_made_again_for_it(made: S
 
 
 @pytest.mark.parametrize("purged", [False, True])
-def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
+def test_a_start_does_not_recreate_a_dropped_table_and_its_rows_wait(
     made: Shop, caplog: pytest.LogCaptureFixture, *, purged: bool
 ) -> None:
     catalog = load_catalog(None)
@@ -541,7 +543,7 @@ def test_a_start_does_not_make_a_table_again_that_was_dropped_and_its_rows_wait(
     assert made.offsets(A) == [6]
 
 
-def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_names_the_command(made: Shop) -> None:
+def test_a_dropped_table_is_missing_only_rows_it_never_had_and_the_writer_names_the_command(made: Shop) -> None:
     made.land(a=1, order=1)
     load_catalog(None).drop_table(A)
     made.start()
@@ -559,7 +561,7 @@ def test_a_table_that_was_dropped_lacks_only_what_it_never_had_and_the_writer_na
     assert (behind.rows, behind.batches) == (2, 1)
 
 
-def test_the_command_that_tells_more_is_named_where_a_reason_names_none() -> None:
+def test_a_reason_without_a_remedy_names_the_command_that_shows_more() -> None:
     plain, fixed = (LaggingTable(A, 0, 1, 1, Explanation("no writes", remedy)) for remedy in ("", "Restore it"))
     assert remedy_pointer("shop", [fixed]) == ""
     for behind in ([plain], [fixed, plain], [fixed] * (MAX_NAMED + 1)):
@@ -574,14 +576,14 @@ def test_tables_that_an_earlier_version_made_are_known_after_a_start(made: Shop)
     assert [found.target for found in find_dropped_tables(made.spec, made.tables)] == [A]
 
 
-def test_where_all_tables_change_in_one_step_the_trouble_of_one_stops_all(broken: Broken) -> None:
+def test_with_atomic_commits_a_table_that_cannot_be_created_stops_all_tables(broken: Broken) -> None:
     made = Shop(shop(commit={"atomic": True}), time.time_ns() // 1_000_000).start()
     broken.refused = {("create_table", A)}
     with pytest.raises(AccessDenied, match="not yours"):
         made.route.create_tables(["a"], made.home())
 
 
-def test_a_table_that_was_dropped_when_it_had_all_rows_keeps_no_run_from_its_end(made: Shop) -> None:
+def test_a_complete_dropped_table_does_not_keep_a_run_from_ending(made: Shop) -> None:
     made.land(a=1, order=1)
     load_catalog(None).drop_table(A)
     made.start()
@@ -590,7 +592,7 @@ def test_a_table_that_was_dropped_when_it_had_all_rows_keeps_no_run_from_its_end
     assert [*made.followers.waiting] == [A]  # a user may register it as it was before
 
 
-def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> None:
+def test_routed_tables_with_missing_rows_are_reported_until_all_rows_have_landed(made: Shop) -> None:
     made.land(a=1)
     made.batch({A: 1})
     catalog = load_catalog(None)
@@ -607,7 +609,7 @@ def test_tables_that_lack_rows_are_reported_until_all_have_all(made: Shop) -> No
     assert [what.rows for what in made.said if isinstance(what, WaitingRowsCommitted)] == [1]
 
 
-def test_a_new_epoch_withdraws_what_an_earlier_one_reported_of_a_table_that_has_all_rows_now(made: Shop) -> None:
+def test_a_new_epoch_withdraws_the_earlier_report_of_a_table_that_is_complete_now(made: Shop) -> None:
     made.land(a=1)
     catalog = load_catalog(None)
     made.batch({A: 1})

@@ -27,13 +27,13 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         signal.signal(number, handler)
 
 
-def test_an_open_connection_is_waited_at_also_with_data_that_nobody_read(executor: socket.socket) -> None:
+def test_an_open_connection_with_unread_data_keeps_the_attempt_running(executor: socket.socket) -> None:
     check_not_abandoned()
     executor.send(b"plan")
     check_not_abandoned()
 
 
-def test_a_closed_connection_ends_the_attempt_also_with_data_that_nobody_read(executor: socket.socket) -> None:
+def test_a_closed_connection_ends_the_attempt_even_with_unread_data(executor: socket.socket) -> None:
     executor.send(b"plan")
     executor.close()
     with pytest.raises(AttemptAbandoned):
@@ -42,13 +42,13 @@ def test_a_closed_connection_ends_the_attempt_also_with_data_that_nobody_read(ex
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 @pytest.mark.usefixtures("executor")
-def test_an_executor_that_ends_takes_its_attempts_along(number: signal.Signals) -> None:
+def test_a_terminated_executor_abandons_its_attempts(number: signal.Signals) -> None:
     with pytest.raises(AttemptAbandoned):
         os.kill(os.getpid(), number)
 
 
 @pytest.mark.usefixtures("executor")
-def test_an_abandoned_attempt_leaves_nothing_that_spark_fails_to_send() -> None:
+def test_an_abandoned_attempt_leaves_no_buffered_output_that_spark_fails_to_send() -> None:
     """Its daemon flushes the connection after the attempt, and logs a page of traces if that fails."""
 
     def fail(_: object, outfile: IO[bytes]) -> None:

@@ -45,12 +45,12 @@ def test_pieces_in_any_order_are_one_range(lengths, random):
     assert (whole.rejected, whole.max_event_time_us) == (len(pieces), edges[-1])
 
 
-def test_a_hole_between_pieces_is_never_journaled():
+def test_a_gap_between_staged_ranges_is_never_journaled():
     with pytest.raises(StaleBatch, match="do not join"):
         join_ranges([piece(0, 10), piece(11, 20)])
 
 
-def test_partitions_stay_apart_and_no_row_means_no_event_time():
+def test_ranges_of_partitions_are_joined_separately_and_no_row_means_no_event_time():
     ranges = join_ranges([piece(5, 9, partition=1), piece(0, 3), piece(3, 4, newest=7)])
     assert [(r.partition, r.start, r.end, r.max_event_time_us) for r in ranges] == [(0, 0, 4, 7), (1, 5, 9, None)]
 
@@ -106,7 +106,7 @@ def test_records_without_any_column_are_counted_over_the_batches_of_a_writer():
     assert second.replaces == first.sentence
 
 
-def test_changes_without_a_position_are_a_notice_again_for_more_than_twice_as_many():
+def test_a_notice_of_changes_without_a_position_repeats_when_the_count_more_than_doubles():
     emitted: list[Any] = []
     published = Notices(emitted.append, "a.b")
     for unplaced in (0, 2, 2, 1):
@@ -118,7 +118,7 @@ def test_changes_without_a_position_are_a_notice_again_for_more_than_twice_as_ma
     assert [notice.replaces for notice in emitted] == ["", emitted[0].sentence]
 
 
-def test_casts_are_a_notice_again_for_a_new_column_or_for_twice_as_many():
+def test_a_notice_of_casts_repeats_for_a_new_column_or_when_the_count_doubles():
     emitted: list[Any] = []
     published = Notices(emitted.append, "a.b")
     for cast in ({}, {"x": 2}, {"x": 1}, {"x": 2}, {"y": 1}):
@@ -180,7 +180,7 @@ BATCH: Any = SimpleNamespace(epoch=2, batch=1, main=SimpleNamespace(target_file_
 
 
 @pytest.mark.parametrize("records", [[wrote(1, 4)], [wrote(1, 1, partitions=200), wrote(2, 1, partitions=200)]])
-def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records: list[Any]):
+def test_a_new_writer_decides_from_commit_records_to_shuffle(records: list[Any]):
     emitted: list[StreamEvent] = []
     shuffle = BatchRunner._decide_shuffle(deciding(records, emitted), BATCH, tasks=4)
     assert shuffle is not None
@@ -191,7 +191,7 @@ def test_a_new_writer_knows_from_commit_records_what_is_worth_a_shuffle(records:
 
 
 @pytest.mark.parametrize("records", [[], [wrote(1, 1)], [wrote(1, 4, spec_id=1)]])
-def test_and_what_is_not(records: list[Any]):
+def test_a_new_writer_decides_from_commit_records_not_to_shuffle(records: list[Any]):
     emitted: list[StreamEvent] = []
     assert BatchRunner._decide_shuffle(deciding(records, emitted), BATCH, tasks=4) is None
     assert len(emitted) == 1
@@ -207,14 +207,14 @@ def test_an_empty_commit_is_not_shuffled():
     assert BatchRunner._decide_shuffle(empty_commit, BATCH, tasks=0) is None
 
 
-def test_an_empty_commit_reaches_no_spark():
+def test_an_empty_commit_does_not_start_spark():
     nothing: Any = None
     engine = SparkEngine(nothing)
     assert engine.run([], nothing) == ()
     assert engine._started is None
 
 
-def test_an_empty_commit_teaches_no_rates(tmp_path: Path):
+def test_an_empty_commit_does_not_change_the_measured_rates(tmp_path: Path):
     exchange, rates = open_exchange(tmp_path), Rates(bytes_per_record=7.0, overhead_s=2.0)
     write_rates(exchange, rates)
     empty_commit: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
@@ -232,7 +232,7 @@ class Swept(BatchRunner):
 
 
 @pytest.mark.parametrize(("newest", "ends_with"), [(8, Fenced), (6, FileNotFoundError)])
-def test_what_fails_after_another_writer_took_over_is_fenced(newest: int, ends_with: type[Exception]):
+def test_an_error_after_another_writer_took_over_is_reported_as_fenced(newest: int, ends_with: type[Exception]):
     def stands_at(epoch: int) -> Any:
         return SimpleNamespace(at=BatchKey(epoch, 0))
 
@@ -248,7 +248,7 @@ def test_what_fails_after_another_writer_took_over_is_fenced(newest: int, ends_w
         runner.run(nothing, nothing, tasks=1)
 
 
-def test_a_batch_that_is_staged_again_is_counted_from_nothing(tmp_path: Path):
+def test_a_restaged_batch_starts_its_record_count_at_zero(tmp_path: Path):
     progress, key = ProgressFolder(str(tmp_path / "progress"), {}), BatchKey(3, 1)
     tables: Any = SimpleNamespace(main=SimpleNamespace(io_properties={}))
     rest: Any = None
@@ -301,7 +301,7 @@ def test_an_outage_is_reported_when_it_begins_and_when_it_is_over(caplog: pytest
     assert [code for _, code in said] == [21, 21], "`frazil status` has the newest"
 
 
-def test_a_sweep_that_fails_does_not_replace_the_error_at_hand(monkeypatch: pytest.MonkeyPatch):
+def test_a_failing_sweep_does_not_replace_the_current_error(monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any) -> Any:
         raise RuntimeError("503 of a catalog's client")
 

@@ -107,7 +107,7 @@ def test_a_poll_that_hangs_keeps_no_process_alive() -> None:
     assert thread.daemon
 
 
-def test_a_batch_runs_between_two_positions_that_differ_and_each_begins_where_the_last_ended(
+def test_each_batch_starts_where_the_last_ended_and_ends_at_a_later_position(
     monkeypatch: pytest.MonkeyPatch,
 ):
     looping = Looping(Answers(START, LATER, LATER, IDLE, IDLE), monkeypatch)
@@ -126,14 +126,14 @@ def test_the_brokers_are_checked_while_a_batch_runs(monkeypatch: pytest.MonkeyPa
     assert looping.runner.ran == [("work", True)]
 
 
-def test_it_asks_no_more_often_than_the_commit_interval_wants(monkeypatch: pytest.MonkeyPatch):
+def test_the_loop_polls_the_planner_no_more_often_than_the_commit_interval_needs(monkeypatch: pytest.MonkeyPatch):
     looping = Looping(Answers(START, START, START), monkeypatch)
     looping.run()
     assert len(looping.waits) == 2
     assert all(0 < wait <= planning_interval_s(60) for wait in looping.waits)
 
 
-def test_what_ends_the_planner_is_raised_and_it_is_asked_no_more(monkeypatch: pytest.MonkeyPatch):
+def test_a_fatal_error_of_the_planner_is_raised_and_the_planner_is_not_polled_again(monkeypatch: pytest.MonkeyPatch):
     looping = Looping(Answers(OffsetGap("the log ends below the position"), LATER), monkeypatch)
     with pytest.raises(OffsetGap):
         looping.run()
@@ -147,7 +147,7 @@ def test_an_engine_that_ended_ends_the_loop_although_nothing_is_due(monkeypatch:
         looping.run()
 
 
-def test_spark_is_checked_once_before_each_question_and_waited_for_before_the_first(monkeypatch: pytest.MonkeyPatch):
+def test_spark_is_checked_before_each_poll_and_awaited_before_the_first(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batch_loop, "CHECK_INTERVAL_S", 0.0)
     looping = Looping(Answers(START, START), monkeypatch)
     seen: list[bool] = []
@@ -174,7 +174,7 @@ def test_a_position_that_needs_no_poll_starts_no_thread(monkeypatch: pytest.Monk
     assert next_position(planner, lambda: False) is LATER
 
 
-def test_a_writer_that_is_to_end_asks_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_a_writer_about_to_stop_does_not_poll_kafka(monkeypatch: pytest.MonkeyPatch):
     looping = Looping(Answers(LATER), monkeypatch)
     assert looping.run(until=lambda: True).commits == 0
     assert len(looping.planner.answers) == 1
@@ -185,7 +185,7 @@ def test_no_batch_begins_once_the_writer_is_to_end(monkeypatch: pytest.MonkeyPat
     assert looping.run(until=lambda: not looping.planner.answers).commits == 0
 
 
-def test_brokers_that_are_silent_hold_up_no_stop(monkeypatch: pytest.MonkeyPatch):
+def test_silent_brokers_do_not_delay_a_stop(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batch_loop, "STOP_CHECK_INTERVAL_S", 0.001)
     requested, released, stopping = threading.Event(), threading.Event(), threading.Event()
 
@@ -213,12 +213,14 @@ def test_brokers_that_are_silent_hold_up_no_stop(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("interval_s", "seconds"), [(0.5, 0.05), (1, 0.1), (10, 0.5), (30, 0.5), (60, 1.0), (3600, 1.0)]
 )
-def test_the_planner_is_asked_often_for_the_interval_and_seldom_for_a_quiet_stream(interval_s: float, seconds: float):
+def test_the_planner_polls_often_enough_for_the_interval_and_seldom_for_a_quiet_stream(
+    interval_s: float, seconds: float
+):
     assert planning_interval_s(interval_s) == seconds
 
 
 @pytest.mark.parametrize(("max_polling_s", "interval_s"), [(1.0, 60.0), (5.0, 55.0)])
-def test_batches_start_earlier_only_where_the_planner_asks_seldom(
+def test_batches_start_before_the_interval_only_where_the_planner_polls_seldom(
     monkeypatch: pytest.MonkeyPatch, max_polling_s: float, interval_s: float
 ):
     monkeypatch.setattr(batch_loop, "target_file_bytes", lambda _: 1)

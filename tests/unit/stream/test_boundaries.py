@@ -40,7 +40,7 @@ def after(
     return log.at, open_one
 
 
-def test_a_transaction_is_whole_with_the_event_that_its_end_counts() -> None:
+def test_a_transaction_is_complete_at_the_event_count_of_its_end_record() -> None:
     events = [("a", 1), ("a", 2), ("b", 1)]
     assert after(events[:2], {}) == (0, "a")
     assert after(events[:1], {"a": 2}) == (0, "a")
@@ -49,7 +49,7 @@ def test_a_transaction_is_whole_with_the_event_that_its_end_counts() -> None:
     assert after(events, {"a": 2, "b": 1}) == (3, "")
 
 
-def test_a_transaction_that_a_later_one_follows_has_no_more_events_that_can_be_read() -> None:
+def test_a_transaction_followed_by_a_later_one_is_complete() -> None:
     for counts in ({}, {"a": 3}):  # its end cannot be read, or an event of it
         assert after([("a", 1), ("b", 1)], counts) == (1, "b")
         assert after([("a", 1), ("b", 1)], {**counts, "b": 1}) == (2, "")
@@ -57,7 +57,7 @@ def test_a_transaction_that_a_later_one_follows_has_no_more_events_that_can_be_r
     assert after([("a", 1), UNREADABLE, ("b", 1)], {"a": 2, "b": 1}) == (3, "")
 
 
-def test_positions_that_only_fall_end_the_stream_with_a_sentence_and_take_no_time() -> None:
+def test_positions_that_only_decrease_end_the_stream_quickly_with_one_sentence() -> None:
     """Each transaction would stay open, and every poll would compare it with all others."""
     log, count = Boundaries(0), 100_000
     for offset in range(count):
@@ -68,7 +68,7 @@ def test_positions_that_only_fall_end_the_stream_with_a_sentence_and_take_no_tim
     assert time.process_time() - before < 10
 
 
-def test_a_transaction_of_unknown_end_that_is_sent_again_is_no_boundary_before_the_newest() -> None:
+def test_a_repeated_transaction_without_a_known_end_is_not_a_boundary_before_the_newest() -> None:
     log = Boundaries(0, LastTransaction("c", place(9)))
     for offset, (transaction, position) in enumerate([("a", 1), ("b", 2)]):
         log.add(transaction, 1, place(position), offset + 1)
@@ -85,7 +85,7 @@ def test_a_record_that_cannot_be_read_may_be_the_last_of_its_transaction() -> No
     assert after([UNREADABLE, UNREADABLE], {}) == (2, "")
 
 
-def test_a_log_that_began_again_waits_for_nothing_of_the_one_before_it() -> None:
+def test_a_restarted_source_log_waits_for_no_transaction_of_the_former_log() -> None:
     places = {"a": place(900, 1), "b": place(950, 2), "c": place(4, HOURS), "d": place(9, HOURS)}
     log = [("a", 1), ("b", 1), ("c", 1), ("d", 1)]
     assert after(log, dict.fromkeys("abcd", 1), places=places) == (4, "")
@@ -106,7 +106,7 @@ def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_or
 
 
 @pytest.mark.parametrize("position", [None, place(7)], ids=["no position", "one position"])
-def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
+def test_the_work_is_linear_in_the_number_of_transactions_whose_ends_arrive_late(
     position: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requested = []
@@ -121,20 +121,20 @@ def test_the_work_is_linear_in_transactions_whose_ends_are_heard_of_late(
     assert len(requested) <= 2000
 
 
-def test_what_is_of_no_transaction_ends_none() -> None:
+def test_records_without_a_transaction_end_no_transaction() -> None:
     assert after([("", 0), ("", 0)], {}) == (2, "")
     assert after([("a", 1), ("", 0)], {"a": 2}) == (0, "a")
     assert after([("a", 1), ("", 0)], {"a": 1}) == (2, "")
 
 
-def test_a_transaction_that_was_cut_off_stays_open_while_an_older_one_is_sent_again() -> None:
+def test_an_interrupted_transaction_stays_open_while_an_older_one_is_repeated() -> None:
     cut = [("a", 1), ("b", 1), ("a", 1)]
     assert after(cut, {"a": 1, "b": 2}) == (1, "b")
     assert after([*cut, ("b", 1), ("b", 2)], {"a": 1, "b": 2}) == (5, "")
     assert after([*cut, ("b", 2)], {"a": 1, "b": 2}) == (4, "")
 
 
-def test_a_finished_one_that_is_sent_again_opens_once_more() -> None:
+def test_a_transaction_that_is_sent_again_opens_again() -> None:
     assert after([("a", 1), ("a", 2), ("b", 1), ("a", 2)], {"a": 2, "b": 1}) == (3, "b")
     assert after([("a", 1), ("a", 2), ("b", 1), ("a", 2), ("b", 1)], {"a": 2, "b": 1}) == (5, "")
     assert after([("a", 1), ("a", 2), ("a", 1)], {"a": 2}) == (0, "a")
@@ -144,7 +144,7 @@ def test_the_last_transaction_waits_while_more_follows() -> None:
     assert after([("a", 1), ("b", 1)], {"a": 1, "b": 1}, whole=False) == (1, "")
 
 
-def test_what_was_read_before_is_known_by_its_place() -> None:
+def test_transactions_that_were_read_before_are_recognised_by_their_position() -> None:
     log = Boundaries(7, LastTransaction("c", place(5)))
     log.add("b", 1, place(4), 8)
     log.add_end("b", 1)
@@ -164,7 +164,7 @@ def test_gaps_behind_the_last_record_belong_to_it() -> None:
     assert (log.advance(whole=True), log.at) == ("", 15)
 
 
-def test_ends_are_not_remembered_for_ever() -> None:
+def test_transaction_ends_are_forgotten_beyond_a_maximum() -> None:
     log = Boundaries(0)
     for number in range(MAX_REMEMBERED_TRANSACTIONS + 2):
         log.add_end(str(number), 1)
@@ -179,7 +179,7 @@ def test_ends_are_not_remembered_for_ever() -> None:
     crashes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 6)), max_size=4),
     polls=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=4),
 )
-def test_what_lies_before_a_boundary_is_whole_and_at_the_end_all_is(
+def test_events_before_a_boundary_form_whole_transactions_and_at_the_end_all_events_do(
     sizes: list[int], crashes: list[tuple[int, int]], polls: list[tuple[int, int, bool]]
 ) -> None:
     """Each look is at that many events, with the ends of the last ones unheard of, and perhaps by a new writer."""

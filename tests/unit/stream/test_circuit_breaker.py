@@ -22,7 +22,7 @@ def rejects(**counts: int) -> Rejects:
 
 @pytest.mark.parametrize("share", [0, 1, 33, 50, 99])
 @pytest.mark.parametrize("at_least", [1, 7, 12])
-def test_it_opens_exactly_above_the_share_of_enough_records(share: int, at_least: int):
+def test_the_circuit_breaker_opens_exactly_above_its_share_of_enough_records(share: int, at_least: int):
     circuit = CircuitBreaker(share=share, at_least=at_least)
     for records in range(12):
         for rejected in range(12):
@@ -33,14 +33,14 @@ def test_it_opens_exactly_above_the_share_of_enough_records(share: int, at_least
             assert reason is None or f"{rejected} of {total} record" in reason
 
 
-def test_by_default_half_of_a_thousand_records():
+def test_by_default_the_circuit_breaker_opens_above_half_of_a_thousand_records():
     circuit = CircuitBreaker()
     assert reason_to_open(rejects(Bad=999), records=0, circuit=circuit) is None
     assert reason_to_open(rejects(Bad=500), records=500, circuit=circuit) is None
     assert reason_to_open(rejects(Bad=501), records=499, circuit=circuit) is not None
 
 
-def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_out():
+def test_the_circuit_open_message_has_reasons_counts_samples_the_previous_batch_and_remedies():
     found = Rejects(
         {"MissingField": 1100, "NotJson": 100},
         tuple(Reject("t", p, p, "NotJson", "x") for p in range(7)),
@@ -63,13 +63,13 @@ def test_what_it_says_has_reasons_counts_samples_the_batch_before_and_the_ways_o
     )
 
 
-def test_as_many_locations_as_are_named_are_all_of_them():
+def test_the_circuit_open_message_lists_every_given_location():
     five = Rejects({"NotJson": 5}, tuple(Reject("t", p, 0, "NotJson", "x") for p in range(5)), ())
     text = circuit_open_message("rides", "reason", five, before=None)
     assert "First at t[0]@0, t[1]@0, t[2]@0, t[3]@0, t[4]@0. " in text
 
 
-def test_a_stream_may_declare_none():
+def test_a_stream_may_disable_the_circuit_breaker():
     journals: Any = SimpleNamespace(records=lambda **_: iter(()))
 
     def spec(circuit: Any) -> Any:
@@ -82,7 +82,7 @@ def test_a_stream_may_declare_none():
         check_circuit_breaker(spec(CircuitBreaker()), rejects(Bad=5000), records=0, journals=journals)
 
 
-def test_the_batch_before_is_the_last_that_had_records():
+def test_the_previous_batch_in_the_message_is_the_last_one_with_records():
     empty, before = SimpleNamespace(records=0, rejected=0), SimpleNamespace(records=7, rejected=7)
     journals: Any = SimpleNamespace(records=lambda **_: iter((empty, before)))
     spec: Any = SimpleNamespace(name="rides", dead_letters=SimpleNamespace(circuit=CircuitBreaker()))

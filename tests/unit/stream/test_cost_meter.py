@@ -12,7 +12,7 @@ from frazil.table.object_store import count_request, upload_requests
 from tests.unit.stream.test_shuffled_answers import VALID, answered
 
 
-def test_cpu_and_requests_are_taken_once():
+def test_cpu_and_requests_are_counted_once():
     meter = CostMeter()
     meter.take_usage()
     count_request("writes", "s3://bucket/a")
@@ -28,7 +28,7 @@ def test_cpu_and_requests_are_taken_once():
     assert meter.take_usage()[1] == (0, 0)
 
 
-def test_another_process_counts_too_and_one_that_ended_counts_nothing():
+def test_cpu_of_the_jvm_is_counted_and_an_ended_jvm_counts_as_zero():
     meter = CostMeter(jvm_pid=os.getpid())
     assert meter.take_usage()[0] > time.process_time()
     meter.jvm_pid = 2**22 + 1  # above the highest process id
@@ -40,7 +40,7 @@ def test_large_files_are_uploaded_in_parts():
     assert upload_requests("file:///f", 1) == 0
 
 
-def test_tasks_of_other_processes_have_their_own_cpu():
+def test_cpu_is_counted_for_tasks_in_other_processes_and_not_twice_in_the_same_process():
     found = answered(*[{**answer, "cpu_s": 0.25, "process": f"another:{os.getpid()}"} for answer in VALID])
     assert [one.cpu_s for one in found] == [0.5, 0.5]
     own = answered(*[{**answer, "cpu_s": 1.0, "process": process_name()} for answer in VALID])

@@ -60,11 +60,13 @@ def test_every_partition_has_its_writers_and_every_writer_its_bytes(
 
 
 @given(SIZES, st.integers(1, 40))
-def test_the_order_of_what_was_observed_does_not_matter(sizes: dict[PartitionKey, float], writers: int) -> None:
+def test_writer_assignment_does_not_depend_on_the_order_of_observations(
+    sizes: dict[PartitionKey, float], writers: int
+) -> None:
     assert assign_writers(dict(reversed(sizes.items())), writers) == assign_writers(sizes, writers)
 
 
-def test_a_hot_partition_gets_several_writers_and_the_tail_shares_one() -> None:
+def test_a_hot_partition_gets_several_writers_and_small_partitions_share_one() -> None:
     sizes: dict[PartitionKey, float] = {("hot",): 300.0, **{(str(i),): 1.0 for i in range(100)}}
     shares = assign_writers(sizes, 4)
     assert [writer for writer, _ in shares["hot",]] == [0, 1, 2]
@@ -89,7 +91,7 @@ MANY = RecentSizes(0).after(wrote({str(i): 40 for i in range(100)}, tasks=4), pa
         ({"tasks": 1, "declared": "hash"}, "one task writes the batch"),
     ],
 )
-def test_nothing_is_shuffled_where_that_saves_no_file(known: dict[str, Any], reason: str) -> None:
+def test_rows_are_not_shuffled_if_that_saves_no_file(known: dict[str, Any], reason: str) -> None:
     found = decided(MANY, **known)
     assert (found.shuffled, found.reason) == (False, reason)
 
@@ -101,17 +103,17 @@ def test_many_small_files_are_a_reason_to_shuffle() -> None:
     assert (found.partitions, found.files_alone, found.files_shuffled) == (100, 400, 100)
 
 
-def test_large_files_are_none() -> None:
+def test_large_files_are_no_reason_to_shuffle() -> None:
     big = RecentSizes(0).after(wrote({str(i): 40 * FILE for i in range(100)}, tasks=4), partitions=None)
     assert decided(big).reason.endswith("4000 with one: a shuffle would save too few files")
 
 
-def test_nor_are_a_few_files() -> None:
+def test_a_few_files_are_no_reason_to_shuffle() -> None:
     few = RecentSizes(0).after(wrote({"a": 10, "b": 10}, tasks=4), partitions=None)
     assert not decided(few).shuffled
 
 
-def test_nothing_is_known_at_first() -> None:
+def test_without_known_sizes_rows_are_shuffled_only_if_declared() -> None:
     assert not decided(RecentSizes(0)).shuffled
     assert decided(RecentSizes(0), declared="hash").shuffled
 
@@ -120,7 +122,7 @@ def between(files_alone: float) -> RecentSizes:
     return replace(MANY, files_alone=files_alone)
 
 
-def test_a_decision_stays_while_the_numbers_are_between_the_bounds() -> None:
+def test_a_shuffle_decision_stays_while_the_ratio_is_between_the_bounds() -> None:
     middle = between((MIN_RATIO_TO_BEGIN + MIN_RATIO_TO_CONTINUE) / 2 * 100)
     begun = decided(MANY)
     assert not decided(middle).shuffled
@@ -128,14 +130,14 @@ def test_a_decision_stays_while_the_numbers_are_between_the_bounds() -> None:
     assert not decided(between(MIN_RATIO_TO_CONTINUE * 100 - 1), before=begun).shuffled
 
 
-def test_a_shuffled_batch_says_how_many_files_it_would_have_had() -> None:
+def test_a_shuffled_batch_estimates_its_files_without_a_shuffle() -> None:
     recent = MANY
     for _ in range(10):
         recent = recent.after(wrote({str(i): 40 for i in range(100)}), partitions=400)
     assert decided(recent, before=decided(MANY)).files_alone == 400
 
 
-def test_what_is_no_longer_written_is_forgotten() -> None:
+def test_sizes_of_partitions_that_are_no_longer_written_are_forgotten() -> None:
     recent = MANY
     batches = 0
     while len(recent.bytes) > 1:
@@ -148,6 +150,6 @@ def test_files_of_another_partition_spec_are_ignored() -> None:
     assert MANY.after([staged(("x", "y"), 1, spec_id=1)], partitions=None) == MANY
 
 
-def test_only_the_largest_partitions_are_predicted() -> None:
+def test_sizes_are_predicted_only_for_the_largest_partitions() -> None:
     sizes = {str(i): i + 1 for i in range(MAX_ASSIGNED_PARTITIONS + 5)}
     assert min(RecentSizes(0).after(wrote(sizes), partitions=None).bytes.values()) == 6

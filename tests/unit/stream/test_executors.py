@@ -19,7 +19,7 @@ VALID = {"host": "a", "frazil": __version__}
         ([{"host": "b", "missing": "No module named 'numba'"}], "cannot stage records on b: No module named 'numba'"),
     ],
 )
-def test_the_first_that_differs_is_named(answers: list[dict[str, str]], said: str | None) -> None:
+def test_the_first_executor_that_differs_is_named(answers: list[dict[str, str]], said: str | None) -> None:
     assert find_executor_problem(answers) == said
 
 

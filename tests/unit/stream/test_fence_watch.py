@@ -58,7 +58,7 @@ def test_the_marker_is_loaded_once_in_a_while_and_not_soon_after_a_commit() -> N
 
 
 @pytest.mark.parametrize(("epoch", "said"), [(4, "was replaced by epoch 4"), (None, "was forgotten")])
-def test_a_writer_that_was_replaced_or_forgotten_ends(epoch: int | None, said: str) -> None:
+def test_a_replaced_writer_or_a_writer_of_a_forgotten_stream_ends(epoch: int | None, said: str) -> None:
     watched = Watched()
     watched.epoch = epoch
     with pytest.raises(Fenced, match=said):
@@ -75,7 +75,7 @@ def test_a_catalog_that_does_not_answer_ends_no_idle_writer() -> None:
         watched.check(after_s=POLL_INTERVAL_S)
 
 
-def test_a_catalog_that_hangs_is_asked_once_and_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hanging_catalog_is_queried_once_and_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.hangs = True
     for _ in range(3):

@@ -13,7 +13,7 @@ from frazil.stream.hosting import FoldingThread, Heartbeats, KafkaClients, Recor
 from tests.polling import eventually
 
 
-def test_turns_are_taken_in_the_order_in_which_they_were_requested() -> None:
+def test_slots_are_granted_in_the_order_of_requests() -> None:
     slots, order, holds = Slots(1), [], threading.Event()
 
     def take(number: int) -> None:
@@ -40,7 +40,7 @@ def test_turns_are_taken_in_the_order_in_which_they_were_requested() -> None:
     assert order == [(number, True) for number in range(5)]
 
 
-def test_who_waits_for_a_turn_says_so_and_may_give_up() -> None:
+def test_a_thread_that_waits_for_a_slot_reports_it_and_may_give_up() -> None:
     slots, waited = Slots(1), []
     with (
         slots.slot(cancelled=lambda: False, on_wait=lambda: None) as first,
@@ -51,7 +51,7 @@ def test_who_waits_for_a_turn_says_so_and_may_give_up() -> None:
         assert third, "a turn that is free is taken at once"
 
 
-def test_who_gives_up_while_its_turn_is_lent_does_not_get_it_back() -> None:
+def test_a_thread_that_gives_up_while_its_slot_is_lent_does_not_get_it_back() -> None:
     slots, waited = Slots(1), []
     with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
         assert slots.release_while(lambda: None, cancelled=lambda: False, on_wait=lambda: None) is False
@@ -77,7 +77,7 @@ def test_who_gives_up_while_its_turn_is_lent_does_not_get_it_back() -> None:
         assert free, "released once"
 
 
-def test_who_fails_while_waiting_for_a_turn_leaves_it_to_others() -> None:
+def test_a_failure_while_waiting_for_a_slot_leaves_the_slot_to_others() -> None:
     slots, held, waited = Slots(1), threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -122,7 +122,7 @@ def test_one_thread_sends_heartbeats_for_all_and_one_that_cannot_write_stops_no_
         assert valid.heartbeats == 1
 
 
-def test_who_waits_during_an_outage_lends_its_turn_and_queues_for_it_again() -> None:
+def test_a_thread_that_waits_during_an_outage_lends_its_slot_and_queues_for_it_again() -> None:
     slots, waited, others_are_done = Slots(1), [], threading.Event()
 
     def other() -> None:
@@ -147,7 +147,7 @@ def test_who_waits_during_an_outage_lends_its_turn_and_queues_for_it_again() -> 
     assert slots._free == 1
 
 
-def test_who_is_asked_to_end_during_an_outage_does_not_queue_for_its_turn_again() -> None:
+def test_a_thread_asked_to_stop_during_an_outage_does_not_queue_for_its_slot_again() -> None:
     slots = Slots(1)
     with slots.slot(cancelled=lambda: False, on_wait=lambda: None):
         assert slots.release_while(lambda: None, cancelled=lambda: True, on_wait=lambda: None)
@@ -191,7 +191,7 @@ def test_one_thread_folds_the_records_of_all_streams_again_and_again(monkeypatch
     eventually(lambda: before.issuperset(threading.enumerate()))
 
 
-def test_a_stream_of_its_own_folds_its_records_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_not_hosted_folds_its_records_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosting, "FOLD_INTERVAL_S", 0.0)
     folded, before = [], {*threading.enumerate()}
     monkeypatch.setattr(RecordFolding, "fold", lambda _: folded.append(1))

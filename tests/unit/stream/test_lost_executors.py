@@ -35,7 +35,7 @@ def checked(counts: list[int]) -> None:
         ([0, 0, 3, 0, 3], ["no executor is left", "the batch has 3 executors again"]),
     ],
 )
-def test_it_is_said_when_two_checks_in_a_row_find_none(
+def test_a_warning_appears_when_two_checks_in_a_row_find_no_executor(
     counts: list[int], said: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     checked(counts)

@@ -60,7 +60,7 @@ BEGAN_MS = 1_800_000_000_000
 MINUTE_MS = 60_000
 
 
-def test_the_rows_of_a_merge_are_counted_without_reading_what_staging_wrote(tmp_path: Path):
+def test_the_rows_of_a_merge_are_counted_without_reading_staged_files(tmp_path: Path):
     progress = ProgressFolder(str(tmp_path), {}, attempt=BEGAN_MS)
     progress.write_merged(0, rows=3)
     (tmp_path / "0.json").write_text("cut off {")
@@ -130,7 +130,7 @@ def test_a_merge_that_takes_hours_is_kept_while_it_reads_and_restarted_once_it_d
     assert found.cause is Cause.HUNG
 
 
-def test_the_heartbeat_says_how_many_rows_a_merge_has_read(writer: MergingWriter):
+def test_the_heartbeat_reports_how_many_rows_a_merge_has_read(writer: MergingWriter):
     writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 1))
     assert writer.heartbeat().merged_rows == 0
     MergeRunner(writer.merge, writer.progress)(writer.context, writer.tasks)
@@ -140,7 +140,7 @@ def test_the_heartbeat_says_how_many_rows_a_merge_has_read(writer: MergingWriter
     assert writer.heartbeat().merged_rows == 0, "what an earlier batch left does not count"
 
 
-def test_a_merge_that_begins_again_counts_again_whatever_tasks_of_its_last_try_still_write(writer: MergingWriter):
+def test_a_restarted_merge_ignores_the_counts_of_tasks_of_its_last_attempt(writer: MergingWriter):
     writer.reporter.set_phase(Phase.COMMITTING, key=BatchKey(1, 1))
     tries = [ProgressFolder(writer.progress.location, {}, attempt=BEGAN_MS + n) for n in range(2)]
     tries[0].write_merged(0, rows=500)
@@ -150,9 +150,7 @@ def test_a_merge_that_begins_again_counts_again_whatever_tasks_of_its_last_try_s
     assert writer.heartbeat().merged_rows == 3
 
 
-def test_progress_that_cannot_be_cleared_keeps_no_merge_from_its_work(
-    writer: MergingWriter, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_failure_to_clear_progress_does_not_stop_a_merge(writer: MergingWriter, monkeypatch: pytest.MonkeyPatch):
     def broken(_: ProgressFolder) -> None:
         raise OSError("the disk is away")
 
@@ -161,7 +159,7 @@ def test_progress_that_cannot_be_cleared_keeps_no_merge_from_its_work(
     assert result.counts.updated == FILES
 
 
-def test_a_task_that_nobody_waits_for_ends_and_leaves_no_file(writer: MergingWriter, monkeypatch: pytest.MonkeyPatch):
+def test_an_abandoned_merge_task_ends_and_leaves_no_file(writer: MergingWriter, monkeypatch: pytest.MonkeyPatch):
     before = set(Path(writer.context.target.folder).rglob("*.parquet"))
     calls = iter(range(2 * FILES + 1))
 

@@ -30,7 +30,7 @@ PARTITIONS = st.dictionaries(
 )
 
 
-def test_nothing_unread_is_never_due():
+def test_no_batch_is_due_without_unread_records():
     assert not decide_batch(unread=0, oldest_age_s=10**9, rates=RATES, policy=POLICY).now
 
 
@@ -40,13 +40,13 @@ def test_records_that_waited_at_the_start_are_due_at_once():
     assert "waiting when the writer started" in due.reason
 
 
-def test_a_batch_is_due_when_its_parquet_reaches_the_size():
+def test_a_batch_is_due_when_its_estimated_parquet_size_reaches_the_limit():
     enough = int(POLICY.size_bytes / RATES.bytes_per_record) + 1
     assert decide_batch(unread=enough, oldest_age_s=0.0, rates=RATES, policy=POLICY).now
     assert not decide_batch(unread=enough // 2, oldest_age_s=0.0, rates=RATES, policy=POLICY).now
 
 
-def test_a_batch_is_due_so_early_that_it_commits_within_the_interval():
+def test_a_batch_starts_early_enough_to_commit_within_the_interval():
     stage_s = 1.0 + 100_000 * 2e-6
     assert not decide_batch(unread=100_000, oldest_age_s=59.9 - stage_s, rates=RATES, policy=POLICY).now
     assert decide_batch(unread=100_000, oldest_age_s=60.0 - stage_s, rates=RATES, policy=POLICY).now
@@ -57,11 +57,11 @@ def test_a_batch_is_due_so_early_that_it_commits_within_the_interval():
     [(1, 1), (10_000_000, 1), (13_421_773, 2), (27_000_000, 3), (59_000_000, 5)],
     ids=["tiny", "one file", "just over one file", "three files", "five files"],
 )
-def test_tasks_are_as_many_as_the_bytes_need_files(records: int, tasks: int):
+def test_the_number_of_tasks_is_the_number_of_files_that_the_bytes_need(records: int, tasks: int):
     assert choose_task_count(records, rates=RATES, policy=POLICY) == tasks
 
 
-def test_more_tasks_than_files_only_when_one_core_would_miss_the_interval():
+def test_more_tasks_than_files_are_planned_only_if_one_core_would_miss_the_interval():
     slow = Rates(bytes_per_record=4.0, task_seconds_per_record=1e-5, overhead_s=1.0)
     assert choose_task_count(5_000_000, rates=slow, policy=POLICY) == 1
     assert choose_task_count(6_500_000, rates=slow, policy=POLICY) == 2
@@ -69,7 +69,7 @@ def test_more_tasks_than_files_only_when_one_core_would_miss_the_interval():
 
 
 @given(PARTITIONS, st.integers(1, 10**7))
-def test_a_bounded_batch_takes_a_share_of_every_lag_and_never_goes_back(lags, max_records):
+def test_a_bounded_batch_takes_a_share_of_the_lag_of_each_partition_and_never_goes_back(lags, max_records):
     position = {tp: start for tp, (start, _) in lags.items()}
     ends = {tp: start + lag for tp, (start, lag) in lags.items()}
     got = limit_ends(position, ends, max_records=max_records)
@@ -79,7 +79,7 @@ def test_a_bounded_batch_takes_a_share_of_every_lag_and_never_goes_back(lags, ma
     assert taken == total if total <= max_records else max_records <= taken <= max_records + len(lags)
 
 
-def test_an_end_behind_the_position_reads_nothing():
+def test_a_log_end_below_the_position_reads_nothing():
     assert limit_ends({("t", 0): 10}, {("t", 0): 7}, max_records=100) == {("t", 0): 10}
 
 
@@ -112,7 +112,7 @@ def test_tasks_are_equally_long_however_the_lag_is_spread(lags, tasks):
     assert not loads or max(loads) - min(loads) <= 1
 
 
-def test_rates_follow_what_batches_show():
+def test_rates_converge_to_those_of_recent_batches():
     rates = Rates()
     for _ in range(20):
         rates = average_rates(rates, records=1_000_000, written_bytes=25_000_000, task_s=2.0, overhead_s=0.4)

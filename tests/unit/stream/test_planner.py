@@ -125,7 +125,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_a_batch_takes_what_has_arrived_when_it_is_due_so_that_the_next_is_not_early(tmp_path: Path):
+def test_a_due_batch_takes_all_arrived_records_so_that_the_next_is_not_early(tmp_path: Path):
     world, starts = World(tmp_path, interval_s=2.0), list[float]()
     write_rates(open_exchange(tmp_path), Rates(overhead_s=0.4))
     world.planner.next_position()
@@ -157,7 +157,7 @@ def test_without_a_due_batch_kafka_is_polled_once_a_second(tmp_path: Path, monke
     assert len(polls) <= 25, "brokers that do not answer are not polled more often"
 
 
-def test_what_waits_at_the_start_is_planned_at_once(world: World):
+def test_records_waiting_at_the_start_are_planned_at_once(world: World):
     world.kafka.end = {TP0: 5, TP1: 7}
     assert world.after(1).offsets == {TP0: 5, TP1: 7}
 
@@ -175,7 +175,7 @@ def test_a_position_is_known_at_once_until_the_next_poll_is_due(world: World):
     assert world.planner.position_without_poll() is None
 
 
-def test_an_error_of_a_poll_during_a_batch_is_raised_by_the_next_question(world: World):
+def test_a_poll_error_during_a_batch_is_raised_at_the_next_position_request(world: World):
     world.after(1)
     world.planner.poll_error = KafkaUnavailable("gone")
     assert world.planner.position_without_poll() is None
@@ -199,7 +199,7 @@ def test_later_records_wait_for_the_stretched_interval_up_to_its_bound(tmp_path:
     assert world.after(5).offsets == {TP0: 5, TP1: 0}
 
 
-def test_without_a_longer_bound_nothing_is_stretched(world: World, tmp_path: Path):
+def test_without_a_longest_interval_the_interval_is_not_stretched(world: World, tmp_path: Path):
     write_rates(open_exchange(tmp_path), Rates(stretch=50.0))
     world.after(1)
     world.kafka.end = {TP0: 5, TP1: 0}
@@ -234,7 +234,7 @@ def test_records_that_came_while_a_batch_ran_count_from_its_beginning(world: Wor
     assert world.now - planned_at <= 60
 
 
-def test_a_batch_begins_as_much_earlier_as_recent_ones_waited_for_their_turn_among_other_streams(world: World):
+def test_a_batch_starts_earlier_by_the_time_that_recent_batches_queued_behind_other_streams(world: World):
     world.after(1)
     world.planner.record_queue_time(8.0)
     world.kafka.end = {TP0: 5, TP1: 5}
@@ -242,7 +242,7 @@ def test_a_batch_begins_as_much_earlier_as_recent_ones_waited_for_their_turn_amo
     assert 60 - 1 - 8 - 2 <= planned_s <= 60 - 1 - 8
 
 
-def test_a_wait_for_a_turn_fades_and_counts_for_a_quarter_of_the_interval_at_most(world: World):
+def test_the_recorded_queue_time_decays_and_counts_for_at_most_a_quarter_of_the_interval(world: World):
     world.planner.record_queue_time(50.0)
     assert world.planner.queue_s == 15.0
     for _ in range(10):
@@ -269,7 +269,7 @@ def test_a_partition_that_appears_is_read_from_its_beginning(world: World):
     assert world.planner.first_offsets == {TP2: 4}
 
 
-def test_a_stream_gone_silent_ticks_once(world: World):
+def test_a_stream_that_falls_silent_gets_one_empty_commit(world: World):
     world.kafka.end = {TP0: 5, TP1: 5}
     world.after(1)
     silent = world.after(299)
@@ -305,7 +305,7 @@ def without(world: World, topic: str) -> None:
     world.kafka.identity = SourceIdentity("c1", left)
 
 
-def test_a_deleted_topic_of_a_pattern_is_not_read_and_holds_nothing_back(patterned: World, caplog):
+def test_a_deleted_topic_of_a_pattern_is_not_read_and_blocks_nothing(patterned: World, caplog):
     patterned.kafka.end[U] = 9
     patterned.after(2)
     without(patterned, "u")
@@ -322,7 +322,7 @@ def test_a_deleted_topic_of_a_pattern_is_not_read_and_holds_nothing_back(pattern
     assert patterned.kafka.requested
 
 
-def test_a_topic_that_brokers_leave_out_for_a_moment_is_read_on(patterned: World):
+def test_a_topic_that_brokers_temporarily_omit_continues_to_be_read(patterned: World):
     without(patterned, "u")
     patterned.after(11)
     patterned.kafka.identity = SourceIdentity("c1", {"t": "id-1", "u": "id-u"})
@@ -332,7 +332,7 @@ def test_a_topic_that_brokers_leave_out_for_a_moment_is_read_on(patterned: World
     assert U not in position.idle
 
 
-def test_a_topic_that_joined_and_was_made_again_is_refused(patterned: World):
+def test_a_topic_that_matched_the_pattern_later_and_was_recreated_is_refused(patterned: World):
     patterned.kafka.identity = SourceIdentity("c1", {"t": "id-1", "u": "id-u2"})
     with pytest.raises(TopicRecreated, match="id-u became id-u2"):
         patterned.after(15)
@@ -365,7 +365,7 @@ def test_a_deleted_topic_whose_acls_are_deleted_after_it_stays_deleted(patterned
     assert patterned.planner.is_gone("u")
 
 
-def test_nobody_waits_for_a_topic_that_is_missed_in_three_lists(patterned: World):
+def test_a_topic_that_is_missing_in_three_polls_is_no_longer_waited_for(patterned: World):
     without(patterned, "u")
     patterned.after(12)
     assert not patterned.planner.is_gone("u")
@@ -374,7 +374,7 @@ def test_nobody_waits_for_a_topic_that_is_missed_in_three_lists(patterned: World
     assert not patterned.planner.is_gone("t")
 
 
-def test_nobody_waits_for_a_topic_that_went_before_the_planner_began(world: World):
+def test_a_topic_that_disappeared_before_the_planner_started_is_not_waited_for(world: World):
     world.planner.settings = replace(world.planner.settings, topics=TopicPattern("[tu].*"))
     world.after(12)
     assert not world.planner.is_gone("u")
@@ -393,14 +393,14 @@ def test_a_planner_without_any_topic_waits(tmp_path: Path):
     assert world.after(75).offsets == {TP0: 3, TP1: 0}
 
 
-def test_a_topic_made_again_ends_the_writer_and_says_why(world: World):
+def test_a_recreated_topic_ends_the_writer_with_the_reason(world: World):
     world.after(1)
     world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
     with pytest.raises(TopicRecreated, match=r"id-1 became id-2.* other topics continue at their positions$"):
         world.after(15)
 
 
-def test_a_topic_made_again_is_reported_with_the_records_of_the_old_one_that_were_not_read(world: World):
+def test_a_recreated_topic_is_reported_with_the_unread_records_of_the_old_one(world: World):
     world.after(1)  # a batch that is due at once
     world.kafka.end = {TP0: 150, TP1: 50}
     world.after(1)
@@ -409,7 +409,7 @@ def test_a_topic_made_again_is_reported_with_the_records_of_the_old_one_that_wer
         world.after(15)
 
 
-def test_of_a_topic_made_again_the_ends_of_the_old_one_count(world: World):
+def test_after_a_topic_was_recreated_the_ends_of_the_former_topic_are_counted(world: World):
     world.kafka.end, world.kafka.leader_epoch = {TP0: 5, TP1: 5}, 0
     world.after(1)  # a batch that is due at once
     world.kafka.end = {TP0: 150, TP1: 50}
@@ -420,9 +420,7 @@ def test_of_a_topic_made_again_the_ends_of_the_old_one_count(world: World):
         world.after(1)
 
 
-def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_not_read(
-    world: World, caplog: pytest.LogCaptureFixture
-):
+def test_a_topic_that_stays_deleted_is_reported_with_its_unread_records(world: World, caplog: pytest.LogCaptureFixture):
     world.after(1)  # a batch that is due at once
     world.kafka.end = {TP0: 150, TP1: 50}
     world.after(1)
@@ -434,7 +432,7 @@ def test_a_topic_that_stays_away_is_reported_as_that_with_its_records_that_were_
     assert "Kafka has had no topic of the stream for 10 s: a topic does not exist" in caplog.messages
 
 
-def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world: World):
+def test_a_recreated_topic_whose_log_ends_earlier_is_reported_as_recreated(world: World):
     world.kafka.end, world.kafka.leader_epoch = {TP0: 5, TP1: 5}, 0
     world.after(1)
     world.kafka.identity = SourceIdentity("c1", {"t": "id-2"})
@@ -443,7 +441,7 @@ def test_a_topic_made_again_is_reported_as_such_where_its_log_ends_earlier(world
         world.after(1)
 
 
-def test_brokers_that_stay_behind_an_earlier_leader_end_the_writer_and_say_why(world: World):
+def test_brokers_that_stay_at_an_older_leader_epoch_end_the_writer_with_the_reason(world: World):
     """The cluster's metadata was restored from a backup: its answers are never believed."""
     world.kafka.leader_epoch = 5
     world.kafka.end = {TP0: 5, TP1: 5}
@@ -455,7 +453,7 @@ def test_brokers_that_stay_behind_an_earlier_leader_end_the_writer_and_say_why(w
         world.after(UNREACHABLE_TIMEOUT_S + 2)
 
 
-def test_a_lost_range_is_named(world: World):
+def test_a_lost_offset_range_is_reported(world: World):
     world.after(1)
     world.kafka.begin = {TP0: 12, TP1: 0}
     world.kafka.end = {TP0: 20, TP1: 0}
@@ -463,7 +461,7 @@ def test_a_lost_range_is_named(world: World):
         world.after(15)
 
 
-def test_a_silent_kafka_is_borne_for_a_while(world: World):
+def test_a_silent_kafka_is_tolerated_until_a_timeout(world: World):
     world.after(1)
     world.kafka.down = True
     world.after(UNREACHABLE_TIMEOUT_S - 2)
@@ -485,7 +483,7 @@ def test_the_time_of_a_batch_does_not_count_as_silence(world: World):
         world.after(3)
 
 
-def test_an_end_that_a_lagging_broker_answers_does_not_go_back(world: World):
+def test_a_log_end_from_a_lagging_broker_does_not_move_the_position_back(world: World):
     world.kafka.end, world.kafka.leader_epoch = {TP0: 5, TP1: 5}, 2
     world.after(1)
     world.kafka.end, world.kafka.leader_epoch = {TP0: 3, TP1: 5}, 1  # it does not know that it was replaced
@@ -508,7 +506,7 @@ def test_records_of_an_open_transaction_keep_their_partition_from_being_idle(wor
     assert watermark_us(newest, partitions=newest, idle=position.idle, previous_us=5) == newest[TP0]
 
 
-def test_a_partition_that_the_marker_calls_idle_is_so_no_more_once_a_transaction_writes_to_it(world: World):
+def test_a_partition_marked_as_idle_is_active_once_a_transaction_writes_to_it(world: World):
     world.planner.position = Position({TP0: 0, TP1: 0}, frozenset({TP0, TP1}))
     world.kafka.high = {TP1: 3}
     world.after(1)
@@ -517,7 +515,7 @@ def test_a_partition_that_the_marker_calls_idle_is_so_no_more_once_a_transaction
 
 
 @pytest.mark.parametrize("idle", [False, True], ids=["active before", "idle before"])
-def test_a_partition_without_a_leader_is_neither_read_nor_idle_and_no_other_waits_for_it(world: World, idle: bool):
+def test_a_partition_without_a_leader_is_neither_read_nor_idle_and_blocks_no_other(world: World, idle: bool):
     world.planner.position = Position({TP0: 0, TP1: 0}, frozenset({TP1} if idle else ()))
     world.after(1)
     world.kafka.end[TP1] = 3
@@ -539,7 +537,7 @@ def test_a_partition_without_a_leader_is_neither_read_nor_idle_and_no_other_wait
     assert world.after(60).idle == {TP0, TP1}
 
 
-def test_a_writer_that_begins_without_a_leader_reads_the_others_and_knows_no_lag(world: World):
+def test_a_writer_that_starts_with_a_leaderless_partition_reads_the_others_and_has_no_lag(world: World):
     world.kafka.leaderless = {TP1}
     world.kafka.end = {TP0: 5, TP1: 3}
     assert world.after(2).offsets == {TP0: 5, TP1: 0}
@@ -576,7 +574,7 @@ def test_a_stream_has_caught_up_once_the_transactions_of_a_report_have_ended():
     assert tracker.update(ended, {TP0: 8}) == 6_000
 
 
-def test_a_log_that_ends_before_the_position_is_a_gap_at_once_where_its_leader_is_asked(world: World):
+def test_with_leader_epochs_a_log_end_before_the_position_is_a_gap_at_once(world: World):
     world.planner.position = Position({TP0: 1000, TP1: 0}, leader_epochs={TP0: 4})
     world.kafka.end[TP0], world.kafka.leader_epoch, world.kafka.log_cut = 900, 5, {TP0: 900}
     with pytest.raises(OffsetGap, match=r"t-0 offsets 900 to 999.*truncated.*frazil reset s --to marker"):
@@ -584,7 +582,7 @@ def test_a_log_that_ends_before_the_position_is_a_gap_at_once_where_its_leader_i
     assert world.kafka.described == 1
 
 
-def test_a_log_that_ends_before_the_position_is_a_gap_after_a_few_checks_where_no_epoch_is_known(world: World):
+def test_without_leader_epochs_a_log_end_before_the_position_is_a_gap_after_several_polls(world: World):
     world.planner.position = Position({TP0: 1000, TP1: 0})
     world.kafka.end[TP0] = 900
     world.after(MIN_SHORT_POLLS - 1)
@@ -592,7 +590,7 @@ def test_a_log_that_ends_before_the_position_is_a_gap_after_a_few_checks_where_n
         world.after(1)
 
 
-def test_a_log_that_was_cut_and_has_grown_past_the_position_is_a_gap(world: World):
+def test_a_truncated_log_that_has_grown_past_the_position_is_a_gap(world: World):
     world.kafka.leader_epoch = 4
     world.kafka.end[TP0] = 1000
     assert world.after(1).leader_epochs == {TP0: 4, TP1: 4}
@@ -601,7 +599,7 @@ def test_a_log_that_was_cut_and_has_grown_past_the_position_is_a_gap(world: Worl
         world.after(1)
 
 
-def test_an_answer_of_a_broker_that_was_replaced_is_no_gap(world: World):
+def test_a_response_from_a_replaced_broker_is_not_a_gap(world: World):
     world.planner.position = Position({TP0: 1000, TP1: 0}, leader_epochs={TP0: 4, TP1: 4})
     world.kafka.end[TP0], world.kafka.leader_epoch = 900, 3
     world.after(30)
@@ -618,7 +616,7 @@ def test_the_epoch_of_a_leader_is_kept_with_the_offsets_that_it_had(world: World
     assert world.after(62).leader_epochs == {TP0: 5, TP1: 4}
 
 
-def test_a_topic_that_is_declared_no_more_is_not_requested_and_holds_nothing_back(world: World):
+def test_a_topic_that_is_no_longer_declared_is_not_requested_and_does_not_hold_the_watermark(world: World):
     world.planner.position = Position({TP0: 0, TP1: 0, OLD: 100}, frozenset())
     world.kafka.end = {TP0: 5, TP1: 7}
     start = world.planner.position
@@ -629,12 +627,12 @@ def test_a_topic_that_is_declared_no_more_is_not_requested_and_holds_nothing_bac
     assert {r["topic"] for r in ranges} == {"t"}
 
 
-def test_idle_partitions_of_the_other_topics_let_go_of_one_that_is_declared_no_more(world: World):
+def test_a_partition_that_is_no_longer_declared_becomes_idle_with_those_of_the_other_topics(world: World):
     world.planner.position = Position({TP0: 0, TP1: 0, OLD: 100}, frozenset({TP0, TP1}))
     assert world.after(2).idle == {TP0, TP1, OLD}
 
 
-def test_a_topic_that_is_declared_again_goes_on_where_it_stood(world: World):
+def test_a_topic_that_is_declared_again_continues_at_its_position(world: World):
     world.kafka.identity = SourceIdentity("c1", {"t": "id-1", "old": "id-9"})
     world.kafka.end[OLD], world.kafka.begin[OLD] = 120, 0
     world.planner.source = world.kafka.identity
@@ -646,7 +644,7 @@ def test_a_topic_that_is_declared_again_goes_on_where_it_stood(world: World):
     assert OLD not in end.idle
 
 
-def test_a_silence_is_reported_twice_a_minute(world: World, caplog: pytest.LogCaptureFixture):
+def test_a_silent_kafka_is_logged_twice_a_minute(world: World, caplog: pytest.LogCaptureFixture):
     world.kafka.down = True
     world.after(60)
     assert [r.getMessage().split(":")[0] for r in caplog.records] == [
@@ -665,7 +663,7 @@ def test_brokers_that_are_back_within_seconds_are_not_worth_a_warning(world: Wor
     assert caplog.messages == []
 
 
-def test_what_comes_while_a_batch_runs_is_reported_and_decided_on_after_it(world: World):
+def test_records_that_arrive_during_a_batch_are_reported_at_once_and_planned_after_it(world: World):
     world.after(1)
     world.kafka.end = {TP0: 5, TP1: 7}
     world.now += 2
@@ -675,7 +673,7 @@ def test_what_comes_while_a_batch_runs_is_reported_and_decided_on_after_it(world
     assert world.planner.position == before
 
 
-def test_what_is_found_wrong_while_a_batch_runs_ends_the_epoch_after_it(world: World):
+def test_a_problem_found_during_a_batch_ends_the_epoch_after_the_batch(world: World):
     world.after(1)
     world.kafka.begin, world.kafka.end = {TP0: 12, TP1: 0}, {TP0: 20, TP1: 0}
     world.now += 15
@@ -686,7 +684,7 @@ def test_what_is_found_wrong_while_a_batch_runs_ends_the_epoch_after_it(world: W
         world.planner.next_position()
 
 
-def test_draining_waits_for_nothing(tmp_path: Path):
+def test_a_draining_writer_does_not_wait_for_the_interval(tmp_path: Path):
     world = World(tmp_path, drain=True)
     world.after(1)
     world.kafka.end = {TP0: 5, TP1: 0}
@@ -698,14 +696,14 @@ def test_an_empty_commit_has_no_plans(world: World):
     assert world.planner.plans(world.planner.position, idle_position) == []
 
 
-def test_the_plans_of_a_batch_are_its_tasks_alone_however_many_partitions_its_position_has(world: World):
+def test_a_batch_is_planned_by_its_tasks_only_however_many_partitions_its_position_has(world: World):
     start, end = world.planner.position, Position({TP0: 5, TP1: 7})
     plans = [json.loads(plan) for plan in world.planner.plans(start, end)]
     assert sum(end - start for plan in plans for *_, start, end in map(dict.values, plan["ranges"])) == 12
     assert plans == json.loads(json.dumps([StageTask.from_json(plan).to_json() for plan in plans]))
 
 
-def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silent(world: World):
+def test_the_planners_report_keeps_the_time_of_its_observation_while_kafka_is_silent(world: World):
     world.planner.clock_ms = lambda: int(world.now * 1000)
     world.after(1)
     world.kafka.down = True
@@ -716,14 +714,14 @@ def test_what_it_reports_is_dated_and_stays_as_old_as_it_is_while_kafka_is_silen
     assert (world.reports[-1].observed_at_ms, world.reports[-1].silent_since_ms) == (1_012_000, None)
 
 
-def test_what_it_reports_says_where_partitions_begin_that_no_marker_knows(world: World):
+def test_the_planners_report_has_the_first_offsets_of_partitions_that_no_marker_has(world: World):
     world.after(1)
     world.kafka.end, world.kafka.begin = {TP0: 0, TP1: 0, TP2: 1005}, {TP0: 0, TP1: 0, TP2: 1000}
     world.after(11)
     assert world.reports[-1].unread({TP0: 0, TP1: 0}) == {TP2: 5}
 
 
-def test_batches_that_outlast_their_interval_grow_to_the_most_and_follow_each_other_without_a_pause(tmp_path: Path):
+def test_batches_longer_than_their_interval_grow_to_the_maximum_and_follow_without_a_pause(tmp_path: Path):
     """Records come for ten minutes, faster than they can be written, and then no more."""
     world = World(tmp_path, interval_s=10.0)
     begun = stopped = world.now
@@ -792,7 +790,7 @@ def test_a_batch_ends_where_a_transaction_of_the_source_does(world: World):
     assert not world.planner.is_held_back(TP0, 4)
 
 
-def test_a_backlog_of_transactions_counts_as_unread(world: World):
+def test_a_backlog_read_in_whole_transactions_counts_as_unread(world: World):
     of_one_partition(world, StandInWhole(*range(0, 5000, 3)))
     world.kafka.end = {TP0: 5000}
     assert world.after(1).offsets == {TP0: 999}
@@ -800,7 +798,7 @@ def test_a_backlog_of_transactions_counts_as_unread(world: World):
     assert world.after(1).offsets == {TP0: 1998}
 
 
-def test_brokers_that_fall_silent_within_a_check_let_no_batch_cut_a_transaction(world: World):
+def test_brokers_that_fall_silent_during_a_check_do_not_make_a_batch_split_a_transaction(world: World):
     whole = StandInWhole()
     of_one_partition(world, whole)
     world.kafka.end = {TP0: 9}
@@ -818,5 +816,5 @@ def test_whole_transactions_of_several_partitions_are_refused(world: World):
         world.after(1)
 
 
-def test_all_records_of_a_partition_that_nothing_is_known_of_are_unread():
+def test_all_records_of_a_partition_without_a_known_position_are_unread():
     assert PlannerReport({TP0: 3, TP1: 9}).unread({TP1: 9}) == {TP0: 3}

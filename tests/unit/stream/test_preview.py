@@ -26,7 +26,7 @@ class ClosableReader(Reader):
         self.closed = True
 
 
-def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_that_it_would_be(
+def test_the_preview_shows_a_record_that_fails_the_transform_as_a_dead_letter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spec = stream("SELECT n AS a FROM records WHERE txt LIKE 'a' ESCAPE tags[1]", schema={"a": "long"})
@@ -48,7 +48,7 @@ def test_a_record_for_which_the_transform_raises_is_shown_as_the_dead_letter_tha
 @pytest.mark.parametrize(
     "more", [{"tables": {"a": "shop.a"}, "otherwise": "dead-letters"}, {"template": "shop.{value}", "allow": ["a"]}]
 )
-def test_a_value_that_the_route_gives_no_table_is_a_dead_letter(
+def test_a_value_without_a_table_in_the_route_is_a_dead_letter(
     more: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = without_transform({"kind": "string"}, {}, route={"by": "field", "name": "kind", **more})
@@ -61,7 +61,7 @@ def test_a_value_that_the_route_gives_no_table_is_a_dead_letter(
     assert bad.error.startswith("NoTable: field kind: 'b' ")
 
 
-def test_a_record_that_changes_nothing_and_a_rejected_one_have_other_outcomes(
+def test_the_preview_distinguishes_unchanged_records_from_rejected_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = {"format": {"type": "json", "envelope": "debezium"}}
@@ -81,7 +81,7 @@ def test_a_record_that_changes_nothing_and_a_rejected_one_have_other_outcomes(
     ]
 
 
-def test_the_table_of_each_row_is_shown_and_a_stale_change_is_not_said_to_land(
+def test_preview_shows_the_table_of_each_row_and_does_not_promise_that_a_stale_change_lands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     source = {"format": {"type": "json", "envelope": "debezium"}}
@@ -101,7 +101,7 @@ def test_the_table_of_each_row_is_shown_and_a_stale_change_is_not_said_to_land(
     assert note.startswith("A merge skips changes and deletes that are older")
 
 
-def test_a_row_without_a_value_of_the_route_is_shown_in_the_stream_s_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_preview_shows_a_row_without_a_route_value_in_the_default_table(monkeypatch: pytest.MonkeyPatch) -> None:
     route = {"by": "field", "name": "kind", "tables": {"a": "shop.a"}, "otherwise": "table"}
     spec = without_transform({"kind": "string"}, {}, route=route)
     monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader([b"{}"], 10))

@@ -90,13 +90,15 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def test_the_lag_is_what_the_planner_saw_beyond_the_marker(bench: Bench):
+def test_the_lag_is_the_number_of_records_after_the_marker_that_the_planner_saw(bench: Bench):
     bench.waits()
     bench.ends = {TP0: 14, TP1: 15}
     assert bench.after(1).lag == 4
 
 
-def test_each_change_is_written_at_once_and_without_one_the_thread_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_each_phase_change_is_in_the_heartbeat_at_once_and_otherwise_the_thread_waits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
     sent: list[int] = []
     monkeypatch.setattr(reporter_module, "HEARTBEAT_INTERVAL_S", 600)
     monkeypatch.setattr(Reporter, "_rotate_log", lambda _: sent.append(1))
@@ -120,7 +122,7 @@ def test_before_a_planner_has_seen_anything_the_lag_is_unknown(bench: Bench):
     assert heartbeat.lag is None
 
 
-def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
+def test_the_lag_of_a_new_partition_counts_from_its_first_offset(bench: Bench):
     bench.waits()
     bench.reporter.set_planner_report(
         PlannerReport({("flights", 2): 1005}, first_offsets={("flights", 2): 1000}, observed_at_ms=1)
@@ -131,7 +133,9 @@ def test_a_partition_that_appeared_counts_from_where_it_begins(bench: Bench):
 
 
 @pytest.mark.parametrize(("end", "lag"), [(20, None), (23, 3)])
-def test_without_a_leader_no_known_record_may_be_unread_but_others_may(bench: Bench, end: int, lag: int | None):
+def test_the_lag_of_a_partition_without_a_leader_is_unknown_unless_records_are_unread(
+    bench: Bench, end: int, lag: int | None
+):
     bench.waits()
     ends = {TP0: 10, TP1: end}
     bench.reporter.set_planner_report(PlannerReport(ends, observed_at_ms=1, leaderless=frozenset({TP1})))
@@ -140,7 +144,7 @@ def test_without_a_leader_no_known_record_may_be_unread_but_others_may(bench: Be
     assert (heartbeat.lag, heartbeat.caught_up_at_ms) == (lag, None)
 
 
-def test_offsets_that_stand_reach_the_heartbeat_and_the_log_once_and_their_end_as_well(
+def test_a_stall_of_offsets_and_its_end_are_each_reported_once_in_heartbeat_and_log(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
@@ -162,7 +166,7 @@ def test_offsets_that_stand_reach_the_heartbeat_and_the_log_once_and_their_end_a
     ]
 
 
-def test_what_comes_after_a_long_quiet_is_no_time_without_progress(bench: Bench):
+def test_records_after_a_long_quiet_period_do_not_count_as_time_without_progress(bench: Bench):
     """Its supervisor ends a writer that makes no progress while records wait."""
     bench.waits()
     began_ms, quiet_s = bench.now_ms, 3_600
@@ -197,7 +201,7 @@ def test_a_planner_that_hangs_is_seen_by_the_age_of_its_report(bench: Bench):
     assert "Kafka has not answered the planner" in stall.reason
 
 
-def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advance(bench: Bench, tmp_path: Path):
+def test_a_batch_longer_than_three_intervals_is_not_stalled_while_its_records_advance(bench: Bench, tmp_path: Path):
     progress = ProgressFolder(str(tmp_path / "progress"), {})
     bench.reporter.set_progress(progress)
     bench.waits()
@@ -212,7 +216,7 @@ def test_a_batch_longer_than_three_intervals_has_credit_while_its_records_advanc
     assert "batch 4-1 is staging, has read 3,000 records and makes no progress" in stall.reason
 
 
-def test_a_stall_says_that_a_task_compiles_until_it_no_longer_does(bench: Bench, tmp_path: Path):
+def test_a_stall_reports_a_compiling_task_until_it_stops_compiling(bench: Bench, tmp_path: Path):
     progress = ProgressFolder(str(tmp_path / "progress"), {})
     bench.reporter.set_progress(progress)
     bench.waits()
@@ -228,7 +232,7 @@ def test_a_stall_says_that_a_task_compiles_until_it_no_longer_does(bench: Bench,
         assert ("brokers and executors" in stall.reason) is not compiling
 
 
-def test_a_batch_has_credit_while_the_writers_of_a_shuffle_advance(bench: Bench, tmp_path: Path):
+def test_a_batch_is_not_stalled_while_its_shuffle_writers_advance(bench: Bench, tmp_path: Path):
     progress = ProgressFolder(str(tmp_path / "progress"), {})
     bench.reporter.set_progress(progress)
     bench.waits()
@@ -244,7 +248,7 @@ def test_a_batch_has_credit_while_the_writers_of_a_shuffle_advance(bench: Bench,
     assert "has read 5,000 records and makes no progress" in stall.reason
 
 
-def test_the_batch_after_a_commit_that_left_records_has_credit_of_its_own(bench: Bench, tmp_path: Path):
+def test_a_batch_that_reads_records_left_by_a_commit_is_not_reported_as_stalled(bench: Bench, tmp_path: Path):
     """A sample between a commit and the next phase must not take the landed batch for one that reads these records."""
     progress = ProgressFolder(str(tmp_path / "progress"), {})
     bench.reporter.set_progress(progress)
@@ -258,7 +262,9 @@ def test_the_batch_after_a_commit_that_left_records_has_credit_of_its_own(bench:
         assert bench.after(STILL_S // 2).stall is None
 
 
-def test_a_stall_is_still_said_while_the_writer_begins_another_epoch(bench: Bench, caplog: pytest.LogCaptureFixture):
+def test_a_stall_is_still_reported_while_the_writer_begins_another_epoch(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
     bench.waits()
     bench.ends = {TP0: 15, TP1: 20}
     assert bench.after(STILL_S + 1).stall is not None
@@ -269,7 +275,7 @@ def test_a_stall_is_still_said_while_the_writer_begins_another_epoch(bench: Benc
     assert len(warnings(caplog)) == 1
 
 
-def test_an_outage_is_no_stall_however_long_and_time_counts_again_after_it(
+def test_an_outage_is_never_a_stall_and_the_stall_timer_restarts_after_it(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
     bench.waits()
@@ -295,7 +301,7 @@ def test_a_planner_that_is_replaced_ends_no_stall(bench: Bench):
     assert (after.stall, after.lag) == (before.stall, 5)
 
 
-def test_what_watches_for_stalls_is_reported_a_stretch_by_the_thread_that_reads(
+def test_the_reading_thread_passes_the_interval_stretch_to_the_stall_watch(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
     reported: list[float] = []
@@ -307,7 +313,7 @@ def test_what_watches_for_stalls_is_reported_a_stretch_by_the_thread_that_reads(
     assert reported == [3.0]
 
 
-def test_a_writer_that_is_throttled_waits_longer_before_it_is_said_to_stall(bench: Bench):
+def test_a_throttled_writer_is_reported_as_stalled_later(bench: Bench):
     bench.waits()
     bench.after(1)
     bench.reporter.set_throttle("the metadata grows", stretch=3.0)
@@ -322,7 +328,7 @@ def test_a_writer_that_is_throttled_waits_longer_before_it_is_said_to_stall(benc
     assert again.throttle is None
 
 
-def test_a_storage_that_does_not_answer_holds_up_no_heartbeat(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+def test_an_unresponsive_storage_delays_no_heartbeat(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     answered = threading.Event()
     monkeypatch.setattr(Reporter, "_update_counts", lambda _: answered.wait(60))
     first = bench.after(1)
@@ -347,7 +353,7 @@ def test_event_times_in_the_future_are_a_notice_that_counts_all_rows(bench: Benc
     assert [text.partition(": ")[0] for text in warnings(caplog)] == ["batch 4-1", "batch 4-2"]
 
 
-def test_a_notice_that_replaces_another_is_in_the_heartbeat_alone(bench: Bench, caplog: pytest.LogCaptureFixture):
+def test_a_notice_that_replaces_another_is_only_in_the_heartbeat(bench: Bench, caplog: pytest.LogCaptureFixture):
     bench.events.emit(NoticeIssued("3 records have no column"))
     bench.events.emit(NoticeIssued("look"))
     bench.events.emit(NoticeIssued("5 records have no column", replaces="3 records have no column"))
@@ -380,7 +386,7 @@ def test_a_heartbeat_of_another_version_is_read(bench: Bench):
         assert Heartbeat.read(bench.exchange) == heartbeat
 
 
-def test_a_batch_that_outlasts_the_interval_says_by_how_much_while_it_runs_and_until_one_is_in_time(bench: Bench):
+def test_a_batch_longer_than_its_interval_reports_the_excess_until_a_batch_is_on_time(bench: Bench):
     def batch(number: int, *, takes_s: int) -> Heartbeat:
         key = BatchKey(MARKER.at.epoch, number)
         bench.events.emit(PhaseBegan(Phase.STAGING, key))
@@ -408,7 +414,7 @@ def test_a_batch_that_outlasts_the_interval_says_by_how_much_while_it_runs_and_u
     assert bench.after(1).backpressure_ms == 0, "nothing waits: the next records meet a writer that is free"
 
 
-def test_a_record_on_a_quiet_topic_waits_since_it_came_and_not_since_the_last_commit(bench: Bench):
+def test_a_record_on_a_quiet_topic_counts_as_waiting_from_its_arrival_not_from_the_last_commit(bench: Bench):
     bench.commits()
     assert bench.after(1_800).caught_up_at_ms == bench.now_ms
     came_ms, bench.ends = bench.now_ms, {TP0: 15, TP1: 20}
@@ -422,7 +428,7 @@ def test_a_record_on_a_quiet_topic_waits_since_it_came_and_not_since_the_last_co
     assert Bench(bench.folder).after(1).caught_up_at_ms == came_ms + 7_000, "the next writer of this host goes on"
 
 
-def test_a_writer_behind_by_many_reports_never_says_that_records_wait_shorter_than_they_do(bench: Bench):
+def test_a_writer_far_behind_never_understates_how_long_records_have_waited(bench: Bench):
     bench.waits()
     began_ms = bench.after(1).caught_up_at_ms
     for n in range(1, 500):
@@ -435,7 +441,7 @@ def test_a_writer_behind_by_many_reports_never_says_that_records_wait_shorter_th
     assert began_ms + 290_000 <= found <= began_ms + 300_000
 
 
-def test_a_kafka_that_has_never_answered_is_named_and_the_lag_stays_unknown(bench: Bench):
+def test_a_kafka_that_never_responded_is_reported_and_the_lag_stays_unknown(bench: Bench):
     bench.waits()
     bench.reporter.set_planner_report(PlannerReport({}, silent_since_ms=bench.now_ms))
     bench.planner_runs = False

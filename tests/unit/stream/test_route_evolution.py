@@ -170,7 +170,7 @@ def test_each_table_gets_the_fields_of_the_records_that_land_in_it(
 
 
 @pytest.mark.parametrize("by", ["header", "topic"])
-def test_a_header_or_the_topic_decides_without_a_first_pass(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_routing_by_header_or_topic_needs_no_first_decoding_pass(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     if by == "topic":
         route: dict[str, Any] = {"by": "topic", "name": None, "tables": {"shop": "shop.a", "more": "shop.b"}}
     else:
@@ -184,7 +184,9 @@ def test_a_header_or_the_topic_decides_without_a_first_pass(monkeypatch: pytest.
     assert new == {"shop.a": {("size",): "long"}, "shop.b": {("size",): "string"}}
 
 
-def test_a_record_that_gets_no_table_yet_or_never_changes_no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_whose_table_does_not_exist_yet_or_is_refused_changes_no_schema(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     route = {"template": "shop.of_{value}", "allow": ["new"], "otherwise": "dead-letters"}
     records = [{"id": 0, "kind": "new", "x": 1}, {"id": 1, "kind": "odd", "x": 1}, {"id": 2, "x": 1}]
     result = Shop(monkeypatch, route=route).stage(records)
@@ -203,7 +205,7 @@ def test_without_evolution_a_tables_own_columns_are_filled_and_equal_tables_are_
     assert (rows(result, "shop.b"), result.drift) == ([{"id": 1, "kind": "b"}], {})
 
 
-def test_a_change_that_moves_a_row_to_another_table_is_decoded_for_the_table_where_it_stays(
+def test_a_row_that_moves_to_another_table_is_decoded_with_the_columns_of_its_new_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     envelope = {"type": "debezium", "metadata": {"lsn": "source.lsn"}}
@@ -233,7 +235,7 @@ def test_a_change_that_moves_a_row_to_another_table_is_decoded_for_the_table_whe
     assert [(row["lsn"], row[CHANGE]) for row in rows(result, "main")] == [(4, 0)]
 
 
-def test_a_field_that_was_renamed_or_dropped_in_the_default_table_is_so_in_a_table_that_meets_it_later(
+def test_a_field_renamed_or_dropped_in_the_default_table_is_treated_so_in_tables_added_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shop = Shop(monkeypatch)
@@ -267,7 +269,7 @@ def test_a_table_that_is_not_renamed_yet_fills_its_own_columns_by_both_names(mon
     assert result.drift == {}
 
 
-def test_a_renamed_rest_column_keeps_what_is_left_in_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renamed_rest_column_gets_the_remaining_fields_in_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {"id": "long not null", "kind": "string", "at": "timestamptz", "more": "string"}
     shop = Shop(monkeypatch, schema=columns, rest="more")
     shop.routed()

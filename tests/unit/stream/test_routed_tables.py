@@ -114,7 +114,7 @@ def test_only_tables_of_new_values_are_made(monkeypatch: pytest.MonkeyPatch) -> 
     assert (sorted(routed.targets), tried) == (["a"], ["b"])
 
 
-def test_a_start_deletes_what_a_lost_batch_staged_for_the_routes_tables() -> None:
+def test_a_start_deletes_files_that_a_lost_batch_staged_for_routed_tables() -> None:
     shop = Shop(tables={"a": "shop.a"})
     shop.open()
     table, lost, current = shop.catalog.load_table("shop.a"), BatchKey(1, 1), BatchKey(2, 1)
@@ -129,7 +129,7 @@ def test_a_start_deletes_what_a_lost_batch_staged_for_the_routes_tables() -> Non
     assert (Path(bare_path(batch_folder(table, "shop", current))) / "0.parquet").exists()
 
 
-def test_a_start_goes_on_although_one_of_the_routes_tables_cannot_be_swept(
+def test_a_start_continues_although_a_routed_table_cannot_be_swept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused(*_: object) -> None:
@@ -142,7 +142,7 @@ def test_a_start_goes_on_although_one_of_the_routes_tables_cannot_be_swept(
     assert "cannot delete files of failed batches of table shop.a; the next start tries again" in caplog.text
 
 
-def test_rows_wait_next_to_the_default_table_from_the_first_batch_after_a_commit_to_a_dropped_table_failed() -> None:
+def test_after_a_failed_commit_to_a_dropped_table_its_rows_wait_in_the_default_tables_folder() -> None:
     shop = Shop(tables={"a": "shop.a"})
     routed = shop.open()
     shop.catalog.drop_table("shop.a")
@@ -160,7 +160,7 @@ def test_the_reason_names_the_table_even_if_the_error_does_not() -> None:
     assert reason.startswith("table shop.a cannot be loaded or created: the table property ")
 
 
-def test_tables_that_were_made_are_found_again_and_count() -> None:
+def test_created_tables_are_found_again_and_count_towards_the_limit() -> None:
     shop = Shop(template="shop.of_{value}", limit=3)
     shop.open().create_tables(["b", "A"], shop.home())
     routed = shop.open()
@@ -176,7 +176,7 @@ def test_tables_that_were_made_are_found_again_and_count() -> None:
     )
 
 
-def test_tables_beside_them_are_not_the_routes() -> None:
+def test_tables_in_the_same_namespace_do_not_belong_to_the_route() -> None:
     shop = Shop(template="shop.of_{value}")
     home = shop.tables.main.current()
     for name, properties in (("of_plain", {}), ("of_moved", {value_property("shop"): "another"}), ("of_", {})):
@@ -208,7 +208,7 @@ def test_many_tables_are_made_side_by_side() -> None:
     assert len({id(t.schema_json) for name, t in shop.context(routed).targets.items() if "." in name}) == 1
 
 
-def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
+def test_a_missing_table_with_waiting_rows_is_not_recreated() -> None:
     shop = Shop(template="shop.of_{value}")
     shop.open().create_tables(["a"], shop.home())
     shop.catalog.purge_table("shop.of_a")
@@ -221,7 +221,7 @@ def test_a_table_that_rows_wait_for_is_never_begun_again() -> None:
     assert read_marker(shop.catalog.load_table("shop.of_a").properties, "shop") is None
 
 
-def test_values_of_another_route_stay_where_they_are() -> None:
+def test_tables_created_for_a_value_that_is_now_declared_elsewhere_are_left_unchanged() -> None:
     shop = Shop(template="shop.of_{value}")
     shop.open().create_tables(["a"], shop.home())
     assert shop.spec.route is not None

@@ -26,14 +26,14 @@ def spec(**resources: Any) -> StreamSpec:
     )
 
 
-def test_without_a_master_all_is_on_this_hosts_loopback() -> None:
+def test_without_a_declared_master_spark_runs_locally_on_the_loopback() -> None:
     found = writer_properties(spec(cores=3))
     assert found["spark.master"] == "local[3,4]"
     assert found["spark.driver.host"] == "127.0.0.1"
     assert "spark.cores.max" not in found
 
 
-def test_on_a_cluster_executors_are_as_declared_and_lean() -> None:
+def test_executors_on_a_cluster_have_the_declared_resources_and_lean_jvm_options() -> None:
     found = writer_properties(
         spec(master="spark://h:7077", cores=4, **{"executor-cores": 2, "executor-memory": "1GiB"})
     )
@@ -45,7 +45,7 @@ def test_on_a_cluster_executors_are_as_declared_and_lean() -> None:
 
 
 @pytest.mark.parametrize("master", ["yarn", "k8s://https://h:6443"])
-def test_containers_have_room_for_the_python_beside_the_heap(master: str) -> None:
+def test_executor_containers_have_memory_for_python_in_addition_to_the_heap(master: str) -> None:
     image = {"spark.kubernetes.container.image": "i"}
     found = writer_properties(spec(master=master, cores=6, spark=image, **{"executor-cores": 3}))
     assert found["spark.master"] == master
@@ -54,7 +54,7 @@ def test_containers_have_room_for_the_python_beside_the_heap(master: str) -> Non
     assert "spark.cores.max" not in found
 
 
-def test_a_writer_on_yarn_says_that_it_does_not_know_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_on_yarn_without_hadoop_configuration_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in HADOOP_FOLDER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(EnvironmentUnusable, match=r"HADOOP_CONF_DIR is not set\. Set it for"):
@@ -71,11 +71,11 @@ def test_a_writer_on_yarn_says_that_it_does_not_know_the_cluster(monkeypatch: py
         ("yarn", False),
     ],
 )
-def test_a_driver_listens_on_loopback_only_where_its_executors_are(master: str, is_here: bool) -> None:
+def test_a_driver_listens_on_loopback_only_if_its_executors_are_local(master: str, is_here: bool) -> None:
     assert ("spark.driver.host" in writer_properties(spec(master=master))) is is_here
 
 
-def test_a_declaration_has_the_last_word_on_sparks_properties() -> None:
+def test_a_declaration_overrides_spark_properties() -> None:
     declared = {"spark.driver.host": "driver.example", "spark.task.maxFailures": "8"}
     found = writer_properties(spec(master="spark://127.0.0.1:1", spark=declared))
     assert declared.items() <= found.items()

@@ -65,12 +65,12 @@ def test_each_task_answers_once_with_all_its_files() -> None:
         [*VALID, VALID[1]],
     ],
 )
-def test_rows_that_were_sent_and_not_received_or_otherwise_make_no_batch(answers: list[dict[str, Any]]) -> None:
+def test_shuffled_rows_that_were_lost_or_changed_fail_the_batch(answers: list[dict[str, Any]]) -> None:
     with pytest.raises(errors.StaleBatch):
         answered(*answers)
 
 
-def test_an_error_of_a_task_is_raised_and_precedes_a_suspicion() -> None:
+def test_a_task_error_is_raised_and_takes_precedence_over_a_suspect_record() -> None:
     suspect, refused = {"suspect": "ValueError: a bug"}, {"error_type": "AccessDenied", "error": "no"}
     with pytest.raises(errors.AccessDenied, match="no"):
         answered(suspect, refused, *VALID)
@@ -78,7 +78,7 @@ def test_an_error_of_a_task_is_raised_and_precedes_a_suspicion() -> None:
         answered(*VALID, suspect)
 
 
-def test_a_batch_with_a_suspect_is_staged_again_without_a_shuffle() -> None:
+def test_a_batch_with_a_suspect_record_is_restaged_without_a_shuffle() -> None:
     shuffle = Shuffle(2)
     seen: list[Shuffle | None] = []
 

@@ -50,7 +50,7 @@ class OnRest(TableHandle):
         return table
 
 
-def test_the_closure_of_a_batch_holds_references_and_what_opens_files(
+def test_the_closure_of_a_batch_has_references_and_vended_credentials_but_no_other_secret(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -119,7 +119,7 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
     assert renewed() == {"s3.session-token": "demo.flights_dead_letters, load 2"}
 
 
-def test_what_others_do_to_the_columns_is_checked_before_each_batch(
+def test_columns_changed_by_others_are_detected_before_each_batch(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
 ) -> None:
     catalog = load_catalog(None)

@@ -47,14 +47,14 @@ WORK = StageRows(
 
 
 @pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
-def test_it_arrives_as_it_was_and_nothing_of_ours_is_pickled_but_one_name(dumps: Any) -> None:
+def test_staging_work_survives_pickling_and_references_only_one_frazil_name(dumps: Any) -> None:
     data = dumps(WORK)
     assert pickle.loads(data) == WORK
     names = {argument for _, argument, _ in pickletools.genops(data) if isinstance(argument, str)}
     assert {name for name in names if "frazil" in name} == {"frazil.stream.stage_rows"}
 
 
-def test_a_task_that_compiles_says_so_at_once_and_when_it_is_over(tmp_path: Path) -> None:
+def test_a_task_reports_the_start_and_end_of_a_compilation_at_once(tmp_path: Path) -> None:
     folder = ProgressFolder(str(tmp_path / "progress"), {}, period_s=3600)
     compilation.on_change = partial(dataclasses.replace(WORK, progress=folder)._progress_reporter("0"), 7, 0.0)
     try:
@@ -78,7 +78,7 @@ def refusal(data: bytes) -> str:
     return str(error.value)
 
 
-def test_another_version_is_refused_with_a_sentence_and_the_writer_is_restarted(
+def test_a_task_refuses_another_frazil_version_and_the_writer_is_restarted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = cloudpickle.dumps(WORK)
@@ -98,14 +98,18 @@ def changed(cls: Any, *, without: str = "", **added: Any) -> Any:
     return made
 
 
-def test_code_that_changed_within_a_version_is_refused_where_a_name_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_changed_within_a_version_is_refused_where_a_name_no_longer_exists(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A checkout was updated under a running writer."""
     data = cloudpickle.dumps(WORK)
     monkeypatch.setattr(stage_rows, "StageContext", changed(StageContext, without="coordinates"))
     assert f"runs other code of version {__version__} than is installed now" in refusal(data)
 
 
-def test_a_new_field_with_a_default_takes_the_place_of_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_field_with_a_default_does_not_shift_other_fields_of_a_pickled_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     data = cloudpickle.dumps(WORK)
     wider = changed(StageContext, new="default")
     monkeypatch.setattr(stage_rows, "StageContext", wider)
@@ -113,7 +117,7 @@ def test_a_new_field_with_a_default_takes_the_place_of_no_other(monkeypatch: pyt
     assert (found.new, found.files, found.stream) == ("default", WORK.context.files, "ticks")
 
 
-def test_a_changed_target_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_built_with_another_target_table_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = cloudpickle.dumps(WORK)
 
     @dataclasses.dataclass(frozen=True)

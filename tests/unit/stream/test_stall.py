@@ -85,16 +85,16 @@ class Writer:
 # What is no stall
 
 
-def test_a_quiet_topic_is_none_for_a_day():
+def test_a_quiet_topic_is_not_a_stall_for_hours():
     assert Writer().passes(2 * 3600 * SECOND) == []
 
 
-def test_a_quiet_topic_with_an_unknown_watermark_is_none():
+def test_a_quiet_topic_with_an_unknown_watermark_is_not_a_stall():
     assert Writer(watermark_us=None, max_event_times_us={}).passes(10 * INTERVAL) == []
 
 
 @pytest.mark.parametrize("phase", [Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING])
-def test_a_batch_that_a_busy_host_is_slow_with_is_none_however_short_the_interval(phase: Phase):
+def test_a_batch_slowed_by_a_busy_host_is_not_stalled_even_with_a_short_interval(phase: Phase):
     writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
     for batch, timeout_ms in ((0, START_TIMEOUT_MS), (1, MIN_STALL_MS)):  # the first batch starts Python workers
         writer.passes(2 * SECOND)
@@ -107,7 +107,7 @@ def test_a_batch_that_a_busy_host_is_slow_with_is_none_however_short_the_interva
     assert writer.passes(MIN_STALL_MS + PERIOD)
 
 
-def test_a_batch_that_compiles_has_minutes_and_then_the_time_of_any_other():
+def test_a_batch_may_compile_for_minutes_and_then_has_the_usual_stall_limit():
     writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
     writer.works(Phase.STAGING, BatchKey(1, 0))
     writer.set(compiling=True)
@@ -117,7 +117,7 @@ def test_a_batch_that_compiles_has_minutes_and_then_the_time_of_any_other():
     assert writer.passes(PERIOD)
 
 
-def test_a_planner_that_a_busy_host_is_slow_to_ask_is_none_and_a_silent_one_is_reported_after_20_s():
+def test_a_planner_delayed_by_a_busy_host_is_not_a_stall_and_a_silent_one_is_reported_after_20_s():
     writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL), unread={TP0: 5})
     writer.planner_runs = False
     assert writer.passes(MIN_STALL_MS - PERIOD) == []
@@ -144,7 +144,7 @@ def test_silent_brokers_are_one_stall_and_not_also_a_silent_planner():
     assert {stall.kind for stall in writer.passes(2 * MIN_STALL_MS)} == {StallKind.KAFKA}
 
 
-def test_a_deleted_topic_is_named_although_no_record_waits():
+def test_a_deleted_topic_is_reported_although_no_record_waits():
     writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL))
     writer.planner_runs = False
     writer.set(silent_since_ms=START, missing="Kafka has no topic t")
@@ -153,7 +153,7 @@ def test_a_deleted_topic_is_named_although_no_record_waits():
 
 
 @pytest.mark.parametrize(("unread", "text"), [(12, "(12 of them are known)"), (None, "(how many is unknown)")])
-def test_partitions_without_a_leader_are_named_after_20_s_although_commits_go_on(unread: int | None, text: str):
+def test_partitions_without_a_leader_are_reported_after_20_s_although_commits_continue(unread: int | None, text: str):
     writer = Writer(leaderless={TP1: unread})
     assert writer.passes(MIN_STALL_MS - PERIOD) == []
     writer.commits(tp0=110)
@@ -167,14 +167,14 @@ def test_partitions_without_a_leader_are_named_after_20_s_although_commits_go_on
     assert writer.passes(PERIOD) == []
 
 
-def test_records_that_wait_for_the_commit_interval_are_none():
+def test_records_that_wait_for_the_commit_interval_are_not_a_stall():
     writer = Writer(unread={TP0: 5})
     assert writer.passes(STILL - PERIOD) == []
     writer.commits(tp0=105)
     assert writer.passes(10 * INTERVAL) == []
 
 
-def test_a_backlog_whose_offsets_move_is_none_although_the_lag_grows():
+def test_a_writer_whose_offsets_advance_is_not_stalled_although_its_lag_grows():
     writer = Writer(unread={TP0: 10**6, TP1: 10**6})
     for n in range(1, 20):
         writer.set(
@@ -183,7 +183,7 @@ def test_a_backlog_whose_offsets_move_is_none_although_the_lag_grows():
         assert writer.passes(2 * INTERVAL) == []
 
 
-def test_one_long_batch_that_reads_on_is_none():
+def test_one_long_batch_that_keeps_reading_is_not_a_stall():
     writer = Writer(unread={TP0: 10**7})
     for n in range(1, 60):
         writer.works(Phase.STAGING, BatchKey(3, 1), records=n * 10_000)
@@ -192,7 +192,7 @@ def test_one_long_batch_that_reads_on_is_none():
     assert writer.passes(2 * INTERVAL) == []
 
 
-def test_one_late_record_in_a_quiet_topic_says_nothing_of_the_watermark():
+def test_one_late_record_in_a_quiet_topic_is_not_reported_as_a_watermark_stall():
     writer = Writer()
     writer.passes(60 * INTERVAL)
     writer.set(unread={TP0: 1})
@@ -201,7 +201,7 @@ def test_one_late_record_in_a_quiet_topic_says_nothing_of_the_watermark():
     assert writer.passes(60 * INTERVAL) == []
 
 
-def test_a_watermark_that_only_idle_partitions_could_hold_is_none():
+def test_a_watermark_is_not_stalled_if_only_idle_partitions_could_hold_it():
     writer = Writer(idle=frozenset({TP0, TP1}))
     for n in range(10):
         writer.commits(tp0=101 + n)
@@ -209,7 +209,7 @@ def test_a_watermark_that_only_idle_partitions_could_hold_is_none():
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.TAKING_OVER, Phase.STOPPING, Phase.ENDED])
-def test_a_phase_with_limits_of_its_own_is_none(phase: Phase):
+def test_a_phase_with_its_own_time_limit_is_not_stalled(phase: Phase):
     writer = Writer(unread={TP0: 5})
     writer.works(phase, None)
     assert writer.passes(10 * INTERVAL) == []
@@ -241,11 +241,11 @@ def test_records_of_which_no_batch_is_made_are_reported_after_three_intervals():
         assert said in stall.reason
 
 
-def test_lag_need_not_grow_for_one_record_that_is_never_committed():
+def test_a_stall_is_reported_for_one_uncommitted_record_even_if_the_lag_does_not_grow():
     assert Writer(unread={TP0: 1}).passes(STILL)[0].held_back_by == "t-0"
 
 
-def test_a_partition_that_others_leave_behind_is_the_one_reported():
+def test_the_partition_that_falls_behind_the_others_is_reported():
     writer = Writer(unread={TP0: 9, TP1: 5})
     for n in range(1, 4):
         writer.passes(INTERVAL)
@@ -256,7 +256,7 @@ def test_a_partition_that_others_leave_behind_is_the_one_reported():
 
 
 @pytest.mark.parametrize(("delay_s", "hint"), [(0.2, "brokers and executors"), (40.0, "delays each fetch by 40 s")])
-def test_only_a_quota_that_can_stop_a_batch_is_its_cause(delay_s: float, hint: str) -> None:
+def test_a_stall_is_attributed_to_a_quota_only_if_the_quota_can_stop_a_batch(delay_s: float, hint: str) -> None:
     writer = Writer(unread={TP0: 9})
     writer.works(Phase.STAGING, BatchKey(1, 5))
     writer.set(delay_s=delay_s)
@@ -265,7 +265,7 @@ def test_only_a_quota_that_can_stop_a_batch_is_its_cause(delay_s: float, hint: s
     assert hint in writer.stall.reason
 
 
-def test_a_batch_whose_code_is_being_compiled_is_reported_as_such() -> None:
+def test_a_stall_during_compilation_names_the_compilation_as_its_reason() -> None:
     writer = Writer(unread={TP0: 9})
     writer.works(Phase.STAGING, BatchKey(1, 0))
     writer.set(compiling=True)
@@ -294,7 +294,7 @@ def test_a_batch_that_stands_still_is_reported_with_what_it_waits_for(phase: Pha
     assert f"batch 3-1 is {phase}{hint}" in stall.reason
 
 
-def test_batches_that_are_lost_and_read_again_and_again_are_reported_while_they_read():
+def test_batches_that_are_repeatedly_lost_and_read_again_are_reported_as_a_stall():
     writer = Writer(unread={TP0: 5})
     seen = []
     for epoch in range(3, 9):
@@ -308,7 +308,7 @@ def test_batches_that_are_lost_and_read_again_and_again_are_reported_while_they_
     assert seen[0].since_ms <= START + INTERVAL
 
 
-def test_a_batch_that_ended_without_the_records_is_named():
+def test_a_batch_that_ended_without_the_waiting_records_is_named_in_the_stall():
     writer = Writer(unread={TP0: 5})
     writer.works(Phase.STAGING, BatchKey(3, 1))
     writer.sample()
@@ -332,7 +332,7 @@ def test_a_stall_ends_with_the_commit():
 # The planner
 
 
-def test_a_planner_that_falls_silent_is_reported_although_nothing_is_known_to_be_unread():
+def test_a_planner_that_falls_silent_is_reported_even_without_known_unread_records():
     writer = Writer()
     writer.planner_runs = False
     assert writer.passes(STILL - PERIOD) == []
@@ -341,7 +341,7 @@ def test_a_planner_that_falls_silent_is_reported_although_nothing_is_known_to_be
     assert "Kafka has not answered the planner since" in stall.reason
 
 
-def test_a_planner_that_falls_silent_names_where_the_most_was_unread():
+def test_a_silent_planner_is_reported_with_the_partition_that_had_the_most_unread_records():
     writer = Writer(unread={TP0: 1, TP1: 7})
     writer.planner_runs = False
     stall = writer.passes(STILL)[0]
@@ -359,7 +359,7 @@ def test_the_planner_may_be_silent_while_a_batch_runs_and_is_given_time_after_it
     assert writer.passes(PERIOD)[0].since_ms == START + 10 * INTERVAL
 
 
-def test_a_planner_that_never_answered_is_given_the_time_of_a_first_answer():
+def test_a_planner_without_any_answer_is_stalled_only_after_the_start_timeout():
     quick = StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL)
     sample = WriterSample(at_ms=START, phase=Phase.WAITING, advanced_at_ms=START, offsets={TP0: 1})
     history = add_sample(None, sample, limits=quick)
@@ -385,7 +385,7 @@ def commits_of_one_partition(writer: Writer, intervals: int) -> list[Stall]:
     return seen
 
 
-def test_a_transaction_that_stays_open_is_named_also_where_other_partitions_go_on():
+def test_an_open_transaction_is_reported_although_other_partitions_advance():
     writer = Writer(in_transactions={TP1: 40})
     writer.set(max_event_times_us={TP0: TIME_US, TP1: TIME_US - 1})
     stall = commits_of_one_partition(writer, 4)[0]
@@ -394,7 +394,7 @@ def test_a_transaction_that_stays_open_is_named_also_where_other_partitions_go_o
     assert "kafka-transactions.sh find-hanging" in stall.reason
 
 
-def test_a_transaction_that_stays_open_is_one_although_nothing_else_is_unread():
+def test_an_open_transaction_is_a_stall_although_nothing_else_is_unread():
     writer = Writer(in_transactions={TP0: 40})
     assert writer.passes(STILL - PERIOD) == []
     (stall,) = writer.passes(PERIOD)
@@ -407,7 +407,7 @@ def test_a_transaction_that_stays_open_is_one_although_nothing_else_is_unread():
     assert writer.passes(10 * INTERVAL) == []
 
 
-def test_a_transaction_of_the_source_is_named_with_what_is_known_of_it():
+def test_a_stall_on_a_source_transaction_reports_what_is_known_of_the_transaction():
     writer = Writer(in_transactions={TP0: 7}, transaction="transaction 571 of the source has not ended")
     (stall,) = [writer.passes(STILL)[-1]]
     assert stall.kind is StallKind.TRANSACTION
@@ -416,7 +416,7 @@ def test_a_transaction_of_the_source_is_named_with_what_is_known_of_it():
     assert "find-hanging" not in stall.reason
 
 
-def test_transactions_that_end_while_others_begin_are_none():
+def test_transactions_that_end_while_others_begin_are_not_a_stall():
     writer = Writer(in_transactions={TP0: 40})
     for n in range(1, 20):
         assert writer.passes(STILL - INTERVAL) == []
@@ -433,7 +433,7 @@ def test_a_partition_that_never_had_a_record_is_reported_within_three_intervals(
     assert writer.now.at_ms - len(seen) * PERIOD < START + STILL
 
 
-def test_an_empty_partition_whose_first_commit_is_at_0_is_called_empty():
+def test_an_empty_partition_whose_first_commit_is_at_offset_0_is_reported_as_empty():
     writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US}, offsets={TP0: 100})
     writer.passes(INTERVAL)
     writer.commits(tp0=105, tp1=0)
@@ -442,7 +442,7 @@ def test_an_empty_partition_whose_first_commit_is_at_0_is_called_empty():
     assert "after watermark.idle-timeout (5 min 0 s) without unread records, the partition no longer counts" in reason
 
 
-def test_a_partition_whose_records_had_no_event_time_is_not_called_empty():
+def test_a_partition_whose_records_had_no_event_time_is_not_reported_as_empty():
     writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US}, offsets={TP0: 100, TP1: 1})
     reason = commits_of_one_partition(writer, 4)[0].reason
     assert "t-1 holds the watermark back" in reason
@@ -450,14 +450,14 @@ def test_a_partition_whose_records_had_no_event_time_is_not_called_empty():
     assert "is empty" not in reason
 
 
-def test_the_watermark_of_a_writer_that_took_long_to_start_stands_from_its_first_poll_of_kafka_on():
+def test_a_watermark_stall_counts_from_a_slowly_started_writers_first_poll():
     writer = Writer(phase=Phase.TAKING_OVER, watermark_us=None, max_event_times_us={TP0: TIME_US})
     writer.passes(10 * INTERVAL)
     writer.works(Phase.WAITING, None)
     assert commits_of_one_partition(writer, 4)[0].since_ms == START + 10 * INTERVAL
 
 
-def test_a_partition_whose_event_time_stands_is_reported_with_it_and_with_those_that_share_it():
+def test_a_partition_with_a_constant_event_time_is_reported_with_others_at_the_same_time():
     times = {TP0: TIME_US + 100, TP1: TIME_US, TP2: TIME_US}
     writer = Writer(offsets={TP0: 100, TP1: 1, TP2: 1}, max_event_times_us=times)
     stall = commits_of_one_partition(writer, 4)[0]
@@ -466,7 +466,7 @@ def test_a_partition_whose_event_time_stands_is_reported_with_it_and_with_those_
     assert "no records arrive, and its newest event time is 2013-12-30 00:00:00Z" in stall.reason
 
 
-def test_records_that_arrive_with_one_event_time_are_reported_as_such():
+def test_a_stalled_watermark_with_arriving_records_reports_their_single_event_time():
     writer = Writer(offsets={TP0: 100})
     seen = []
     for n in range(4):
@@ -477,7 +477,7 @@ def test_records_that_arrive_with_one_event_time_are_reported_as_such():
     assert "dead letters" in seen[0].reason
 
 
-def test_an_idle_partition_is_not_blamed():
+def test_an_idle_partition_is_not_reported_as_the_cause():
     writer = Writer(idle=frozenset({TP1}), max_event_times_us={TP0: TIME_US})
     for n in range(4):
         writer.passes(INTERVAL)
@@ -486,7 +486,7 @@ def test_an_idle_partition_is_not_blamed():
     assert writer.stall.held_back_by == "t-0"
 
 
-def test_a_watermark_that_moves_ends_the_stall_and_so_does_a_topic_that_falls_quiet():
+def test_an_advancing_watermark_or_a_quiet_topic_ends_the_stall():
     writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US})
     assert commits_of_one_partition(writer, 4)
     writer.commits(tp0=1000, watermark_us=TIME_US)
@@ -496,7 +496,7 @@ def test_a_watermark_that_moves_ends_the_stall_and_so_does_a_topic_that_falls_qu
     assert writer.passes(10 * INTERVAL) == []
 
 
-def test_long_batches_that_leave_the_watermark_are_reported_with_their_second_commit():
+def test_long_batches_that_do_not_advance_the_watermark_are_reported_after_their_second_commit():
     writer = Writer(watermark_us=None, max_event_times_us={TP0: TIME_US})
     seen: list[Stall] = []
     for n in range(1, 4):
@@ -510,7 +510,7 @@ def test_long_batches_that_leave_the_watermark_are_reported_with_their_second_co
     assert seen[0].kind is StallKind.WATERMARK
 
 
-def test_an_event_time_beyond_the_calendar_is_said_all_the_same():
+def test_a_stall_with_an_event_time_beyond_the_calendar_is_reported():
     writer = Writer(offsets={TP0: 100}, max_event_times_us={TP0: 2**62}, watermark_us=2**62)
     for n in range(4):
         writer.passes(INTERVAL)
@@ -522,7 +522,7 @@ def test_an_event_time_beyond_the_calendar_is_said_all_the_same():
 
 
 @pytest.mark.parametrize("jump", [MAX_SAMPLE_GAP_MS + INTERVAL + PERIOD, 8 * 3600 * SECOND, -3600 * SECOND])
-def test_a_machine_that_slept_or_a_clock_that_was_set_begins_again(jump: int):
+def test_after_a_sleep_or_clock_change_of_the_machine_the_stall_timer_restarts(jump: int):
     writer = Writer(unread={TP0: 5})
     writer.passes(STILL - PERIOD)
     writer.set(at_ms=writer.now.at_ms + jump)
@@ -538,7 +538,7 @@ SOME_SECONDS = st.integers(1, STILL // SECOND - 1)
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(SOME_SECONDS, st.sampled_from(list(Phase)), st.booleans()), max_size=30))
-def test_nothing_is_reported_while_offsets_and_watermark_both_move_within_three_intervals(
+def test_no_stall_is_reported_while_offsets_and_watermark_both_move_within_three_intervals(
     steps: list[tuple[int, Phase, bool]],
 ):
     writer = Writer(unread={TP0: 5, TP1: 5})
@@ -558,7 +558,7 @@ def test_nothing_is_reported_while_offsets_and_watermark_both_move_within_three_
     phase=st.sampled_from([Phase.WAITING, Phase.STAGING, Phase.JOURNALING, Phase.COMMITTING]),
     planner_runs=st.booleans(),
 )
-def test_offsets_that_stand_with_records_unread_are_always_reported(
+def test_offsets_that_do_not_move_while_records_are_unread_are_always_reported(
     healthy: list[int], unread: dict[tuple[str, int], int], growth: int, phase: Phase, *, planner_runs: bool
 ):
     """Within three intervals and two periods of the heartbeat, whatever went before and whatever the writer is at."""
@@ -579,7 +579,7 @@ def test_offsets_that_stand_with_records_unread_are_always_reported(
 # The heartbeat
 
 
-def test_a_heartbeat_carries_the_stall_and_one_of_an_older_writer_has_none(tmp_path: Path):
+def test_a_heartbeat_contains_the_stall_and_one_of_an_older_version_has_none(tmp_path: Path):
     stall = Stall(StallKind.WATERMARK, START, "t-1", "t-1 holds the watermark back")
     heartbeat = Heartbeat("s", 1, "f", Phase.WAITING, START, START, stall=stall)
     heartbeat.write(open_exchange(tmp_path))

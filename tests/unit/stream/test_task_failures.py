@@ -44,7 +44,7 @@ def test_an_executor_that_dies_is_reported_with_its_exit_code():
     assert "It was killed" in words
 
 
-def test_without_details_it_is_still_our_sentence():
+def test_a_worker_crash_without_details_still_gives_frazils_sentence():
     assert said(CRASHED).startswith("a Python worker of stream 'ticks' died. Nothing of the batch was committed")
 
 
@@ -56,7 +56,7 @@ def test_without_details_it_is_still_our_sentence():
         ConnectionRefusedError(),
     ],
 )
-def test_a_jvm_that_is_gone_is_one_sentence(error: Exception):
+def test_a_lost_jvm_is_reported_in_one_sentence(error: Exception):
     with (
         pytest.raises(WorkerDied, match="the JVM of stream 'ticks' died"),
         translate_spark_errors("ticks"),
@@ -72,7 +72,7 @@ def test_an_error_in_a_task_is_reported_by_its_own_sentence():
     assert python_error_message(GIVEN_UP.format(executor="driver", why="java.lang.IllegalStateException: no")) is None
 
 
-def test_other_failures_are_raised_as_they_are():
+def test_other_spark_failures_are_raised_unchanged():
     with pytest.raises(PythonStartTimeout), translate_spark_errors("ticks"):
         raise RuntimeError("Python worker failed to connect back")
     with pytest.raises(ValueError, match="a bug"), translate_spark_errors("ticks"):
@@ -83,7 +83,7 @@ def test_other_failures_are_raised_as_they_are():
         )
 
 
-def test_an_application_that_the_cluster_ended_is_one_sentence():
+def test_a_spark_application_ended_by_the_cluster_is_reported_in_one_sentence():
     words = said(
         "org.apache.spark.SparkException: Job 5 cancelled because SparkContext was shut down\n\tat org.apache.x"
     )
@@ -91,7 +91,7 @@ def test_an_application_that_the_cluster_ended_is_one_sentence():
     assert "waits for executors" in words
 
 
-def test_a_writer_that_is_to_end_waits_no_longer_for_executors(monkeypatch: pytest.MonkeyPatch):
+def test_a_writer_about_to_stop_no_longer_waits_for_executors(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(spark_engine, "STOP_CHECK_INTERVAL_S", 0.001)
     started = Future[Any]()
     spec = SimpleNamespace(resources=SimpleNamespace(on_cluster=True))
@@ -104,7 +104,7 @@ def test_a_writer_that_is_to_end_waits_no_longer_for_executors(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("on_cluster", [True, False])
-def test_executors_are_checked_on_a_cluster_alone(monkeypatch: pytest.MonkeyPatch, *, on_cluster: bool):
+def test_executors_are_checked_only_on_a_cluster(monkeypatch: pytest.MonkeyPatch, *, on_cluster: bool):
     checked: list[object] = []
     monkeypatch.setattr(spark_engine, "start_context", lambda _, **__: "context")
     monkeypatch.setattr(spark_engine, "check_executors", lambda context, _: checked.append(context))
@@ -114,7 +114,7 @@ def test_executors_are_checked_on_a_cluster_alone(monkeypatch: pytest.MonkeyPatc
     assert checked == ["context"] * on_cluster
 
 
-def test_an_application_that_ended_between_batches_is_found_by_a_check():
+def test_a_spark_application_that_ended_between_batches_is_detected_by_a_check():
     engine: Any = SimpleNamespace(_spec=SimpleNamespace(name="ticks"), _context=SimpleNamespace(_jsc=None))
     with pytest.raises(WorkerDied, match="the Spark application of stream 'ticks' has ended"):
         spark_engine.SparkEngine.check(engine)

@@ -75,7 +75,7 @@ def sawtooth(
     st.integers(2, 110),
 )
 @settings(max_examples=25, deadline=None)
-def test_maintenance_in_time_is_no_pressure_however_much_comes_between_its_runs(
+def test_maintenance_that_runs_in_time_causes_no_throttling_whatever_comes_between_its_runs(
     every_s: int, streams: int, late_h: list[float], left: int
 ):
     runs = [n + 0.5 + late for n, late in enumerate(late_h)]
@@ -90,23 +90,23 @@ def test_maintenance_that_stops_is_pressure_after_about_two_of_its_periods(every
     assert 1.5 * HOUR <= first - 3 * HOUR <= 2.5 * HOUR
 
 
-def test_maintenance_that_leaves_more_each_time_is_pressure_until_it_gains():
+def test_maintenance_that_leaves_more_files_each_time_causes_throttling_until_it_catches_up():
     seen = sawtooth(12, every_s=10, streams=1, runs=[*range(1, 12)], leaves=lambda run: 80 * run if run < 8 else 5)
     pressed = [at / HOUR for (at, *_), t in zip(seen, evaluated(seen), strict=True) if t.reason]
     assert (4 < pressed[0] < 7, round(pressed[-1])) == (True, 9)
 
 
-def test_a_writer_that_comes_back_after_a_rest_does_not_take_the_table_s_worst_for_what_maintenance_leaves():
+def test_after_a_pause_a_writer_does_not_take_the_peak_size_for_the_size_after_maintenance():
     begins = [(n * HOUR / 2, 500, 10) for n in range(6)]
     rested = [(10 * HOUR + n * HOUR / 2, 500, 700) for n in range(8)]
     assert not any(t.reason for t in evaluated([*begins, *rested]))
 
 
-def test_a_stream_that_seldom_commits_is_no_judge_of_what_lies_between():
+def test_a_stream_with_rare_commits_is_never_throttled():
     assert not any(t.reason for t in evaluated([(n * HOUR, 500, 10 + 200 * n) for n in range(12)]))
 
 
-def test_a_clock_that_was_put_back_begins_the_history_again():
+def test_a_clock_set_back_restarts_the_history_of_the_throttle():
     worst = evaluated([(100 * HOUR + n * HOUR / 2, 500, 10 + 200 * n) for n in range(8)])
     assert worst[-1].reason
     assert throttle(worst[-1], MetadataMeasurement(500, 5_000, 0.5, 0), BOUNDS).reason is None
@@ -115,7 +115,7 @@ def test_a_clock_that_was_put_back_begins_the_history_again():
 # What it comes to
 
 
-def test_a_table_that_outgrows_its_maintenance_is_stretched_and_says_why():
+def test_the_commit_interval_of_a_table_that_outgrows_maintenance_is_stretched_with_a_reason():
     grown = after([900, 1_000, 1_100, 1_500, 3_000, 3_000, 3_000, 3_000])
     assert [round(t.stretch, 2) for t in grown] == [1, 1, 1, 1, 1, 1.47, 2.0, 4.0]
     assert grown[-1].reason == (
@@ -131,12 +131,12 @@ def test_many_manifests_are_pressure_as_well():
     assert evaluated(seen)[-1].stretch == pytest.approx(2.0)
 
 
-def test_a_table_that_was_large_at_the_start_is_left_alone_until_it_grows():
+def test_a_table_that_was_large_at_the_start_is_not_throttled_until_it_grows():
     assert [t.reason for t in after([5_000] * 20)] == [None] * 20
     assert after([5_000, *[5_300] * 4])[-1].reason
 
 
-def test_what_nobody_keeps_small_is_no_pressure():
+def test_unbounded_metadata_causes_no_throttling():
     nobody = MetadataBounds("demo.t", None, None, HOUR, MINUTE, 10 * MINUTE)
     assert [t.reason for t in after([10, *[10_000] * 4, *[20_000] * 4], nobody)] == [None] * 9
 
@@ -150,13 +150,13 @@ def test_the_interval_stays_in_its_bounds_and_is_longer_only_with_a_reason(count
 
 
 @given(COUNTS)
-def test_a_warning_is_said_where_a_stretch_would_be(counts: list[int]):
+def test_a_throttle_warning_appears_where_a_stretch_would_apply(counts: list[int]):
     assert [bool(t.reason) for t in after(counts, WARNS)] == [bool(t.reason) for t in after(counts)]
     assert all(t.stretch == 1.0 for t in after(counts, WARNS))
 
 
 @given(COUNTS)
-def test_it_begins_only_far_above_what_is_kept_and_ends_near_it(counts: list[int]):
+def test_throttling_begins_far_above_the_snapshot_limit_and_ends_near_it(counts: list[int]):
     for count, (before, now) in zip(counts[1:], pairwise(after(counts)), strict=True):
         assert count > 500 * (END_PRESSURE if before.reason else BEGIN_PRESSURE) or not now.reason
 
@@ -167,13 +167,13 @@ def test_a_table_that_only_shrinks_is_never_throttled(counts: list[int]):
 
 
 @given(st.integers(500, 20_000), st.lists(st.floats(0.98, 1.02), min_size=2, max_size=60), st.booleans())
-def test_small_ups_and_downs_change_the_answer_once_at_most(level: int, wobbles: list[float], grown: bool):
+def test_small_fluctuations_toggle_throttling_at_most_once(level: int, wobbles: list[float], grown: bool):
     found = after([*([100] if grown else []), *(round(level * w) for w in wobbles)])[grown:]
     assert sum(bool(a.reason) != bool(b.reason) for a, b in pairwise(found)) <= 1
 
 
 @given(st.integers(1, 1_000), st.integers(1, 200))
-def test_whatever_it_was_a_table_in_shape_commits_as_declared(snapshots: int, manifests: int):
+def test_throttling_ends_once_the_tables_metadata_is_small_again(snapshots: int, manifests: int):
     worst = after([100, *[10_000] * 4])[-1]
     assert worst.reason
     done = throttle(worst, MetadataMeasurement(min(snapshots, 750), min(manifests, 150), 0.5, 2 * 3_600_000), BOUNDS)
@@ -236,7 +236,12 @@ class Writer:
 
 
 @pytest.mark.parametrize(("mode", "stretch"), [("stretch", 3.0), ("warn", 1.0), ("off", None)])
-def test_a_commit_tells_planner_and_heartbeat(mode: str, stretch: float | None, frazil_home: Path, tmp_path: Path):  # noqa: ARG001
+def test_a_commit_updates_the_planner_and_the_heartbeat(
+    mode: str,
+    stretch: float | None,
+    frazil_home: Path,  # noqa: ARG001
+    tmp_path: Path,
+):
     writer = Writer(declared(mode), tmp_path)
     writer.land(8)
     writer.reporter.send_heartbeat()
@@ -247,7 +252,7 @@ def test_a_commit_tells_planner_and_heartbeat(mode: str, stretch: float | None, 
     assert ("stretched from 1m to 3m" in (heartbeat.throttle or "")) == (mode == "stretch")
 
 
-def test_of_an_aligned_stream_main_s_snapshots_are_compared_with_those_that_maintenance_leaves(
+def test_throttling_of_an_aligned_stream_compares_the_snapshots_of_main(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
 ):
@@ -259,7 +264,7 @@ def test_of_an_aligned_stream_main_s_snapshots_are_compared_with_those_that_main
     assert len(metadata.snapshots) >= len(list(ancestors(metadata))) + 2
 
 
-def test_a_disk_that_takes_nothing_does_not_fail_a_batch_that_landed(
+def test_a_full_disk_does_not_fail_a_batch_that_landed(
     frazil_home: Path,  # noqa: ARG001
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

@@ -99,7 +99,7 @@ def test_a_transaction_is_read_once_its_end_is_known(topics: StandInTopics) -> N
     assert topics.since == {5_000}
 
 
-def test_all_of_what_has_ended_is_read(topics: StandInTopics) -> None:
+def test_all_completed_transactions_are_read(topics: StandInTopics) -> None:
     for number in range(5):
         topics.write(f"t{number}", 1, 2, ends=2)
     topics.write("open", 1)
@@ -111,7 +111,7 @@ def test_all_of_what_has_ended_is_read(topics: StandInTopics) -> None:
     assert sum(end - start for start, end in topics.scans if start < end) == 12  # each record is looked at once
 
 
-def test_events_that_came_since_its_end_was_heard_of_belong_to_it(topics: StandInTopics) -> None:
+def test_events_that_arrive_after_the_transactions_end_was_read_still_belong_to_it(topics: StandInTopics) -> None:
     """A connector that starts again within a transaction may count its events again."""
     reader = Reader(topics)
     topics.write("a", 1)
@@ -151,7 +151,7 @@ def test_a_transaction_greater_than_a_batch_is_read_as_a_whole(topics: StandInTo
     assert reader.batch() <= 50
 
 
-def test_a_new_writer_knows_what_was_read_before_it(topics: StandInTopics) -> None:
+def test_a_new_writer_knows_the_transactions_that_were_read_before_its_start(topics: StandInTopics) -> None:
     for number in (1, 2, 1, 2):
         topics.log.append(EventTransaction(str(number), 1, f"{number:020}", ORDERS))
         topics.end(str(number), 1)
@@ -164,7 +164,9 @@ def test_a_new_writer_knows_what_was_read_before_it(topics: StandInTopics) -> No
 
 
 @pytest.mark.parametrize("between", [10, 5_000])
-def test_a_new_writer_knows_the_last_transaction_whatever_was_read_since(topics: StandInTopics, between: int) -> None:
+def test_a_new_writer_knows_the_last_transaction_regardless_of_records_read_since(
+    topics: StandInTopics, between: int
+) -> None:
     """Rows of a snapshot have none; and retention may have taken the transaction itself."""
     for number in (1, 2):
         topics.log.append(EventTransaction(str(number), 1, f"{number:020}", ORDERS))
@@ -201,9 +203,7 @@ class StandInKafka:
         return dict.fromkeys(partitions, 0)
 
 
-def test_a_topic_of_transactions_that_was_made_again_is_read_from_its_beginning(
-    monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
+def test_a_recreated_transaction_topic_is_read_from_its_beginning(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     kafka, read = StandInKafka(), []
     monkeypatch.setattr(KafkaTopics, "_chunks", lambda _, ranges: read.append([(r.start, r.end) for r in ranges]) or [])
     topics = KafkaTopics({}, kafka, TransactionDecoder(JsonFormat()), "orders")
@@ -243,7 +243,7 @@ def test_a_transaction_that_does_not_end_is_reported(topics: StandInTopics, capl
     assert "topic shop.transaction does not have the end of the source's transaction b" in caplog.text
 
 
-def test_transactions_that_come_and_go_are_none_that_does_not_end(topics: StandInTopics, caplog: Any) -> None:
+def test_short_transactions_are_not_reported_as_one_that_does_not_end(topics: StandInTopics, caplog: Any) -> None:
     reader = Reader(topics)
     for number in range(10):
         topics.write(f"t{number}", 1)
@@ -336,7 +336,9 @@ STREAM: dict[str, Any] = {
         ({"type": "avro", "schema-text": '{"type": "record", "name": "R", "fields": []}'}, "needs a registry"),
     ],
 )
-def test_what_has_no_whole_transactions_is_refused(changed: dict[str, Any], said: str) -> None:
+def test_whole_transactions_are_refused_where_the_source_does_not_support_them(
+    changed: dict[str, Any], said: str
+) -> None:
     stream = json.loads(json.dumps(STREAM))
     assert validate_stream(stream, Path("orders.yaml")).name == "orders"
     of_format = {key: value for key, value in changed.items() if key in {"type", "schema-text"}}
@@ -348,7 +350,7 @@ def test_what_has_no_whole_transactions_is_refused(changed: dict[str, Any], said
         validate_stream(stream, Path("orders.yaml"))
 
 
-def test_a_long_id_of_a_transaction_or_name_of_a_file_is_bounded() -> None:
+def test_long_transaction_ids_and_file_names_are_bounded() -> None:
     def chunk(*records: Any) -> RecordChunk:
         return RecordChunk.of_values([json.dumps(record).encode() for record in records])
 
@@ -371,7 +373,7 @@ def test_a_long_id_of_a_transaction_or_name_of_a_file_is_bounded() -> None:
     assert [one.position is None for one in said] == [True, True, False]
 
 
-def test_a_name_of_a_table_in_a_message_is_cut_and_safe(topics: StandInTopics) -> None:
+def test_a_table_name_in_a_message_is_shortened_and_escaped(topics: StandInTopics) -> None:
     whole = WholeTransactions(topics, "tx", 100)
     whole._add_event(("t", 0), EventTransaction("1", 1, None, ("a",)), 0)
     with pytest.raises(SpecError) as error:
@@ -380,7 +382,7 @@ def test_a_name_of_a_table_in_a_message_is_cut_and_safe(topics: StandInTopics) -
     assert len(str(error.value)) < 1000
 
 
-def test_a_record_that_cannot_be_read_among_the_ends_is_counted_and_hides_no_other() -> None:
+def test_an_unreadable_transaction_end_record_is_counted_and_hides_no_other() -> None:
     decoder = TransactionDecoder(JsonFormat(type="json"))
     end = {"status": "END", "id": "571", "data_collections": [{"data_collection": "a.b", "event_count": 2}, None]}
     found = decoder.read_ends(RecordChunk.of_values([b"{garbage", json.dumps(end).encode(), None]))

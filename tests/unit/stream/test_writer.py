@@ -105,7 +105,7 @@ def epoch(monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_a_loop_whose_python_starts_too_late_begins_again_in_the_same_epoch(epoch: Any):
+def test_a_batch_loop_whose_python_starts_too_late_restarts_in_the_same_epoch(epoch: Any):
     one, left = epoch([0, 0, 0, None])
     assert (left, one.writer.stopping.waits) == (0, [2, 4, 8])
 
@@ -115,12 +115,12 @@ def test_catching_up_drains_the_backlog(epoch: Any):
     assert (left, one.writer.stopping.waits) == (0, [2])
 
 
-def test_after_a_batch_the_attempts_are_counted_again(epoch: Any):
+def test_a_committed_batch_resets_the_count_of_start_attempts(epoch: Any):
     one, left = epoch([0] * (MAX_START_ATTEMPTS - 1) + [3] + [0] * (MAX_START_ATTEMPTS - 2) + [None])
     assert (left, one.commits) == (0, 3)
 
 
-def test_a_host_that_stays_too_busy_is_left_to_the_supervisor_which_never_gives_up_on_it(epoch: Any):
+def test_a_writer_on_a_host_that_stays_too_busy_exits_with_a_restartable_code(epoch: Any):
     with pytest.raises(PythonStartTimeout) as raised:
         epoch([0] * MAX_START_ATTEMPTS)
     assert raised.value.exit_code in RESTARTABLE_EXIT_CODES
@@ -166,9 +166,7 @@ class StartedEngine(Anything):
         self.ended_by = kind
 
 
-def test_an_engine_that_was_started_ends_although_the_topic_is_missing(
-    frazil_home: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_started_engine_is_ended_when_the_topic_is_missing(frazil_home: Path, monkeypatch: pytest.MonkeyPatch):
     def missing(_: KafkaAdmin) -> Topics:
         raise TopicMissing("no topic t")
 
@@ -179,7 +177,7 @@ def test_an_engine_that_was_started_ends_although_the_topic_is_missing(
     assert engine.ended_by is TopicMissing
 
 
-def test_a_start_without_its_secret_takes_no_stream_over_from_a_writer_that_runs(
+def test_a_start_without_its_secret_does_not_take_over_a_stream_from_a_running_writer(
     frazil_home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The one that runs has the secret; the other may be on another host, where no lock is shared."""
@@ -224,7 +222,7 @@ def test_a_writer_checks_for_the_first_topic_of_its_pattern_at_intervals(frazil_
     assert any("no topic of the cluster matches" in str(one) for one in said)
 
 
-def test_a_writer_that_is_asked_to_end_during_a_catalogs_outage_ends_well_and_soon(
+def test_a_writer_asked_to_stop_during_a_catalog_outage_ends_promptly_without_an_error(
     frazil_home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The catalog fails for good once the table is there: without the stop it would be waited for."""
@@ -241,7 +239,7 @@ def test_a_writer_that_is_asked_to_end_during_a_catalogs_outage_ends_well_and_so
     assert len(writer.stopping.waits) <= 1  # type: ignore[attr-defined]
 
 
-def test_notices_of_an_epoch_are_withdrawn_and_counted_on_by_the_next(frazil_home: Path, tmp_path: Path):
+def test_notices_of_an_epoch_are_withdrawn_and_the_next_epoch_continues_their_counts(frazil_home: Path, tmp_path: Path):
     spec = declared(frazil_home)
     made = MadeStream(spec, 2_000_000_000_000, partitions=1)
     topics = Topics(made.source, (("t", 0),))

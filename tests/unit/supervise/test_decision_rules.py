@@ -203,12 +203,14 @@ TABLE: list[tuple[str, DecisionInput, WriterAction, Cause]] = [
 @pytest.mark.parametrize(
     ("observed", "action", "cause"), [row[1:] for row in TABLE], ids=[row[0].replace(" ", "-") for row in TABLE]
 )
-def test_what_people_expect(observed: DecisionInput, action: WriterAction, cause: Cause) -> None:
+def test_the_supervisor_decides_as_operators_expect(
+    observed: DecisionInput, action: WriterAction, cause: Cause
+) -> None:
     decision = decide(observed, now_ms=NOW, policy=POLICY)
     assert (decision.action, decision.cause) == (action, cause), decision.reason
 
 
-def test_every_cause_and_every_action_is_in_the_table() -> None:
+def test_every_cause_and_every_action_is_in_the_decision_table() -> None:
     assert {row[2] for row in TABLE} == set(WriterAction)
     assert {row[3] for row in TABLE} == set(Cause)
 
@@ -221,7 +223,7 @@ def test_giving_up_names_the_code_the_error_and_the_last_words(code: int) -> Non
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_phase_may_take_its_limit_and_not_a_second_more(phase: Phase) -> None:
+def test_a_writer_is_hung_once_a_phase_exceeds_its_limit_by_any_amount(phase: Phase) -> None:
     limit = ADVANCE_LIMITS_MS[phase]
     assert (
         decide(alive(make_heartbeat(phase, advanced_ago=limit)), now_ms=NOW, policy=POLICY).action is WriterAction.KEEP
@@ -236,7 +238,7 @@ def test_the_waits_between_crashes_double_and_the_first_relaunch_is_within_ten_s
     assert POLICY.backoff_ms(1_000) == POLICY.max_backoff_ms == MINUTE
 
 
-def test_a_commit_between_crashes_begins_the_row_again() -> None:
+def test_a_commit_between_crashes_resets_the_crash_count() -> None:
     row = (*crashes(4)[:-1], exit_(1, ago=500, launch_id="L10", committed=True), exit_(1))
     decision = decide(ended(*row), now_ms=NOW, policy=POLICY)
     assert (decision.action, decision.until_ms) == (WriterAction.HOLD, NOW + 1_000)
@@ -300,7 +302,9 @@ def decided(observed: DecisionInput) -> Decision:
 
 
 @given(observations())
-def test_nothing_is_started_while_a_process_lives_and_nothing_stopped_while_none_does(observed: DecisionInput) -> None:
+def test_the_supervisor_starts_nothing_while_a_process_lives_and_stops_nothing_while_none_does(
+    observed: DecisionInput,
+) -> None:
     living = {WriterAction.KEEP, WriterAction.STOP, WriterAction.RESTART, WriterAction.KILL}
     if observed.process is ProcessState.HOSTED:  # its application continues without this supervisor
         living = {WriterAction.KEEP, WriterAction.END}
@@ -322,7 +326,7 @@ def test_a_paused_stream_is_never_started(observed: DecisionInput) -> None:
 
 
 @given(observations())
-def test_after_an_exit_that_needs_attention_nothing_starts_until_a_user_acted(observed: DecisionInput) -> None:
+def test_after_an_exit_that_needs_attention_nothing_starts_until_a_user_acts(observed: DecisionInput) -> None:
     last = observed.exit
     if last is None or last.code not in NO_RESTART_EXIT_CODES:
         return
@@ -343,7 +347,7 @@ def test_after_an_exit_that_needs_attention_nothing_starts_until_a_user_acted(ob
 
 
 @given(observations())
-def test_giving_up_is_said_once(observed: DecisionInput) -> None:
+def test_giving_up_is_reported_once(observed: DecisionInput) -> None:
     first = decided(observed)
     if first.action is not WriterAction.GIVE_UP:
         return
@@ -359,14 +363,16 @@ def test_the_foreground_writer_is_left_alone(observed: DecisionInput) -> None:
 
 
 @given(observations())
-def test_a_hold_that_ends_by_itself_ends_soon_and_in_the_future(observed: DecisionInput) -> None:
+def test_a_temporary_hold_ends_in_the_future_and_within_its_limit(observed: DecisionInput) -> None:
     decision = decided(observed)
     max_ms = POLICY.max_denied_backoff_ms if decision.cause is Cause.DENIED else MINUTE
     assert decision.until_ms is None or NOW < decision.until_ms <= NOW + max_ms
 
 
 @given(observations())
-def test_what_may_be_over_is_tried_once_by_who_comes_back_and_by_nobody_who_stayed(observed: DecisionInput) -> None:
+def test_an_external_cause_that_may_be_over_is_retried_once_after_the_supervisor_returns(
+    observed: DecisionInput,
+) -> None:
     decision = decided(observed)
     last = observed.exit
     if decision.cause is Cause.RETURNED:
@@ -381,7 +387,7 @@ def test_what_may_be_over_is_tried_once_by_who_comes_back_and_by_nobody_who_stay
 @pytest.mark.parametrize("away_ago", [None, 0, MINUTE, 4 * MINUTE, 6 * MINUTE, 2 * DAY])
 @pytest.mark.parametrize("returned_ago", [0, MINUTE, 3 * DAY])
 @pytest.mark.parametrize("noted", [SupervisorNotes(), GIVEN_UP])
-def test_an_end_that_may_be_over_is_evaluated_by_who_saw_it(
+def test_an_exit_with_a_temporary_cause_restarts_only_if_its_supervisor_was_away_or_elsewhere(
     code: int, ended_ago: int, away_ago: int | None, returned_ago: int, noted: SupervisorNotes
 ) -> None:
     away_since_ms = 0 if away_ago is None else NOW - away_ago
@@ -403,7 +409,7 @@ def test_the_waits_between_refusals_double_up_to_a_quarter_of_an_hour() -> None:
 
 
 @given(observations())
-def test_what_cannot_be_read_never_touches_a_healthy_writer(observed: DecisionInput) -> None:
+def test_an_unreadable_declaration_or_desired_state_never_affects_a_healthy_writer(observed: DecisionInput) -> None:
     healthy = dataclasses.replace(
         observed,
         declared=UnreadableState("broken"),
@@ -414,12 +420,12 @@ def test_what_cannot_be_read_never_touches_a_healthy_writer(observed: DecisionIn
     assert decided(healthy).action is WriterAction.KEEP
 
 
-def test_the_exit_codes_are_distinguished() -> None:
+def test_restartable_and_final_exit_codes_do_not_overlap() -> None:
     assert not NO_RESTART_EXIT_CODES & RESTARTABLE_EXIT_CODES
     assert FIXED_BY_TABLE_CHANGE < NO_RESTART_EXIT_CODES
 
 
-def test_access_that_worked_once_is_requested_again_after_any_number_of_refusals(tmp_path: Path) -> None:
+def test_a_stream_whose_access_worked_once_is_retried_after_any_number_of_access_errors(tmp_path: Path) -> None:
     append_exit(tmp_path, exit_(1, ago=9 * DAY, launch_id="worked", committed=True))
     for n in range(MAX_RECORDED_EXITS + 10):
         append_exit(

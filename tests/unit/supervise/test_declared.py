@@ -27,7 +27,7 @@ def times() -> Times:
     return Times()
 
 
-def test_a_stream_is_declared_broken_or_removed_and_these_are_three_things(streams: Path, times: Times) -> None:
+def test_a_valid_a_broken_and_a_removed_declaration_are_distinguished(streams: Path, times: Times) -> None:
     declaration = Declaration("ticks", streams, clock=times)
     file = streams / "ticks.yaml"
     valid = file.read_text()
@@ -49,7 +49,7 @@ def test_a_stream_is_declared_broken_or_removed_and_these_are_three_things(strea
     assert declaration.read() == RemovedDeclaration(5_000)
 
 
-def test_a_stream_whose_file_may_be_the_broken_one_is_not_removed(streams: Path, times: Times) -> None:
+def test_a_stream_that_a_broken_file_may_declare_is_not_removed(streams: Path, times: Times) -> None:
     declaration = Declaration("ticks", streams, clock=times)
     (streams / "ticks.yaml").rename(streams / "renamed.yaml")
     assert isinstance(declaration.read(), ValidDeclaration), "the name in the file counts, not the file's"
@@ -57,7 +57,7 @@ def test_a_stream_whose_file_may_be_the_broken_one_is_not_removed(streams: Path,
     assert isinstance(declaration.read(), UnreadableState)
 
 
-def test_a_folder_that_is_away_is_not_a_removed_stream(streams: Path, times: Times) -> None:
+def test_a_missing_streams_folder_is_not_a_removed_stream(streams: Path, times: Times) -> None:
     declaration = Declaration("ticks", streams, clock=times)
     streams.rename(streams.with_name("away"))
     assert isinstance(declaration.read(), UnreadableState)
@@ -78,7 +78,7 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Seconds:
     return seconds
 
 
-def test_a_check_at_a_stream_costs_the_same_however_many_are_declared(
+def test_the_cost_of_a_check_of_one_stream_does_not_depend_on_the_number_of_streams(
     streams: Path, times: Times, index: Seconds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each read checks its own file and the defaults in the file system; the others only once a second."""

@@ -42,14 +42,16 @@ def is_with_table(spec: StreamSpec) -> DesiredStore:
     return open_desired_store(spec)
 
 
-def test_without_an_object_it_shall_run(streams: Path) -> None:
+def test_without_a_stored_desired_state_a_stream_is_desired_to_run(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
     assert open_desired_store(spec).read() == DesiredState()
     assert is_with_table(spec).read() == DesiredState()
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "restart"])
-def test_a_wish_makes_no_table_and_no_catalog_and_holds_on_this_host(verb: str, streams: Path) -> None:
+def test_a_desired_state_before_the_first_start_creates_no_catalog_and_applies_to_this_host(
+    verb: str, streams: Path
+) -> None:
     said = run(verb, "ticks", "--reason", "the topic comes at noon", streams=streams)
     assert "This applies to this host only, because the catalog has no table demo.ticks yet." in said
     files = [path for path in home().rglob("*") if path.is_file()]
@@ -60,7 +62,7 @@ def test_a_wish_makes_no_table_and_no_catalog_and_holds_on_this_host(verb: str, 
     assert wanted.reason == "the topic comes at noon"
 
 
-def test_what_was_wanted_before_the_first_start_holds_until_somebody_says_otherwise(streams: Path) -> None:
+def test_a_desired_state_set_before_the_first_start_holds_until_a_user_changes_it(streams: Path) -> None:
     run("pause", "ticks", streams=streams)
     spec = find_stream(streams, "ticks")
     before = open_desired_store(spec).read()
@@ -89,7 +91,7 @@ def test_the_last_action_counts_on_whichever_host_it_was(streams: Path) -> None:
     assert seen[-1].restart_generation == seen[-1].generation
 
 
-def test_a_wish_beside_a_lost_catalog_says_so_and_is_later_than_all_before(streams: Path) -> None:
+def test_a_pause_without_the_catalog_reports_it_and_gets_a_later_generation(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
     desired = is_with_table(spec)
     for _ in range(3):
@@ -103,7 +105,7 @@ def test_a_wish_beside_a_lost_catalog_says_so_and_is_later_than_all_before(strea
     assert desired.read() == found, "who opened it beside the table sees it too"
 
 
-def test_a_wish_stands_beside_the_journals(streams: Path) -> None:
+def test_a_desired_state_is_stored_next_to_the_journals(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
     is_with_table(spec)
     assert "is paused" in run("pause", "ticks", "--reason", "Kafka upgrade", streams=streams)
@@ -126,7 +128,7 @@ def test_every_action_is_a_generation_and_only_a_restart_asks_for_one(streams: P
     assert seen == [("paused", 1, 0), ("running", 2, 0), ("running", 3, 3), ("running", 4, 3)]
 
 
-def test_an_object_that_somebody_edited_says_so_and_the_next_act_fixes_it(streams: Path) -> None:
+def test_a_manually_edited_desired_state_is_reported_and_the_next_command_fixes_it(streams: Path) -> None:
     spec = find_stream(streams, "ticks")
     desired = is_with_table(spec)
     desired.pause(by="ana", reason="")
@@ -138,7 +140,7 @@ def test_an_object_that_somebody_edited_says_so_and_the_next_act_fixes_it(stream
     assert desired.read().mode is DesiredMode.RUNNING
 
 
-def test_of_two_who_act_at_once_one_is_refused_and_the_other_counts(
+def test_one_of_two_concurrent_user_actions_is_refused_and_the_other_takes_effect(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have seen the same state. The second writes between the first one's look and its write."""
@@ -167,7 +169,7 @@ def test_of_two_who_act_at_once_one_is_refused_and_the_other_counts(
         assert desired.restart(by="ben", reason="", after=found.generation) == desired.read()
 
 
-def test_a_state_counts_once_it_follows_another_however_its_writer_ends(
+def test_a_desired_state_counts_once_a_later_one_follows_even_if_its_writer_dies(
     streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desired = is_with_table(find_stream(streams, "ticks"))
@@ -186,7 +188,7 @@ def test_a_state_counts_once_it_follows_another_however_its_writer_ends(
 
 
 @pytest.mark.parametrize("table", [True, False])
-def test_of_many_who_act_at_once_from_one_state_exactly_one_does(streams: Path, table: bool) -> None:
+def test_exactly_one_of_many_concurrent_actions_on_one_state_succeeds(streams: Path, table: bool) -> None:
     spec = find_stream(streams, "ticks")
     desired = is_with_table(spec) if table else open_desired_store(spec)
     for _ in range(5):

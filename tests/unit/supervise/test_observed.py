@@ -18,5 +18,5 @@ def test_an_exit_code_has_the_name_of_the_error_that_declares_it(error: type[Com
     assert error_name(error.exit_code) == error.__name__
 
 
-def test_what_no_error_of_ours_declares_has_no_name():
+def test_an_exit_code_that_no_error_class_declares_has_no_name():
     assert [error_name(code) for code in (0, 1, 77)] == ["", "", ""]

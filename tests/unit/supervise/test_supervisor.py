@@ -78,7 +78,7 @@ def bench(at_hand: Any, streams: Path, eventually: Any) -> Bench:
     return Bench(at_hand, streams, eventually)
 
 
-def test_it_starts_a_writer_and_another_supervisor_goes_on_with_it(bench: Bench) -> None:
+def test_a_supervisor_starts_a_writer_and_the_next_supervisor_follows_it(bench: Bench) -> None:
     pid = bench.runs(bench.supervisor())
     other = bench.supervisor()
     step = bench.until(other, WriterAction.KEEP, Cause.ADVANCING)
@@ -98,7 +98,7 @@ def test_a_killed_writer_is_started_again_and_its_new_log_is_read_from_the_begin
     assert f"fake writer {second} starts ticks" in bench.lines
 
 
-def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_history(bench: Bench) -> None:
+def test_a_pause_or_resume_stored_next_to_the_table_is_obeyed_and_recorded_in_the_history(bench: Bench) -> None:
     clock = Clock(now_ms)
     supervisor = bench.supervisor(clock=clock)
     pid = bench.runs(supervisor)
@@ -131,7 +131,7 @@ def test_pausing_and_resuming_beside_the_table_is_obeyed_and_in_the_streams_hist
     assert bench.at_hand.launcher.observe().launch.generation == 3
 
 
-def test_a_changed_spec_restarts_it_and_a_broken_one_does_not(bench: Bench) -> None:
+def test_a_changed_spec_restarts_the_stream_and_a_broken_spec_does_not(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.runs(supervisor)
     file = bench.streams / "ticks.yaml"
@@ -184,7 +184,7 @@ def test_a_stall_that_the_writer_reports_is_reported_and_restarts_nothing(bench:
     assert bench.at_hand.launcher.observe().launch.writer.pid == pid
 
 
-def test_an_exit_that_needs_attention_is_given_up_on_once_and_clearing_tries_again(bench: Bench) -> None:
+def test_an_exit_that_needs_attention_is_given_up_once_and_clearing_the_run_retries(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")
     step = bench.until(supervisor, WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION)
@@ -197,7 +197,9 @@ def test_an_exit_that_needs_attention_is_given_up_on_once_and_clearing_tries_aga
     bench.runs(supervisor)
 
 
-def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_user(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clearing_undoes_a_pause_by_airflow_but_not_one_by_a_user(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ensure_table(load_catalog(None), spec := find_stream(bench.streams, "ticks"))
     supervisor, desired = bench.supervisor(), open_desired_store(spec)
 
@@ -217,7 +219,7 @@ def test_clearing_undoes_a_pause_by_airflow_and_none_by_a_user(bench: Bench, mon
     assert cleared() == ("paused", "ana"), "ana paused it after the supervisor had looked"
 
 
-def test_what_a_run_that_failed_on_another_host_gave_up_on_is_given_up_on_once(bench: Bench) -> None:
+def test_a_give_up_announced_by_a_failed_run_on_another_host_is_applied_once(bench: Bench) -> None:
     """The worker in which the run fails reaches no run folder of this host: the next run's trigger knows by itself."""
     supervisor = bench.supervisor()
     bench.at_hand.orders(exit=11, error="OffsetGap: ticks-0 lost offsets 5 to 9")
@@ -234,7 +236,7 @@ def test_what_a_run_that_failed_on_another_host_gave_up_on_is_given_up_on_once(b
     bench.runs(supervisor)
 
 
-def test_an_announcement_that_is_torn_is_dropped(bench: Bench) -> None:
+def test_a_truncated_give_up_announcement_is_deleted(bench: Bench) -> None:
     torn = bench.at_hand.folder / "giving-up.json"
     for text in ("{", '{"run_id": "run 1"}', '{"run_id": "run 1", "given_up": {"of_a_later_version": 1}}'):
         torn.write_text(text)
@@ -242,7 +244,7 @@ def test_an_announcement_that_is_torn_is_dropped(bench: Bench) -> None:
         assert not torn.exists()
 
 
-def test_a_fenced_writer_is_held_by_who_saw_it_and_started_by_who_comes_back_to_this_host(bench: Bench) -> None:
+def test_a_fenced_writer_stays_stopped_and_is_started_when_supervision_returns_to_this_host(bench: Bench) -> None:
     clock = Clock(bench.supervisor()._clock)
     bench.at_hand.orders(exit=13, error="Fenced: epoch 9 took over")
     step = bench.until(bench.supervisor(clock=clock), WriterAction.GIVE_UP, Cause.NEEDS_ATTENTION)
@@ -274,7 +276,7 @@ def test_five_crashes_without_a_commit_are_given_up_on(bench: Bench) -> None:
     assert len(bench.at_hand.launcher.observe().exits) == 5
 
 
-def test_a_user_who_stops_it_in_airflow_finds_it_stopped_until_it_is_cleared_there(bench: Bench) -> None:
+def test_a_stream_stopped_in_airflow_stays_stopped_until_its_run_is_cleared_there(bench: Bench) -> None:
     supervisor = bench.supervisor()
     bench.runs(supervisor)
     supervisor.pause_for_user(by="Airflow", reason="the run r1 was marked failed or success")
@@ -294,7 +296,7 @@ def test_clearing_in_airflow_does_not_take_back_a_pause_from_elsewhere(bench: Be
     assert bench.at_hand.launcher.observe().process is ProcessState.NEVER_LAUNCHED
 
 
-def test_a_removed_stream_is_stopped_and_that_is_the_end(bench: Bench) -> None:
+def test_a_removed_stream_is_stopped_and_its_supervision_ends(bench: Bench) -> None:
     supervisor = bench.supervisor(clock=(clock := Clock(bench.supervisor()._clock)))
     bench.runs(supervisor)
     (bench.streams / "ticks.yaml").rename(aside := bench.streams / "ticks.aside")
@@ -308,9 +310,7 @@ def test_a_removed_stream_is_stopped_and_that_is_the_end(bench: Bench) -> None:
     assert bench.at_hand.launcher.observe().exits[-1].code == 0
 
 
-def test_a_run_folder_that_takes_no_more_bytes_ends_no_supervision(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_run_folder_does_not_end_supervision(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = bench.supervisor(clock=(clock := Clock(bench.supervisor()._clock)))
     bench.runs(supervisor)
 

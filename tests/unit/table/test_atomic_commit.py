@@ -142,7 +142,7 @@ def changes(tables: list[Table]) -> list[TableChange]:
     return [TableChange(t, p.requirements, p.updates) for t, p in zip(tables, prepared, strict=True)]
 
 
-def test_the_request_is_the_specifications(server: Server, tables: list[Table]) -> None:
+def test_an_atomic_commit_request_follows_the_iceberg_rest_specification(server: Server, tables: list[Table]) -> None:
     commit = find_commit_tables(opened(**{"frazil.atomic": "Lakekeeper"}))
     assert commit(changes(tables)) is None
     sent = server.requests[-1]
@@ -174,7 +174,7 @@ def test_each_attempt_has_an_idempotency_key_of_its_own(server: Server, tables: 
         *((status, CommitStateUnknownException) for status in (500, 502, 504)),
     ],
 )
-def test_an_answer_is_taken_as_that_of_a_single_tables_commit(
+def test_an_error_of_an_atomic_commit_is_classified_like_that_of_a_single_table_commit(
     server: Server, tables: list[Table], status: int, error: type[Exception]
 ) -> None:
     commit = find_commit_tables(opened(**{"frazil.atomic": "polaris"}))
@@ -184,13 +184,13 @@ def test_an_answer_is_taken_as_that_of_a_single_tables_commit(
     assert len(server.requests) == 1, "a commit is never sent twice from here"
 
 
-def test_a_server_that_is_not_what_its_catalog_says_is_refused(server: Server) -> None:
+def test_a_server_without_the_endpoints_of_its_declared_catalog_type_is_refused(server: Server) -> None:
     server.endpoints = ENDPOINTS[:1]
     with pytest.raises(SpecError, match=re.escape(f"to be polaris, but its server does not offer `{COMMIT_ENDPOINT}`")):
         find_commit_tables(opened(**{"frazil.atomic": "polaris"}))
 
 
-def test_the_endpoint_alone_proves_nothing(server: Server) -> None:
+def test_a_transactions_endpoint_alone_does_not_prove_atomic_commits(server: Server) -> None:
     with pytest.raises(
         SpecError, match=r"most REST catalogs change several tables one after the other.*frazil\.atomic"
     ):
@@ -210,6 +210,8 @@ def test_the_endpoint_alone_proves_nothing(server: Server) -> None:
         ({"type": "glue"}, "of type 'glue', which changes one table at a time"),
     ],
 )
-def test_a_catalogs_properties_say_whether_it_can(properties: dict[str, str], said: str | None) -> None:
+def test_catalog_properties_decide_whether_a_multi_table_commit_is_supported(
+    properties: dict[str, str], said: str | None
+) -> None:
     reason = atomic_commit_problem("lake", properties)
     assert reason is None if said is None else said in str(reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from frazil.table.faster_commits import BoundedCache
 
 
-def test_what_was_kept_longest_ago_makes_room() -> None:
+def test_a_bounded_cache_evicts_the_oldest_entry() -> None:
     recent = BoundedCache[int](2)
     for name, value in (("a", 1), ("b", 2), ("a", 3), ("c", 4)):
         recent.keep(name, value)

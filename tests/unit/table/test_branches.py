@@ -20,10 +20,10 @@ from frazil.table.branches import count_live_rows
         ({}, None),
     ],
 )
-def test_rows_that_position_deletes_name_do_not_count(totals: dict[str, str], rows: int | None) -> None:
+def test_rows_removed_by_position_deletes_are_not_counted(totals: dict[str, str], rows: int | None) -> None:
     summary = Summary(Operation.OVERWRITE, **totals)
     assert count_live_rows(Snapshot(snapshot_id=1, timestamp_ms=1, manifest_list="list", summary=summary)) == rows
 
 
-def test_a_snapshot_without_a_summary_tells_nothing() -> None:
+def test_a_snapshot_without_a_summary_has_an_unknown_row_count() -> None:
     assert count_live_rows(Snapshot(snapshot_id=1, timestamp_ms=1, manifest_list="list")) is None

@@ -102,7 +102,7 @@ def test_a_named_catalog_comes_from_the_configuration_file(tmp_path: Path, monke
     assert load_catalog("lake").name == "lake"
 
 
-def test_a_catalog_that_is_not_configured_says_how_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unconfigured_catalog_is_reported_with_how_to_configure_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", "http://127.0.0.1:1")
     with pytest.raises(
         SpecError, match=r"'my-lake' is not configured \(configured: lake\); set PYICEBERG_CATALOG__MY_LAKE__URI"
@@ -149,7 +149,7 @@ def test_each_mistake_in_a_configuration_is_one_sentence(properties: dict[str, s
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_moment_without_credentials_or_network_does_not_end_a_writer_for_good(
+def test_a_temporary_lack_of_credentials_or_network_does_not_end_a_writer_permanently(
     error: Exception, meant: type[FrazilError]
 ) -> None:
     with pytest.raises(meant, match="the catalog 'lake'"), translate_catalog_errors("lake"):
@@ -157,7 +157,7 @@ def test_a_moment_without_credentials_or_network_does_not_end_a_writer_for_good(
 
 
 @pytest.mark.parametrize("said", ["disk I/O error", "database or disk is full"])
-def test_what_sqlite_says_of_a_full_disk_leads_to_the_disk(said: str) -> None:
+def test_sqlites_error_about_a_full_disk_names_the_disk_to_check(said: str) -> None:
     with (
         pytest.raises(CommitUnavailable, match=f"{said}. Check the free space on its disk"),
         translate_catalog_errors("lake"),
@@ -165,7 +165,7 @@ def test_what_sqlite_says_of_a_full_disk_leads_to_the_disk(said: str) -> None:
         raise OperationalError("commit", None, sqlite3.OperationalError(said))
 
 
-def test_a_catalog_of_glue_without_region_or_a_metastore_out_of_reach_is_reported_at_its_first_use() -> None:
+def test_a_glue_catalog_without_region_or_an_unreachable_metastore_is_reported_at_first_use() -> None:
     with pytest.raises(SpecError, match="'lake' is misconfigured: You must specify a region"):
         _first_use({"type": "glue"})
     with pytest.raises(CommitUnavailable, match="the metastore of the catalog 'lake' cannot be reached"):
@@ -197,7 +197,7 @@ def test_a_metastore_of_hive_2_is_refused_with_the_setting_that_it_needs() -> No
         raise MetaException(refusal)
 
 
-def test_an_error_of_a_metastore_passes_context_managers() -> None:
+def test_a_hive_metastore_error_passes_context_managers_unchanged() -> None:
     _open(CatalogConfig("lake", {"type": "hive", "uri": "thrift://127.0.0.1:1"}))
 
     @contextmanager
@@ -245,7 +245,7 @@ for properties in (
 """
 
 
-def test_a_missing_package_is_named_with_its_extra() -> None:
+def test_a_missing_package_is_reported_with_its_extra() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_PACKAGES], capture_output=True, text=True, check=False)
     named = [line.partition(":")[0] for line in done.stdout.splitlines()]
     wanted = ["s3", "gcs", "adls", "glue", "hive", "postgres", "s3"]
@@ -265,7 +265,7 @@ def test_a_database_that_cannot_be_opened_is_reported(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("refusal", [UnauthorizedError("no"), ForbiddenError("no"), PermissionError("no")])
-def test_a_refusal_is_access_denied(refusal: Exception) -> None:
+def test_a_catalog_refusal_is_access_denied(refusal: Exception) -> None:
     with pytest.raises(AccessDenied, match="'lake'"), translate_catalog_errors("lake"):
         raise refusal
 
@@ -275,7 +275,7 @@ def test_credentials_that_expired_may_be_tried_again() -> None:
         raise AuthorizationExpiredError("419")
 
 
-def test_an_outage_is_not_a_refusal_and_the_rest_stays_itself() -> None:
+def test_a_catalog_outage_is_not_reported_as_a_refusal_and_other_errors_stay_unchanged() -> None:
     with pytest.raises(CommitUnavailable), translate_catalog_errors("lake"):
         raise ServiceUnavailableError("later")
     with pytest.raises(NoSuchTableError), translate_catalog_errors("lake"):
@@ -283,7 +283,7 @@ def test_an_outage_is_not_a_refusal_and_the_rest_stays_itself() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
-def test_a_home_that_may_not_be_written_is_access_denied(unconfigured: Path) -> None:
+def test_an_unwritable_frazil_home_raises_access_denied(unconfigured: Path) -> None:
     unconfigured.mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(AccessDenied):
         load_catalog(None)
@@ -309,7 +309,7 @@ def _beneath(name: str, properties: dict[str, str]) -> dict[str, str]:
     }
 
 
-def test_spark_gets_a_postgresql_catalog_with_its_password_apart() -> None:
+def test_spark_gets_a_postgresql_catalog_with_its_password_in_a_separate_property() -> None:
     uri = "postgresql+psycopg2://me:p%40ss@db:5433/cat?sslmode=require"
     assert _beneath("pg", {"type": "sql", "uri": uri, "warehouse": "/w"}) == {
         "type": "jdbc",
@@ -376,7 +376,7 @@ def test_spark_opens_files_in_gcs_and_adls_with_iceberg_s_own_classes() -> None:
     assert (found[f"{shared_key}.name"], found[f"{shared_key}.key"]) == ("a", "k")
 
 
-def test_spark_gets_glue_and_hive_and_refuses_what_it_cannot_open() -> None:
+def test_spark_gets_glue_and_hive_catalogs_and_other_kinds_are_refused() -> None:
     assert _beneath("g", {"type": "glue", "glue.region": "eu"}) == {"type": "glue", "client.region": "eu"}
     assert _beneath("h", {"uri": "thrift://h:9083"}) == {"type": "hive", "uri": "thrift://h:9083"}
     with pytest.raises(SpecError, match="'dynamodb', which Spark cannot open"):
@@ -385,7 +385,7 @@ def test_spark_gets_glue_and_hive_and_refuses_what_it_cannot_open() -> None:
         to_spark_properties("m", {"type": "sql", "uri": "mysql://h/d"})
 
 
-def test_a_database_that_no_catalog_uses_any_more_keeps_no_connections(
+def test_a_database_that_no_catalog_uses_keeps_no_connections(
     frazil_home: Path,  # noqa: ARG001 - it sets the environment
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -398,7 +398,7 @@ def test_a_database_that_no_catalog_uses_any_more_keeps_no_connections(
     assert not catalogs._engines
 
 
-def test_a_catalog_is_opened_once_in_some_seconds_while_catalogs_are_kept(monkeypatch: pytest.MonkeyPatch):
+def test_a_cached_catalog_is_reopened_only_after_some_seconds(monkeypatch: pytest.MonkeyPatch):
     load_catalog(None)
     with keep_catalogs():
         first = open_existing_catalog(None)

@@ -45,7 +45,7 @@ def reported(declared: Schema, *schemas: Schema) -> dict[str, str]:
 AB = schema((1, "a", TEXT), (2, "b", TEXT))
 
 
-def test_a_column_that_was_renamed_is_named_with_its_new_name_and_the_ways_out() -> None:
+def test_a_renamed_column_is_reported_with_its_new_name_and_the_remedies() -> None:
     assert reported(AB, AB, schema((1, "x", TEXT), (2, "b", TEXT))) == {
         "a": "was renamed to x in the table; rename it back, declare x if records use that name, or add a new "
         "optional column a to the table"
@@ -66,7 +66,7 @@ def test_a_column_that_was_dropped_is_not_added_again() -> None:
     }
 
 
-def test_of_a_column_of_frazils_own_nobody_is_reported_to_declare_it_otherwise() -> None:
+def test_conflicts_of_frazils_own_columns_do_not_suggest_another_declaration() -> None:
     now = schema((1, "x", TEXT))
     said = [d.message for d in find_differences(AB, now, [AB, now]) if isinstance(d, Conflict)]
     assert len(said) == 2
@@ -83,7 +83,7 @@ def test_of_a_column_of_frazils_own_nobody_is_reported_to_declare_it_otherwise()
     ],
     ids=["dropped and added again", "renamed and a new one added", "one more", "another order"],
 )
-def test_what_still_has_a_column_of_each_name_fits(now: Schema) -> None:
+def test_a_schema_that_still_has_a_column_of_each_name_is_compatible(now: Schema) -> None:
     assert found(AB, AB, now) == ()
 
 
@@ -99,7 +99,7 @@ def test_columns_whose_names_were_exchanged_are_both_reported() -> None:
     assert "frazil.accepted-schema to 0" in said["a"]
 
 
-def test_a_name_that_was_given_to_another_column_is_reported_while_the_table_has_the_first() -> None:
+def test_a_reused_column_name_is_reported_while_the_table_still_has_the_first_column() -> None:
     before = schema((1, "a", TEXT), (2, "foreign", TEXT))
     given_away = schema((1, "old_a", TEXT), (2, "a", TEXT))
     declared = schema((1, "a", TEXT))
@@ -113,7 +113,7 @@ def test_a_column_that_was_renamed_with_its_declaration_fits() -> None:
     assert found(declared, AB, declared) == ()
 
 
-def test_only_the_case_of_a_name_differs() -> None:
+def test_a_name_that_differs_only_in_case_is_reported() -> None:
     upper = schema((1, "A", TEXT), (2, "b", TEXT))
     assert reported(AB, AB, upper)["a"].startswith("was renamed to A in the table")
     same = "engines ignore case and replace special characters"
@@ -140,14 +140,14 @@ def test_nested_fields_are_reported_as_columns_are(wrap: object, path: str) -> N
     assert [d.path[-1] for d in found(nested((11, "a"), (13, "new")), was, was)] == ["new"]
 
 
-def test_a_name_is_searched_for_where_it_was() -> None:
+def test_a_column_name_is_matched_only_at_its_own_nesting_level() -> None:
     """A column `a` is nothing to a struct's field of that name."""
     struct = StructType(NestedField(11, "a", TEXT, required=False))
     was, now = schema((10, "s", struct), (1, "b", TEXT)), schema((10, "s", struct), (1, "b", TEXT))
     assert found(schema((1, "a", TEXT)), was, now) == (Addition(("a",), TEXT, None),)
 
 
-def test_a_column_that_others_widened_fits_and_one_that_never_was_so_narrow_does_not() -> None:
+def test_a_column_widened_by_another_program_fits_but_one_that_was_never_narrower_does_not() -> None:
     narrow, wide = schema((1, "n", IntegerType())), schema((1, "n", LongType()))
     assert found(narrow, narrow, wide) == ()
     assert "is declared int, but is long" in reported(narrow, wide)["n"]
@@ -160,7 +160,7 @@ NAMES = "abcd"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["rename", "drop", "add"]), st.integers(0, 9)), max_size=8))
-def test_a_declared_column_is_what_it_was_or_new_by_hand_or_reported(steps: list[tuple[str, int]]) -> None:
+def test_a_declared_column_never_fills_a_column_that_had_another_name(steps: list[tuple[str, int]]) -> None:
     """Whatever others did, no value goes to a column that had another name while this one's is still there."""
     ids, history = itertools.count(10), [AB]
     columns = {1: "a", 2: "b"}

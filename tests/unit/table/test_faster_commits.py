@@ -47,13 +47,13 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return locations
 
 
-def test_what_this_process_committed_it_never_parses(catalog: Catalog, table: Table, parsed: list[str]):
+def test_metadata_committed_by_this_process_is_never_parsed(catalog: Catalog, table: Table, parsed: list[str]):
     table.append(ROW)
     catalog.load_table("demo.t").append(ROW)
     assert parsed == []
 
 
-def test_what_another_process_committed_is_parsed_once(catalog: Catalog, table: Table, parsed: list[str]):
+def test_metadata_committed_by_another_process_is_parsed_once(catalog: Catalog, table: Table, parsed: list[str]):
     assert isinstance(catalog, SqlCatalog)
     load_catalog(None).load_table("demo.t").append(ROW)
     parsed.clear()
@@ -79,7 +79,7 @@ def test_metadata_in_memory_is_that_of_its_file(catalog: Catalog, table: Table):
         assert text.decode() == read.model_dump_json()
 
 
-def test_a_commit_leaves_the_metadata_before_it_as_it_was(catalog: Catalog, table: Table):
+def test_a_commit_does_not_change_the_previous_metadata(catalog: Catalog, table: Table):
     before = catalog.load_table("demo.t").metadata
     text = before.model_dump_json()
     table.append(ROW)
@@ -91,7 +91,7 @@ def test_a_commit_leaves_the_metadata_before_it_as_it_was(catalog: Catalog, tabl
     assert after.properties is not before.properties
 
 
-def test_few_are_kept(catalog: Catalog, table: Table, parsed: list[str]):
+def test_only_a_bounded_number_of_table_metadata_is_cached(catalog: Catalog, table: Table, parsed: list[str]):
     for number in range(MAX_CACHED_METADATA + 1):
         catalog.create_table(f"demo.other_{number}", ROW.schema)
         catalog.load_table(f"demo.other_{number}")
@@ -100,7 +100,7 @@ def test_few_are_kept(catalog: Catalog, table: Table, parsed: list[str]):
     assert parsed == [table.metadata_location]
 
 
-def test_a_table_that_was_made_again_is_another_one(catalog: Catalog, table: Table):
+def test_a_recreated_table_is_a_different_table(catalog: Catalog, table: Table):
     catalog.drop_table("demo.t")
     again = catalog.create_table("demo.t", ROW.schema)
     assert again.metadata.table_uuid != table.metadata.table_uuid

@@ -67,7 +67,7 @@ def test_a_new_field_is_added_at_every_level(path: tuple[str, ...]):
 
 
 @pytest.mark.parametrize("path", [("note",), ("place", "a"), ("gone", "b"), ("note", "b"), ("stops", "b")])
-def test_what_the_table_has_meanwhile_or_no_longer_can_have_is_passed_over(path: tuple[str, ...]):
+def test_requested_columns_that_exist_by_now_or_have_become_impossible_are_ignored(path: tuple[str, ...]):
     assert requested(new(*path)) == ([], [])
 
 
@@ -123,7 +123,7 @@ def test_no_column_gets_the_name_of_one_of_icebergs_own():
         (("x.y",), ("x",)),
     ],
 )
-def test_a_field_with_dots_in_its_name_that_nested_fields_have_together_is_ignored(
+def test_a_dotted_field_name_that_collides_with_a_nested_path_is_ignored(
     path: tuple[str, ...], beside: tuple[str, ...] | None
 ):
     """PyIceberg and Iceberg refuse a schema with both."""
@@ -144,14 +144,14 @@ def test_a_column_that_was_dropped_or_renamed_does_not_come_back():
     assert refused[1].startswith("key was renamed to id in the table")
 
 
-def test_columns_are_counted_with_what_is_in_them():
+def test_a_structs_fields_count_towards_the_maximum_number_of_columns():
     two = StructType(NestedField(1, "x", LongType()), NestedField(2, "y", LongType()))
     changes, refused = requested(new("a"), new("b", kind=two), new("c"), limit=16)
     assert changes == [new("a"), new("c")]
     assert refused == ["b would be column 18 of the table, but evolution.max-columns is 16"]
 
 
-def test_types_become_wider_and_never_narrower_or_others():
+def test_evolution_only_widens_types():
     wider = Promotion(("count",), LongType()), Promotion(("fare",), DecimalType(11, 2))
     nested = Promotion(("stops", "element", "a"), DoubleType())
     no = Promotion(("fare",), DecimalType(8, 2)), Promotion(("fare",), DecimalType(11, 3))

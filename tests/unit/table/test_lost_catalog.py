@@ -49,7 +49,7 @@ def lose(home: Path) -> Catalog:
     return load_catalog(None)
 
 
-def test_no_table_is_made_where_another_one_is(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+def test_no_table_is_created_where_another_table_exists(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
     made = ensure_table(catalog, stream())
     write(made)
     files = sorted(local(made.location()).rglob("*"))
@@ -64,7 +64,9 @@ def test_no_table_is_made_where_another_one_is(catalog: Catalog, unconfigured: P
     assert not empty.table_exists("demo.flights")
 
 
-def test_what_the_sentence_says_registers_the_table_again(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+def test_the_command_in_the_error_registers_the_table_again(
+    catalog: Catalog, unconfigured: Path, stream: Stream
+) -> None:
     made = ensure_table(catalog, stream())
     write(made)
     write(made)
@@ -94,7 +96,7 @@ def refusal(*words: str) -> str:
 
 
 @pytest.mark.parametrize("contents", [None, b"Obj\x01\xff\xfe", b"no json", b"{}"])
-def test_a_mistyped_file_registers_nothing_and_the_right_one_is_taken_then(
+def test_a_mistyped_metadata_file_registers_nothing_and_the_right_one_is_accepted_later(
     contents: bytes | None, catalog: Catalog, unconfigured: Path, stream: Stream, tmp_path: Path
 ) -> None:
     made = ensure_table(catalog, stream())
@@ -108,7 +110,7 @@ def test_a_mistyped_file_registers_nothing_and_the_right_one_is_taken_then(
     assert empty.load_table("demo.flights").metadata.table_uuid == made.metadata.table_uuid
 
 
-def test_a_folder_and_a_scheme_that_no_storage_serves_register_nothing(catalog: Catalog, tmp_path: Path) -> None:
+def test_a_folder_or_an_unsupported_scheme_cannot_be_registered(catalog: Catalog, tmp_path: Path) -> None:
     assert "is not a metadata file of a table" in refusal("demo.flights", f"file://{tmp_path}")
     assert "the scheme 'gopher' is not supported" in str(register("demo.flights", "gopher://a/x.json").exception)
     assert catalog.list_namespaces() == []
@@ -152,7 +154,7 @@ def test_a_table_that_the_catalog_has_under_another_name_is_not_registered_a_sec
     assert catalog.list_namespaces() == [("demo",)]
 
 
-def test_a_file_that_only_the_server_may_read_is_for_it_to_judge() -> None:
+def test_a_file_that_only_the_catalog_server_may_read_is_not_refused() -> None:
     class Forbidden:
         def new_input(self, _: str) -> None:
             raise PermissionError("not yours")
@@ -167,7 +169,9 @@ def test_a_file_that_only_the_server_may_read_is_for_it_to_judge() -> None:
 
 
 @pytest.mark.parametrize("make", ["dead letters", "signals"])
-def test_the_other_tables_are_guarded_too(make: str, catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+def test_a_lost_dead_letter_or_signals_table_is_reported_and_not_recreated(
+    make: str, catalog: Catalog, unconfigured: Path, stream: Stream
+) -> None:
     def ensure(catalog: Catalog) -> Table:
         if make == "dead letters":
             return ensure_dead_letters(catalog, stream())
@@ -185,7 +189,7 @@ def test_a_location_of_another_table_is_refused(catalog: Catalog, stream: Stream
         ensure_table(catalog, stream(table={"identifier": "a.c", "location": location}))
 
 
-def test_commit_records_alone_are_remains(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+def test_commit_records_alone_prove_that_a_table_existed(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
     made = ensure_table(catalog, stream())
     journal = local(state_location(made, "flights")) / "journal" / "00000001-00000001.json"
     journal.parent.mkdir(parents=True)
@@ -197,14 +201,16 @@ def test_commit_records_alone_are_remains(catalog: Catalog, unconfigured: Path, 
     assert "frazil register" not in str(error.value)
 
 
-def test_a_creation_that_was_cut_short_is_made_good(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+def test_an_interrupted_table_creation_is_completed(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
     made = ensure_table(catalog, stream())
     again = ensure_table(lose(unconfigured), stream())
     assert again.location() == made.location()
     assert again.metadata.table_uuid != made.metadata.table_uuid
 
 
-def test_metadata_that_cannot_be_read_is_no_free_place(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+def test_a_table_is_not_created_over_metadata_that_cannot_be_read(
+    catalog: Catalog, unconfigured: Path, stream: Stream
+) -> None:
     metadata = local(ensure_table(catalog, stream()).metadata_location)
     for data in (b"{", gzip.compress(b"{}"), b"\x1f\x8bxx"):
         metadata.write_bytes(data)
@@ -212,13 +218,15 @@ def test_metadata_that_cannot_be_read_is_no_free_place(catalog: Catalog, unconfi
             ensure_table(lose(unconfigured), stream())
 
 
-def test_a_check_makes_nothing(unconfigured: Path, stream: Stream) -> None:
+def test_a_check_creates_nothing(unconfigured: Path, stream: Stream) -> None:
     assert load_stream_table(stream()) is None
     assert find_lost_table(stream()) is None
     assert not list(unconfigured.rglob("*"))
 
 
-def test_a_check_finds_what_a_lost_catalog_had(catalog: Catalog, unconfigured: Path, stream: Stream) -> None:
+def test_a_check_finds_what_the_catalog_had_before_it_was_lost(
+    catalog: Catalog, unconfigured: Path, stream: Stream
+) -> None:
     assert find_lost_table(stream()) is None
     write(ensure_table(catalog, stream()))
     assert find_lost_table(stream()) is None
@@ -259,12 +267,14 @@ def test_a_server_is_asked_where_it_would_create_the_table(
     "refusal",
     [BadRequestError("no stage-create"), NotImplementedError("501"), RESTError("405"), TableAlreadyExistsError("409")],
 )
-def test_a_server_that_does_not_say_where_creates_the_table(
+def test_a_table_is_created_if_the_server_does_not_report_where_it_would_create_it(
     catalog: Catalog, stream: Stream, refusal: Exception
 ) -> None:
     assert ensure_table(Remote(catalog, refusal), stream()).name() == ("demo", "flights")
 
 
-def test_a_server_that_refuses_us_is_no_server_that_does_not_say(catalog: Catalog, stream: Stream) -> None:
+def test_a_server_that_denies_access_is_not_treated_as_one_without_table_locations(
+    catalog: Catalog, stream: Stream
+) -> None:
     with pytest.raises(AccessDenied):
         ensure_table(Remote(catalog, ForbiddenError("no")), stream())

@@ -59,7 +59,7 @@ def added(snapshot_id: int, number: int, at_ms: int) -> tuple[TableUpdate, ...]:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_whatever_follows_a_commit_of_a_host_that_is_ahead_is_dated_after_it(
+def test_changes_after_a_commit_with_a_future_time_are_dated_after_it(
     catalog: Catalog,
     stream: Callable[..., StreamSpec],
     change: str,
@@ -91,7 +91,7 @@ def test_whatever_follows_a_commit_of_a_host_that_is_ahead_is_dated_after_it(
     ),
     st.booleans(),
 )
-def test_times_only_go_forward_whatever_clocks_say_and_a_table_that_was_broken_is_fixed(
+def test_metadata_times_never_go_back_whatever_the_clocks_and_a_broken_table_is_repaired(
     changes: list[tuple[int, str]], broken_before: bool
 ) -> None:
     metadata = new_table_metadata(Schema(), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "x", {})
@@ -119,6 +119,6 @@ def newest(metadata: TableMetadata) -> int:
     return max([metadata.last_updated_ms, *(s.timestamp_ms for s in metadata.snapshots)])
 
 
-def test_what_changes_nothing_is_left_as_it_is() -> None:
+def test_an_update_that_changes_nothing_returns_the_same_metadata() -> None:
     metadata = new_table_metadata(Schema(), UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "x", {})
     assert order_times(metadata, metadata) is metadata

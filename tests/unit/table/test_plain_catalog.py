@@ -45,7 +45,7 @@ def test_a_commit_whose_requirement_does_not_hold_changes_nothing(catalog: SqlCa
     assert catalog.load_table("demo.a").metadata_location == table.metadata_location
 
 
-def test_of_two_commits_at_once_the_later_fails(
+def test_the_later_of_two_concurrent_commits_fails(
     catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other, write = opened(tmp_path), catalog._write_metadata
@@ -74,7 +74,9 @@ def test_namespaces_and_tables_are_found_by_their_exact_names(catalog: SqlCatalo
 
 
 @pytest.mark.parametrize("other", [PLAIN, PYICEBERG], ids=["plain", "pyiceberg"])
-def test_each_reads_what_the_other_wrote(catalog: SqlCatalog, tmp_path: Path, other: Any) -> None:
+def test_both_catalog_implementations_read_the_metadata_of_the_other(
+    catalog: SqlCatalog, tmp_path: Path, other: Any
+) -> None:
     set_property(catalog, "1")
     with catalogs_with(other):
         second = opened(tmp_path)

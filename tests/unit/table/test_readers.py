@@ -54,7 +54,7 @@ def test_no_secret_is_printed(reader: Reader, properties: dict[str, str]) -> Non
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z0-9.\-]{1,20}", fullmatch=True), st.just("hush"), max_size=5))
-def test_what_is_not_known_to_be_harmless_is_taken_for_a_secret(unknown: dict[str, str]) -> None:
+def test_unknown_properties_are_treated_as_secrets(unknown: dict[str, str]) -> None:
     for key in ("warehouse", "prefix", "scope", "audience", "resource", "ref", "echo", "type", "uri"):
         unknown.pop(key, None)
     for reader in READERS:
@@ -67,7 +67,7 @@ def test_pyiceberg_opens_the_printed_catalog(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "[('city',)]\n"
 
 
-def test_pyiceberg_finds_a_secret_under_the_name_that_pyiceberg_gives_it(
+def test_the_printed_configuration_names_secrets_as_pyiceberg_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__MY_LAKE__URI", f"sqlite:///{tmp_path}/lake.db")

@@ -23,27 +23,27 @@ def names(schema: Schema) -> list[str]:
     return [field.name for field in schema.fields]
 
 
-def test_a_declaration_by_the_old_names_means_the_columns_as_they_are_now():
+def test_a_declaration_with_old_column_names_uses_the_current_columns():
     assert names(use_current_names(BEFORE, TABLE, FORMER)) == ["id", "b"]
     assert names(use_current_names(TABLE, TABLE, FORMER)) == ["id", "b", "new"]
 
 
-def test_one_column_is_declared_once():
+def test_a_renamed_column_is_declared_only_once():
     both = Schema(NestedField(1, "a", StringType()), NestedField(2, "b", StringType()))
     assert names(use_current_names(both, TABLE, FORMER)) == ["b"]
 
 
-def test_a_name_that_a_column_has_now_is_no_other_ones():
+def test_the_current_name_of_a_column_is_not_an_alias_of_another():
     assert find_aliases(TABLE, FORMER) == {"a": 2, "older": 2}
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"a": "b"}', '{"a": true}'])
-def test_a_property_that_was_edited_is_named(text: str):
+def test_a_manually_edited_property_is_reported_by_name(text: str):
     with pytest.raises(SchemaIncompatible, match=FORMER_COLUMNS_PROPERTY):
         parse_former_columns({FORMER_COLUMNS_PROPERTY: text})
 
 
-def test_without_the_property_nothing_was_renamed():
+def test_without_the_property_no_column_counts_as_renamed():
     assert parse_former_columns({}) == {}
 
 
@@ -62,7 +62,7 @@ def test_without_the_property_nothing_was_renamed():
         (ColumnChanges({"b": "c"}, ["b"]), ["cannot be both renamed and dropped"]),
     ],
 )
-def test_what_cannot_be_is_said(requested: ColumnChanges, says: list[str]):
+def test_impossible_column_changes_are_reported_with_the_reason(requested: ColumnChanges, says: list[str]):
     found = find_change_problems(requested, TABLE, [BEFORE], fixed={})
     assert len(found) == len(says)
     assert all(words in sentence for words, sentence in zip(says, found, strict=True))
@@ -89,6 +89,6 @@ def test_no_column_gets_the_name_of_another_columns_partition_field():
         ]
 
 
-def test_a_column_that_others_rely_on_stays():
+def test_a_column_that_the_table_needs_cannot_be_changed():
     found = find_change_problems(ColumnChanges({}, ["new"]), TABLE, [BEFORE], fixed={"new": "it is needed"})
     assert found == ["the column new cannot be changed: it is needed"]

@@ -72,13 +72,15 @@ FOREIGN = "CommitUnavailable: the uri of the catalog 'lake' does not respond lik
         (Answer(400), "CommitRefused: the catalog 'lake' refuses the request"),
     ],
 )
-def test_whatever_answers_that_is_no_catalog_is_one_sentence(server: TroubledProxy, answer: Answer, said: str) -> None:
+def test_an_answer_of_a_server_that_is_not_a_catalog_gives_one_sentence(
+    server: TroubledProxy, answer: Answer, said: str
+) -> None:
     """Only what Iceberg's own answer says is a mistake for good; a gateway whose catalog is away looks like others."""
     server.trouble = instead(answer)
     assert re.match(said, opened(server))
 
 
-def test_a_table_is_not_gone_because_a_gateway_does_not_find_its_catalog(server: TroubledProxy) -> None:
+def test_a_404_page_of_a_gateway_is_not_taken_for_a_missing_table(server: TroubledProxy) -> None:
     catalog = _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri}))
     server.trouble = instead(page(404))
     with (
@@ -89,7 +91,7 @@ def test_a_table_is_not_gone_because_a_gateway_does_not_find_its_catalog(server:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_who_reads_asks_an_overloaded_catalog_again_a_few_times(server: TroubledProxy, status: int) -> None:
+def test_reads_from_an_overloaded_catalog_are_retried_a_few_times(server: TroubledProxy, status: int) -> None:
     server.trouble = first(2, instead(refusal(status, "busy", Retry_After="0")))
     server.trouble = _then(server.trouble, CONFIG)
     _open(CatalogConfig("lake", {"type": "rest", "uri": server.uri}))
@@ -112,7 +114,7 @@ def test_a_catalog_that_does_not_answer_is_not_awaited_for_ever(
     assert re.search(r"cannot be reached at http://127.0.0.1:\d+: no answer in time", opened(server))
 
 
-def test_what_pyiceberg_takes_as_mappings_is_given_as_such() -> None:
+def test_properties_that_pyiceberg_expects_as_mappings_are_nested() -> None:
     flat = {"uri": "u", "auth.type": "oauth2", "auth.oauth2.client_id": "me", "ssl.cabundle": "ca.pem", "a.b": "c"}
     assert nest_properties(flat) == {
         "uri": "u",
@@ -151,7 +153,7 @@ def test_a_token_that_expired_is_replaced_at_its_next_use(server: TroubledProxy)
         assert tokens.given == before + 1
 
 
-def test_a_token_of_auth_type_oauth2_is_requested_by_what_a_user_configures(server: TroubledProxy) -> None:
+def test_a_token_of_auth_type_oauth2_is_requested_with_the_configured_credentials(server: TroubledProxy) -> None:
     server.trouble = tokens = Tokens()
     oauth = {"type": "oauth2", "oauth2.client_id": "me", "oauth2.client_secret": "s"}
     given = {f"auth.{key}": value for key, value in oauth.items()} | {"auth.oauth2.token_url": f"{server.uri}/token"}
@@ -160,7 +162,7 @@ def test_a_token_of_auth_type_oauth2_is_requested_by_what_a_user_configures(serv
     assert tokens.given
 
 
-def test_a_digit_that_is_no_number_asks_for_no_wait() -> None:
+def test_a_retry_after_header_with_a_non_ascii_digit_causes_no_wait() -> None:
     error, cause = Exception(), Exception()
     cause.response = SimpleNamespace(headers={"Retry-After": "²"})  # type: ignore[attr-defined]
     error.__cause__ = cause

@@ -40,13 +40,13 @@ def test_the_first_put_wins_and_stays(store: ObjectStore, folder: str) -> None:
     assert store.get(f"{folder}/a/b") == b"first"
 
 
-def test_a_put_replaces_the_whole(store: ObjectStore, folder: str) -> None:
+def test_a_put_replaces_the_whole_object(store: ObjectStore, folder: str) -> None:
     store.put(f"{folder}/x", b"a long first text")
     store.put(f"{folder}/x", b"short")
     assert store.get(f"{folder}/x") == b"short"
 
 
-def test_what_is_absent_is_none(store: ObjectStore, folder: str) -> None:
+def test_a_missing_object_reads_as_none(store: ObjectStore, folder: str) -> None:
     assert store.get(f"{folder}/nothing") is None
     assert store.list_files(f"{folder}/nothing") == []
     assert store.list_folders(f"{folder}/nothing") == []
@@ -61,7 +61,7 @@ def test_files_are_listed_at_any_depth_in_the_form_they_were_asked(store: Object
     assert all(before_ms - 1_000 <= file.modified_ms <= before_ms + 60_000 for file in files)
 
 
-def test_a_folder_is_there_through_its_files(store: ObjectStore, folder: str) -> None:
+def test_a_folder_exists_while_it_contains_files(store: ObjectStore, folder: str) -> None:
     store.put(f"{folder}/s/one/x", b"")
     store.put(f"{folder}/s/two/y/z", b"")
     store.put(f"{folder}/s/file", b"")
@@ -70,13 +70,13 @@ def test_a_folder_is_there_through_its_files(store: ObjectStore, folder: str) ->
     assert store.list_folders(f"{folder}/s") == [f"{folder}/s/one"]
 
 
-def test_deleting_what_is_gone_is_fine(store: ObjectStore, folder: str) -> None:
+def test_deleting_a_missing_object_is_not_an_error(store: ObjectStore, folder: str) -> None:
     store.put(f"{folder}/x", b"")
     store.delete([f"{folder}/x", f"{folder}/x", f"{folder}/no/such"])
     assert store.get(f"{folder}/x") is None
 
 
-def test_a_file_that_cannot_be_deleted_is_reported_and_all_others_go(store: ObjectStore, folder: str) -> None:
+def test_a_file_that_cannot_be_deleted_is_reported_and_all_others_are_deleted(store: ObjectStore, folder: str) -> None:
     for name in ("a", "b/inside", "c", "d/inside"):
         store.put(f"{folder}/{name}", b"")
     with pytest.raises(OSError, match=r"/b.*; 1 more files could not be deleted, including .*/d"):
@@ -122,7 +122,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Callable[[FakeS3], ObjectStore]:
     return on
 
 
-def test_s3_is_asked_to_delete_a_thousand_keys_at_once_and_each_once(s3: Callable[[FakeS3], ObjectStore]) -> None:
+def test_s3_objects_are_deleted_once_in_requests_of_a_thousand_keys(s3: Callable[[FakeS3], ObjectStore]) -> None:
     files = FakeS3(refused={"7": "NoSuchKey"})
     s3(files).delete(f"s3://lake/{n % 2_500}" for n in range(5_000))
     assert [len(request) for request in files.requests] == [1_000, 1_000, 500]
@@ -130,7 +130,7 @@ def test_s3_is_asked_to_delete_a_thousand_keys_at_once_and_each_once(s3: Callabl
 
 
 @pytest.mark.parametrize("batches", [True, False])
-def test_what_s3_says_of_single_keys_is_reported(s3: Callable[[FakeS3], ObjectStore], batches: bool) -> None:
+def test_errors_of_single_s3_keys_are_reported(s3: Callable[[FakeS3], ObjectStore], batches: bool) -> None:
     files = FakeS3(refused={"2": "AccessDenied", "4": "InternalError"}, batches=batches)
     left = s3(files).delete_each(f"s3://lake/{n}" for n in range(6))
     assert {path: type(error) for path, error in left.items()} == {"s3://lake/2": AccessDenied, "s3://lake/4": OSError}
@@ -138,7 +138,9 @@ def test_what_s3_says_of_single_keys_is_reported(s3: Callable[[FakeS3], ObjectSt
         s3(files).delete(f"s3://lake/{n}" for n in range(6))
 
 
-def test_a_store_without_a_request_for_many_keys_is_requested_it_once(s3: Callable[[FakeS3], ObjectStore]) -> None:
+def test_a_store_without_batch_deletes_gets_one_batch_request_and_then_single_deletes(
+    s3: Callable[[FakeS3], ObjectStore],
+) -> None:
     files = FakeS3(batches=False)
     store = s3(files)
     store.delete(["s3://lake/1", "s3://lake/2"])
@@ -147,7 +149,7 @@ def test_a_store_without_a_request_for_many_keys_is_requested_it_once(s3: Callab
     assert files.requests == [["1"], ["2"], ["3"], ["4"]]
 
 
-def test_an_object_store_that_is_down_has_deleted_nothing_of_what_it_is_still_to_be_requested(
+def test_when_the_object_store_is_down_no_pending_object_is_reported_as_deleted(
     s3: Callable[[FakeS3], ObjectStore],
 ) -> None:
     files = FakeS3()
@@ -163,7 +165,7 @@ def test_an_object_store_that_is_down_has_deleted_nothing_of_what_it_is_still_to
     assert len(files.requests) == 1
 
 
-def test_unfinished_files_are_nobodys(tmp_path: Path) -> None:
+def test_temporary_files_are_not_listed(tmp_path: Path) -> None:
     (tmp_path / ".journal.123.frazil-tmp").write_bytes(b"half")
     assert LocalStore().list_files(str(tmp_path)) == []
     assert LocalStore().put_if_absent(f"{tmp_path}/journal", b"whole")
@@ -181,9 +183,7 @@ def test_a_put_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_object_is_durable_by_its_bytes_its_name_and_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writing_an_object_syncs_its_data_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fsync
 
@@ -201,7 +201,7 @@ def test_an_object_is_durable_by_its_bytes_its_name_and_its_folder(
     assert synced == ["journal", "new"]
 
 
-def test_syncing_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_syncing_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         LocalStore().sync_files([f"{tmp_path}/nothing"])
 
@@ -218,7 +218,7 @@ def test_s3_is_opened_with_pyicebergs_own_keys() -> None:
     assert (files.client_kwargs["aws_access_key_id"], files.client_kwargs["region_name"]) == ("k", "r")
 
 
-def test_a_store_takes_the_credentials_that_its_table_was_last_loaded_with() -> None:
+def test_a_store_uses_the_credentials_from_the_last_load_of_its_table() -> None:
     vended = {"s3.endpoint": "http://127.0.0.1:1", "s3.session-token": "first", "frazil.stream.s": "marker 1"}
     store = open_store("s3://bucket/table", lambda: dict(vended))
 
@@ -233,7 +233,7 @@ def test_a_store_takes_the_credentials_that_its_table_was_last_loaded_with() -> 
     assert token() == "second"
 
 
-def test_clients_of_credentials_that_were_renewed_are_given_up() -> None:
+def test_clients_with_outdated_credentials_are_discarded_after_a_renewal() -> None:
     vended = {"s3.endpoint": "http://127.0.0.1:1", "s3.session-token": "0"}
     store = open_store("s3://bucket/table", lambda: dict(vended))
     clients = []
@@ -249,13 +249,13 @@ def test_clients_of_credentials_that_were_renewed_are_given_up() -> None:
     ("code", "error"),
     [("ExpiredToken", CommitUnavailable), ("TokenRefreshRequired", CommitUnavailable), ("AccessDenied", AccessDenied)],
 )
-def test_a_token_that_expired_is_no_refusal(code: str, error: type[Exception]) -> None:
+def test_an_expired_token_is_not_reported_as_access_denied(code: str, error: type[Exception]) -> None:
     refused = translate_boto_error(ClientError({"Error": {"Code": code, "Message": "no"}}, "PutObject"))
     with pytest.raises(error), _translate_errors("s3://bucket/table/x"):
         raise refused
 
 
-def test_files_are_opened_with_no_more_than_opens_them() -> None:
+def test_files_are_opened_with_only_the_properties_needed_to_open_them() -> None:
     of_a_table = {
         "s3.session-token": "t",
         "client.region": "r",
@@ -272,7 +272,7 @@ def test_files_are_opened_with_no_more_than_opens_them() -> None:
     assert own.keys() == {*of_a_table, "py-io-impl"} - {"frazil.stream.flights"}
 
 
-def test_a_full_disk_of_a_local_warehouse_is_named() -> None:
+def test_a_full_disk_of_a_local_warehouse_is_reported() -> None:
     full = translate_staging_failure("file:///lake/silo/data", OSError(errno.ENOSPC, "No space left on device"))
     assert isinstance(full, CommitUnavailable)
     assert str(full).startswith("the disk of file:///lake/silo/data is full: ")
@@ -294,7 +294,7 @@ def test_a_local_folder_that_refuses_data_files_is_reported_as_denied(code: int)
     assert re.fullmatch(r"/lake/t: the file system refuses access \(.*\); grant this user access", str(found))
 
 
-def test_a_full_disk_of_an_executor_is_no_outage_of_the_object_store() -> None:
+def test_a_full_disk_of_an_executor_is_not_reported_as_an_object_store_outage() -> None:
     assert translate_staging_failure("s3://lake/t", OSError(errno.ENOSPC, "No space left on device")) is None
     assert isinstance(translate_staging_failure("s3://lake/t", OSError("a part could not be sent")), CommitUnavailable)
 

@@ -49,7 +49,7 @@ def test_a_missing_table_is_made_as_declared(catalog: Catalog, stream: Stream) -
     assert table.properties["write.parquet.format-version"] == "v2"
 
 
-def test_dead_letters_are_written_as_every_reader_knows(catalog: Catalog, stream: Stream) -> None:
+def test_dead_letters_are_written_in_a_format_that_every_reader_supports(catalog: Catalog, stream: Stream) -> None:
     assert "write.parquet.format-version" not in ensure_dead_letters(catalog, stream()).properties
 
 
@@ -93,7 +93,7 @@ def test_new_optional_columns_and_wider_types_come_in_one_update(catalog: Catalo
         ({"delay": "struct<a: int>"}, ["column delay", "struct", "int in the table"]),
     ],
 )
-def test_any_other_difference_is_refused_with_column_types_and_ways_out(
+def test_any_other_schema_difference_is_refused_with_column_types_and_remedies(
     catalog: Catalog, stream: Stream, changes: dict[str, str], reported: list[str]
 ) -> None:
     before = ensure_table(catalog, stream())
@@ -104,7 +104,7 @@ def test_any_other_difference_is_refused_with_column_types_and_ways_out(
     assert before.refresh().schema() == before.schema(), "a refused evolution changes nothing"
 
 
-def test_a_column_that_is_declared_without_not_null_becomes_optional_unless_it_identifies_rows(
+def test_a_column_declared_without_not_null_becomes_optional_unless_it_is_an_identifier(
     catalog: Catalog, stream: Stream
 ) -> None:
     optional = {"carrier": "string", "at": "struct<gate: string>"}
@@ -130,7 +130,7 @@ def test_a_required_column_that_is_not_declared_is_refused(catalog: Catalog, str
         ensure_table(catalog, stream())
 
 
-def test_what_a_stream_fills_beside_its_declaration_is_reported_by_the_names_that_columns_have_now(
+def test_columns_filled_without_a_declaration_are_reported_by_their_current_names(
     catalog: Catalog, stream: Stream
 ) -> None:
     table = ensure_table(catalog, stream(schema=COLUMNS | {"gate": "string"}))
@@ -160,7 +160,7 @@ def test_an_optional_column_of_the_table_need_not_be_declared(catalog: Catalog, 
     assert ensure_table(catalog, stream()).metadata_location == table.metadata_location
 
 
-def test_a_start_adds_no_column_again_that_others_renamed_or_dropped(catalog: Catalog, stream: Stream) -> None:
+def test_a_start_does_not_add_columns_that_other_programs_renamed_or_dropped(catalog: Catalog, stream: Stream) -> None:
     nested = COLUMNS | {"place": "struct<city: string, zip: int>"}
     table = ensure_table(catalog, stream(schema=nested))
     with table.update_schema() as update:
@@ -184,7 +184,7 @@ def test_a_start_adds_no_column_again_that_others_renamed_or_dropped(catalog: Ca
     assert ensure_table(catalog, stream(schema=nested)).schema() == table.refresh().schema()
 
 
-def test_from_the_schema_that_a_user_accepted_names_are_new(catalog: Catalog, stream: Stream) -> None:
+def test_names_dropped_before_the_accepted_schema_can_be_used_again(catalog: Catalog, stream: Stream) -> None:
     table = ensure_table(catalog, stream())
     with table.update_schema() as update:
         update.delete_column("delay")
@@ -198,7 +198,7 @@ def test_from_the_schema_that_a_user_accepted_names_are_new(catalog: Catalog, st
         ensure_table(catalog, stream())
 
 
-def test_dead_letters_are_not_written_past_a_column_that_others_renamed(catalog: Catalog, stream: Stream) -> None:
+def test_dead_letters_are_not_written_to_a_table_with_a_renamed_column(catalog: Catalog, stream: Stream) -> None:
     table = ensure_dead_letters(catalog, stream())
     with table.update_schema() as update:
         update.rename_column("error_class", "kind").rename_column("stream", "whose")
@@ -216,7 +216,7 @@ def test_dead_letters_are_not_written_past_a_column_that_others_renamed(catalog:
 
 
 @pytest.mark.parametrize("kind", ["time", "struct<at: time>", "list<time>", "map<string, time>"])
-def test_no_column_comes_that_makes_the_table_unreadable(kind: str, catalog: Catalog, stream: Stream) -> None:
+def test_a_column_that_would_make_the_table_unreadable_is_refused(kind: str, catalog: Catalog, stream: Stream) -> None:
     with pytest.raises(SpecError, match=r"schema\.opens.*Spark cannot read a table with a time column.*write string"):
         ensure_table(catalog, stream(schema=COLUMNS | {"opens": kind}))
     assert not catalog.table_exists("demo.flights")
@@ -226,7 +226,7 @@ def test_no_column_comes_that_makes_the_table_unreadable(kind: str, catalog: Cat
     assert before.refresh().schema().column_names == [*COLUMNS, *before.schema().column_names[len(COLUMNS) :]]
 
 
-def test_no_column_comes_with_the_name_of_one_of_icebergs_own(catalog: Catalog, stream: Stream) -> None:
+def test_a_declared_column_with_a_name_reserved_by_iceberg_is_refused(catalog: Catalog, stream: Stream) -> None:
     with pytest.raises(SpecError, match=r"schema\._row_id: .*one of Iceberg's metadata columns.*rename it"):
         ensure_table(catalog, stream(schema=COLUMNS | {"_row_id": "long"}))
     ensure_table(catalog, stream())
@@ -234,7 +234,9 @@ def test_no_column_comes_with_the_name_of_one_of_icebergs_own(catalog: Catalog, 
         ensure_table(catalog, stream(schema=COLUMNS | {"_row_id": "long"}))
 
 
-def test_no_column_comes_with_the_name_of_a_partition_field_of_the_table(catalog: Catalog, stream: Stream) -> None:
+def test_a_declared_column_named_like_a_partition_field_of_the_table_is_refused(
+    catalog: Catalog, stream: Stream
+) -> None:
     before = ensure_table(catalog, stream())
     with before.update_spec() as update:
         update.remove_field("departed_day")  # its former specs keep the name
@@ -245,14 +247,14 @@ def test_no_column_comes_with_the_name_of_a_partition_field_of_the_table(catalog
     assert "departed_day" not in before.refresh().schema().column_names
 
 
-def test_a_table_that_has_such_a_column_already_is_written_on(catalog: Catalog, stream: Stream) -> None:
+def test_a_table_that_already_has_a_time_column_remains_writable(catalog: Catalog, stream: Stream) -> None:
     table = ensure_table(catalog, stream())
     with table.update_schema() as update:
         update.add_column("opens", TimeType())
     assert "opens" in ensure_table(catalog, stream(schema=COLUMNS | {"opens": "time"})).schema().column_names
 
 
-def test_a_table_of_format_version_1_is_refused_with_the_way_out(catalog: Catalog, stream: Stream) -> None:
+def test_a_table_of_format_version_1_is_refused_with_the_remedy(catalog: Catalog, stream: Stream) -> None:
     catalog.create_namespace("demo")
     catalog.create_table("demo.flights", iceberg.table_schema(stream()), properties={"format-version": "1"})
     with pytest.raises(SchemaIncompatible, match=r"format version 1.*upgrade it"):
@@ -277,7 +279,7 @@ def test_an_existing_table_is_never_upgraded(
     assert "the declared format version is [3], but table demo.flights has [2], which is not changed" in caplog.text
 
 
-def test_a_variant_is_not_added_to_a_table_of_version_2_which_no_engine_could_read_then(
+def test_a_variant_is_not_added_to_a_version_2_table_that_engines_could_no_longer_read(
     catalog: Catalog, stream: Stream
 ) -> None:
     before = ensure_table(catalog, stream()).metadata_location
@@ -299,7 +301,7 @@ def test_a_variant_that_another_program_added_inside_a_struct_is_refused(catalog
             check()
 
 
-def test_a_table_that_another_program_upgraded_is_written_on(
+def test_a_table_upgraded_by_another_program_remains_writable(
     catalog: Catalog, stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
     metadata = Path(ensure_table(catalog, stream()).metadata_location.removeprefix("file://"))
@@ -311,7 +313,7 @@ def test_a_table_that_another_program_upgraded_is_written_on(
     assert not caplog.text
 
 
-def test_the_tables_own_layout_wins_with_a_warning(
+def test_the_existing_table_layout_takes_precedence_with_a_warning(
     catalog: Catalog, stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
     ensure_table(catalog, stream())
@@ -350,7 +352,7 @@ def test_a_dead_letter_table_of_an_earlier_version_gets_the_headers_column(catal
     assert ensure_dead_letters(catalog, stream()).metadata_location == table.metadata_location
 
 
-def test_locations_follow_the_table(catalog: Catalog, stream: Stream, tmp_path: Path) -> None:
+def test_data_and_state_locations_follow_the_table_location(catalog: Catalog, stream: Stream, tmp_path: Path) -> None:
     table = ensure_table(catalog, stream(table={"identifier": "a.b", "location": f"file://{tmp_path}/t"}))
     assert data_location(table) == f"file://{tmp_path}/t/data"
     assert state_location(table, "flights") == f"file://{tmp_path}/t/_frazil/flights"
@@ -376,7 +378,9 @@ def test_all_files_of_a_table_are_in_its_folder_whatever_its_name(
 
 @pytest.mark.usefixtures("unconfigured")
 @pytest.mark.parametrize("sign", ["#", "?", "\t", "\n"])
-def test_a_home_that_would_be_cut_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+def test_a_frazil_home_with_a_uri_delimiter_in_its_path_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
     monkeypatch.setenv("FRAZIL_HOME", str(tmp_path / f"a{sign}b"))
 
     with pytest.raises(SpecError, match=r"FRAZIL_HOME .* has .* a folder without it"):
@@ -386,7 +390,9 @@ def test_a_home_that_would_be_cut_short_is_refused(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.usefixtures("unconfigured")
-def test_a_warehouse_that_would_be_cut_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warehouse_path_that_would_be_truncated_at_a_delimiter_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "sql")
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", f"sqlite:///{tmp_path}/lake.db")
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__WAREHOUSE", f"file://{tmp_path}/a#b")
@@ -396,7 +402,7 @@ def test_a_warehouse_that_would_be_cut_short_is_refused(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("place", ["location", "write.data.path", "write.metadata.path"])
-def test_a_table_whose_files_would_be_cut_short_is_refused(
+def test_a_table_with_a_location_that_would_be_truncated_at_a_delimiter_is_refused(
     catalog: Catalog, stream: Stream, tmp_path: Path, place: str
 ) -> None:
     folder = f"file://{tmp_path}/a#b"

@@ -66,12 +66,12 @@ def test_names_follow_the_conventions_of_prometheus_and_are_unique() -> None:
     assert len({metric.prometheus for metric in m.METRICS}) == len(m.METRICS)
 
 
-def test_the_page_is_made_from_the_table() -> None:
+def test_the_metrics_page_is_generated_from_the_metrics_table() -> None:
     file = Path("docs/reference/metrics.md")
     assert file.read_text() == metrics_page.render(), f"run: python -m tests.metrics_page > {file}"
 
 
-def test_a_batch_moves_its_counters_and_times() -> None:
+def test_a_batch_updates_its_counters_and_time_metrics() -> None:
     bench = Bench()
     bench.record(ChangesMerged(0.1), ChangesMerged(0.2), BATCH, BATCH)
     counted = {
@@ -92,7 +92,7 @@ def test_a_batch_moves_its_counters_and_times() -> None:
     assert times == {"frazil.stage": [(2, 4.0)], "frazil.merge": [(1, pytest.approx(0.3))]}
 
 
-def test_an_empty_commit_is_no_batch_and_moves_the_watermark() -> None:
+def test_an_empty_commit_moves_the_watermark_metric_but_is_not_counted_as_a_batch() -> None:
     bench = Bench()
     bench.record(BatchCommitted(KEY, MARKER, 0, 0, 0, stage_s=1, commit_s=1))
     assert (bench.value(m.BATCHES), bench.value(m.WATERMARK)) == (0, 5.5)
@@ -113,7 +113,7 @@ def test_an_empty_commit_is_no_batch_and_moves_the_watermark() -> None:
         ),
     ],
 )
-def test_a_state_is_one_while_it_lasts(
+def test_a_state_metric_is_one_while_the_state_lasts(
     metric: m.Metric, more: tuple[str], begins: StreamEvent, ends: StreamEvent
 ) -> None:
     bench = Bench()
@@ -124,20 +124,20 @@ def test_a_state_is_one_while_it_lasts(
     assert seen == [0, 1, 0]
 
 
-def test_an_outage_of_many_tries_is_one() -> None:
+def test_an_outage_with_many_retries_is_counted_once() -> None:
     bench = Bench()
     bench.record(*[OutageReported(f"try {n}") for n in range(9)], PhaseBegan(Phase.STAGING), OutageReported("again"))
     assert bench.value(m.OUTAGES) == 2
 
 
-def test_tables_that_lack_rows_are_one_outage_through_all_phases() -> None:
+def test_routed_tables_with_missing_rows_are_one_outage_across_all_phases() -> None:
     bench = Bench()
     for n in range(3):
         bench.record(TablesBehind(frozenset({"a.b"}), f"{n} rows"), OutageReported("away"), PhaseBegan(Phase.STAGING))
     assert (bench.value(m.OUTAGE), bench.value(m.OUTAGES)) == (1, 4)
 
 
-def test_other_events_are_counted() -> None:
+def test_other_events_are_counted_as_metrics() -> None:
     bench = Bench()
     bench.record(
         EpochBegan(4, MARKER, SettleResult()),
@@ -156,7 +156,7 @@ def test_other_events_are_counted() -> None:
     assert bench.value(m.PARTITION_LAG, "t", "0") is None
 
 
-def test_a_thousand_partitions_make_no_series_unless_declared_and_those_that_caught_up_go() -> None:
+def test_partition_metrics_exist_only_if_enabled_and_disappear_for_partitions_that_caught_up() -> None:
     measured = [LagMeasured(1_000, {("t", n): 1 for n in range(1_000)}, 0, 0), LagMeasured(1, {("t", 3): 1}, 0, 0)]
     closed, opened = Bench(), Bench(partitions=True)
     for bench, series in ((closed, [0, 0]), (opened, [1_000, 1])):
@@ -167,7 +167,7 @@ def test_a_thousand_partitions_make_no_series_unless_declared_and_those_that_cau
         assert found == series
 
 
-def test_a_stream_has_as_many_series_as_the_page_says_whatever_happens() -> None:
+def test_a_stream_has_as_many_metric_series_as_documented_whatever_happens() -> None:
     bench = Bench()
     for n in range(500):
         bench.record(ChangesMerged(0.1), BATCH, StallBegan(STALL), NoticeIssued(str(n)), OutageReported(str(n)))
@@ -179,7 +179,7 @@ def test_a_stream_has_as_many_series_as_the_page_says_whatever_happens() -> None
     assert len(lines) == int(said[1])
 
 
-def test_what_nobody_measures_any_more_goes_with_the_writer_and_counters_stay() -> None:
+def test_gauges_of_an_ended_writer_are_removed_and_counters_stay() -> None:
     bench, other = Bench(), Bench()
     other.meters = bench.meters
     bench.record(BATCH, LagMeasured(50, {("t", 0): 50}, 9_000, 400), StallBegan(STALL))

@@ -45,7 +45,7 @@ def test_each_metric_of_the_dashboard_exists_and_each_panel_has_a_title_and_a_de
     assert all(named(one["definition"]) <= NAMES for one in dashboard["templating"]["list"] if "definition" in one)
 
 
-def test_no_panel_lies_on_another() -> None:
+def test_no_dashboard_panel_overlaps_another() -> None:
     taken: set[tuple[int, int]] = set()
     for panel in json.loads((MONITORING / "dashboard.json").read_text())["panels"]:
         at = panel["gridPos"]
@@ -55,7 +55,7 @@ def test_no_panel_lies_on_another() -> None:
         taken |= cells
 
 
-def test_each_metric_of_the_rules_exists_and_each_alert_says_what_to_do_and_is_tried() -> None:
+def test_each_metric_in_the_rules_exists_and_each_alert_has_an_action_and_a_test() -> None:
     rules = yaml.safe_load((MONITORING / "rules.yaml").read_text())["groups"][0]["rules"]
     tried = (MONITORING / "rules_test.yaml").read_text()
     for rule in rules:
@@ -90,7 +90,7 @@ def test_the_rules_load_and_each_alert_fires_and_resolves(promtool: Path) -> Non
 
 
 @pytest.mark.processes
-def test_prometheus_finds_nothing_wrong_with_what_is_published(promtool: Path) -> None:
+def test_published_metrics_pass_promtool_check(promtool: Path) -> None:
     meters = m.MetricValues()
     for metric in m.METRICS:
         labels = tuple("x" for _ in metric.labels)

@@ -84,7 +84,7 @@ def test_nothing_is_published_unless_declared(declared: dict[str, str], expected
 
 
 @pytest.mark.parametrize("listen", ["9464", "host:", "host:99999", "host:1-99999", "host:2-1", "a b:1"])
-def test_an_address_that_is_none_is_a_problem_and_no_error(listen: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_listen_address_is_a_problem_but_no_error(listen: str, caplog: pytest.LogCaptureFixture) -> None:
     settings = MetricsSettings.load({"FRAZIL_METRICS": "prometheus", "FRAZIL_METRICS_LISTEN": listen})
     assert not settings.prometheus
     with Telemetry(settings):
@@ -98,13 +98,13 @@ def test_a_misspelt_export_is_a_problem() -> None:
     assert "'promethius'" in problem
 
 
-def test_without_a_declaration_there_is_no_sink_and_no_thread() -> None:
+def test_without_declared_telemetry_no_sink_and_no_thread_exists() -> None:
     threads = threading.active_count()
     with Telemetry.from_environment("ticks", {}) as telemetry, telemetry.sinks(SPEC) as sinks:
         assert (sinks, telemetry.endpoint, threading.active_count()) == ((), None, threads)
 
 
-def test_prometheus_scrapes_what_the_writer_did() -> None:
+def test_prometheus_scrapes_the_writers_metrics() -> None:
     with Telemetry(prometheus(free_ports(1))) as telemetry:
         with telemetry.sinks(SPEC) as (sink,):
             sink(BATCH)
@@ -120,7 +120,7 @@ def test_prometheus_scrapes_what_the_writer_did() -> None:
     assert f"frazil_writer_running{of} 0\n" in after
 
 
-def test_every_process_of_a_host_takes_the_next_free_port_and_one_too_many_goes_on_without(
+def test_processes_of_one_host_take_the_next_free_port_and_continue_without_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     ports = free_ports(2)
@@ -134,14 +134,14 @@ def test_every_process_of_a_host_takes_the_next_free_port_and_one_too_many_goes_
     assert [r.levelno for r in caplog.records if "FRAZIL_METRICS_LISTEN" in r.getMessage()] == [logging.WARNING]
 
 
-def test_a_client_that_says_nothing_keeps_no_other_waiting() -> None:
+def test_a_silent_metrics_client_delays_no_other_client() -> None:
     with Telemetry(prometheus(free_ports(1))) as telemetry:
         assert telemetry.endpoint is not None
         with socket.create_connection(("127.0.0.1", telemetry.endpoint.port)):
             assert scraped(telemetry) == ""
 
 
-def test_other_paths_are_not_found() -> None:
+def test_unknown_metrics_paths_return_404() -> None:
     with Telemetry(prometheus(free_ports(1))) as telemetry:
         assert telemetry.endpoint is not None
         with pytest.raises(urllib.error.HTTPError, match="404") as found:
@@ -175,7 +175,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ExportMetricsSer
         yield received
 
 
-def test_a_collector_gets_the_same_numbers_by_otlp(collector: list[ExportMetricsServiceRequest]) -> None:
+def test_an_otlp_collector_gets_the_same_metrics(collector: list[ExportMetricsServiceRequest]) -> None:
     with Telemetry.from_environment("ticks", {"FRAZIL_METRICS": "otlp"}) as telemetry, telemetry.sinks(SPEC) as (sink,):
         sink(BATCH)
     (sent,) = collector[-1].resource_metrics
@@ -198,7 +198,7 @@ def test_a_collector_gets_the_same_numbers_by_otlp(collector: list[ExportMetrics
     }
 
 
-def test_an_exporter_that_cannot_be_made_ends_no_writer(
+def test_a_missing_exporter_library_ends_no_writer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "frazil.telemetry.otlp", None)
