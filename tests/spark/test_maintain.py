@@ -145,7 +145,7 @@ class Made:
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    return re.sub(r"\W", "_", request.node.name.removeprefix("test_"))[-60:].lower()
+    return re.sub(r"\W", "_", request.node.name.removeprefix("test_"))[-60:].lower().lstrip("_0123456789")
 
 
 def files_of(table: Table) -> Counter[tuple[Any, ...]]:
