@@ -165,7 +165,7 @@ def test_fields_that_cannot_become_columns_are_ignored_and_reported_once(
     newest = stream.table().current_snapshot()
     assert newest.summary["frazil.with-ignored-fields"] == "1"
     for words in (
-        "'Note' differs from the column note",
+        "'Note' has the same name as the column note",
         "'a.b' has a dot",
         "'at_day' has the name of a partition field",
         "max-columns is 9",
