@@ -91,10 +91,8 @@ def check_what_is_shown(stream: Any, lines: list[str]) -> None:
     assert batches[0].startswith("batch 1-1: 1,000 rows, 1 dead letter in 2 files, ")
     assert all(line.startswith("batch 1-") for line in batches)
     assert last.startswith("stopped: ")
-    assert (
-        f"rows in test.{stream.name}, 1 dead letter (see the column `error` of table test.{stream.name}_dead_letters)"
-        in last
-    )
+    where = f"see the column `error` of table test.{stream.name}_dead_letters"
+    assert f"rows added to test.{stream.name}, 1 dead letter ({where})" in last
     assert "INFO frazil.stream.batch: batch 1-1: " in log.read_text()
 
 
