@@ -197,7 +197,7 @@ class Bench:
             context = self.route.add_targets(context, key, self.marker)
         reader: Callable[..., Any] = lambda *_, **__: Reader(self.records)  # noqa: E731 - what is patched in
         with times.of("stage"), mock.patch.object(readers, "create_kafka_reader", reader):
-            return staging.stage(context, task, attempt=0, on_progress=lambda _: None)
+            return staging.stage(context, task, attempt=0, on_progress=lambda *_: None)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ class BatchCost(NamedTuple):
         }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Journal:
     stream: str
     key: BatchKey
@@ -112,11 +113,18 @@ class Journal:
         return sum(p.future for p in self.progress)
 
     def staged_for(self, target: Target) -> tuple[StagedFile, ...]:
-        return tuple(f for f in self.files if f.target == target)
+        return self._files_by_target.get(target, ())
 
     @property
     def routed(self) -> frozenset[Target]:
-        return frozenset(f.target for f in self.files if is_routed(f.target))
+        return frozenset(filter(is_routed, self._files_by_target))
+
+    @cached_property
+    def _files_by_target(self) -> Mapping[Target, tuple[StagedFile, ...]]:
+        by_target: dict[Target, list[StagedFile]] = {}
+        for file in self.files:
+            by_target.setdefault(file.target, []).append(file)
+        return {target: tuple(files) for target, files in by_target.items()}
 
     def to_bytes(self) -> bytes:
         return json.dumps(

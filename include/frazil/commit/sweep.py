@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from operator import itemgetter
+from typing import Protocol, TypeVar
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
@@ -23,12 +25,14 @@ from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.merging import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import format_error
-from frazil.ingest.contract import Target, is_routed
+from frazil.ingest.contract import StagedFile, Target, is_routed
 from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
+
+A = TypeVar("A")
 
 
 def sweep(
@@ -46,7 +50,7 @@ def sweep(
     view = _SweepState(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
     _delete_dead_journals(view, below_epoch)
     # Only the default table and the journals decide whether a routed table's file is needed.
-    return sum(_sweep_table(view, table, below_epoch) for table in _swept_tables(tables))
+    return _sweep_tables(view, [*_swept_tables(tables)], below_epoch)
 
 
 def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
@@ -72,34 +76,63 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
         return 0
     view = _SweepState(tables, marker, just_settled=True, keys=tables.journals.keys())
 
-    def sweep_target(target: Target) -> int:
+    def attempt(target: Target, step: Callable[[], A]) -> A | None:
         try:
-            return _sweep_table(view, _SweptTable(target, tables.handle(target).current(), tables.stream), below_epoch)
+            return step()
         except NoSuchTableError:
             log.warning(
                 "table %s was dropped or renamed, so failed batches leave files in its folder: see `frazil route %s`",
                 target,
                 tables.stream,
             )
-            return 0
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.warning(
                 "cannot delete files of failed batches of table %s; the next start tries again: %s",
                 target,
                 format_error(error),
             )
-            return 0
+        return None
 
-    return sum(run_in_parallel(sweep_target, sorted(tables.routed)))
+    def load(target: Target) -> _SweptTable:
+        return _SweptTable(target, tables.handle(target).current(), tables.stream)
+
+    loaded = run_in_parallel(lambda target: attempt(target, partial(load, target)), sorted(tables.routed))
+    return _sweep_tables(view, [table for table in loaded if table], below_epoch, attempt)
 
 
-def _sweep_table(view: _SweepState, swept: _SweptTable, below_epoch: int) -> int:
-    store, deleted = view.tables.store_of(swept.target), 0
-    for key, folder in batch_folders(store, swept.table, view.tables.stream):
-        if key.epoch < below_epoch and not (view.just_settled and _was_swept_before(view, key)):
-            kept = _paths_to_keep(view, swept, key)
-            deleted += 0 if kept is None else _delete_others(store, folder, kept)
+class _Attempt(Protocol):
+    def __call__(self, target: Target, step: Callable[[], A], /) -> A | None:
+        """Run a step for one table. Returns None if it failed, and the other tables must continue."""
+
+
+def _sweep_tables(
+    view: _SweepState, tables: Sequence[_SweptTable], below_epoch: int, attempt: _Attempt = lambda _, step: step()
+) -> int:
+    """Sweep batch after batch, because a journal has the files of all tables and is then read once."""
+    listed = run_in_parallel(lambda t: attempt(t.target, lambda: [*_unswept_folders(view, t, below_epoch)]), tables)
+    folders: dict[BatchKey, list[tuple[_SweptTable, str]]] = {}
+    for table, found in zip(tables, listed, strict=True):
+        for key, folder in found or ():
+            folders.setdefault(key, []).append((table, folder))
+    deleted = 0
+    for key, swept in sorted(folders.items(), key=itemgetter(0)):
+        record = view.entry(key)
+        steps = [(table.target, partial(_sweep_folder, view, table, key, record, folder)) for table, folder in swept]
+        deleted += sum(run_in_parallel(lambda step: attempt(*step) or 0, steps))
     return deleted
+
+
+def _unswept_folders(view: _SweepState, swept: _SweptTable, below_epoch: int) -> Iterator[tuple[BatchKey, str]]:
+    for key, folder in batch_folders(view.tables.store_of(swept.target), swept.table, view.tables.stream):
+        if key.epoch < below_epoch and not (view.just_settled and _was_swept_before(view, key)):
+            yield key, folder
+
+
+def _sweep_folder(
+    view: _SweepState, swept: _SweptTable, key: BatchKey, record: Journal | UnusableJournal, folder: str
+) -> int:
+    kept = _paths_to_keep(view, swept, key, record)
+    return 0 if kept is None else _delete_others(view.tables.store_of(swept.target), folder, kept)
 
 
 @dataclass
@@ -176,13 +209,15 @@ def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
     )
 
 
-def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[str] | None:
+def _paths_to_keep(
+    view: _SweepState, swept: _SweptTable, key: BatchKey, record: Journal | UnusableJournal
+) -> Set[str] | None:
     """Return the bare paths to keep in a batch's folder of one table; None to keep all."""
-    outcome, record = view.marker.outcome_of(key), view.entry(key)
+    outcome = view.marker.outcome_of(key)
     if record is UnusableJournal.OTHER_TABLE:
         return None
     if outcome is BatchOutcome.NOT_COMMITTED:
-        return _paths_without_batch(swept, key) if _ensure_closed(view, key) else None
+        return _paths_without_batch(swept, key) if _ensure_closed(view, key, record) else None
     if isinstance(record, Journal):
         return _committed_files_to_keep(record, swept)
     if is_routed(swept.target):
@@ -196,19 +231,18 @@ def _paths_to_keep(view: _SweepState, swept: _SweptTable, key: BatchKey) -> Set[
 def _committed_files_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
     """Return the bare paths of a committed batch's files to keep; None if another writer may still merge the batch."""
     if not _is_merged(record, swept.target):
-        return _paths_of(record)
+        return _paths_of(record.staged_for(swept.target))
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
         return None
     return swept.merged_paths(record.key)
 
 
-def _ensure_closed(view: _SweepState, key: BatchKey) -> bool:
+def _ensure_closed(view: _SweepState, key: BatchKey, record: Journal | UnusableJournal) -> bool:
     """Return True if no writer can commit this batch any longer. Closes the key of a batch without a journal."""
     if view.is_passed(key):
         return True
     if not view.just_settled:
         return False
-    record = view.entry(key)
     if record is UnusableJournal.ABSENT:
         return view.tables.journals.void_if_absent(key)
     return isinstance(record, UnusableJournal)
@@ -271,7 +305,7 @@ def _sweep_folders(
     is_merged: bool,
 ) -> int:
     deleted = 0
-    files: Set[str] = _paths_of(record) if record else frozenset()
+    files: Set[str] = _paths_of(record.files) if record else frozenset()
     if record is None or record.routed:  # only rows of routed tables wait in files
         deleted = _delete_others(tables.store, tables.waiting_folder(key), files)
     for target, handle in handles.items():
@@ -302,8 +336,8 @@ def _is_merged(record: Journal, target: Target) -> bool:
     return any(file.content in MERGING_MODES for file in record.staged_for(target))
 
 
-def _paths_of(record: Journal) -> set[str]:
-    return {bare_path(f.path) for f in record.files}
+def _paths_of(files: Iterable[StagedFile]) -> set[str]:
+    return {bare_path(f.path) for f in files}
 
 
 def _delete_others(store: ObjectStore, folder: str, kept: Set[str]) -> int:

@@ -17,7 +17,7 @@ from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers, _advance_marker
-from frazil.commit.journal import Journal
+from frazil.commit.journal import Journal, JournalStore, UnusableJournal
 from frazil.commit.marker import MAX_EPOCHS, BatchKey, Marker, read_marker
 from frazil.commit.marker_changes import discard_rows_of_existing_table, is_ahead, write_first_marker
 from frazil.commit.missing_rows import find_lagging_tables
@@ -29,6 +29,8 @@ from frazil.ingest.contract import StagedFile
 from frazil.maintenance.orphans import UndecidedFiles
 from frazil.offsets.spans import SourceIdentity
 from frazil.table.atomic_catalogs import TableChange, find_commit_tables
+from frazil.table.object_store import FileInfo
+from frazil.table.storage import LocalStore
 
 from .conftest import BY_DAY, SCHEMA, TOPIC, World, catalog_in, event_time, new_world
 
@@ -292,6 +294,45 @@ def test_files_that_wait_are_kept_by_every_sweep(routed: Routed) -> None:
     routed.followers.commit()
     assert routed.offsets(ORDERS) == [1]
     assert not UndecidedFiles.of(routed.load(ORDERS).properties).holds(waiting.path)
+
+
+def test_a_sweep_reads_each_journal_once_for_all_tables(routed: Routed, monkeypatch: pytest.MonkeyPatch) -> None:
+    journals = [routed.run({"main": [n], ORDERS: [n + 1], PAYMENTS: [n + 2]}, n + 3) for n in (0, 3)]
+    routed.begin()
+    read: list[BatchKey] = []
+    entry = JournalStore.entry
+
+    def counted(store: JournalStore, key: BatchKey, **expected: str) -> Journal | UnusableJournal:
+        read.append(key)
+        return entry(store, key, **expected)
+
+    for target in (ORDERS, PAYMENTS):
+        routed.tables.handle(target)
+    monkeypatch.setattr(JournalStore, "entry", counted)
+    for swept in (sweep_routed, sweep):
+        read.clear()
+        swept(routed.tables, below_epoch=routed.committer.epoch)
+        assert sorted(read) == [journal.key for journal in journals]
+
+
+def test_a_table_that_cannot_be_swept_leaves_the_other_tables_files_to_the_sweep(
+    routed: Routed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
+    routed.begin()
+    failed = [routed.world._write(routed.load(t), journal.key, t, [routed.row(0)])[0] for t in (ORDERS, PAYMENTS)]
+    list_files = LocalStore.list_files
+
+    def refuse(store: LocalStore, folder: str) -> list[FileInfo]:
+        if folder.startswith(str(routed.load(ORDERS).location())):
+            raise PermissionError(folder)
+        return list_files(store, folder)
+
+    for target in (ORDERS, PAYMENTS):
+        routed.tables.handle(target)
+    monkeypatch.setattr(LocalStore, "list_files", refuse)
+    assert sweep_routed(routed.tables, below_epoch=routed.committer.epoch) == 1
+    assert [Path(bare_path(f.path)).exists() for f in failed] == [True, False]
 
 
 def test_files_that_a_lost_batch_staged_for_a_routed_table_are_deleted(routed: Routed) -> None:
