@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -201,7 +202,7 @@ def restarted(supervised: Supervised) -> Iterator[None]:
     [
         (too_little_memory, "The node was low on resource: memory"),
         (full_volume, 'Usage of EmptyDir volume "scratch" exceeds the limit "1Mi"'),
-        (drained, "was deleted"),
+        (drained, "was deleted|Eviction API: evicting"),  # the node may delete the pod before or after its last report
         (restarted, "the container exited with code"),
     ],
     ids=["memory", "volume", "drain", "node restart"],
@@ -216,8 +217,9 @@ def test_a_driver_that_its_node_ends_is_reported_with_the_cause_and_the_next_one
     writes(supervised, eventually, 1000)
     with disrupt(supervised):
         code, error = ended(supervised, eventually)
-    assert (bool(code), cause in str(error)) == (True, True), error
-    assert cause in supervised.frazil("status")
+    assert code
+    assert re.search(cause, str(error)), error
+    assert re.search(cause, supervised.frazil("status"))
     supervised.stream.produce(events(range(1000, 2000)), partitions=4)
     supervised.launch()
     writes(supervised, eventually, 2000)
