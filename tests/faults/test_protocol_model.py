@@ -36,7 +36,7 @@ from frazil.commit.commit_checks import check_ancestry, row_count
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset
-from frazil.commit.sweep import bare_path, sweep
+from frazil.commit.sweep import bare_path
 from frazil.errors import (
     AdoptionRequired,
     CommitUnavailable,
@@ -348,14 +348,6 @@ class Protocol(RuleBasedStateMachine):
         epoch = topic.leader_epoch(partition) + 1
         topic.records, topic.ends[partition] = records, end
         topic.leaders[partition] = [*leaders, (epoch, end)]
-
-    @rule(stream=streams, plan=plans)
-    def sweep_daily(self, stream: str, plan: dict[str, list[str]]) -> None:
-        """Maintenance sweeps next to whatever runs."""
-        marker = self.world.marker(stream)
-        if marker:
-            process = Writer(self.world, stream)
-            self._step(process, plan, lambda: sweep(process.tables, below_epoch=marker.at.epoch))
 
     @rule(stream=streams, plan=plans, keep=st.integers(0, 2), limit=st.integers(1, 4))
     def fold_records(self, stream: str, plan: dict[str, list[str]], keep: int, limit: int) -> None:

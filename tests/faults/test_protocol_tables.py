@@ -37,7 +37,6 @@ from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.commit.marker_changes import discard_rows_of_existing_table, reset
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.commit.routed_table_records import write_table_record
-from frazil.commit.sweep import sweep
 from frazil.errors import CommitUnavailable, Fenced, RolledBack, RouteBehind, StaleBatch
 from frazil.stream import routed_tables
 from frazil.table.declared_tables import declare_routed_table
@@ -219,13 +218,6 @@ class Tables(RuleBasedStateMachine):
         writer = Process(self.world)
         if self._step(writer, {}, writer.begin):
             self._run_a_batch(writer)
-
-    @rule(plan=plans)
-    def sweep_daily(self, plan: dict[str, list[str]]) -> None:
-        marker = self.world.marker()
-        if marker:
-            process = Process(self.world)
-            self._step(process, plan, lambda: sweep(process.tables, below_epoch=marker.at.epoch))
 
     @rule(back=st.booleans())
     def reset(self, back: bool) -> None:

@@ -71,7 +71,7 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
             return dataclasses.replace(marker, at=BatchKey(committer.epoch, marker.at.batch + 1))
 
         commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
-    deleted = sweep(tables, below_epoch=committer.epoch, just_settled=True, keys=keys)
+    deleted = sweep(tables, below_epoch=committer.epoch, keys=keys)
     return SettleResult(tuple(committed), tuple(discarded), deleted)
 
 

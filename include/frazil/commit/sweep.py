@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import sys
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import itemgetter
@@ -34,20 +35,22 @@ log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 
+MAX_SWEPT_EPOCHS = 16
+"""A start sweeps only the newest epochs, because it lists each table's folder of each epoch. Orphan removal deletes
+files of older epochs.
+"""
 
-def sweep(
-    tables: StreamTables, *, below_epoch: int, just_settled: bool = False, keys: Sequence[BatchKey] | None = None
-) -> int:
+
+def sweep(tables: StreamTables, *, below_epoch: int, keys: Sequence[BatchKey] | None = None) -> int:
     """Delete staged files of epochs below `below_epoch` that never became part of the tables. Returns their number.
 
-    Safe at any time, from any process. After `settle` (`just_settled`), no batch after the last committed one can be
-    committed any longer, so these batches are swept, too. Skips batches that earlier sweeps covered. `keys` are the
-    keys of unfolded journals, if already listed.
+    Call it only after `settle`: then no batch after the last committed one can be committed any longer. Skips batches
+    that earlier sweeps covered. `keys` are the keys of unfolded journals, if already listed.
     """
     marker = tables.marker()
     if marker is None:
         return 0
-    view = _SweepState(tables, marker, just_settled, tables.journals.keys() if keys is None else keys)
+    view = _SweepState(tables, marker, tables.journals.keys() if keys is None else keys)
     _delete_dead_journals(view, below_epoch)
     # Only the default table and the journals decide whether a routed table's file is needed.
     return _sweep_tables(view, [*_swept_tables(tables)], below_epoch)
@@ -74,7 +77,7 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
     marker = tables.marker()
     if marker is None or not tables.routed:
         return 0
-    view = _SweepState(tables, marker, just_settled=True, keys=tables.journals.keys())
+    view = _SweepState(tables, marker, tables.journals.keys())
 
     def attempt(target: Target, step: Callable[[], A]) -> A | None:
         try:
@@ -123,8 +126,9 @@ def _sweep_tables(
 
 
 def _unswept_folders(view: _SweepState, swept: _SweptTable, below_epoch: int) -> Iterator[tuple[BatchKey, str]]:
-    for key, folder in batch_folders(view.tables.store_of(swept.target), swept.table, view.tables.stream):
-        if key.epoch < below_epoch and not (view.just_settled and _was_swept_before(view, key)):
+    store, first = view.tables.store_of(swept.target), max(0, below_epoch - MAX_SWEPT_EPOCHS)
+    for key, folder in batch_folders(store, swept.table, view.tables.stream, epochs=range(first, below_epoch)):
+        if not _was_swept_before(view, key):
             yield key, folder
 
 
@@ -139,7 +143,6 @@ def _sweep_folder(
 class _SweepState:
     tables: StreamTables
     marker: Marker
-    just_settled: bool
     keys: Sequence[BatchKey]
 
     @cached_property
@@ -224,8 +227,8 @@ def _paths_to_keep(
         return None  # its files may wait
     if view.oldest is not None and key < view.oldest:
         return None
-    # Without a record, only the loaded table shows the batch's files; only after a take-over is it surely up to date.
-    return swept.referenced_paths if view.just_settled else None
+    # Without a record, only the table shows the batch's files. After a take-over, the loaded table is up to date.
+    return swept.referenced_paths
 
 
 def _committed_files_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
@@ -241,8 +244,6 @@ def _ensure_closed(view: _SweepState, key: BatchKey, record: Journal | UnusableJ
     """Return True if no writer can commit this batch any longer. Closes the key of a batch without a journal."""
     if view.is_passed(key):
         return True
-    if not view.just_settled:
-        return False
     if record is UnusableJournal.ABSENT:
         return view.tables.journals.void_if_absent(key)
     return isinstance(record, UnusableJournal)
@@ -285,7 +286,7 @@ def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
     marker = tables.marker()
     if marker is None or marker.at.epoch <= key.epoch or marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED:
         return 0
-    view = _SweepState(tables, marker, just_settled=False, keys=(key,))
+    view = _SweepState(tables, marker, (key,))
     if not view.is_passed(key) and view.entry(key) is not UnusableJournal.VOID:
         return 0
     _delete_dead_journals(view, below_epoch=marker.at.epoch)
@@ -322,10 +323,12 @@ def batch_folder(table: Table, stream: str, key: BatchKey) -> str:
     return f"{data_location(table)}/{stream}/{key.epoch:08d}/{key.batch:08d}"
 
 
-def batch_folders(store: ObjectStore, table: Table, stream: str) -> Iterable[tuple[BatchKey, str]]:
+def batch_folders(
+    store: ObjectStore, table: Table, stream: str, *, epochs: Container[int] = range(sys.maxsize)
+) -> Iterable[tuple[BatchKey, str]]:
     for epoch_folder in store.list_folders(f"{data_location(table)}/{stream}"):
         epoch = epoch_folder.rstrip("/").rsplit("/", 1)[-1]
-        for folder in store.list_folders(epoch_folder) if epoch.isdigit() else ():
+        for folder in store.list_folders(epoch_folder) if epoch.isdigit() and int(epoch) in epochs else ():
             batch = folder.rstrip("/").rsplit("/", 1)[-1]
             if batch.isdigit():
                 yield BatchKey(int(epoch), int(batch)), folder

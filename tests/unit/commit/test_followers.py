@@ -281,7 +281,6 @@ def test_files_that_wait_are_kept_by_every_sweep(routed: Routed) -> None:
     tables.handle(ORDERS)  # a sweep knows the tables that have handles
     for swept in (
         lambda: sweep(tables, below_epoch=epoch),
-        lambda: sweep(tables, below_epoch=epoch, just_settled=True),
         lambda: sweep_routed(tables, below_epoch=epoch),
         lambda: sweep_batch(tables, journal),
     ):

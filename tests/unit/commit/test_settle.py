@@ -17,9 +17,18 @@ from frazil.commit.journal import VOID
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, BatchOutcome, LastTransaction
 from frazil.commit.marker_changes import change_marker, forget
 from frazil.commit.settle import highest_epoch
-from frazil.commit.sweep import _is_commit_of, bare_path, batch_folder, delete_fenced_batch, sweep, sweep_batch
+from frazil.commit.sweep import (
+    MAX_SWEPT_EPOCHS,
+    _is_commit_of,
+    bare_path,
+    batch_folder,
+    delete_fenced_batch,
+    sweep,
+    sweep_batch,
+)
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch, TableLost
 from frazil.offsets.spans import SourceIdentity
+from frazil.table.storage import LocalStore
 from frazil.table.tables import state_location
 from tests.unit.commit.conftest import World
 
@@ -265,15 +274,20 @@ def test_a_sweep_leaves_folders_older_than_the_oldest_commit_record_alone(world)
     assert {bare_path(f.path) for f in left} <= world.parquet_files()
 
 
-def test_a_sweep_next_to_a_running_writer_keeps_files_that_the_writer_has_not_settled(world):
-    first = world.begin()
-    world.run(first, {0: (0, 1)})
-    journal = journaled(world, first, {0: (1, 3)})
-    second = world.take_over()
+def test_a_start_after_many_starts_lists_only_the_newest_epochs_folders(world, monkeypatch):
+    for epoch in range(MAX_SWEPT_EPOCHS + 2):
+        world.run(world.begin(), {0: (epoch, epoch + 1)})
+    listed = []
+    list_folders = LocalStore.list_folders
 
-    assert sweep(world.view(), below_epoch=second.epoch) == 0
-    assert world.settle(second).committed == (journal,)
-    assert len(world.rows()) == 3
+    def record(store, folder):
+        listed.append(folder)
+        return list_folders(store, folder)
+
+    monkeypatch.setattr(LocalStore, "list_folders", record)
+    world.begin()
+    epochs = {int(name) for folder in listed if (name := folder.rsplit("/", 1)[-1]).isdigit()}
+    assert epochs == set(range(3, MAX_SWEPT_EPOCHS + 3))
 
 
 def test_files_left_by_failed_attempts_of_a_committed_batch_are_deleted(world):
@@ -510,7 +524,7 @@ def test_a_table_created_in_the_folder_of_another_deletes_none_of_its_files(worl
     again.run(again.begin(), {0: (0, 1)})
     world.run(world.begin(), {0: (2, 4)}, rejected={0: [3]})
     again.run(again.begin(), {0: (1, 2)})
-    sweep(again.tables, below_epoch=99)
+    sweep(again.tables, below_epoch=9)
     assert world.rows() == [(0, 0), (0, 2)]
     assert len(world.load_dead_letters().scan().to_arrow()) == 2
     records = world.store.list_files(world.tables.state)

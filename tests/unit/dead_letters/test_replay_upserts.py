@@ -280,7 +280,7 @@ def test_changes_that_wait_for_a_merge_are_in_no_table_and_survive_sweep_and_cle
     assert len(changes) == 1
     branch = live.stream.table().scan().use_ref(branch_name("events")).to_arrow()
     assert (branch.num_rows, live.rows()[2]) == (0, "second")
-    sweep(tables, below_epoch=9, just_settled=True)
+    sweep(tables, below_epoch=9)
     assert set(changes) <= {*live.backfill_files()}
     assert UndecidedFiles.of(live.stream.table().properties).holds(changes[0])
     replay(open_stream(live.stream.spec), Selection(reasons=("Other",)))
