@@ -6,7 +6,6 @@ import logging
 import signal
 from pathlib import Path
 
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.processes import AGENT_KILLED, is_agent
 from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, append_exit, read_notes
@@ -23,7 +22,7 @@ ENDED_WITHOUT_RECORD = "it ended without a record: probably killed (SIGKILL, out
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
     try:
-        heartbeat = Heartbeat.read(open_exchange(folder))
+        heartbeat = Heartbeat.read(folder)
     except (ValueError, TypeError, KeyError):
         return None
     is_of_launch = heartbeat is not None and heartbeat.written_at_ms >= launch.launched_at_ms
