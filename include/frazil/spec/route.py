@@ -9,7 +9,7 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from frazil.spec.values import IntegerBounds, Model, PositiveDuration, Problem, Properties, suggest_names
 
@@ -67,17 +67,15 @@ class Route(Model):
             raise ValueError("is not a template; write namespace.{value}, with {value} once, in the table's name")
         return value
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Route:
+    def find_conflicts(self) -> Iterator[str]:
         if self.by == "topic" and self.name is not None:
-            raise ValueError("has a name, which is not used with by: topic; leave it out")
+            yield "has a name, which is not used with by: topic; leave it out"
         if self.by != "topic" and not self.name:
-            raise ValueError(f"is missing the name of the {self.by}; add name: …")
+            yield f"is missing the name of the {self.by}; add name: …"
         if not self.tables and self.template is None:
-            raise ValueError("has neither tables nor a template; add one")
+            yield "has neither tables nor a template; add one"
         if self.template is None and {"allow", "limit"} & self.model_fields_set:
-            raise ValueError("has allow or limit, which only apply to a template; leave them out")
-        return self
+            yield "has allow or limit, which only apply to a template; leave them out"
 
     def derive_table_name(self, value: str) -> str:
         """Return the table that the template creates for a routing value. Different values have different tables."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -81,6 +82,16 @@ def _refuse_boolean(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("is not an integer")  # noqa: TRY004
     return value
+
+
+def checked(check: Callable[[Any], object]) -> AfterValidator:
+    """Return a validator that keeps the value unless `check` raises ValueError."""
+
+    def keep(value: object) -> object:
+        check(value)
+        return value
+
+    return AfterValidator(keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +183,16 @@ class Model(BaseModel):
     @classmethod
     def _expand_short_form(cls, value: object) -> object:
         return {cls.short_form: value} if cls.short_form and isinstance(value, str) else value
+
+    def find_conflicts(self) -> Iterator[str]:
+        """Yield the problems of values that are valid, but not together. Each is the end of a sentence."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _check_conflicts(self) -> Self:
+        for problem in self.find_conflicts():
+            raise ValueError(problem)
+        return self
 
 
 def field_descriptions(model: type[BaseModel]) -> dict[str, str]:
