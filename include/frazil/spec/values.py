@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from frazil.spec.units import MAX_SIZE_BYTES, format_bytes, format_duration, parse_bytes, parse_duration
-from frazil.timetext import parse_moment
+from frazil.timetext import parse_zoned_moment
 
 MAX_PERCENT = 99
 MAX_TEXT_CHARACTERS = 100_000
@@ -53,18 +53,7 @@ def _parse_percent(value: object) -> object:
 
 
 def _parse_start(value: object) -> object:
-    return value if value in ("earliest", "latest") else _parse_moment(value, besides="earliest, latest or ")
-
-
-def _parse_moment(value: object, besides: str = "") -> datetime:
-    """Parse a time with a zone: without a zone, its meaning would differ between machines."""
-    try:
-        moment = parse_moment(value if isinstance(value, datetime) else str(value))
-    except ValueError:
-        raise ValueError(f"is not {besides}an ISO 8601 time with a zone; write it like 2013-12-30T00:00:00Z") from None
-    if moment.tzinfo is None:
-        raise ValueError("has no time zone; end it with Z (UTC) or an offset such as +02:00")
-    return moment
+    return value if value in ("earliest", "latest") else parse_zoned_moment(value, besides="earliest, latest or ")
 
 
 def _convert_to_texts(value: object) -> object:
@@ -153,7 +142,7 @@ Start = Annotated[
     BeforeValidator(_parse_start),
     YamlForm("`earliest`, `latest`, or a time with a zone"),
 ]
-Moment = Annotated[datetime, BeforeValidator(_parse_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
+Moment = Annotated[datetime, BeforeValidator(parse_zoned_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
 Properties = Annotated[
     dict[str, str],
     BeforeValidator(_convert_to_texts),
