@@ -126,32 +126,28 @@ class BytesFormat(Model):
     """The column that the value fills; by default the column without a key or header."""
 
 
+def _check_character(value: str) -> None:
+    if not re.fullmatch(r"[ -/:-@\[-`{-~\t\x01-\x08\x1c-\x1f]", value):
+        raise ValueError("is not allowed; write one ASCII character that is not a letter, a digit or a line break")
+
+
+def _check_distinct(value: tuple[str, ...]) -> None:
+    if len(set(value)) < len(value):
+        raise ValueError("names a column twice")
+
+
 class CsvFormat(Model):
     """One line of fields per record, without a header line."""
 
     type: Literal["csv"] = "csv"
-    columns: tuple[str, ...] = ()
+    columns: Annotated[tuple[str, ...], checked(_check_distinct)] = ()
     """The columns of a line's fields, in order; by default all columns. Fields of other names are skipped."""
-    delimiter: str = ","
+    delimiter: Annotated[str, checked(_check_character)] = ","
     """The ASCII character between two fields."""
-    quote: str | None = '"'
+    quote: Annotated[str, checked(_check_character)] | None = '"'
     """The ASCII character around a field that contains a delimiter; doubled within the field. `null`: no quotes."""
     null: str = ""
     """An unquoted field with this text is null."""
-
-    @field_validator("delimiter", "quote")
-    @classmethod
-    def _check_character(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[ -/:-@\[-`{-~\t\x01-\x08\x1c-\x1f]", value):
-            raise ValueError("is not allowed; write one ASCII character that is not a letter, a digit or a line break")
-        return value
-
-    @field_validator("columns")
-    @classmethod
-    def _check_distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("names a column twice")
-        return value
 
     def find_conflicts(self) -> Iterator[str]:
         if self.delimiter == self.quote:
