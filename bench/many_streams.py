@@ -111,7 +111,6 @@ def measure_parsing(root: Path, rounds: int) -> None:
 def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
     from frazil import clock  # after FRAZIL_HOME is set
     from frazil.home import run_folder
-    from frazil.host.exchange import open_exchange
     from frazil.host.heartbeat import Heartbeat, Phase
     from frazil.host.lock import LOCK_FILE
     from frazil.host.processes import identify_process
@@ -131,7 +130,7 @@ def measure_checks(folder: Path, names: list[str], rounds: int) -> None:
         heartbeat = Heartbeat(
             name, us.pid, spec.fingerprint(), Phase.WAITING, begin_ms + 3_600_000, begin_ms + 3_600_000
         )
-        heartbeat.write(open_exchange(run))
+        heartbeat.write(run)
 
     declarations = [Declaration(name, folder, clock=clock.now_ms) for name in names]
     supervisors = [Supervisor(SupervisedStream(Program(name, folder, Path("unused")))) for name in names]

@@ -17,7 +17,6 @@ from demo.parts import DemoCatalog, DemoParts, DemoSpark
 from demo.publish import LiveHours, Publisher
 from demo.screen import Screen, State
 from frazil.errors import EnvironmentUnusable
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.kafka.admin import KafkaAdmin
 from frazil.spec.load import find_stream
@@ -150,7 +149,7 @@ class Demo:
             time.sleep(2)
 
     def _state(self, committed: int, *, now_s: float) -> State:
-        heartbeat = Heartbeat.read(open_exchange(self._parts.run_folder))
+        heartbeat = Heartbeat.read(self._parts.run_folder)
         return State(
             hour=self._live.hour if self._live else None,
             published=self._publisher.delivered,
@@ -160,7 +159,7 @@ class Demo:
         )
 
     def _stalled(self, committed: int) -> str:
-        heartbeat = Heartbeat.read(open_exchange(self._parts.run_folder))
+        heartbeat = Heartbeat.read(self._parts.run_folder)
         said = (
             f" The writer's last word: {heartbeat.error or heartbeat.phase.value}."
             if heartbeat

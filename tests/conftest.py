@@ -32,7 +32,6 @@ from frazil.dev.postgres import EmbeddedPostgres
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.errors import FrazilError
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.spark import jars
 from frazil.spec.load import load_stream
@@ -367,7 +366,7 @@ class DeclaredStream:
 
     def outage(self) -> str:
         """Return the outage that the writer waits out, according to its heartbeat; empty if there is none."""
-        heartbeat = Heartbeat.read(open_exchange(run_folder(self.name)))
+        heartbeat = Heartbeat.read(run_folder(self.name))
         return (heartbeat and heartbeat.outage) or ""
 
     def has_rows(self, count: int) -> bool:

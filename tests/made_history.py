@@ -27,7 +27,7 @@ from frazil.history.objects import HistoryStore
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.history.recorder import Recorder, SupervisionRecorder
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange, replace_json
+from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall
 from frazil.host.lock import LOCK_FILE
 from frazil.host.processes import identify_process
@@ -156,7 +156,7 @@ class MadeHistory:
         self.launch(identify_process(pid), committed_ms=self.at_ms)
         if stall is not None:
             self.record(StallBegan(stall))
-        marker, folder = self.marker, open_exchange(run_folder(self.name))
+        marker, folder = self.marker, run_folder(self.name)
         lag = sum(self.waits.values())
 
         def heartbeat(now_ms: int) -> None:

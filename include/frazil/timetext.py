@@ -33,6 +33,20 @@ def parse_moment(value: str | datetime) -> datetime:
     return moment
 
 
+def parse_zoned_moment(value: object, besides: str = "") -> datetime:
+    """Parse a time with a zone: without a zone, its meaning would differ between machines.
+
+    The text of its ValueError is the end of a sentence. `besides` names other values that are allowed.
+    """
+    try:
+        moment = parse_moment(value if isinstance(value, datetime) else str(value))
+    except ValueError:
+        raise ValueError(f"is not {besides}an ISO 8601 time with a zone; write it like 2013-12-30T00:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("has no time zone; end it with Z (UTC) or an offset such as +02:00")
+    return moment
+
+
 def format_utc(ms: int | None) -> str:
     """Format milliseconds since 1970 as `2013-12-30 04:00:00Z`; None becomes `unknown`."""
     if ms is None:

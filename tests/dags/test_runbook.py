@@ -25,7 +25,6 @@ from frazil.airflow.health.tasks import measure_all
 from frazil.cli.main import frazil
 from frazil.doctor import connections
 from frazil.errors import FrazilError, RegistryUnavailable
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
@@ -201,7 +200,7 @@ def test_a_stall_is_reported_until_it_is_over(shift: Shift) -> None:
 
     def write_heartbeat(stall: Stall | None) -> None:
         heartbeat = Heartbeat("rides", os.getpid(), "f", Phase.WAITING, shift.now_ms, shift.now_ms, stall=stall)
-        heartbeat.write(open_exchange(shift.run_folder))
+        heartbeat.write(shift.run_folder)
 
     held_back = Stall(StallKind.OFFSETS, shift.now_ms, "rides-0", "a transaction on rides-0 is open since 08:30")
     for _ in range(8):

@@ -21,7 +21,6 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import open_backfill
 from frazil.backfill.stage import run
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from tests.in_process_engine import InProcessEngine
 from tests.messy import events
@@ -174,7 +173,7 @@ def test_records_without_any_column_are_a_notice_until_their_wrapping_is_declare
     inferred = frazil("infer", stream.topic, "--table", "a.b", "--bootstrap-servers", stream.bootstrap)
     assert '  format: {"type": "json", "unwrap": "payload"}' in inferred.stdout, inferred.stdout + inferred.stderr
     stream.catch_up()
-    heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+    heartbeat = Heartbeat.read(run_folder(stream.name))
     assert heartbeat is not None
     (notice,) = [text for text in heartbeat.notices if "no field that matches a column" in text]
     found, remedy = notice.split(". Kafka Connect wraps such records: ")
@@ -206,7 +205,7 @@ def test_a_messy_topic_becomes_a_clean_table_and_cast_values_are_counted(stream:
     summary = stream.table().current_snapshot().summary
     assert summary["frazil.cast"] == str(sum(event.casts for event in drawn))
     assert summary["frazil.rejected"] == str(len(drawn) - len(wanted))
-    heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+    heartbeat = Heartbeat.read(run_folder(stream.name))
     assert heartbeat is not None
     (notice,) = [text for text in heartbeat.notices if "were cast to the column types" in text]
     assert "id " in notice

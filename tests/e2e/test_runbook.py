@@ -16,7 +16,7 @@ from frazil.cli.main import frazil
 from frazil.commit.open_streams import open_kafka
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.ingest.contract import RangeProgress
-from frazil.maintenance.alerts import AlertStates, evaluate_alerts, evaluate_readings
+from frazil.maintenance.alerts import AlertStates, evaluate_readings, evaluate_table_rules
 from frazil.maintenance.measure import LagQuery, measure
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.maintenance.tables import find_maintained
@@ -72,7 +72,9 @@ def test_a_lagging_stream_is_reported_and_its_waiting_records_are_written(kafka:
             lag_query=LagQuery.FOR_ALERTS,
         )
         assert found is not None
-        made = evaluate_alerts(states, found, spec.maintenance, now_ms=now_ms + minutes * MINUTE_MS)
+        at_ms, settings = now_ms + minutes * MINUTE_MS, spec.maintenance
+        seen = evaluate_table_rules(found, settings, now_ms=at_ms)
+        made = evaluate_readings(states, found.table, seen, settings.alerts, now_ms=at_ms)
         states = made.states
         return {alert.rule for alert in made.active}
 

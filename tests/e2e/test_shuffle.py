@@ -19,7 +19,6 @@ from pyiceberg.transforms import IdentityTransform
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.ingest.contract import OffsetRange, Shuffle, StageContext, StageResult, StageTask, TargetTable
 from frazil.spec import iceberg
@@ -151,7 +150,7 @@ def test_a_live_writer_begins_to_shuffle_once_that_saves_files(
     declared.write_text(text.replace("[day(at)]", "[bucket(40, id)]"))
 
     def chosen() -> str:
-        heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+        heartbeat = Heartbeat.read(run_folder(stream.name))
         return str(heartbeat and heartbeat.distribution)
 
     def produced(batch: int) -> int:

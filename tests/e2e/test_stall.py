@@ -12,7 +12,6 @@ import pytest
 
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 from frazil.stream import stall as module
 
@@ -28,7 +27,7 @@ def test_an_empty_partition_holds_the_watermark_until_it_has_a_record(
     def reported(*, partitions: int) -> Stall | None:
         """The stall in the heartbeat, while records go on coming to that many of the four partitions."""
         stream.produce([event(next(numbers)) for _ in range(partitions)], partitions=partitions)
-        heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+        heartbeat = Heartbeat.read(run_folder(stream.name))
         if heartbeat is None or heartbeat.stall is None:
             return None
         seen.append(heartbeat.stall)
@@ -56,7 +55,7 @@ def test_a_quota_that_blocks_all_records_is_reported_until_it_is_raised(
     limit_consumer(kafka, client, bytes_per_s=2_000)
 
     def reason() -> str:
-        heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+        heartbeat = Heartbeat.read(run_folder(stream.name))
         stall = heartbeat and heartbeat.stall
         return stall.reason if stall and "A quota of" in stall.reason else ""
 

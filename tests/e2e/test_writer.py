@@ -20,7 +20,6 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import Fenced, SchemaIncompatible, TopicMissing
 from frazil.history.objects import read_history
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table, load_stream_table
@@ -278,7 +277,7 @@ def test_a_column_renamed_by_another_program_loses_no_value(stream: Any, events:
 
 
 def _heartbeat(stream: Any) -> Any:
-    return Heartbeat.read(open_exchange(run_folder(stream.name)))
+    return Heartbeat.read(run_folder(stream.name))
 
 
 def _marker(stream: Any) -> Any:

@@ -22,7 +22,6 @@ from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.process import choose_free_port
 from frazil.errors import BROKERS_REMEDY, KafkaUnavailable, OffsetGap, TopicRecreated
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
@@ -101,7 +100,7 @@ def test_a_partition_without_a_leader_holds_its_windows_and_no_other_partition( 
         assert producer.flush(60) == 0
 
     def missing_leader() -> Stall | None:
-        heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+        heartbeat = Heartbeat.read(run_folder(stream.name))
         stall = heartbeat and heartbeat.stall
         return stall if stall and stall.kind is StallKind.LEADER else None
 

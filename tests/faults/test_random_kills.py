@@ -17,7 +17,6 @@ import pytest
 from confluent_kafka import Producer
 
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.local import LocalLauncher
 from frazil.host.records import read_exits
@@ -75,7 +74,7 @@ class Load:
 
 
 def heartbeat(stream: Any) -> Heartbeat | None:
-    return Heartbeat.read(open_exchange(run_folder(stream.name)))
+    return Heartbeat.read(run_folder(stream.name))
 
 
 def committed_since(stream: Any, since_s: float) -> bool:

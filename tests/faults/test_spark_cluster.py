@@ -20,7 +20,6 @@ from frazil.dev import process
 from frazil.dev.spark_cluster import EmbeddedSparkCluster
 from frazil.errors import EnvironmentUnusable
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.stream import worker_daemon
 
@@ -88,7 +87,7 @@ def executors(server: process.EmbeddedServer) -> list[psutil.Process]:
 
 
 def staging(stream: Any) -> bool:
-    heartbeat = Heartbeat.read(open_exchange(run_folder(stream.name)))
+    heartbeat = Heartbeat.read(run_folder(stream.name))
     return heartbeat is not None and heartbeat.phase is Phase.STAGING
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from frazil.dev.airflow import EmbeddedAirflow
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
@@ -73,7 +72,7 @@ class SupervisedStream:
     def pid(self) -> int:
         """The pid of the writer that runs and has committed; 0 if none does."""
         seen = self.observe()
-        heartbeat = Heartbeat.read(open_exchange(self.launcher.folder))
+        heartbeat = Heartbeat.read(self.launcher.folder)
         committed = heartbeat is not None and (heartbeat.batch or 0) > 0 and not heartbeat.error
         writer = seen.launch.writer if seen.launch else None
         return (

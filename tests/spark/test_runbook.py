@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from frazil import clock
 from frazil.cli.main import frazil
-from frazil.maintenance.alerts import AlertStates, evaluate_alerts
+from frazil.maintenance.alerts import AlertStates, evaluate_readings, evaluate_table_rules
 from frazil.maintenance.measure import measure
 from frazil.maintenance.tables import find_maintained
 from frazil.spark import application
@@ -90,7 +90,8 @@ def test_an_unhealthy_table_is_repaired_by_the_runbook(
         spec, now_ms = load_stream(file), clock.now_ms() + 10
         found = measure(load_catalog(None), find_maintained([spec], "city.rides"), now_ms=now_ms)
         assert found is not None
-        states = evaluate_alerts(states, found, spec.maintenance, now_ms=now_ms).states
+        seen = evaluate_table_rules(found, spec.maintenance, now_ms=now_ms)
+        states = evaluate_readings(states, found.table, seen, spec.maintenance.alerts, now_ms=now_ms).states
         return {rule for rule, state in states.rules.items() if state.active}
 
     red()

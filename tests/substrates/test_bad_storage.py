@@ -23,7 +23,6 @@ import pytest
 from frazil.dev.object_store import REGION, EmbeddedObjectStore
 from frazil.errors import CommitUnavailable
 from frazil.events import Event, EventDispatcher, OutageReported, PhaseBegan
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.ingest import readers
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
@@ -127,7 +126,7 @@ class Writer:
 
     def heartbeat(self) -> Heartbeat:
         self.reporter.send_heartbeat()
-        found = Heartbeat.read(open_exchange(self.folder))
+        found = Heartbeat.read(self.folder)
         assert found is not None
         return found
 

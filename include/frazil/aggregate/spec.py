@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import date, timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from frazil.errors import SpecError
@@ -49,11 +49,9 @@ class AggregationSpec(Model):
     sql: Text
     """A SELECT from the view `source_day`. frazil adds the column with the day."""
 
-    @model_validator(mode="after")
-    def _check_two_tables(self) -> Self:
+    def find_conflicts(self) -> Iterator[str]:
         if self.source == self.target:
-            raise ValueError("source and target are the same table: declare another target")
-        return self
+            yield "source and target are the same table: declare another target"
 
 
 def parse_day(text: str | None) -> date:

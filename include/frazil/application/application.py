@@ -20,7 +20,6 @@ from frazil.application.launcher import HostedLauncher, SharedEngine
 from frazil.errors import FrazilError, SpecError, WorkerDied
 from frazil.events import BatchCommitted, Event, Sink
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import LaunchRequest
 from frazil.host.records import LaunchKind
@@ -222,7 +221,7 @@ class WriterApplication:
         )
         folder = run_folder(self.name)
         try:
-            heartbeat.write(open_exchange(folder))
+            heartbeat.write(folder)
             if time.monotonic() - self._log_checked_s >= 60.0:
                 self._log_checked_s = time.monotonic()
                 rotate_full_log(folder)

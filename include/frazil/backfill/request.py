@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, field_validator
 
 from frazil.errors import SpecError
 from frazil.offsets.spans import TopicPartition
@@ -52,22 +52,18 @@ class BackfillRequest(Model):
     run: str | None = None
     """The caller, such as an Airflow run. If an operator abandons the caller's backfill, it cannot start it again."""
 
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
+    def find_conflicts(self) -> Iterator[str]:
         for bound in ("from", "to"):
             if getattr(self, f"{bound}_time") and getattr(self, f"{bound}_offsets") is not None:
                 where = "begins" if bound == "from" else "ends"
-                raise ValueError(f"{bound}-time and {bound}-offsets both set where the backfill {where}: give only one")
+                yield f"{bound}-time and {bound}-offsets both set where the backfill {where}: give only one"
         if self.files and any((self.from_time, self.to_time, self.from_offsets, self.to_offsets)):
-            raise ValueError(
-                "files cannot be combined with Kafka's times or offsets: give only one; event times may be added"
-            )
+            yield "files cannot be combined with Kafka's times or offsets: give only one; event times may be added"
         for kind in ("time", "event_time"):
             begin, end = getattr(self, f"from_{kind}"), getattr(self, f"to_{kind}")
             if begin and end and begin >= end:
                 name = kind.replace("_", "-")
-                raise ValueError(f"to-{name} ({_utc_text(end)}) is not after from-{name} ({_utc_text(begin)})")
-        return self
+                yield f"to-{name} ({_utc_text(end)}) is not after from-{name} ({_utc_text(begin)})"
 
     @field_validator("files")
     @classmethod

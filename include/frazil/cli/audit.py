@@ -10,7 +10,7 @@ import click
 
 from frazil.audit.declared_stream import audit_declared_stream as audit_declared
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.cli.options import DurationParam, TimeParam, stream_options
+from frazil.cli.options import DURATION, TIME, stream_options
 from frazil.cli.output import echo, echo_json, echo_lines, echo_table, progress
 from frazil.commit.history import Period, last_period, period_between
 from frazil.errors import AdoptionRequired
@@ -32,9 +32,9 @@ NOT_COMPARED_EXIT_CODE = 3
     default=False,
     help="Also read the records from Kafka, as independent evidence. Off by default, because it reads the topic.",
 )
-@click.option("--last", "length", type=DurationParam(), help="Only commits of the last 1h, 30m or 7d, for example.")
-@click.option("--from", "begin", type=TimeParam(), help="Only commits since this time: ISO 8601 with a zone.")
-@click.option("--to", "end", type=TimeParam(), help="With --from: only commits before this time. Default: now.")
+@click.option("--last", "length", type=DURATION, help="Only commits of the last 1h, 30m or 7d, for example.")
+@click.option("--from", "begin", type=TIME, help="Only commits since this time: ISO 8601 with a zone.")
+@click.option("--to", "end", type=TIME, help="With --from: only commits before this time. Default: now.")
 def audit(  # noqa: PLR0913 - a command's options
     stream: str,
     streams_folder: Path,

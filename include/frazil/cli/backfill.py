@@ -14,7 +14,7 @@ from frazil.backfill.commit import abandon, count_changes
 from frazil.backfill.request import BackfillRequest, parse_request
 from frazil.backfill.rules import describe_interruption
 from frazil.backfill.run import open_backfill
-from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
+from frazil.cli.options import OFFSETS, TIME, ParsedParam, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_fields, echo_json, format_counts, progress, to_json_value
 from frazil.commit.backfill_records import BackfillMarker, BackfillState, branch_name, read_backfill
 from frazil.commit.marker import nest_by_topic
@@ -28,24 +28,19 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 
-
-class TimeOrOffsetsParam(click.ParamType[datetime | Offsets]):
-    name = "time-or-offsets"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime | Offsets:
-        if str(value).lstrip().startswith("{"):
-            return OffsetsParam().convert(value, param, ctx)
-        return TimeParam().convert(value, param, ctx)
+_TIME_OR_OFFSETS = ParsedParam[datetime | Offsets](
+    "time-or-offsets", lambda text: (OFFSETS if text.lstrip().startswith("{") else TIME).parse(text)
+)
 
 
 @click.command()
 @stream_options
 @click.option(
-    "--from", "begin", type=TimeOrOffsetsParam(), help="Kafka's timestamp (ISO 8601 with a zone), or JSON offsets."
+    "--from", "begin", type=_TIME_OR_OFFSETS, help="Kafka's timestamp (ISO 8601 with a zone), or JSON offsets."
 )
-@click.option("--to", "end", type=TimeOrOffsetsParam(), help="Exclusive end. Default: the live stream's position.")
-@click.option("--event-from", type=TimeParam(), help="Only rows with this event time or later.")
-@click.option("--event-to", type=TimeParam(), help="Only rows with an earlier event time.")
+@click.option("--to", "end", type=_TIME_OR_OFFSETS, help="Exclusive end. Default: the live stream's position.")
+@click.option("--event-from", type=TIME, help="Only rows with this event time or later.")
+@click.option("--event-to", type=TIME, help="Only rows with an earlier event time.")
 @click.option("--files", help="Read a folder or file, by path or URI, instead of Kafka.")
 @click.option("--branch", is_flag=True, help="Leave the staged and audited rows on their branch.")
 @click.option("--chunk-records", type=int, help="Approximate number of records per commit to the branch.")

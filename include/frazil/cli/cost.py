@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.options import DurationParam, any_streams_argument, json_option, streams_option
+from frazil.cli.options import DURATION, any_streams_argument, json_option, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
 from frazil.errors import SpecError
 from frazil.spec.last_valid import find_declared_streams
@@ -27,7 +27,7 @@ COLUMNS = ("commits", "CPU s", "writes", "reads", "written", "price")
 @streams_option
 @json_option
 @click.option("--by", type=click.Choice(["stream", "owner", "day"]), default="stream", show_default=True)
-@click.option("--last", "period", type=DurationParam(), default="1d", show_default=True, help="Commits up to now.")
+@click.option("--last", "period", type=DURATION, default="1d", show_default=True, help="Commits up to now.")
 @click.option(
     "--prices",
     "prices_file",

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import click
 from pyiceberg.table import Table
 
-from frazil.cli.options import TimeParam, json_option, streams_argument, streams_option
+from frazil.cli.options import TIME, json_option, streams_argument, streams_option
 from frazil.cli.output import echo, echo_json, echo_table
 from frazil.commit.backfill_records import BackfillState, read_backfill
 from frazil.commit.compare_and_swap import RetryPolicy
@@ -45,7 +45,7 @@ _RETRY_POLICY = RetryPolicy(total_s=RETRY_TIMEOUT_S)
 @streams_argument
 @streams_option
 @json_option
-@click.option("--at", type=TimeParam(), help="As of this time: ISO 8601 with a zone. Default: now.")
+@click.option("--at", type=TIME, help="As of this time: ISO 8601 with a zone. Default: now.")
 @click.option("--sql", "engine", type=click.Choice(get_args(Engine)), help="Print a SELECT for each table.")
 @click.option("--tag", metavar="NAME", help=f"Tag the snapshots as {TAG_PREFIX}NAME, so that expiry keeps them.")
 @click.option("--untag", metavar="NAME", help="Remove these tags, and print no cut.")

@@ -13,7 +13,7 @@ import click
 from frazil import clock
 from frazil.backfill.commit import find_unfinished
 from frazil.backfill.request import check_coordinates
-from frazil.cli.options import TimeParam, check_reason, current_user, stream_options, yes_option
+from frazil.cli.options import TIME, check_reason, current_user, stream_options, yes_option
 from frazil.cli.output import ask, echo, echo_json, echo_table, progress
 from frazil.commit.open_streams import OpenStream, open_read_only
 from frazil.dead_letters.selection import (
@@ -54,8 +54,8 @@ def _check_error_classes(_: click.Context, __: click.Parameter, reasons: tuple[s
 def _selection_options(command: Callable[..., None]) -> Any:
     options = (
         click.option("--reason", "reasons", multiple=True, callback=_check_error_classes, help=_REASON_HELP),
-        click.option("--from", "begin", type=TimeParam(), help="Only dead letters rejected at this time or later."),
-        click.option("--to", "end", type=TimeParam(), help="Only dead letters rejected earlier."),
+        click.option("--from", "begin", type=TIME, help="Only dead letters rejected at this time or later."),
+        click.option("--to", "end", type=TIME, help="Only dead letters rejected earlier."),
     )
     return stream_options(reduce(lambda decorated, option: option(decorated), reversed(options), command))
 

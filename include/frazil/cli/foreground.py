@@ -21,7 +21,6 @@ from threading import Thread
 from typing import TYPE_CHECKING, TextIO
 
 from frazil import clock
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.spec.units import format_count, mask_numbers
 from frazil.timetext import format_elapsed
@@ -90,7 +89,7 @@ class Terminal:
         """`folders` are the streams' run folders. `on_gone` is called, by any thread, once the terminal is gone.
         With `as_json`, sentences go to stderr.
         """
-        self._exchanges = [open_exchange(folder) for folder in folders]
+        self._folders = folders
         self._live = sys.stdout.isatty() and not as_json
         self._as_json, self._text_stream = as_json, sys.stderr if as_json else sys.stdout
         self._lines: SimpleQueue[tuple[TextIO, str] | None] = SimpleQueue()
@@ -174,7 +173,7 @@ class Terminal:
     def _show_live(self, writer: int) -> None:
         if not self._live:
             return
-        read = [Heartbeat.read(exchange) for exchange in self._exchanges]
+        read = [*map(Heartbeat.read, self._folders)]
         own = [one if one and one.pid == writer else None for one in read]
         text = live_text(own[0], now_ms=clock.now_ms()) if len(own) == 1 else live_text_of_many(own)
         self._show(sys.stdout, CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])

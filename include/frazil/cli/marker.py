@@ -12,7 +12,7 @@ import click
 from pyiceberg.table import Table
 
 from frazil import clock
-from frazil.cli.options import OffsetsParam, TimeParam, current_user, stream_options, yes_option
+from frazil.cli.options import OFFSETS, TIME, current_user, stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit import marker_changes
 from frazil.commit.catalog_probe import check_catalog_guarantees
@@ -62,10 +62,10 @@ from frazil.timetext import format_utc
     help="Where to continue. `marker`: at the marker, or at the first offset that Kafka still has. `timestamp`: at "
     "the Kafka timestamp in --at. `table`: where the table is after a rollback.",
 )
-@click.option("--at", type=TimeParam(), help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
+@click.option("--at", type=TIME, help="With --to timestamp: ISO 8601 with a zone, 2013-12-30T00:00:00Z.")
 @click.option(
     "--offsets",
-    type=OffsetsParam(),
+    type=OFFSETS,
     help='With --to offsets: \'{"flights": {"0": 1200}}\', or a file with it. Other partitions stay.',
 )
 @yes_option

@@ -7,7 +7,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +17,8 @@ from frazil.errors import CommitUnavailable
 from frazil.home import streams_folder
 from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import reason_problem
-from frazil.timetext import parse_moment
+from frazil.spec.units import parse_duration
+from frazil.timetext import parse_zoned_moment
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -48,52 +48,34 @@ streams_option = click.option(
 )
 
 
-class TimeParam(click.ParamType[datetime]):
-    """Parameter type: a time with a time zone, so that it means the same on every machine."""
+class ParsedParam(click.ParamType[A]):
+    """A parameter type. `parse` raises ValueError, whose text is the end of a sentence about the value."""
 
-    name = "time"
+    def __init__(self, name: str, parse: Callable[[Any], A]) -> None:
+        self.name, self.parse = name, parse
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> A:
         try:
-            moment = parse_moment(value if isinstance(value, datetime) else str(value))
-        except ValueError:
-            self.fail(f"{value!r} is not an ISO 8601 time such as 2013-12-30T00:00:00Z", param, ctx)
-        if moment.tzinfo is None:
-            self.fail(f"{value!r} has no zone; end it with Z (UTC) or an offset such as +02:00", param, ctx)
-        return moment
-
-
-class OffsetsParam(click.ParamType[Mapping[TopicPartition, int]]):
-    """Parameter type: offsets as JSON, `{"topic": {"partition": offset}}`, or the path of a file with such JSON."""
-
-    name = "json-or-file"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Mapping[TopicPartition, int]:
-        from frazil.commit.marker import flatten_topics  # PyIceberg, which the help text does not need
-
-        if isinstance(value, Mapping):
-            return value
-        text = str(value)
-        try:
-            return flatten_topics(json.loads(text if text.lstrip().startswith("{") else Path(text).read_text()))
-        except OSError as error:
-            self.fail(f"{text} is not a JSON mapping and cannot be read as a file: {error.strerror}", param, ctx)
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            self.fail(f'{text} is not of the form {{"topic": {{"partition": offset}}}}', param, ctx)
-
-
-class DurationParam(click.ParamType[timedelta]):
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        from frazil.spec.units import parse_duration
-
-        try:
-            return parse_duration(value)
+            return self.parse(value)
         except ValueError as error:
             self.fail(f"{value!r} {error}", param, ctx)
+
+
+def _parse_offsets(text: str) -> Mapping[TopicPartition, int]:
+    from frazil.commit.marker import flatten_topics  # PyIceberg, which the help text does not need
+
+    try:
+        return flatten_topics(json.loads(text if text.lstrip().startswith("{") else Path(text).read_text()))
+    except OSError as error:
+        raise ValueError(f"is not a JSON mapping and cannot be read as a file: {error.strerror}") from None
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise ValueError('is not of the form {"topic": {"partition": offset}}') from None
+
+
+TIME = ParsedParam("time", parse_zoned_moment)
+DURATION = ParsedParam("duration", parse_duration)
+OFFSETS = ParsedParam("json-or-file", _parse_offsets)
+"""Offsets as JSON, `{"topic": {"partition": offset}}`, or the path of a file with such JSON."""
 
 
 def _make_completion(names: Callable[[StreamSpec], Iterable[str]]) -> Callable[..., list[CompletionItem]]:

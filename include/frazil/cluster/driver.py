@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from frazil.errors import SpecError
-from frazil.spec.resources import ClusterManager, Resources
+from frazil.spec.resources import Resources
 
 if TYPE_CHECKING:
     import requests
@@ -148,43 +146,33 @@ class ClusterDriver:
     environment: Mapping[str, str]
     """The driver's environment variables. On YARN, they may contain secrets, and are passed in the properties file."""
 
-
-def build_submit_command(spark_home: Path, properties_file: Path, driver: ClusterDriver) -> tuple[str, ...]:
-    """Return the spark-submit command, which ends when the cluster has accepted the driver."""
-    submit = str(spark_home / "bin" / "spark-submit")
-    return (submit, "--properties-file", str(properties_file), driver.program, *driver.arguments)
-
-
-def build_submit_environment(spark_home: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment with SPARK_HOME. Without it, spark-submit would use the first Python on PATH."""
-    return {**base, "SPARK_HOME": str(spark_home)}
+    @property
+    def common_properties(self) -> dict[str, str]:
+        """The Spark properties of a driver in any cluster that Spark starts."""
+        package = self.resources.package
+        return {
+            "spark.app.name": f"frazil {self.application}",
+            "spark.driver.memory": f"{max(1, self.resources.driver_memory // 2**20)}m",
+            **({"spark.archives": f"{package}#{PACKAGE_FOLDER}"} if package else {}),
+        }
 
 
 def build_submit_properties(driver: ClusterDriver) -> dict[str, str]:
-    """Return spark-submit's properties. `resources.spark` overrides all but the driver's identity. Raises SpecError."""
-    resources = driver.resources
-    common = {
-        "spark.app.name": f"frazil {driver.application}",
-        "spark.driver.memory": f"{max(1, resources.driver_memory // 2**20)}m",
+    """Return spark-submit's properties for YARN. `resources.spark` overrides all but the driver's identity."""
+    python = {"PYSPARK_PYTHON": PACKAGE_PYTHON} if driver.resources.package else {}
+    environment = {**driver.environment, **python}
+    return {
+        **driver.common_properties,
         "spark.driver.memoryOverhead": f"{PYTHON_OVERHEAD_MIB}m",
+        **{f"spark.yarn.appMasterEnv.{name}": value for name, value in environment.items()},
+        **driver.resources.spark,
+        "spark.master": driver.resources.master,
+        "spark.submit.deployMode": "cluster",
+        "spark.yarn.submit.waitAppCompletion": "false",
+        # The supervisor decides whether a writer is restarted.
+        "spark.yarn.maxAppAttempts": "1",
+        "spark.yarn.tags": yarn_tag(driver),
     }
-    if resources.package:
-        common["spark.archives"] = f"{resources.package}#{PACKAGE_FOLDER}"
-    fixed = {"spark.master": resources.master, "spark.submit.deployMode": "cluster"}
-    if resources.manager is ClusterManager.YARN:
-        python = {"PYSPARK_PYTHON": PACKAGE_PYTHON} if resources.package else {}
-        environment = {**driver.environment, **python}
-        return {
-            **common,
-            **{f"spark.yarn.appMasterEnv.{name}": value for name, value in environment.items()},
-            **resources.spark,
-            **fixed,
-            "spark.yarn.submit.waitAppCompletion": "false",
-            # The supervisor decides whether a writer is restarted.
-            "spark.yarn.maxAppAttempts": "1",
-            "spark.yarn.tags": yarn_tag(driver),
-        }
-    raise SpecError(f"application {driver.application}: {resources.master} does not accept drivers from spark-submit")
 
 
 def format_properties(properties: Mapping[str, str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +31,3 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """A set of named JSON documents, each replaced as a whole. The first write creates the folder."""
-
-    folder: Path
-
-    def read(self, name: str) -> Any:
-        return read_json(self.folder / name)
-
-    def write(self, name: str, value: Any) -> None:
-        replace_json(self.folder / name, value)
-
-    def clear(self, name: str) -> None:
-        (self.folder / name).unlink(missing_ok=True)
-
-
-def open_exchange(location: str | Path) -> Exchange:
-    return Exchange(Path(location))

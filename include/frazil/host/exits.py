@@ -6,7 +6,6 @@ import logging
 import signal
 from pathlib import Path
 
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.processes import AGENT_KILLED, is_agent
 from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, append_exit, read_notes
@@ -23,7 +22,7 @@ ENDED_WITHOUT_RECORD = "it ended without a record: probably killed (SIGKILL, out
 
 def read_heartbeat(folder: Path, launch: Launch) -> Heartbeat | None:
     try:
-        heartbeat = Heartbeat.read(open_exchange(folder))
+        heartbeat = Heartbeat.read(folder)
     except (ValueError, TypeError, KeyError):
         return None
     is_of_launch = heartbeat is not None and heartbeat.written_at_ms >= launch.launched_at_ms
@@ -34,22 +33,36 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
     folder: Path,
     launch: Launch,
     *,
-    code: int,
+    code: int | None,
     ended_at_ms: int,
     error: str | None = None,
     stopped_for: str | None = None,
 ) -> None:
-    """Record the exit of a launch. `error` replaces the writer's own last message."""
+    """Record the exit of a launch. `error` replaces the last message of a writer whose exit code is known."""
     heartbeat = read_heartbeat(folder, launch)
     if code == 128 + signal.SIGKILL and error is None:
         error = AGENT_KILLED if _was_killed_agent(folder, launch, heartbeat) else _kill_reason(folder, launch)
     if code == 0:
         error = None
-    elif not error:
+    elif code is not None and not error:
         # The last heartbeat's error, or the end of the log, unless that also covers other streams.
         logged = None if launch.kind is LaunchKind.HOSTED else last_error(folder)
         error = (heartbeat.error if heartbeat else None) or logged
-    _append_exit(folder, launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error, stopped_for=stopped_for)
+    request, committed_at_ms = _stop_request(folder, launch.id), heartbeat.last_commit_at_ms if heartbeat else None
+    exit_ = ExitRecord(
+        launch_id=launch.id,
+        code=code,
+        started_at_ms=launch.launched_at_ms,
+        ended_at_ms=ended_at_ms,
+        spec_fingerprint=launch.spec_fingerprint,
+        generation=launch.generation,
+        committed=committed_at_ms is not None and committed_at_ms >= launch.launched_at_ms,
+        error=error,
+        stopped_for=request.cause if request else stopped_for,
+        stalled_since_ms=heartbeat.stall.since_ms if heartbeat and heartbeat.stall else None,
+        table=heartbeat.table if heartbeat else "",
+    )
+    append_exit(folder, exit_)
 
 
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
@@ -63,7 +76,7 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
         error = AGENT_KILLED
     # It is unknown which stream made the process crash, and no stream is given up because of another.
     stopped_for = ENDED_WITH_APPLICATION if launch.kind is LaunchKind.HOSTED else None
-    _append_exit(folder, launch, heartbeat, code=code, ended_at_ms=ended_at_ms, error=error, stopped_for=stopped_for)
+    record_exit(folder, launch, code=code, ended_at_ms=ended_at_ms, error=error, stopped_for=stopped_for)
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
@@ -98,30 +111,3 @@ def _first_error_or_last_warning(folder: Path, launch: Launch) -> str | None:
 def _stop_request(folder: Path, launch_id: str) -> StopRequest | None:
     request = read_notes(folder).stop
     return request if request is not None and request.launch_id == launch_id else None
-
-
-def _append_exit(  # noqa: PLR0913 - the parts of an exit
-    folder: Path,
-    launch: Launch,
-    heartbeat: Heartbeat | None,
-    *,
-    code: int | None,
-    ended_at_ms: int,
-    error: str | None,
-    stopped_for: str | None,
-) -> None:
-    request, committed_at_ms = _stop_request(folder, launch.id), heartbeat.last_commit_at_ms if heartbeat else None
-    exit_ = ExitRecord(
-        launch_id=launch.id,
-        code=code,
-        started_at_ms=launch.launched_at_ms,
-        ended_at_ms=ended_at_ms,
-        spec_fingerprint=launch.spec_fingerprint,
-        generation=launch.generation,
-        committed=committed_at_ms is not None and committed_at_ms >= launch.launched_at_ms,
-        error=error,
-        stopped_for=request.cause if request else stopped_for,
-        stalled_since_ms=heartbeat.stall.since_ms if heartbeat and heartbeat.stall else None,
-        table=heartbeat.table if heartbeat else "",
-    )
-    append_exit(folder, exit_)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
-from frazil.host.exchange import Exchange
+from frazil.host.exchange import read_json, replace_json
 from frazil.typed_json import convert
 
 NAME = "status.json"
@@ -94,11 +95,11 @@ class Heartbeat:
     table: str = ""
     """The table that the writer commits to. Empty for an application, and in heartbeats of earlier versions."""
 
-    def write(self, exchange: Exchange) -> None:
-        exchange.write(NAME, dataclasses.asdict(self))
+    def write(self, folder: Path) -> None:
+        replace_json(folder / NAME, dataclasses.asdict(self))
 
     @classmethod
-    def read(cls, exchange: Exchange) -> Heartbeat | None:
-        raw = exchange.read(NAME)
+    def read(cls, folder: Path) -> Heartbeat | None:
+        raw = read_json(folder / NAME)
         # Skips additions of later versions, whose writers may run next to this reader during an upgrade.
         return None if raw is None else convert(raw, cls)

@@ -26,6 +26,7 @@ DEFAULT_RUNBOOK = "docs/runbook.md"
 CLEAR_RATIO = 0.8
 """An alert ends at this share of its threshold, which prevents flapping."""
 
+UNMEASURED_RULE = "unmeasured"
 MIN_FILE_DIVISOR = 256
 """Minimum divisor for a manifest list's bytes per data file. Each list has a schema of 4 KiB, even in small tables."""
 
@@ -170,7 +171,7 @@ def unmeasured_reading(subject: str, label: str, problem: str | None) -> Reading
     """Return the reading of the rule `unmeasured` for a value that could not be read because of `problem`."""
     shown = f"the {label} was read" if problem is None else f"the {label} is unknown"
     sentence = f"the {label} cannot be read, so no alert about it fires: {problem}"
-    return Reading(f"unmeasured:{subject}", int(problem is not None), 0, shown, sentence)
+    return Reading(f"{UNMEASURED_RULE}:{subject}", int(problem is not None), 0, shown, sentence)
 
 
 def _why_unknown(stream: StreamHealth) -> str:
@@ -262,15 +263,20 @@ class AlertStep:
     active: tuple[Alert, ...]
 
 
-def evaluate_alerts(previous: AlertStates, health: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
-    seen = evaluate_table_rules(health, settings, now_ms=now_ms)
-    return evaluate_readings(previous, health.table, seen, settings.alerts, now_ms=now_ms)
-
-
-def evaluate_readings(
-    previous: AlertStates, subject: str, seen: Iterable[Reading], alerts: Alerts, *, now_ms: int
+def evaluate_readings(  # noqa: PLR0913 - keywords, of which one has a default
+    previous: AlertStates,
+    subject: str,
+    seen: Iterable[Reading] | str,
+    alerts: Alerts,
+    *,
+    now_ms: int,
+    unwatched: str = "no longer watched",
 ) -> AlertStep:
-    found = {r.rule: r for r in seen}
+    """Evaluate `seen`: the readings of a subject, or the problem that prevented them. Active alerts then stay, and
+    `unmeasured` may fire. `unwatched` tells why a rule without a reading has none.
+    """
+    readings = _unmeasured_readings(previous, subject, seen) if isinstance(seen, str) else seen
+    found = {r.rule: r for r in readings} if alerts.enabled else {}
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
     fired, resolved, active = [], [], []
@@ -285,11 +291,19 @@ def evaluate_readings(
             active.append(Alert(rule, subject, reading.shown, after.since_ms, reading.sentence, after.alone))
             fired += [] if was_active else active[-1:]
         elif before is not None and was_active:
-            now = reading.shown if reading is not None else "no longer watched"
+            now = reading.shown if reading is not None else unwatched
             resolved.append(
                 Alert(rule, subject, now, before.since_ms, f"{subject}: the alert {rule} is over: {now}", before.alone)
             )
     return AlertStep(AlertStates(states), tuple(fired), tuple(resolved), tuple(active))
+
+
+def _unmeasured_readings(previous: AlertStates, subject: str, problem: str) -> Iterator[Reading]:
+    for rule in previous.rules:
+        sentence = f"{subject}: {rule} was active when it was last measured"
+        yield Reading(rule, None, 0, "unknown", sentence)
+    sentence = f"{subject} cannot be measured, so no other alert can fire: {problem}"
+    yield Reading(UNMEASURED_RULE, 1, 0, problem, sentence)
 
 
 def _unknown_reading(found: Mapping[str, Reading], rule: str) -> Reading | None:
@@ -335,34 +349,3 @@ def _next_state(before: AlertState | None, reading: Reading | None, *, hold_ms: 
     unseen = gap_ms > max(hold_ms, MAX_MISSED_MEASUREMENTS * max(before.gap_ms, DEFAULT_GAP_MS))
     since_ms = now_ms if unseen else min(before.since_ms, now_ms)
     return AlertState(since_ms, now_ms - since_ms >= hold_ms, now_ms, gap_ms)
-
-
-UNMEASURED_RULE = "unmeasured"
-
-
-def evaluate_unmeasured(before: AlertStates, table: str, problem: str, settings: Alerts, *, now_ms: int) -> AlertStep:
-    """Evaluate a table that cannot be measured. Its active alerts stay, and `unmeasured` may fire."""
-    if not settings.enabled:
-        return AlertStep(AlertStates(), (), (), ())
-    standing = [
-        Alert(rule, table, "unknown", s.since_ms, f"{table}: {rule} was active when it was last measured", s.alone)
-        for rule, s in before.rules.items()
-        if s.active and rule != UNMEASURED_RULE
-    ]
-    was = before.rules.get(UNMEASURED_RULE) or AlertState(now_ms, active=False)
-    active = now_ms - was.since_ms >= settings.hold // timedelta(milliseconds=1)
-    sentence = f"{table} cannot be measured, so no other alert can fire: {problem}"
-    made = Alert(UNMEASURED_RULE, table, problem, was.since_ms, sentence, was.alone)
-    fired = (made,) if active and not was.active else ()
-    after = AlertStates({**before.rules, UNMEASURED_RULE: AlertState(was.since_ms, active, alone=was.alone)})
-    return AlertStep(after, fired, (), (*standing, *((made,) if active else ())))
-
-
-def resolve_all(before: AlertStates, table: str, why: str) -> AlertStep:
-    """Return the step of a missing table, which resolves all its alerts."""
-    over = [
-        Alert(rule, table, why, state.since_ms, f"{table}: {rule} is over: {why}", state.alone)
-        for rule, state in before.rules.items()
-        if state.active
-    ]
-    return AlertStep(AlertStates(), (), tuple(over), ())

@@ -20,7 +20,6 @@ from typing import Self
 from frazil import __version__
 from frazil.errors import EnvironmentUnusable, FrazilError
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
 from frazil.remote.driver_folder import DriverExit, DriverFolder, DriverReport, LogEnd, Order
@@ -113,7 +112,7 @@ class DriverReporter:
         self.ended: DriverExit | None = None
         """How the writer ended; reported when the context ends."""
         self._folder, self._order, self._is_paused, self._stop = folder, order, is_paused, stop
-        self._exchange, self._interval_s = open_exchange(run_folder(stream)), interval_s
+        self._run_folder, self._interval_s = run_folder(stream), interval_s
         self._number = int(time.time() * 1000)  # above those of an earlier process with the same order
         self.is_stopping = False
         """Whether the reporter has stopped the writer."""
@@ -188,7 +187,7 @@ class DriverReporter:
             self._folder.put_log_end(self._order.id, end)
             self._logged = end.bytes
         self._number += 1
-        heartbeat = Heartbeat.read(self._exchange)
+        heartbeat = Heartbeat.read(self._run_folder)
         report = DriverReport(self._number, heartbeat, find_own_submission(), end.bytes, ended)
         self._folder.write_report(self._order.id, report)
 

@@ -11,7 +11,6 @@ from typing import Self
 
 from frazil import clock
 from frazil.cluster.driver import DriverState, DriverStatus
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full_log
 from frazil.spec.model import StreamSpec
@@ -29,7 +28,7 @@ class HeartbeatMirror:
 
     def __init__(self, spec: StreamSpec, folder: Path) -> None:
         now_ms = clock.now_ms()
-        self._folder, self._exchange = folder, open_exchange(folder)
+        self._folder = folder
         self._lock = threading.Lock()
         self._heartbeat = Heartbeat(
             stream=spec.name,
@@ -116,7 +115,7 @@ class HeartbeatMirror:
                 outage_code=None if self._outage else self._heartbeat.outage_code,
                 notices=(*self._heartbeat.notices, *((self._notice,) if self._notice else ())),
             )
-        heartbeat.write(self._exchange)
+        heartbeat.write(self._folder)
 
     def _run(self) -> None:
         heartbeats = 0

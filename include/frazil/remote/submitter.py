@@ -15,13 +15,10 @@ from typing import Protocol
 from frazil.cluster import standalone
 from frazil.cluster.driver import (
     HADOOP_FOLDER_VARIABLES,
-    PACKAGE_FOLDER,
     ApiUnavailable,
     ClusterDriver,
     Driver,
     DriverState,
-    build_submit_command,
-    build_submit_environment,
     build_submit_properties,
     format_properties,
     yarn_tag,
@@ -102,16 +99,12 @@ class StandaloneSubmitter:
 
 
 def _standalone_properties(driver: ClusterDriver) -> dict[str, str]:
-    resources = driver.resources
-    archive = {"spark.archives": f"{resources.package}#{PACKAGE_FOLDER}"} if resources.package else {}
     return {
-        "spark.app.name": f"frazil {driver.application}",
-        "spark.driver.memory": f"{max(1, resources.driver_memory // 2**20)}m",
+        **driver.common_properties,
         "spark.driver.extraJavaOptions": LEAN_OPTIONS,
-        **archive,
         # Properties are on the driver's command line, so the driver itself resolves those with references.
-        **{key: value for key, value in resources.spark.items() if "${" not in value},
-        "spark.master": resources.master,
+        **{key: value for key, value in driver.resources.spark.items() if "${" not in value},
+        "spark.master": driver.resources.master,
     }
 
 
@@ -197,8 +190,8 @@ def run_spark_submit(
         file.write_text(format_properties(build_submit_properties(driver)))
         try:
             done = run(
-                build_submit_command(home, file, driver),
-                env=build_submit_environment(home, os.environ),
+                (str(home / "bin/spark-submit"), "--properties-file", str(file), driver.program, *driver.arguments),
+                env={**os.environ, "SPARK_HOME": str(home)},  # else spark-submit uses the first Python on PATH
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

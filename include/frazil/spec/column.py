@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from frazil.spec.types import Primitive, parse_type
 from frazil.spec.values import MAX_DESCRIPTION_CHARACTERS, FieldPath, Model, PositiveDuration, YamlForm, parse_path
@@ -43,7 +43,7 @@ class Column(Model):
     """One column of the table."""
 
     name: str = Field(min_length=1)
-    type: str
+    type: Annotated[str, AfterValidator(lambda text: str(parse_type(text)))]
     """An Iceberg type: `string`, `decimal(10, 2)`, `list<struct<a: int>>`, …"""
     required: bool = False
     """`true`: a record without a value is a dead letter (`not null`)."""
@@ -118,11 +118,6 @@ class Column(Model):
         if self.as_ is None:
             return (self.name,) if self.type == "variant" else ()
         return tuple(f"{self.name}.{name}" for name in self.as_) if isinstance(self.as_, Mapping) else (self.name,)
-
-    @field_validator("type")
-    @classmethod
-    def _canonicalize_type(cls, value: str) -> str:
-        return str(parse_type(value))
 
     @field_validator("name")
     @classmethod

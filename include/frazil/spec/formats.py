@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -21,7 +21,7 @@ from pydantic import (
 )
 
 from frazil.errors import SpecError
-from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm, parse_names
+from frazil.spec.values import Model, PositiveDuration, Properties, YamlForm, checked, parse_names
 
 
 class Registry(Model):
@@ -48,13 +48,11 @@ class Registry(Model):
         folder = (info.context or {}).get("folder")
         return value if value is None or folder is None else str(Path(folder, value).absolute())
 
-    @model_validator(mode="after")
-    def _check_credentials(self) -> Self:
+    def find_conflicts(self) -> Iterator[str]:
         if self.token is not None and self.username is not None:
-            raise ValueError("has both a username and a token; keep one")
+            yield "has both a username and a token; keep one"
         if (self.username is None) != (self.password is None):
-            raise ValueError("has only one of username and password; declare both")
-        return self
+            yield "has only one of username and password; declare both"
 
 
 MAX_SCHEMA_CHARACTERS = 2**20
@@ -93,27 +91,16 @@ class JsonFormat(Model):
     """`confluent`: skip a zero byte and a four-byte schema id before the object. The default with a `registry`."""
     lines: bool = False
     """Each line of a record is an object and becomes a row, numbered by `kafka_line`."""
-    unwrap: str | None = Field(default=None, min_length=1)
+    unwrap: Annotated[str, Field(min_length=1), checked(parse_names)] | None = None
     r"""The field whose object has the columns: `payload` for Kafka Connect, or `outer.inner`. A dot in a name: `\.`."""
     registry: Registry | None = None
     """Only for `frazil infer`: the registry with the JSON Schema of each id."""
     envelope: Envelope | None = None
     """`debezium`, or a mapping."""
 
-    @field_validator("unwrap")
-    @classmethod
-    def _check_unwrap(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_names(value)
-        return value
-
-    @model_validator(mode="after")
-    def _check_unwrapped_once(self) -> Self:
+    def find_conflicts(self) -> Iterator[str]:
         if self.unwrap is not None and self.envelope is not None:
-            raise ValueError(
-                "has both unwrap and envelope; envelope already finds events in `payload`, so remove unwrap"
-            )
-        return self
+            yield "has both unwrap and envelope; envelope already finds events in `payload`, so remove unwrap"
 
     @model_validator(mode="before")
     @classmethod
@@ -139,38 +126,32 @@ class BytesFormat(Model):
     """The column that the value fills; by default the column without a key or header."""
 
 
+def _check_character(value: str) -> None:
+    if not re.fullmatch(r"[ -/:-@\[-`{-~\t\x01-\x08\x1c-\x1f]", value):
+        raise ValueError("is not allowed; write one ASCII character that is not a letter, a digit or a line break")
+
+
+def _check_distinct(value: tuple[str, ...]) -> None:
+    if len(set(value)) < len(value):
+        raise ValueError("names a column twice")
+
+
 class CsvFormat(Model):
     """One line of fields per record, without a header line."""
 
     type: Literal["csv"] = "csv"
-    columns: tuple[str, ...] = ()
+    columns: Annotated[tuple[str, ...], checked(_check_distinct)] = ()
     """The columns of a line's fields, in order; by default all columns. Fields of other names are skipped."""
-    delimiter: str = ","
+    delimiter: Annotated[str, checked(_check_character)] = ","
     """The ASCII character between two fields."""
-    quote: str | None = '"'
+    quote: Annotated[str, checked(_check_character)] | None = '"'
     """The ASCII character around a field that contains a delimiter; doubled within the field. `null`: no quotes."""
     null: str = ""
     """An unquoted field with this text is null."""
 
-    @field_validator("delimiter", "quote")
-    @classmethod
-    def _check_character(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r"[ -/:-@\[-`{-~\t\x01-\x08\x1c-\x1f]", value):
-            raise ValueError("is not allowed; write one ASCII character that is not a letter, a digit or a line break")
-        return value
-
-    @field_validator("columns")
-    @classmethod
-    def _check_distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(value)) < len(value):
-            raise ValueError("names a column twice")
-        return value
-
-    @model_validator(mode="after")
-    def _check_quote(self) -> Self:
+    def find_conflicts(self) -> Iterator[str]:
         if self.delimiter == self.quote:
-            raise ValueError("uses the same character as delimiter and as quote; choose different characters")
-        return self
+            yield "uses the same character as delimiter and as quote; choose different characters"
 
 
 class _SchemaFormat(Model):
@@ -195,11 +176,9 @@ class _SchemaFormat(Model):
     def schema_path(self) -> Path | None:
         return None if self.schema_file is None else self._folder / self.schema_file
 
-    @model_validator(mode="after")
-    def _check_one_schema(self) -> Self:
+    def find_conflicts(self) -> Iterator[str]:
         if [self.registry, self.schema_file, self.schema_text].count(None) != 2:
-            raise ValueError("needs exactly one of registry, schema-file and schema-text")
-        return self
+            yield "needs exactly one of registry, schema-file and schema-text"
 
 
 class AvroFormat(_SchemaFormat):
@@ -219,13 +198,10 @@ class ProtobufFormat(_SchemaFormat):
     framing: Literal["none", "confluent"] = "none"
     """`confluent`: with a declared schema, skips the zero byte, schema id and message indexes before each message."""
 
-    @model_validator(mode="after")
-    def _check_message(self) -> Self:
+    def find_conflicts(self) -> Iterator[str]:
+        yield from super().find_conflicts()
         if self.registry is not None and (self.message is not None or self.framing != "none"):
-            raise ValueError(
-                "has message or framing, but with a registry each record names its message; remove message and framing"
-            )
-        return self
+            yield "has message or framing, but with a registry each record names its message; remove them"
 
 
 def envelope_of(value: ValueFormat) -> Envelope | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -119,19 +118,12 @@ def check_other_streams(folder: Path, spec: StreamSpec) -> None:
 
 def find_file(folder: Path, name: str) -> Path:
     """Return the file that declares a stream, even if it is not valid. Raises SpecError with the known names."""
-    known: dict[str, Path] = {}
-    failures: dict[str, str] = {}
-    for path in list_stream_files(folder):
-        try:
-            declared = read_mapping(path).get("name")
-        except SpecError as error:
-            failures[path.stem] = str(error)
-            continue
-        if declared == name and name in known:
-            raise SpecError(f"the stream {name!r} is declared twice: {known[name]} and {path}; rename one")
-        known[str(declared)] = path
+    known, failures = _map_files(folder)
     if name in known:
-        return known[name]
+        first, *others = known[name]
+        if others:
+            raise SpecError(f"the stream {name!r} is declared twice: {first} and {others[0]}; rename one")
+        return first
     if name in failures:  # the file of this name cannot be read, and probably declares the stream
         raise SpecError(failures[name])
     loaded, _ = _load_all(folder)
@@ -141,6 +133,18 @@ def find_file(folder: Path, name: str) -> Path:
     hint = f"did you mean {close[0]}? " if close else ""
     message = f"no stream {name!r} in {folder}; {hint}known: {', '.join(sorted(known)) or 'none'}"
     raise SpecError("\n".join([message, *failures.values()]))
+
+
+def _map_files(folder: Path) -> tuple[dict[str, list[Path]], dict[str, str]]:
+    """Return the files by the stream that each declares, and the problems of the other files by their stem."""
+    known: dict[str, list[Path]] = {}
+    failures: dict[str, str] = {}
+    for path in list_stream_files(folder):
+        try:
+            known.setdefault(str(read_mapping(path).get("name")), []).append(path)
+        except SpecError as error:
+            failures[path.stem] = str(error)
+    return known, failures
 
 
 def _mentions(path: Path, text: str) -> bool:
@@ -188,32 +192,20 @@ class FolderIndex:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._listings: dict[Path, tuple[float, Mapping[str, Path | None]]] = {}
-        """When each folder was listed, and its files by stream; None for a stream that several files declare."""
+        self._listings: dict[Path, tuple[float, Mapping[str, list[Path]]]] = {}
+        """When each folder was listed, and its files by stream."""
         self._one_at_a_time = threading.Lock()
 
     def find_file(self, folder: Path, stream: str) -> Path | None:
+        """Return the stream's file; None if no file or several files declare it, or if the folder is unreadable."""
         with self._one_at_a_time:
             now_s = self._clock()
             if folder not in self._listings or now_s - self._listings[folder][0] >= MAX_LISTING_AGE_S:
-                self._listings[folder] = now_s, _map_files(folder)
-            return self._listings[folder][1].get(stream)
-
-
-def _map_files(folder: Path) -> dict[str, Path | None]:
-    found: dict[str, Path | None] = {}
-    try:
-        os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
-        paths = list_stream_files(folder)
-    except OSError:
-        return {}
-    for path in paths:
-        try:
-            name = str(read_mapping(path).get("name"))
-        except SpecError:
-            continue
-        found[name] = None if name in found else path
-    return found
+                self._listings[folder] = now_s, {}
+                with suppress(OSError):
+                    self._listings[folder] = now_s, _map_files(folder)[0]
+            files = self._listings[folder][1].get(stream, [])
+            return files[0] if len(files) == 1 else None
 
 
 FOLDER_INDEX = FolderIndex()

@@ -339,7 +339,8 @@ def _resolve_path(location: Sequence[int | str]) -> tuple[tuple[int | str, ...],
     for part in location:
         members = _union_members(expected)
         if len(members) > 1:
-            expected = FORMATS.get(str(part)) or next((m for m in members if getattr(m, "__name__", "") == part), None)
+            name = str(part).removesuffix("]").rpartition(" ")[2]  # of `Model` or `function-after[check(), Model]`
+            expected = FORMATS.get(name) or next((m for m in members if getattr(m, "__name__", "") == name), None)
         else:
             path.append(part)
             expected = _find_inner_type(members[0], part)

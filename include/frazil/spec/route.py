@@ -9,9 +9,9 @@ from datetime import timedelta
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
-from frazil.spec.values import IntegerBounds, Model, PositiveDuration, Problem, Properties, suggest_names
+from frazil.spec.values import IntegerBounds, Model, PositiveDuration, Problem, Properties, checked, suggest_names
 
 if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
@@ -30,6 +30,17 @@ _HASHED = re.compile(r"_[0-9a-f]{12}$")
 """The end of a value that looks like the hash in a table name."""
 
 
+def _check_identifiers(value: Mapping[str, str]) -> None:
+    for name, identifier in value.items():
+        if not IDENTIFIER.fullmatch(identifier):
+            raise ValueError(f"has {identifier!r} for {name!r}, which is not an identifier; write namespace.table")
+
+
+def _check_template(value: str) -> None:
+    if not _TEMPLATE.fullmatch(value):
+        raise ValueError("is not a template; write namespace.{value}, with {value} once, in the table's name")
+
+
 class Route(Model):
     """Chooses a table for each record. All tables have the stream's columns."""
 
@@ -37,9 +48,9 @@ class Route(Model):
     """The part of a record that chooses its table."""
     name: str | None = None
     """The `string`, `int` or `long` column for `field`; the header's name for `header`."""
-    tables: Properties = Field(default_factory=dict)
+    tables: Annotated[Properties, checked(_check_identifiers)] = Field(default_factory=dict)
     """`value: namespace.table`. Several values may share a table."""
-    template: str | None = None
+    template: Annotated[str, checked(_check_template)] | None = None
     """`namespace.{value}`, for values that are not in `tables`. A table is created with its first record."""
     allow: tuple[str, ...] = ("*",)
     """Patterns of values for which `template` creates tables. Other values make dead letters."""
@@ -52,32 +63,15 @@ class Route(Model):
     lag: PositiveDuration = timedelta(minutes=15)
     """How long rows may wait for a failing table before the stream stops."""
 
-    @field_validator("tables")
-    @classmethod
-    def _check_identifiers(cls, value: Mapping[str, str]) -> Mapping[str, str]:
-        for name, identifier in value.items():
-            if not IDENTIFIER.fullmatch(identifier):
-                raise ValueError(f"has {identifier!r} for {name!r}, which is not an identifier; write namespace.table")
-        return value
-
-    @field_validator("template")
-    @classmethod
-    def _check_template(cls, value: str | None) -> str | None:
-        if value is not None and not _TEMPLATE.fullmatch(value):
-            raise ValueError("is not a template; write namespace.{value}, with {value} once, in the table's name")
-        return value
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Route:
+    def find_conflicts(self) -> Iterator[str]:
         if self.by == "topic" and self.name is not None:
-            raise ValueError("has a name, which is not used with by: topic; leave it out")
+            yield "has a name, which is not used with by: topic; leave it out"
         if self.by != "topic" and not self.name:
-            raise ValueError(f"is missing the name of the {self.by}; add name: …")
+            yield f"is missing the name of the {self.by}; add name: …"
         if not self.tables and self.template is None:
-            raise ValueError("has neither tables nor a template; add one")
+            yield "has neither tables nor a template; add one"
         if self.template is None and {"allow", "limit"} & self.model_fields_set:
-            raise ValueError("has allow or limit, which only apply to a template; leave them out")
-        return self
+            yield "has allow or limit, which only apply to a template; leave them out"
 
     def derive_table_name(self, value: str) -> str:
         """Return the table that the template creates for a routing value. Different values have different tables."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from frazil.spec import types
 from frazil.spec.values import IntegerBounds, Model, Problem, YamlForm, suggest_names
@@ -25,11 +25,9 @@ class Protection(Model):
     keep_last: Annotated[int, IntegerBounds(0, 64)] = 0
     """Number of characters that `mask` leaves visible at a text's end. Texts less than twice as long show none."""
 
-    @model_validator(mode="after")
-    def _check_keep_last(self) -> Protection:
+    def find_conflicts(self) -> Iterator[str]:
         if self.keep_last and self.as_ != "mask":
-            raise ValueError(f"has keep-last, which is only used with mask, not with {self.as_}; leave it out")
-        return self
+            yield f"has keep-last, which is only used with mask, not with {self.as_}; leave it out"
 
 
 class Sensitive(Model):

@@ -13,7 +13,25 @@ from pydantic import Field, field_validator
 from frazil.spec.addresses import find_servers_problem
 from frazil.spec.column import Columns
 from frazil.spec.formats import Format, Header, JsonFormat, Key
-from frazil.spec.values import Model, Names, Properties, Start, YamlForm
+from frazil.spec.values import Model, Names, Properties, Start, YamlForm, checked
+
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
+
+
+def compile_pattern(text: str) -> Any:
+    """Compile a pattern with RE2, which takes linear time.
+
+    Python's `re` may backtrack forever while it holds the interpreter's lock.
+    """
+    try:
+        return re2.compile(text, _OPTIONS)
+    except (re2.error, UnicodeEncodeError) as error:
+        reason = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else "it is not UTF-8"
+        raise ValueError(
+            f"is not a regular expression that RE2 supports: {reason}. RE2 has no look-around, back references, "
+            "possessive quantifiers or counts above 1000"
+        ) from None
 
 
 class Source(Model):
@@ -23,7 +41,7 @@ class Source(Model):
     """The brokers, `host:port` separated by commas."""
     topics: Annotated[Names, YamlForm("topic, or list of topics")] = Field(default=(), min_length=1)
     """The topics to read into one table."""
-    topic_pattern: str | None = Field(default=None, min_length=1)
+    topic_pattern: Annotated[str, Field(min_length=1), checked(compile_pattern)] | None = None
     """Instead of `topics`: an RE2 pattern of whole topic names. New topics are read from their beginning."""
     format: Format = JsonFormat()
     """How a record's value is encoded."""
@@ -61,13 +79,6 @@ class Source(Model):
             raise ValueError(f"is a list; write one string, with commas: {texts}")  # noqa: TRY004
         return value
 
-    @field_validator("topic_pattern")
-    @classmethod
-    def _check_topic_pattern(cls, value: str | None) -> str | None:
-        if value is not None:
-            compile_pattern(value)
-        return value
-
     @field_validator("topics")
     @classmethod
     def _check_topics(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -77,25 +88,6 @@ class Source(Model):
         if len(set(value)) < len(value):
             raise ValueError("names a topic twice")
         return value
-
-
-_OPTIONS = re2.Options()
-_OPTIONS.log_errors = False
-
-
-def compile_pattern(text: str) -> Any:
-    """Compile a pattern with RE2, which takes linear time.
-
-    Python's `re` may backtrack forever while it holds the interpreter's lock.
-    """
-    try:
-        return re2.compile(text, _OPTIONS)
-    except (re2.error, UnicodeEncodeError) as error:
-        reason = error.args[0].decode(errors="replace") if isinstance(error, re2.error) else "it is not UTF-8"
-        raise ValueError(
-            f"is not a regular expression that RE2 supports: {reason}. RE2 has no look-around, back references, "
-            "possessive quantifiers or counts above 1000"
-        ) from None
 
 
 @dataclass(frozen=True, slots=True)

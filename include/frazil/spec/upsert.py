@@ -45,15 +45,11 @@ class Delete(Model):
     def _expand_short_form(cls, value: object) -> object:
         return {TOMBSTONES: True} if value == TOMBSTONES else value
 
-    @model_validator(mode="after")
-    def _check_fields(self) -> Delete:
+    def find_conflicts(self) -> Iterator[str]:
         if self.column is None and not self.tombstones:
-            raise ValueError(
-                "does not specify which records are deletes; write tombstones, or {column: op, values: [d]}"
-            )
+            yield "does not specify which records are deletes; write tombstones, or {column: op, values: [d]}"
         if (self.column is None) == bool(self.values):
-            raise ValueError("needs both a column and the values that mark a delete")
-        return self
+            yield "needs both a column and the values that mark a delete"
 
 
 MergeMode = Literal["auto", "copy-on-write", "merge-on-read"]

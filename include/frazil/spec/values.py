@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -24,7 +25,7 @@ from pydantic import (
 from pydantic_core import core_schema
 
 from frazil.spec.units import MAX_SIZE_BYTES, format_bytes, format_duration, parse_bytes, parse_duration
-from frazil.timetext import parse_moment
+from frazil.timetext import parse_zoned_moment
 
 MAX_PERCENT = 99
 MAX_TEXT_CHARACTERS = 100_000
@@ -52,18 +53,7 @@ def _parse_percent(value: object) -> object:
 
 
 def _parse_start(value: object) -> object:
-    return value if value in ("earliest", "latest") else _parse_moment(value, besides="earliest, latest or ")
-
-
-def _parse_moment(value: object, besides: str = "") -> datetime:
-    """Parse a time with a zone: without a zone, its meaning would differ between machines."""
-    try:
-        moment = parse_moment(value if isinstance(value, datetime) else str(value))
-    except ValueError:
-        raise ValueError(f"is not {besides}an ISO 8601 time with a zone; write it like 2013-12-30T00:00:00Z") from None
-    if moment.tzinfo is None:
-        raise ValueError("has no time zone; end it with Z (UTC) or an offset such as +02:00")
-    return moment
+    return value if value in ("earliest", "latest") else parse_zoned_moment(value, besides="earliest, latest or ")
 
 
 def _convert_to_texts(value: object) -> object:
@@ -81,6 +71,16 @@ def _refuse_boolean(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError("is not an integer")  # noqa: TRY004
     return value
+
+
+def checked(check: Callable[[Any], object]) -> AfterValidator:
+    """Return a validator that keeps the value unless `check` raises ValueError."""
+
+    def keep(value: object) -> object:
+        check(value)
+        return value
+
+    return AfterValidator(keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ Start = Annotated[
     BeforeValidator(_parse_start),
     YamlForm("`earliest`, `latest`, or a time with a zone"),
 ]
-Moment = Annotated[datetime, BeforeValidator(_parse_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
+Moment = Annotated[datetime, BeforeValidator(parse_zoned_moment), YamlForm("time with a zone: `2013-12-30T00:00:00Z`")]
 Properties = Annotated[
     dict[str, str],
     BeforeValidator(_convert_to_texts),
@@ -172,6 +172,16 @@ class Model(BaseModel):
     @classmethod
     def _expand_short_form(cls, value: object) -> object:
         return {cls.short_form: value} if cls.short_form and isinstance(value, str) else value
+
+    def find_conflicts(self) -> Iterator[str]:
+        """Yield the problems of values that are valid, but not together. Each is the end of a sentence."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _check_conflicts(self) -> Self:
+        for problem in self.find_conflicts():
+            raise ValueError(problem)
+        return self
 
 
 def field_descriptions(model: type[BaseModel]) -> dict[str, str]:

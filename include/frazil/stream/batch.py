@@ -38,7 +38,6 @@ from frazil.events import (
     TableEvolved,
     ThrottleEvaluated,
 )
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import Shuffle, StageContext, Target
 from frazil.ingest.dead_letters import join_rejects
@@ -389,7 +388,7 @@ class BatchRunner:
                     self.emit(ThrottleEvaluated(now.reason, stretch=now.stretch, was_under_pressure=pressed))
                 stretch = now.stretch
             task_s = [answer.seconds for answer in answers]
-            update_rates(open_exchange(self.run_folder), journal, task_s, batch_s=batch_s, stretch=stretch)
+            update_rates(self.run_folder, journal, task_s, batch_s=batch_s, stretch=stretch)
         except Exception as error:  # storages and full disks raise anything
             log.warning("the rates of batch %s cannot be recorded for the planner: %r", journal.key, error)
 

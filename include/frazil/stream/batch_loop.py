@@ -15,7 +15,6 @@ from functools import partial
 
 from frazil.commit.staging_targets import target_file_bytes
 from frazil.events import PhaseBegan, ThrottleEvaluated
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.offsets.spans import TopicPartition
 from frazil.stream.batch import BatchRunner
@@ -93,10 +92,9 @@ class BatchLoop:
     def _create_planner(self) -> BatchPlanner:
         """Create the epoch's planner. Clears the report and the stretched commit interval of an earlier epoch."""
         r = self.runner
-        exchange = open_exchange(r.run_folder)
         self.set_planner_report(None)
         # An earlier writer may have stretched the commit interval; this writer evaluates the table itself.
-        write_rates(exchange, replace(read_rates(exchange), stretch=1.0))
+        write_rates(r.run_folder, replace(read_rates(r.run_folder), stretch=1.0))
         r.emit(ThrottleEvaluated(None, stretch=1.0, was_under_pressure=False))
         return BatchPlanner(
             settings=self._planner_settings(),
@@ -126,7 +124,7 @@ class BatchLoop:
                 drain=self.drain,
             ),
             idle_timeout_s=spec.watermark.idle_timeout / timedelta(seconds=1),
-            exchange=str(self.runner.run_folder),
+            run_folder=self.runner.run_folder,
             # The loop's timing is not exact. A shorter interval makes sure that each iteration polls Kafka.
             poll_s=max(POLL_INTERVAL_S, 0.8 * polling_s),
         )

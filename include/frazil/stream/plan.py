@@ -9,11 +9,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, pairwise
+from pathlib import Path
 
 from frazil.commit.journal import Journal
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction, Marker
 from frazil.errors import StaleBatch
-from frazil.host.exchange import Exchange
+from frazil.host.exchange import read_json, replace_json
 from frazil.ingest.contract import OffsetRange, RangeProgress, StageTask
 from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.units import format_count
@@ -77,13 +78,13 @@ class Rates:
     """Factor of the commit interval (`frazil.stream.throttle`)."""
 
 
-def write_rates(exchange: Exchange, rates: Rates) -> None:
-    exchange.write(_RATES, asdict(rates))
+def write_rates(folder: Path, rates: Rates) -> None:
+    replace_json(folder / _RATES, asdict(rates))
 
 
-def read_rates(exchange: Exchange) -> Rates:
+def read_rates(folder: Path) -> Rates:
     try:
-        return Rates(**dict(exchange.read(_RATES)))
+        return Rates(**dict(read_json(folder / _RATES)))
     except (ValueError, TypeError):
         return Rates()
 
@@ -194,17 +195,17 @@ def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float
 
 
 def update_rates(
-    exchange: Exchange, journal: Journal, task_s: Sequence[float], *, batch_s: float, stretch: float | None = None
+    folder: Path, journal: Journal, task_s: Sequence[float], *, batch_s: float, stretch: float | None = None
 ) -> None:
     """Record a batch's rates and, unless `stretch` is None, the factor of the commit interval."""
     rates = average_rates(
-        read_rates(exchange),
+        read_rates(folder),
         records=journal.records,
         written_bytes=sum(f.bytes for f in journal.staged_for("main")),
         task_s=sum(task_s),
         overhead_s=batch_s - max(task_s, default=0.0),
     )
-    write_rates(exchange, rates if stretch is None else replace(rates, stretch=stretch))
+    write_rates(folder, rates if stretch is None else replace(rates, stretch=stretch))
 
 
 def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:

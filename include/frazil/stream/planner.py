@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from frazil.clock import now_ms
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import NO_TRANSACTION, keep_topics, merge_identities
 from frazil.errors import KafkaUnavailable, SpecError, TopicMissing, TopicRecreated
-from frazil.host.exchange import Exchange, open_exchange
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.logs import LogWatch, check_no_gap, check_not_truncated
 from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition
@@ -58,8 +58,8 @@ class PlannerSettings:
     topics: Container[str]
     policy: BatchPolicy
     idle_timeout_s: float
-    exchange: str
-    """Location of the rates, for `frazil.host.exchange.open_exchange`."""
+    run_folder: Path
+    """The folder of the rates."""
     poll_s: float = POLL_INTERVAL_S
 
 
@@ -102,10 +102,6 @@ class BatchPlanner:
     """Topic-partitions without a leader in Kafka's last description. They are not read, and never idle."""
     whole_transactions: WholeTransactions | None = None
     """Finds boundaries of source transactions, if batches have whole transactions."""
-
-    @property
-    def _exchange(self) -> Exchange:
-        return open_exchange(self.settings.exchange)
 
     @property
     def ends(self) -> Offsets:
@@ -182,7 +178,7 @@ class BatchPlanner:
         # A partition that appeared after the first position begins at its first offset.
         starts = {tp: begin.offsets.get(tp, self.first_offsets.get(tp, end)) for tp, end in until.offsets.items()}
         records = sum(until.offsets[tp] - starts[tp] for tp in starts)
-        rates, policy = read_rates(self._exchange), self.settings.policy
+        rates, policy = read_rates(self.settings.run_folder), self.settings.policy
         tasks = assign_tasks(starts, until.offsets, tasks=choose_task_count(records, rates=rates, policy=policy))
         return [json.dumps(task.to_json()) for task in tasks]
 
@@ -340,7 +336,7 @@ class BatchPlanner:
         return sum(max(ends.get(tp, start) - start, 0) for tp, start in self.position.offsets.items())
 
     def _decide(self, now: float) -> BatchDecision:
-        rates = read_rates(self._exchange)
+        rates = read_rates(self.settings.run_folder)
         rates = replace(rates, overhead_s=rates.overhead_s + self.queue_s)
         known = [seen for seen in self.first_seen.values() if seen is not None]
         oldest_age_s = now - min(known) if known and len(known) == len(self.first_seen) else None

@@ -28,7 +28,6 @@ from frazil.events import (
     TablesBehind,
     ThrottleEvaluated,
 )
-from frazil.host.exchange import Exchange, open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.writer_log import rotate_full_log
 from frazil.offsets.spans import Offsets, TopicPartition
@@ -69,14 +68,14 @@ class Reporter:
         self._emit, self._began_ms, self._measured_ms = events.emit, now, 0
         self._watch = StallWatch(events.stream, limits, emit=events.emit)
         events.add(self.take)
-        self._folder, self._exchange, self._clock_ms = folder, open_exchange(folder), events.clock_ms
+        self._folder, self._clock_ms = folder, events.clock_ms
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closing = False
         self._marker: Marker | None = None
         self._future: FutureEventTimes | None = None  # of all batches so far
         self._report: PlannerReport | None = None
-        self._arrivals = CaughtUpTracker(_read_caught_up_at_ms(self._exchange, now))
+        self._arrivals = CaughtUpTracker(_read_caught_up_at_ms(self._folder, now))
         self._progress: ProgressFolder | None = None
         self._stretch, self._interval_ms = 1.0, limits.interval_ms
         self._staging_since_ms: int | None = None
@@ -299,7 +298,7 @@ class Reporter:
 
     def _write(self) -> None:
         with self._lock:
-            dataclasses.replace(self._state, written_at_ms=self._clock_ms()).write(self._exchange)
+            dataclasses.replace(self._state, written_at_ms=self._clock_ms()).write(self._folder)
 
     def _rotate_log(self) -> None:
         now_ms = self._clock_ms()
@@ -337,9 +336,9 @@ def _build_sample(
     )
 
 
-def _read_caught_up_at_ms(exchange: Exchange, now_ms: int) -> int | None:
+def _read_caught_up_at_ms(folder: Path, now_ms: int) -> int | None:
     try:
-        before = Heartbeat.read(exchange)
+        before = Heartbeat.read(folder)
     except (ValueError, TypeError, KeyError, OSError):
         return None
     return before.caught_up_at_ms if before and now_ms - before.written_at_ms <= MAX_INHERITED_AGE_MS else None

@@ -52,30 +52,18 @@ class ColumnHistory:
         names: dict[int, set[str]] = defaultdict(set)
         types: dict[int, set[str]] = defaultdict(set)
         for schema in reversed(tuple(schemas)):
-            for parent, field in _walk_fields(schema.as_struct(), TOP_LEVEL_ID):
-                same_name = ids[parent, field.name]
-                if field.field_id not in same_name:
-                    same_name.append(field.field_id)
-                names[field.field_id].add(field.name)
-                types[field.field_id].add(str(field.field_type))
+            parents = schema._lazy_id_to_parent
+            for field_id, field in schema._lazy_id_to_field.items():
+                same_name = ids[parents.get(field_id, TOP_LEVEL_ID), field.name]
+                if field_id not in same_name:
+                    same_name.append(field_id)
+                names[field_id].add(field.name)
+                types[field_id].add(str(field.field_type))
         return cls(
             {key: tuple(found) for key, found in ids.items()},
             {field_id: frozenset(found) for field_id, found in names.items()},
             {field_id: frozenset(found) for field_id, found in types.items()},
         )
-
-
-def _walk_fields(kind: IcebergType, parent: int) -> Iterator[tuple[int, NestedField]]:
-    fields: tuple[NestedField, ...] = ()
-    if isinstance(kind, StructType):
-        fields = kind.fields
-    elif isinstance(kind, ListType):
-        fields = (kind.element_field,)
-    elif isinstance(kind, MapType):
-        fields = (kind.key_field, kind.value_field)
-    for field in fields:
-        yield parent, field
-        yield from _walk_fields(field.field_type, field.field_id)
 
 
 Path = tuple[str, ...]

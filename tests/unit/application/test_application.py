@@ -20,7 +20,6 @@ from frazil.application.launcher import SharedEngine
 from frazil.cli.main import frazil
 from frazil.errors import KafkaUnavailable, OffsetGap, SpecError, TopicMissing, WorkerDied, WriterBusy
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.exits import ENDED_WITH_APPLICATION
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import LaunchRequest, ProcessState
@@ -235,7 +234,7 @@ def test_the_end_of_an_application_blames_no_stream_and_all_streams_stay_desired
     with pytest.raises(WorkerDied, match="the JVM died"):
         shared.application.run()
     assert [(e.code, e.stopped_for) for e in read_exits(run_folder("a"))] == [(0, ENDED_WITH_APPLICATION)]
-    heartbeat = Heartbeat.read(open_exchange(run_folder("small")))
+    heartbeat = Heartbeat.read(run_folder("small"))
     assert heartbeat is not None
     assert (heartbeat.phase, heartbeat.error) == ("ended", "the JVM died")
 

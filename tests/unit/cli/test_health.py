@@ -14,7 +14,6 @@ from click.testing import CliRunner, Result
 
 from frazil.cli.main import frazil
 from frazil.errors import CommitUnavailable, SpecError
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.lock import WriterLock
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
@@ -194,7 +193,7 @@ def test_a_stalled_writer_is_reported_at_once_with_the_cause(tmp_path: Path, fra
     with WriterLock(folder):
         now_ms = time.time_ns() // 1_000_000  # not before the launch: that would be an earlier writer's heartbeat
         stall = Stall(StallKind.WATERMARK, now_ms, "made-3", "made-3 holds the watermark back: check its producers")
-        Heartbeat("made", os.getpid(), "f", Phase.WAITING, now_ms, now_ms, stall=stall).write(open_exchange(folder))
+        Heartbeat("made", os.getpid(), "f", Phase.WAITING, now_ms, now_ms, stall=stall).write(folder)
         said, found = call(tmp_path).stdout, json.loads(call(tmp_path, "--json").stdout)
     assert said.splitlines()[1].rstrip().endswith("no table yet, stall:made")
     assert f"the writer of stream made is stalled: {stall.reason}" in said

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from frazil.backfill.request import parse_request
-from frazil.cli.options import OffsetsParam, TimeParam
+from frazil.cli.options import OFFSETS, TIME
 from frazil.cli.output import ask
 from frazil.commit.marker import BatchKey, Marker
 from frazil.commit.reset_plan import AvailableOffsets, StateBeforeReset, list_moves
@@ -116,16 +116,16 @@ def test_offsets_are_read_from_json_or_a_file_of_it(tmp_path: Path):
     file = tmp_path / "offsets.json"
     file.write_text('{"t": {"0": 12}}')
     for text in (file.read_text(), str(file)):
-        assert OffsetsParam().convert(text, None, None) == {("t", 0): 12}
+        assert OFFSETS.convert(text, None, None) == {("t", 0): 12}
     for text in ("nowhere.json", '{"t": 12}', '{"t": {"zero": 1}}'):
         with pytest.raises(click.BadParameter):
-            OffsetsParam().convert(text, None, None)
+            OFFSETS.convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59"])
 def test_a_time_outside_the_calendar_in_utc_is_refused(text: str):
     with pytest.raises(click.BadParameter, match="is not an ISO 8601 time"):
-        TimeParam().convert(text, None, None)
+        TIME.convert(text, None, None)
     with pytest.raises(SpecError, match=r"from-time: .* is in UTC before the year 1 or after 9999"):
         parse_request({"stream": "ticks", "from-time": text})
     with pytest.raises(ValidationError, match="is not earliest, latest or an ISO 8601 time with a zone"):
@@ -134,9 +134,9 @@ def test_a_time_outside_the_calendar_in_utc_is_refused(text: str):
 
 
 def test_a_time_without_a_zone_is_refused():
-    assert TimeParam().convert("2013-12-30T00:00:00Z", None, None) == datetime(2013, 12, 30, tzinfo=UTC)
-    with pytest.raises(click.BadParameter, match="has no zone"):
-        TimeParam().convert("2013-12-30T00:00:00", None, None)
+    assert TIME.convert("2013-12-30T00:00:00Z", None, None) == datetime(2013, 12, 30, tzinfo=UTC)
+    with pytest.raises(click.BadParameter, match="has no time zone"):
+        TIME.convert("2013-12-30T00:00:00", None, None)
 
 
 def test_without_a_terminal_and_without_yes_nothing_is_done():

@@ -27,7 +27,7 @@ from frazil.cli.status import StatusReport, _count_dead_letters_left
 from frazil.commit.dead_letter_counts import Reason
 from frazil.errors import CommitUnavailable, WriterBusy
 from frazil.home import run_folder
-from frazil.host.exchange import Exchange, open_exchange, replace_json
+from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
@@ -76,8 +76,8 @@ def launch(kind: LaunchKind = LaunchKind.SUPERVISED) -> Launch:
     return Launch("launch-1", kind, NOW_MS - 60_000, writer=identify_process(os.getpid()))
 
 
-def ticks() -> Exchange:
-    return open_exchange(run_folder("ticks"))
+def ticks() -> Path:
+    return run_folder("ticks")
 
 
 def status(streams: Path, *arguments: str) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def test_an_unreachable_catalog_is_a_problem_of_its_stream_and_hides_no_other(
     monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", "http://127.0.0.1:9")
     table = "{identifier: demo.other, catalog: away}"
     (streams / "other.yaml").write_text(YAML.format(name="other", table=table))
-    heartbeat(stream="other", epoch=4, batch=2, watermark_ms=5).write(open_exchange(run_folder("other")))
+    heartbeat(stream="other", epoch=4, batch=2, watermark_ms=5).write(run_folder("other"))
     replace_json(run_folder("other") / "lock", dataclasses.asdict(launch()))
     other, ticks = status(streams)["streams"]
     assert "cannot be reached" in other["problems"][-1]
@@ -237,7 +237,7 @@ def test_a_running_writer_is_shown_with_pid_phase_and_lag(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
         heartbeat(pid=os.getpid(), phase=Phase.STAGING, written_at_ms=now_ms, lag=12, batch_records=1_234).write(
-            open_exchange(run_folder("ticks"))
+            ticks()
         )
         (found,) = status(streams)["streams"]
         people = CliRunner().invoke(frazil, ["status", "ticks", "--streams", str(streams)]).stdout
@@ -409,9 +409,7 @@ def test_restarting_a_foreground_writer_is_refused_and_changes_nothing(streams: 
 def test_a_throttle_is_a_problem_while_the_writer_lives(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]
-        heartbeat(pid=os.getpid(), written_at_ms=now_ms, throttle="the metadata grows").write(
-            open_exchange(run_folder("ticks"))
-        )
+        heartbeat(pid=os.getpid(), written_at_ms=now_ms, throttle="the metadata grows").write(ticks())
         (found,) = status(streams)["streams"]
     assert (found["problems"], found["throttle"]) == (["the metadata grows"], "the metadata grows")
 

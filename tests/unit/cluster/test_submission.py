@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from frazil.cluster.driver import (
     ClusterDriver,
-    build_submit_command,
-    build_submit_environment,
     build_submit_properties,
     format_properties,
 )
-from frazil.errors import SpecError
 from frazil.spec.resources import Resources
 
 LAUNCH = "0123456789abcdef0123456789abcdef"
@@ -23,13 +17,6 @@ LAUNCH = "0123456789abcdef0123456789abcdef"
 def driver(environment: dict[str, str] | None = None, *, name: str = "ticks", **resources: Any) -> ClusterDriver:
     declared = Resources.model_validate(resources)
     return ClusterDriver(name, LAUNCH, "/opt/write_stream.py", ("ticks",), declared, environment or {})
-
-
-def test_the_command_line_holds_no_property_and_so_no_secret(tmp_path: Path) -> None:
-    requested = driver({"KAFKA_PASSWORD": "hush"}, master="yarn")
-    command = build_submit_command(Path("/spark"), tmp_path / "p", requested)
-    assert command == ("/spark/bin/spark-submit", "--properties-file", f"{tmp_path}/p", "/opt/write_stream.py", "ticks")
-    assert build_submit_environment(Path("/spark"), {"PATH": "/bin"}) == {"PATH": "/bin", "SPARK_HOME": "/spark"}
 
 
 def test_yarn_starts_a_driver_once_with_the_packages_python() -> None:
@@ -54,11 +41,6 @@ def test_a_declaration_wins_except_for_the_address_of_the_driver() -> None:
     found = build_submit_properties(driver(master="yarn", spark=declared))
     assert found["spark.driver.memory"] == "3g"
     assert (found["spark.yarn.maxAppAttempts"], found["spark.submit.deployMode"]) == ("1", "cluster")
-
-
-def test_a_standalone_cluster_takes_no_python_driver_from_spark_submit() -> None:
-    with pytest.raises(SpecError, match="spark://h:7077 does not accept drivers from spark-submit"):
-        build_submit_properties(driver(master="spark://h:7077"))
 
 
 def test_special_characters_of_java_properties_are_escaped() -> None:

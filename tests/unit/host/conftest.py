@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.launcher import LaunchRequest
 from frazil.host.local import LocalLauncher
@@ -51,7 +50,7 @@ class WriterAtHand:
         (self.home / "orders-ticks.json").write_text(json.dumps(orders))
 
     def batch(self) -> int:
-        heartbeat = Heartbeat.read(open_exchange(self.folder))
+        heartbeat = Heartbeat.read(self.folder)
         return (heartbeat and heartbeat.batch) or 0
 
 

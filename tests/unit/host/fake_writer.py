@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from frazil.home import home, run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.lock import read_launch
 
@@ -54,7 +53,7 @@ def main() -> int:
         Heartbeat(
             options.name, os.getpid(), fingerprint, phase, now_ms(), advanced, 1, batch,
             lag=0, last_commit_at_ms=last, error=error, stall=stall,
-        ).write(open_exchange(folder))  # fmt: skip
+        ).write(folder)  # fmt: skip
 
     batch, advanced = 0, started
     orders: dict[str, Any] = {}

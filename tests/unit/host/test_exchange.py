@@ -1,4 +1,4 @@
-"""Documents that processes of one host exchange: whole, replaced whole, and gone when cleared."""
+"""Documents that processes of one host exchange: whole, and replaced whole."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from frazil.host.exchange import open_exchange
+from frazil.host.exchange import read_json, replace_json
 
 
 def test_a_document_contains_the_value_that_was_written_last(tmp_path: Path):
-    exchange = open_exchange(tmp_path / "made" / "later")
-    assert exchange.read("planner.json") is None
-    exchange.clear("planner.json")
+    file = tmp_path / "made" / "later" / "planner.json"
+    assert read_json(file) is None
     for value in ({"ends": 1}, {"ends": [2]}):
-        exchange.write("planner.json", value)
-        assert open_exchange(str(tmp_path / "made" / "later")).read("planner.json") == value
-    exchange.clear("planner.json")
-    assert exchange.read("planner.json") is None
-    assert list((tmp_path / "made" / "later").iterdir()) == []
+        replace_json(file, value)
+        assert read_json(file) == value
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_invalid_json_in_an_exchanged_file_raises_an_error(tmp_path: Path):
     (tmp_path / "status.json").write_text("{")
     with pytest.raises(ValueError, match="Expecting"):
-        open_exchange(tmp_path).read("status.json")
+        read_json(tmp_path / "status.json")

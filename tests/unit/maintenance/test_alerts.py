@@ -16,11 +16,9 @@ from frazil.maintenance.alerts import (
     AlertStates,
     AlertStep,
     Reading,
-    evaluate_alerts,
+    evaluate_readings,
     evaluate_table_rules,
-    evaluate_unmeasured,
     mark_reported_together,
-    resolve_all,
 )
 from frazil.maintenance.health import StreamHealth, TableHealth
 from frazil.spec.maintenance import Alerts, Maintenance
@@ -52,6 +50,11 @@ def reading(rule: str, found: TableHealth) -> Reading:
 
 def beyond(found: TableHealth, settings: Maintenance = SETTINGS) -> dict[str, str]:
     return {r.rule: r.sentence for r in evaluate_table_rules(found, settings, now_ms=NOW_MS) if r.is_beyond}
+
+
+def evaluate_alerts(before: AlertStates, found: TableHealth, settings: Maintenance, *, now_ms: int) -> AlertStep:
+    seen = evaluate_table_rules(found, settings, now_ms=now_ms)
+    return evaluate_readings(before, found.table, seen, settings.alerts, now_ms=now_ms)
 
 
 def run(values: list[int | None], *, every_ms: int = 5 * MINUTE_MS) -> list[AlertStep]:
@@ -157,6 +160,20 @@ def test_alerts_resolve_when_they_are_disabled_or_their_stream_is_removed():
     assert "no longer watched" in off.resolved[0].sentence
 
 
+def test_a_table_that_cannot_be_measured_is_reported_after_the_hold_and_keeps_its_alerts():
+    states, made = AlertStates({"manifests": AlertState(NOW_MS, active=True), "lag:s": AlertState(NOW_MS, False)}), []
+    for minute in (0, 5, 10):
+        now_ms = NOW_MS + minute * MINUTE_MS
+        made.append(evaluate_readings(states, "demo.t", "catalog away", SETTINGS.alerts, now_ms=now_ms))
+        states = made[-1].states
+    assert [[alert.rule for alert in step.fired] for step in made] == [[], [], ["unmeasured"]]
+    assert [alert.rule for alert in made[-1].active] == ["manifests", "unmeasured"]
+    assert states.rules.keys() == {"manifests", "lag:s", "unmeasured"}
+    assert "catalog away" in made[-1].fired[0].sentence
+    off = evaluate_readings(states, "demo.t", "catalog away", Alerts(enabled=False), now_ms=NOW_MS)
+    assert ([alert.rule for alert in off.resolved], off.states) == (["manifests", "unmeasured"], AlertStates())
+
+
 def test_alerts_beyond_the_number_that_a_user_can_follow_are_marked_until_they_resolve():
     every = health(manifests=101, snapshots=2_001)
     states: dict[str, AlertStates] = {"a": AlertStates(), "b": AlertStates()}
@@ -177,11 +194,12 @@ def test_alerts_beyond_the_number_that_a_user_can_follow_are_marked_until_they_r
     fired = check(every, 10)
     assert flags(fired, "fired") == flags(fired, "active") == [True, True, True, False]
     assert flags(check(every, 15), "active") == [True, True, True, False]
-    lost = evaluate_unmeasured(states["b"], "demo.t", "away", SETTINGS.alerts, now_ms=NOW_MS)
-    assert [alert.alone for alert in lost.active] == [True, False]
-    assert [alert.alone for alert in resolve_all(lost.states, "demo.t", "no stream declares it").resolved] == [
-        True,
-        False,
+    lost = evaluate_readings(states["b"], "demo.t", "away", SETTINGS.alerts, now_ms=NOW_MS + 15 * MINUTE_MS)
+    assert [(alert.alone, alert.value) for alert in lost.active] == [(True, "unknown"), (False, "unknown")]
+    gone = evaluate_readings(lost.states, "demo.t", (), SETTINGS.alerts, now_ms=NOW_MS, unwatched="it does not exist")
+    assert [(alert.alone, alert.value) for alert in gone.resolved] == [
+        (True, "it does not exist"),
+        (False, "it does not exist"),
     ]
     assert flags(check(WELL, 20), "resolved") == [True, True, True, False]
 

@@ -17,7 +17,6 @@ from pyiceberg.table.snapshots import Operation, Summary
 from frazil.cli.health import _health_fields
 from frazil.commit.history import FOLD_OPERATION
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.lock import WriterLock
 from frazil.maintenance.health import ManifestGroup, RecentFiles, TableHealth
@@ -242,7 +241,7 @@ def test_the_lag_is_reported_only_from_a_recent_heartbeat_of_a_live_writer(made:
     land(made, 1)
     heartbeat = Heartbeat("made", 7, "f", Phase.WAITING, written_at_ms=BEGIN_MS, advanced_at_ms=BEGIN_MS, lag=12)
     with WriterLock(run_folder("made")):
-        heartbeat.write(open_exchange(run_folder("made")))
+        heartbeat.write(run_folder("made"))
         assert measured(made, now_ms=BEGIN_MS + 1_000).streams[0].lag == 12
         assert measured(made, now_ms=BEGIN_MS + 60_000).streams[0].lag is None
 

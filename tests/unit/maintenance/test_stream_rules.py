@@ -17,7 +17,6 @@ from frazil.aggregate.day_input import WaitingDay
 from frazil.cli.partitions import partitions
 from frazil.commit.dead_letter_counts import Reason, count_reasons, parse_reasons, reasons_summary
 from frazil.commit.journal import Journal
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
@@ -237,7 +236,7 @@ def test_a_stream_is_observed_in_its_run_folder_and_its_table(frazil_home: Path,
     heartbeat = Heartbeat(
         "made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7, error="OffsetGap: records are gone"
     )
-    heartbeat.write(open_exchange(folder))
+    heartbeat.write(folder)
     (folder / "lock").write_text(json.dumps({**launch, "id": "l10", "kind": "foreground"}))
     foreground = observe(spec, now_ms=at_ms + MINUTE_MS)
     assert foreground.writer.ended_at_ms == at_ms + 7, "which leaves no exit"
@@ -258,7 +257,7 @@ def test_after_a_foreground_writer_the_alert_names_the_dag_if_a_supervisor_once_
     folder.mkdir(parents=True, exist_ok=True)
     launch = {"id": "l1", "kind": "foreground", "launched_at_ms": at_ms}
     (folder / "lock").write_text(json.dumps({**launch, "writer": {"pid": 2**22 + 1, "started_at_s": 0}}))
-    Heartbeat("made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7).write(open_exchange(folder))
+    Heartbeat("made", 2**22 + 1, "f", Phase.ENDED, at_ms + 7, at_ms + 7).write(folder)
     if supervised:
         write_supervision_times(folder, SupervisionTimes().record_step(at_ms - 9, gap_ms=1))
     now_ms = at_ms + 600 * MINUTE_MS

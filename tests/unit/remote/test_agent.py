@@ -17,7 +17,6 @@ from frazil import __version__
 from frazil.cluster.driver import ApiUnavailable, ClusterDriver, DriverState, DriverStatus
 from frazil.errors import EnvironmentUnusable, Fenced
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.remote import agent as agents
 from frazil.remote.agent import Agent, StopSignals
@@ -142,7 +141,7 @@ class World:
 
     @property
     def heartbeat(self) -> Heartbeat | None:
-        return Heartbeat.read(open_exchange(run_folder("ticks")))
+        return Heartbeat.read(run_folder("ticks"))
 
     def stop(self) -> None:
         self.requested.stop = "SIGTERM"

@@ -17,7 +17,6 @@ import yaml
 from frazil import __version__
 from frazil.errors import EnvironmentUnusable
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.remote import driver as drivers
 from frazil.remote.driver import (
@@ -65,7 +64,7 @@ def test_the_driver_reports_its_heartbeat_its_log_and_its_exit(tmp_path: Path, f
     driver = Driver(tmp_path)
     heartbeat = Heartbeat("ticks", 1, "f1", Phase.STAGING, 10, 9)
     with driver.reporter as reporter:
-        heartbeat.write(open_exchange(run_folder("ticks")))
+        heartbeat.write(run_folder("ticks"))
         logging.getLogger("frazil").warning("something happened")
         reporter.step()
         report = driver.folder.report(ORDER.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -151,8 +152,10 @@ def test_the_next_submission_begins_at_another_master_after_one_without_an_answe
 def test_spark_submit_has_its_secrets_in_a_file_of_its_own() -> None:
     seen: list[str] = []
 
-    def run(command: tuple[str, ...], **_: Any) -> subprocess.CompletedProcess[str]:
+    def run(command: tuple[str, ...], *, env: Mapping[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
         file = Path(command[2])
+        assert command[::2] == (f"{env['SPARK_HOME']}/bin/spark-submit", str(file), "ticks")
+        assert command[1::2] == ("--properties-file", "/opt/drive_stream.py")
         assert file.stat().st_mode & 0o077 == 0
         seen.append(file.read_text())
         assert "hush" not in str(command)

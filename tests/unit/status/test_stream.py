@@ -20,7 +20,7 @@ from frazil.cli.main import frazil
 from frazil.cli.status import _overview_cells
 from frazil.commit.dead_letter_counts import Reason
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange, replace_json
+from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
@@ -119,7 +119,7 @@ def test_a_writer_waiting_for_the_first_topic_of_its_pattern_is_not_reported_wit
     with WriterLock(run_folder("ticks")):
         fingerprint = spec.fingerprint()
         Heartbeat("ticks", os.getpid(), fingerprint, Phase.STARTING, now(), now(), outage=waits).write(
-            open_exchange(run_folder("ticks"))
+            run_folder("ticks")
         )
         line = on_page(spec, read_stream_state(spec, now_ms=now()))
     assert (line.word, line.level) == ("has a problem", Level.TROUBLE)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from frazil.commit.marker import BatchKey, LastTransaction
 from frazil.errors import CommitUnavailable, Fenced, StaleBatch
 from frazil.events import DistributionChosen, NoticeIssued, StreamEvent
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.ingest.schema_drift import SchemaDrift
@@ -215,13 +214,13 @@ def test_an_empty_commit_does_not_start_spark():
 
 
 def test_an_empty_commit_does_not_change_the_measured_rates(tmp_path: Path):
-    exchange, rates = open_exchange(tmp_path), Rates(bytes_per_record=7.0, overhead_s=2.0)
-    write_rates(exchange, rates)
+    rates = Rates(bytes_per_record=7.0, overhead_s=2.0)
+    write_rates(tmp_path, rates)
     empty_commit: Any = SimpleNamespace(records=0, staged_for=lambda _: ())
-    update_rates(exchange, empty_commit, [], batch_s=9.0)
-    assert read_rates(exchange) == rates
-    update_rates(exchange, empty_commit, [], batch_s=9.0, stretch=2.0)
-    assert read_rates(exchange) == dataclasses.replace(rates, stretch=2.0)
+    update_rates(tmp_path, empty_commit, [], batch_s=9.0)
+    assert read_rates(tmp_path) == rates
+    update_rates(tmp_path, empty_commit, [], batch_s=9.0, stretch=2.0)
+    assert read_rates(tmp_path) == dataclasses.replace(rates, stretch=2.0)
 
 
 class Swept(BatchRunner):

@@ -18,7 +18,6 @@ from frazil import clock
 from frazil.commit.marker import BatchKey
 from frazil.errors import FrazilError, SchemaIncompatible, VersionChanged
 from frazil.events import EventDispatcher
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import Launch, LaunchKind, ProcessMark
@@ -87,7 +86,7 @@ class MergingWriter:
 
     def heartbeat(self) -> Heartbeat:
         self.reporter.send_heartbeat()
-        found = Heartbeat.read(open_exchange(self.folder))
+        found = Heartbeat.read(self.folder)
         assert found is not None
         return found
 

@@ -11,7 +11,6 @@ import pytest
 
 from frazil.commit.marker import LastTransaction
 from frazil.errors import AccessDenied, KafkaUnavailable, OffsetGap, SpecError, TopicMissing, TopicRecreated
-from frazil.host.exchange import open_exchange
 from frazil.ingest.contract import StageTask
 from frazil.kafka.admin import Topics
 from frazil.kafka.logs import MAX_OUTDATED_POLLS, MIN_SHORT_POLLS, LogEnd
@@ -100,7 +99,7 @@ class World:
                 }
             ),
             idle_timeout_s=300.0,
-            exchange=str(folder),
+            run_folder=folder,
         )
         self.planner = BatchPlanner(
             settings=settings,
@@ -127,7 +126,7 @@ def world(tmp_path: Path) -> World:
 
 def test_a_due_batch_takes_all_arrived_records_so_that_the_next_is_not_early(tmp_path: Path):
     world, starts = World(tmp_path, interval_s=2.0), list[float]()
-    write_rates(open_exchange(tmp_path), Rates(overhead_s=0.4))
+    write_rates(tmp_path, Rates(overhead_s=0.4))
     world.planner.next_position()
     for _ in range(200):
         world.now += 0.1
@@ -192,7 +191,7 @@ def test_later_records_wait_for_the_interval(world: World):
 
 def test_later_records_wait_for_the_stretched_interval_up_to_its_bound(tmp_path: Path):
     world = World(tmp_path, longest_interval_s=180.0)
-    write_rates(open_exchange(tmp_path), Rates(stretch=50.0))
+    write_rates(tmp_path, Rates(stretch=50.0))
     world.after(1)
     world.kafka.end = {TP0: 5, TP1: 0}
     assert world.after(175).offsets == {TP0: 0, TP1: 0}
@@ -200,7 +199,7 @@ def test_later_records_wait_for_the_stretched_interval_up_to_its_bound(tmp_path:
 
 
 def test_without_a_longest_interval_the_interval_is_not_stretched(world: World, tmp_path: Path):
-    write_rates(open_exchange(tmp_path), Rates(stretch=50.0))
+    write_rates(tmp_path, Rates(stretch=50.0))
     world.after(1)
     world.kafka.end = {TP0: 5, TP1: 0}
     assert world.after(61).offsets == {TP0: 5, TP1: 0}
@@ -208,7 +207,7 @@ def test_without_a_longest_interval_the_interval_is_not_stretched(world: World, 
 
 def test_a_batch_that_is_due_by_its_size_waits_for_no_interval(tmp_path: Path):
     world = World(tmp_path, longest_interval_s=180.0, size_bytes=400, max_records=10**6)
-    write_rates(open_exchange(tmp_path), Rates(stretch=3.0))
+    write_rates(tmp_path, Rates(stretch=3.0))
     world.after(1)
     world.kafka.end = {TP0: 11, TP1: 0}
     assert world.after(1).offsets == {TP0: 11, TP1: 0}

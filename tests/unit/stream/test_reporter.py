@@ -23,7 +23,7 @@ from frazil.events import (
     OutageReported,
     PhaseBegan,
 )
-from frazil.host.exchange import open_exchange
+from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.offsets.spans import SourceIdentity
 from frazil.stream import reporter as reporter_module
@@ -48,7 +48,6 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now_ms = folder, 1_800_000_000_000
-        self.exchange = open_exchange(folder)
         self.planner_runs = True
         self.ends = {TP0: 10, TP1: 20}
         self.marker = MARKER
@@ -76,7 +75,7 @@ class Bench:
             if self.planner_runs:
                 self.reporter.set_planner_report(PlannerReport(self.ends, observed_at_ms=self.now_ms))
             self.reporter.send_heartbeat()
-        found = Heartbeat.read(self.exchange)
+        found = Heartbeat.read(self.folder)
         assert found is not None
         return found
 
@@ -104,7 +103,7 @@ def test_each_phase_change_is_in_the_heartbeat_at_once_and_otherwise_the_thread_
     monkeypatch.setattr(Reporter, "_rotate_log", lambda _: sent.append(1))
 
     def phase() -> Phase:
-        found = Heartbeat.read(bench.exchange)
+        found = Heartbeat.read(bench.folder)
         assert found is not None
         return found.phase
 
@@ -118,7 +117,7 @@ def test_each_phase_change_is_in_the_heartbeat_at_once_and_otherwise_the_thread_
 def test_before_a_planner_has_seen_anything_the_lag_is_unknown(bench: Bench):
     bench.waits()
     bench.reporter.send_heartbeat()
-    assert (heartbeat := Heartbeat.read(bench.exchange)) is not None
+    assert (heartbeat := Heartbeat.read(bench.folder)) is not None
     assert heartbeat.lag is None
 
 
@@ -128,7 +127,7 @@ def test_the_lag_of_a_new_partition_counts_from_its_first_offset(bench: Bench):
         PlannerReport({("flights", 2): 1005}, first_offsets={("flights", 2): 1000}, observed_at_ms=1)
     )
     bench.reporter.send_heartbeat()
-    assert (heartbeat := Heartbeat.read(bench.exchange)) is not None
+    assert (heartbeat := Heartbeat.read(bench.folder)) is not None
     assert heartbeat.lag == 5
 
 
@@ -140,7 +139,7 @@ def test_the_lag_of_a_partition_without_a_leader_is_unknown_unless_records_are_u
     ends = {TP0: 10, TP1: end}
     bench.reporter.set_planner_report(PlannerReport(ends, observed_at_ms=1, leaderless=frozenset({TP1})))
     bench.reporter.send_heartbeat()
-    assert (heartbeat := Heartbeat.read(bench.exchange)) is not None
+    assert (heartbeat := Heartbeat.read(bench.folder)) is not None
     assert (heartbeat.lag, heartbeat.caught_up_at_ms) == (lag, None)
 
 
@@ -382,8 +381,8 @@ def test_a_heartbeat_of_another_version_is_read(bench: Bench):
     heartbeat = bench.after(1)
     older = {k: v for k, v in dataclasses.asdict(heartbeat).items() if k not in {"notices", "throttle", "stall"}}
     for raw in (older, {**dataclasses.asdict(heartbeat), "of-a-later-version": 1}):
-        bench.exchange.write("status.json", raw)
-        assert Heartbeat.read(bench.exchange) == heartbeat
+        replace_json(bench.folder / "status.json", raw)
+        assert Heartbeat.read(bench.folder) == heartbeat
 
 
 def test_a_batch_longer_than_its_interval_reports_the_excess_until_a_batch_is_on_time(bench: Bench):

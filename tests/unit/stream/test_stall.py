@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey
 from frazil.events import StallBegan, StallEnded, StreamEvent
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.stream.stall import (
     COMPILE_TIMEOUT_MS,
@@ -582,13 +581,13 @@ def test_offsets_that_do_not_move_while_records_are_unread_are_always_reported(
 def test_a_heartbeat_contains_the_stall_and_one_of_an_older_version_has_none(tmp_path: Path):
     stall = Stall(StallKind.WATERMARK, START, "t-1", "t-1 holds the watermark back")
     heartbeat = Heartbeat("s", 1, "f", Phase.WAITING, START, START, stall=stall)
-    heartbeat.write(open_exchange(tmp_path))
-    assert Heartbeat.read(open_exchange(tmp_path)) == heartbeat
+    heartbeat.write(tmp_path)
+    assert Heartbeat.read(tmp_path) == heartbeat
     file = tmp_path / "status.json"
     older = json.loads(file.read_text())
     del older["stall"]
     file.write_text(json.dumps(older))
-    assert Heartbeat.read(open_exchange(tmp_path)) == dataclasses.replace(heartbeat, stall=None)
+    assert Heartbeat.read(tmp_path) == dataclasses.replace(heartbeat, stall=None)
 
 
 def test_a_stall_of_another_kind_replaces_the_first_which_is_then_not_over():

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from frazil.commit.history import ancestors
 from frazil.commit.journal import Journal
 from frazil.events import EventDispatcher
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.ingest.contract import StageResult
 from frazil.spec.model import StreamSpec
@@ -245,9 +244,9 @@ def test_a_commit_updates_the_planner_and_the_heartbeat(
     writer = Writer(declared(mode), tmp_path)
     writer.land(8)
     writer.reporter.send_heartbeat()
-    heartbeat = Heartbeat.read(open_exchange(tmp_path))
+    heartbeat = Heartbeat.read(tmp_path)
     assert heartbeat is not None
-    assert read_rates(open_exchange(tmp_path)).stretch == (stretch or 1.0)
+    assert read_rates(tmp_path).stretch == (stretch or 1.0)
     assert ("grows faster" in (heartbeat.throttle or "")) == (stretch is not None)
     assert ("stretched from 1m to 3m" in (heartbeat.throttle or "")) == (mode == "stretch")
 

@@ -14,7 +14,6 @@ from frazil.commit.committer import Committer
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import KafkaUnavailable, PythonStartTimeout, SpecError, TopicMissing
 from frazil.events import EventDispatcher, NoticeIssued
-from frazil.host.exchange import open_exchange
 from frazil.host.heartbeat import Heartbeat
 from frazil.ingest.contract import StageResult
 from frazil.ingest.schema_drift import SchemaDrift
@@ -266,7 +265,7 @@ def test_notices_of_an_epoch_are_withdrawn_and_the_next_epoch_continues_their_co
         answer = TaskAnswer(StageResult((), (), drift={"main": drift}, notices=notices), 0.0)
         runner.run(lambda _: (answer,), Position(runner.marker.offsets), tasks=1)
         reporter.send_heartbeat()
-        heartbeat = Heartbeat.read(open_exchange(tmp_path))
+        heartbeat = Heartbeat.read(tmp_path)
         assert heartbeat is not None
         return heartbeat.notices
 

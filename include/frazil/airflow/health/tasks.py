@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from functools import partial
@@ -30,11 +30,9 @@ from frazil.maintenance.alerts import (
     AlertStates,
     AlertStep,
     Reading,
-    evaluate_alerts,
     evaluate_readings,
-    evaluate_unmeasured,
+    evaluate_table_rules,
     mark_reported_together,
-    resolve_all,
 )
 from frazil.maintenance.due import find_due_actions
 from frazil.maintenance.health import TableHealth
@@ -42,7 +40,7 @@ from frazil.maintenance.measure import LagQuery, measure
 from frazil.maintenance.tables import MaintainedTable, maintained_tables
 from frazil.operations.message import MAX_SEPARATE
 from frazil.operations.overview import NOT_MEASURED
-from frazil.spec.maintenance import Alerts
+from frazil.spec.maintenance import Alerts, Maintenance
 from frazil.spec.units import format_rounded_bytes
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.parallel import DaemonThreads, read_in_parallel
@@ -84,20 +82,17 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     threads.close()
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
-        before, health = AlertStates.from_json(stored_mapping(store, name)), found.get(name)
+        alerts, why = Alerts(), "no stream declares it"
+        readings: Iterable[Reading] | str = ()
         if name in subjects:
-            steps[name] = _step(name, before, seen[name], subjects[name].alerts, now_ms=now_ms)
-        elif name in tables and isinstance(health, TableHealth):
-            steps[name] = evaluate_alerts(before, health, tables[name].settings, now_ms=now_ms)
-        elif name in tables and isinstance(health, str):
-            steps[name] = evaluate_unmeasured(before, name, health, tables[name].settings.alerts, now_ms=now_ms)
+            readings, alerts = seen[name], subjects[name].alerts
         elif name in tables:
-            steps[name] = resolve_all(before, name, "the table does not exist")
+            settings, why = tables[name].settings, "the table does not exist"
+            readings, alerts = _table_readings(found.get(name), settings, now_ms=now_ms), settings.alerts
         elif problems and " " not in name:
-            problem = f"a declaration is invalid: {'; '.join(problems)}"
-            steps[name] = evaluate_unmeasured(before, name, problem, Alerts(), now_ms=now_ms)
-        else:
-            steps[name] = resolve_all(before, name, "no stream declares it")
+            readings = f"a declaration is invalid: {'; '.join(problems)}"
+        before = AlertStates.from_json(stored_mapping(store, name))
+        steps[name] = evaluate_readings(before, name, readings, alerts, now_ms=now_ms, unwatched=why)
     changes = _store_states(mark_reported_together(steps, MAX_SEPARATE), store)
     export_health(found, changes["active"])
     audited = {stream.name: kept.audited.get(stream.name) for stream in declared}
@@ -135,10 +130,10 @@ def _stored_findings(store: AssetStore) -> Iterator[dict[str, RouteFindings]]:
         store.set(ROUTED_TABLES_KEY, {name: known.to_json() for name, known in found.items()})
 
 
-def _step(name: str, before: AlertStates, seen: list[Reading] | str, alerts: Alerts, *, now_ms: int) -> AlertStep:
-    if isinstance(seen, str):
-        return evaluate_unmeasured(before, name, seen, alerts, now_ms=now_ms)
-    return evaluate_readings(before, name, seen, alerts, now_ms=now_ms)
+def _table_readings(health: TableHealth | str | None, settings: Maintenance, *, now_ms: int) -> Iterable[Reading] | str:
+    if isinstance(health, TableHealth):
+        return evaluate_table_rules(health, settings, now_ms=now_ms)
+    return health or ()
 
 
 def _store_states(steps: Mapping[str, AlertStep], store: AssetStore) -> dict[str, list[dict[str, Any]]]:
