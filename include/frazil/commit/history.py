@@ -93,8 +93,7 @@ def reset_times(metadata: TableMetadata, stream: str) -> dict[int, int]:
     return {
         parse_number(summary_value(snapshot, "frazil.epoch")): snapshot.timestamp_ms
         for snapshot in ancestors(metadata)
-        if summary_value(snapshot, "frazil.operation") == "reset"
-        and summary_value(snapshot, "frazil.stream") == stream
+        if summary_value(snapshot, "frazil.operation") == "reset" and summary_value(snapshot, "frazil.stream") == stream
     }
 
 

@@ -88,7 +88,7 @@ def check_existing_tables(spec: StreamSpec) -> list[str]:
 
 
 def check_rows_fit(
-    main: Table, dead_letters: Table, spec: StreamSpec, *, start_hint: Callable[[str], str] = restart_hint
+    main: Table, dead_letters: Table, spec: StreamSpec, *, start_hint: Callable[[StreamSpec], str] | None = None
 ) -> None:
     """Raise SchemaIncompatible if declared rows no longer fit the table or the dead-letter table.
 
@@ -100,7 +100,7 @@ def check_rows_fit(
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
                 f"the columns of table {table_identifier(table)} are not all as declared yet ({columns}); the writer's "
-                f"next start changes them: {start_hint(spec.name)}",
+                f"next start changes them: {start_hint(spec) if start_hint else restart_hint(spec.name)}",
                 stream=spec.name,
             )
     schema, former = main.schema(), parse_former_columns(main.properties)
