@@ -45,8 +45,8 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     spec = find_stream(streams_folder, stream)
     found, misfit = previewed(spec, limit=limit), _find_misfit(spec)
     if as_json:
-        shown = [_to_json_value(dataclasses.asdict(one)) for one in found]
-        echo_json({"stream": stream, "records": shown, "table-problem": misfit})
+        listed = [_to_json_value(dataclasses.asdict(one)) for one in found]
+        echo_json({"stream": stream, "records": listed, "table-problem": misfit})
         return
     if not found:
         echo(f"The topics of stream {stream} have no records.")
