@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import errno
 import json
 import os
 import sys
@@ -135,22 +134,21 @@ def frazil() -> None:
 
 
 @contextmanager
-def _report_full_disk() -> Iterator[None]:
+def _report_disk_faults() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        from frazil.table.storage_errors import translate_local_failure  # loads PyIceberg
+
+        if (meant := translate_local_failure(error.filename or "a file", error)) is None:
             raise
-        raise EnvironmentUnusable(
-            f"{error.filename or 'a file'} cannot be written: {error.strerror}. Free some space on its disk, then run "
-            f"the command again (FRAZIL_HOME is {home()})"
-        ) from error
+        raise EnvironmentUnusable(f"{meant} (FRAZIL_HOME is {home()})") from error
 
 
 def main() -> None:
     fast_imports.begin_fast_imports()
     try:
-        with report_missing_extras(), _report_full_disk():
+        with report_missing_extras(), _report_disk_faults():
             frazil()
     except FrazilError as error:
         echo(f"{type(error).__name__}: {error}", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 
@@ -31,17 +32,26 @@ def test_the_help_names_every_command_and_imports_none() -> None:
     assert loaded == "[]"
 
 
-def test_a_full_disk_is_reported_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.ENOSPC, "the disk of a file is full: [Errno 28] No space left on device. Free space on it"),
+        (errno.EIO, "the disk of a file fails: [Errno 5] Input/output error. Check the disk"),
+        (errno.EROFS, "the disk of a file is read-only: [Errno 30] Read-only file system. Remount it"),
+        (errno.EACCES, "a file: the file system refuses access ([Errno 13] Permission denied)"),
+    ],
+)
+def test_a_fault_of_the_disk_is_reported_in_a_sentence(
+    code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def meets_it() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(main, "frazil", meets_it)
     with pytest.raises(SystemExit) as ended:
         main.main()
     said = capsys.readouterr().err
-    assert said.startswith("EnvironmentUnusable: a file cannot be written: No space left on device. Free some space")
+    assert said.startswith(f"EnvironmentUnusable: {words}")
     assert (ended.value.code, said.count("\n")) == (1, 1)
 
 
