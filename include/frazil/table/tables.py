@@ -28,6 +28,7 @@ from frazil.table.declared_tables import (
     table_identifier,
 )
 from frazil.table.lost_tables import STATE_FOLDER, explain_lost_table, find_remains
+from frazil.table.renamed_columns import find_dropped_columns
 from frazil.table.schema_update import check_readable_schema, evolve_to, find_evolutions
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,12 @@ def _layout_differences(table: Table, spec: StreamSpec) -> Iterator[str]:
                 f"the declared {word} is [{', '.join(wanted)}], but table {table_identifier(table)} has "
                 f"[{', '.join(layout[word])}], which is not changed. Change the declaration, or write to a new table"
             )
+    names = [column.name for column in spec.columns]
+    for name in find_dropped_columns(names, table.schema(), parse_former_columns(table.properties)):
+        yield (
+            f"the declared column {name} was dropped from table {table_identifier(table)} with `frazil evolve`, so its "
+            "values are ignored. Remove it from the declaration, or declare a column of another name"
+        )
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
