@@ -145,9 +145,17 @@ def _report_disk_faults() -> Iterator[None]:
         raise EnvironmentUnusable(f"{meant} (FRAZIL_HOME is {home()})") from error
 
 
+def _check_current_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise EnvironmentUnusable("the current folder was deleted. Change to a folder that exists") from None
+
+
 def main() -> None:
     fast_imports.begin_fast_imports()
     try:
+        _check_current_folder()
         with report_missing_extras(), _report_disk_faults():
             frazil()
     except FrazilError as error:

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -60,3 +61,15 @@ def test_a_misspelled_command_is_answered_with_a_suggestion() -> None:
     assert said.exit_code == 2
     assert "No such command 'statsu'; did you mean `frazil status`?" in said.output
     assert "did you mean" not in CliRunner().invoke(frazil, ["xyzzy"]).output
+
+
+def test_a_deleted_current_folder_is_reported_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    monkeypatch.setattr(sys, "argv", ["frazil", "status"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    said = "EnvironmentUnusable: the current folder was deleted. Change to a folder that exists\n"
+    assert (ended.value.code, capsys.readouterr().err) == (1, said)
