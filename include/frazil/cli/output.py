@@ -31,6 +31,8 @@ _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
 """A word of a command line. Quotes keep words together."""
 PIPE_WIDTH = 200
 """Width of output without a terminal: long values in tables stay on one line."""
+MIN_WIDTH = 80
+"""Minimum width of tables. A narrower terminal wraps their lines, and each word stays whole."""
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -159,7 +161,7 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     from rich.live import Live
     from rich.text import Text
 
-    console = _make_console()
+    console = _make_console(min_width=0)
     if not console.is_terminal:
         raise click.UsageError("--watch needs a terminal")
     # Our own signal handler might wait for a lock that the loop holds. Python's handler raises at once.
@@ -204,12 +206,11 @@ def ask(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _make_console(*, err: bool = False) -> Console:
+def _make_console(*, err: bool = False, min_width: int = MIN_WIDTH) -> Console:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, stderr=err)
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
+    console.width = max(console.width, min_width) if console.is_terminal else PIPE_WIDTH
     return console
 
 
