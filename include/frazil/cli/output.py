@@ -182,7 +182,7 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show at a terminal that work is in progress. Yields `step(done, total, text)`, which shows a progress bar."""
-    console = _make_console(err=True)
+    console = _make_console(err=True, min_width=0)
     if not console.is_terminal:
         yield lambda _done, _total, _text: None
         return
