@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -162,5 +162,6 @@ def main() -> None:
         echo(f"{type(error).__name__}: {error}", err=True)
         if JSON in sys.argv[1:]:
             kind = {"type": type(error).__name__, "message": str(error), "exit-code": error.exit_code}
-            echo_json({"error": kind})
+            with suppress(OSError):  # standard output may be the full disk
+                echo_json({"error": kind})
         sys.exit(error.exit_code)

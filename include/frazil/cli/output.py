@@ -201,7 +201,7 @@ class CannotAsk(click.ClickException):
 def ask(question: str, *, yes: bool) -> None:
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not sys.stdin or not sys.stdin.isatty():  # None if the shell closed it
         raise CannotAsk(f"{question} Cannot ask: no terminal, so nothing was changed. Pass --yes")
     click.confirm(question, abort=True, err=True)
 

@@ -107,7 +107,7 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
         raise SpecError(f"stream {stream!r} declares no sensitive.secret, so it has created no tokens")
     secret = Sealer.of(declared.secret, os.environ)
     texts = {}
-    for token in tokens or (line.strip() for line in sys.stdin):
+    for token in tokens or (line.strip() for line in sys.stdin or ()):
         try:
             texts[token] = secret.decrypt_token(token)
         except ValueError as error:

@@ -73,3 +73,11 @@ def test_a_deleted_current_folder_is_reported_in_a_sentence(
         main.main()
     said = "EnvironmentUnusable: the current folder was deleted. Change to a folder that exists\n"
     assert (ended.value.code, capsys.readouterr().err) == (1, said)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_full_standard_output_is_reported_in_a_sentence() -> None:
+    command = [sys.executable, "-m", "frazil", "cost", "--json", "--streams", "/nonexistent"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n"), "Traceback" in done.stderr) == (10, 1, False), done.stderr

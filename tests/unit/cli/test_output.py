@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 
+import click
 import pytest
 
-from frazil.cli.output import echo_table, prefix_subject, split_commands, wrap_command
+from frazil.cli.output import ask, echo_table, prefix_subject, split_commands, wrap_command
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,9 @@ def test_a_table_on_a_narrow_terminal_keeps_its_words_whole(
     echo_table(columns, [("rides", "running", "3 min ago", "2026-01-02 08:00:00Z", "city.rides")])
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("watermark", "last commit", "2026-01-02 08:00:00Z", "city.rides"))
+
+
+def test_a_closed_standard_input_cannot_answer_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(click.ClickException, match="no terminal, so nothing was changed"):
+        ask("Reset?", yes=False)
