@@ -115,12 +115,10 @@ class Writer:
         reporter = Reporter(
             events, fingerprint=fingerprint, table=table, folder=folder, limits=limits, heartbeats=heartbeats
         )
-        records = record_events(self.spec, events, self.hosting.recording_threads)
-        metrics = self.hosting.telemetry.sinks(self.spec)
         faults = partial(translate_local_failures, str(folder))  # outside, too: the reporter writes at its start
         with (
-            faults(), reporter, records as recording, metrics as measuring, ExitStack() as exit_callbacks,
-            self.engine, faults(),
+            faults(), reporter, record_events(self.spec, events, self.hosting.recording_threads) as recording,
+            self.hosting.telemetry.sinks(self.spec) as measuring, ExitStack() as exit_callbacks, self.engine, faults(),
         ):  # fmt: skip
             for sink in (*self.sinks, *measuring):
                 events.add(sink)
