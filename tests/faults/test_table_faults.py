@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import StringType
 
@@ -21,12 +23,16 @@ from frazil.commit.committer import Committer
 from frazil.commit.journal import Journal
 from frazil.commit.marker import read_marker
 from frazil.commit.sweep import referenced_paths
-from frazil.errors import Fenced, RolledBack, StaleBatch
+from frazil.errors import Fenced, RolledBack, StaleBatch, StorageUnavailable
 from frazil.home import home, run_folder
+from frazil.host.heartbeat import Heartbeat
+from frazil.ingest.parquet import ParquetFile
+from frazil.stream import outage
 from frazil.stream import writer as writer_module
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import Stage
 from frazil.stream.stage_rows import StageRows
+from frazil.table import storage
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import state_location
 from tests.java_rules import check_times
@@ -330,3 +336,34 @@ def journals(stream: Any) -> list[Path]:
 def wide(event: Callable[[int], bytes], number: int) -> bytes:
     """An event whose note does not compress: about 200 bytes of Parquet."""
     return event(number).replace(b'"x"', b'"%s"' % os.urandom(150).hex().encode())
+
+
+@pytest.mark.parametrize(
+    ("owner", "write"),
+    [
+        (ParquetFile, "write"),
+        (os, "link"),
+        (os, "fsync"),
+        (storage, "_list_files"),
+        (FromInputFile, "table_metadata"),
+        (Heartbeat, "write"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_an_input_or_output_error_ends_the_writer_with_a_reason_and_loses_nothing(
+    owner: Any, write: str, stream: Any, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.produce(events(range(10)))
+    stream.catch_up()
+    stream.produce(events(range(10, 20)))
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outage, "OUTAGE_TIMEOUT_S", 0.0)
+        patch.setattr(owner, write, fail)
+        with pytest.raises(StorageUnavailable, match=r"^the disk of .* fails: \[Errno 5\] .*\. Check the disk"):
+            stream.catch_up()
+    stream.catch_up()
+    assert stream.ids() == list(range(20))

@@ -26,6 +26,7 @@ from frazil.audit.findings import Finding, FindingKind
 from frazil.offsets.spans import covered_offsets, format_span, offset_bitmap
 from frazil.offsets.tally import OffsetTally, first_spans
 from frazil.spec.units import format_count
+from frazil.timetext import format_utc
 
 MAX_LISTED_SPANS = 5
 FORMER_TOPIC_PREDICATE = "of a former topic of this name and cannot be compared with Kafka"
@@ -45,6 +46,7 @@ def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
         *_report_count_differences(evidence, _row_claims(evidence)),
         *_report_count_differences(evidence, _dead_letter_claims(evidence)),
         *_report_not_compared(evidence),
+        *_report_resets(evidence),
         *_report_limits(evidence),
     ]
     return tuple(f for f in found if f.count)
@@ -395,6 +397,18 @@ def _without_accepted(e: Evidence) -> Evidence:
     if not lost:
         return e
     return replace(e, ranges=tuple(r for r in e.ranges if r.topic_id != e.topic_id or not r.offsets <= lost))
+
+
+def _report_resets(e: Evidence) -> Iterable[Finding]:
+    """Name each reset that made the stream read committed offsets again, or will do so."""
+    current = e.ranges_by_topic_id.get(e.topic_id, [])
+    pending = offset_bitmap(e.marker, max((r.end for r in current), default=0)) if e.covers_history else BitMap64()
+    for epoch, at_ms in e.reset_times.items():  # only the newest reset explains the position
+        before = claimed_offsets(r for r in current if r.epoch is not None and r.epoch < epoch)
+        since = claimed_offsets(r for r in current if r.epoch is not None and r.epoch >= epoch)
+        again, pending = before & (since | pending), BitMap64()
+        sentence = f"the reset of {format_utc(at_ms)} moved the position back, to read again: {_format_offsets(again)}"
+        yield _make_finding(e, FindingKind.READ_AGAIN, len(again), sentence)
 
 
 def _report_not_compared(e: Evidence) -> Iterable[Finding]:

@@ -61,6 +61,8 @@ class Evidence:
     """Whether the stream drops repeats. It may then have fewer rows than records."""
     former_dead_letters: int = 0
     """Dead letters of earlier topics with the same name. `dead_letters` omits them."""
+    reset_times: Mapping[int, int] = field(default_factory=dict)
+    """See `frazil.commit.history.reset_times`."""
     groups: list[OverlappingRanges] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -103,6 +105,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     drops_repeats: bool = False,
     tables: str = "the table",
     former_dead_letters: Mapping[TopicPartition, int] | None = None,
+    reset_times: Mapping[int, int] | None = None,
 ) -> tuple[Evidence, ...]:
     """Return the evidence of each claimed partition. With `covers_history`, includes partitions without claims."""
     tps = claimed.ranges.keys() | (marker.offsets.keys() | rows.keys() if covers_history else set())
@@ -124,6 +127,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
             tables=tables,
             drops_repeats=drops_repeats,
             former_dead_letters=(former_dead_letters or {}).get(tp, 0),
+            reset_times=reset_times or {},
         )
         for tp in sorted(tps)
     )

@@ -41,7 +41,7 @@ from frazil.audit.routed_tables import (
 )
 from frazil.commit.backfill_records import BackfillState, branch_name, read_backfill, unsettled_backfill
 from frazil.commit.commit_checks import other_streams
-from frazil.commit.history import Period, ancestors, parse_number
+from frazil.commit.history import Period, ancestors, parse_number, reset_times
 from frazil.commit.journal import parse_key
 from frazil.commit.marker import BatchOutcome, Marker, open_branch_name, property_name, read_marker, require_own_marker
 from frazil.commit.reset_plan import is_rolled_back
@@ -99,6 +99,7 @@ class _AuditRun:
             covers_history=self.window is None,
             drops_repeats=self.drops_repeats,
             former_dead_letters=former_dead_letters,
+            reset_times=reset_times(self.table.metadata, self.marker.stream),
         )
         if every:
             found = with_other_claims(found, every, claimed)
@@ -324,7 +325,7 @@ def _count_partition(e: Evidence) -> PartitionAudit:
         topic=e.topic,
         partition=e.partition,
         start=min((r.start for r in current), default=None),
-        end=e.marker if e.covers_history else max(r.end for r in current),
+        end=max([e.marker, *(r.end for r in current)]) if e.covers_history else max(r.end for r in current),
         rows=rows,
         distinct=rows - surplus,
         duplicates=surplus,

@@ -40,7 +40,7 @@ from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_tr
 from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
 from frazil.audit.stream_audit import audit_changes, report_foreign_changes, report_metadata_problems
 from frazil.commit.commit_checks import other_streams
-from frazil.commit.history import Period, deleted_by_others, newest_reset_ms
+from frazil.commit.history import Period, deleted_by_others, reset_times
 from frazil.commit.marker import Marker, read_marker, require_own_marker
 from frazil.commit.merging import MERGING_MODES, build_merge_rules
 from frazil.commit.open_streams import open_kafka
@@ -137,7 +137,7 @@ def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
 
 def _later_audit(table: Table, spec: StreamSpec) -> str:
     """Return how to compare only the commits of the recreated topic, which begin at the stream's reset."""
-    reset_ms = newest_reset_ms(table.metadata, spec.name)
+    reset_ms = next(iter(reset_times(table.metadata, spec.name).values()), None)
     if reset_ms is None:
         return "To compare only later commits, use `--from` with a time after the topic was recreated"
     since = datetime.fromtimestamp(reset_ms / 1000, UTC).isoformat(timespec="milliseconds")

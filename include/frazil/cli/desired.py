@@ -63,7 +63,7 @@ def pause(stream: str, streams_folder: Path, reason: str, *, output: CommandOutp
     spec, problem = find_or_recall(streams_folder, stream)  # a writer whose file broke continues, and can be stopped
     desired = open_desired_store(spec)
     desired.pause(by=current_user(), reason=reason)
-    supervision, stops = find_supervision(stream, now_ms=clock.now_ms()), ": its writer stops after the current batch"
+    supervision, stops = find_supervision(spec, now_ms=clock.now_ms()), ": its writer stops after the current batch"
     if supervision.starter is Starter.USER:
         stops = f": its writer runs in the foreground and continues until you end it ({supervision.how_to_end})"
     if spec.resources.driver_in_cluster:
@@ -102,7 +102,7 @@ def resume(stream: str, streams_folder: Path, reason: str, *, output: CommandOut
         _accept_rejects(spec, reason, output)
     desired = open_desired_store(spec)
     desired.resume(by=current_user(), reason=reason)
-    supervision = find_supervision(stream, now_ms=clock.now_ms())
+    supervision = find_supervision(spec, now_ms=clock.now_ms())
     starts = supervision.next_start
     if supervision.starter is Starter.USER:
         starts = "it runs in the foreground"
@@ -120,9 +120,8 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
 
     The name of a shared application selects all of its streams.
 
-    The current batch commits first. A paused or given-up stream is resumed. If the writer runs in
-    the foreground (`frazil run`), or did so last, no supervisor replaces it: exits with 9 and changes nothing. End it
-    there, and run it again.
+    The current batch commits first. A paused or given-up stream is resumed. If the writer runs in the foreground
+    (`frazil run`), no supervisor replaces it: exits with 9 and changes nothing. End it there, and run it again.
 
     \b
     Example:
@@ -130,16 +129,15 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
     """
     spec = find_stream(streams_folder, stream)
     desired = open_desired_store(spec)
-    supervision = find_supervision(stream, now_ms=clock.now_ms())
-    known = read_stream_state(spec, now_ms=clock.now_ms(), in_full=False)
-    ran_last = supervision.starter is Starter.NOTHING and known.writer.foreground and not known.commits_elsewhere
-    if supervision.starter is Starter.USER or ran_last:
+    supervision = find_supervision(spec, now_ms=clock.now_ms())
+    if supervision.starter is Starter.USER:
         raise WriterBusy(f"{stream} is not restarted, and nothing was changed; {supervision.replacement}")
+    is_stopped = read_stream_state(spec, now_ms=clock.now_ms(), in_full=False).alive is False
     desired.restart(by=current_user(), reason=reason)
-    starts = supervision.replacement
+    starts = supervision.next_start if is_stopped else supervision.replacement
     if _missing_table_reason(spec, desired):
         starts = "it cannot continue until its table is restored"
-    output.say(f"{stream} gets a new writer: {starts}.")
+    output.say(f"{stream} {'has no writer to replace' if is_stopped else 'gets a new writer'}: {starts}.")
     _report_scope(spec, desired, output)
     return desired
 

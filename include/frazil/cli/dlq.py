@@ -264,14 +264,16 @@ def _preview_messages(previewed: Preview, count: int, *, stream: str) -> Iterato
     yield f"{sample}{previewed.landing:,} would land, and {previewed.failing:,} would fail again."
     yield from _describe_errors(previewed)
     if previewed.failing:
+        if count > 1:
+            yield f"`frazil dlq show {stream} --limit {count}`, with the same options, shows each record."
         yield "Correct the declaration first, or discard unwanted records with `frazil dlq discard`."
 
 
 def _describe_errors(previewed: Preview) -> list[str]:
     first = {one.error_class: one for one in reversed(previewed.rejects.samples)}
     return [
-        f"{name} ({number:,}): {first[name].topic}[{first[name].partition}]@{first[name].offset}: "
-        f"{first[name].error.rstrip('.')}."
+        f"{name} ({number:,}{', the first' if number > 1 else ''}): {first[name].topic}[{first[name].partition}]"
+        f"@{first[name].offset}: {first[name].error.rstrip('.')}."
         for name, number in previewed.rejects.counts.items()
         if name in first
     ]

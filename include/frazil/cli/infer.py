@@ -19,13 +19,20 @@ from frazil.spec.formats import Registry
 from frazil.spec.load import DEFAULTS_FILE, read_defaults
 from frazil.spec.problems import describe_error
 from frazil.spec.references import resolve_properties
+from frazil.spec.source import find_topic_name_problem
 
 NOTHING_INFERRED = "Nothing was inferred: fix this error, or give another registry with --registry"
 SERVERS_VARIABLE = "FRAZIL_KAFKA"
 
 
+def _check_topic(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if problem := find_topic_name_problem(value):
+        raise click.BadParameter(problem, ctx, param)
+    return value
+
+
 @click.command()
-@click.argument("topic")
+@click.argument("topic", callback=_check_topic)
 @streams_option
 @click.option(
     "--bootstrap-servers", help="The brokers. Default: as in _defaults.yaml of the folder of streams, or FRAZIL_KAFKA."

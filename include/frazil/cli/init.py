@@ -70,7 +70,8 @@ FILES = {
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=".")
 @json_option
 def init(folder: Path, *, as_json: bool) -> None:
-    """Write a project's first files into FOLDER, by default this folder. Existing files are kept.
+    """Write a project's first files into FOLDER, by default this folder. Existing files are kept. Refuses the checkout
+    of frazil.
 
     Airflow loads `dags/`. The streams are declared in `include/streams/`, which has an example.
 
@@ -78,6 +79,10 @@ def init(folder: Path, *, as_json: bool) -> None:
     Example:
       frazil init && FRAZIL_KAFKA=127.0.0.1:9092 frazil validate
     """
+    if (folder / "include/frazil/__init__.py").exists():
+        raise click.UsageError(
+            f"{folder.absolute()} is the checkout of frazil; name a project's folder: frazil init FOLDER"
+        )
     files = {name: folder / name for name in FILES}
     written = [name for name, file in files.items() if not file.exists()]
     for name in written:

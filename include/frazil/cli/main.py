@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import errno
 import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -135,26 +134,34 @@ def frazil() -> None:
 
 
 @contextmanager
-def _report_full_disk() -> Iterator[None]:
+def _report_disk_faults() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        from frazil.table.storage_errors import translate_local_failure  # loads PyIceberg
+
+        if (meant := translate_local_failure(error.filename or "a file", error)) is None:
             raise
-        raise EnvironmentUnusable(
-            f"{error.filename or 'a file'} cannot be written: {error.strerror}. Free some space on its disk, then run "
-            f"the command again (FRAZIL_HOME is {home()})"
-        ) from error
+        raise EnvironmentUnusable(f"{meant} (FRAZIL_HOME is {home()})") from error
+
+
+def _check_current_folder() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise EnvironmentUnusable("the current folder was deleted. Change to a folder that exists") from None
 
 
 def main() -> None:
     fast_imports.begin_fast_imports()
     try:
-        with report_missing_extras(), _report_full_disk():
+        _check_current_folder()
+        with report_missing_extras(), _report_disk_faults():
             frazil()
     except FrazilError as error:
         echo(f"{type(error).__name__}: {error}", err=True)
         if JSON in sys.argv[1:]:
             kind = {"type": type(error).__name__, "message": str(error), "exit-code": error.exit_code}
-            echo_json({"error": kind})
+            with suppress(OSError):  # standard output may be the full disk
+                echo_json({"error": kind})
         sys.exit(error.exit_code)

@@ -31,6 +31,8 @@ _WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"]|['"])+""")
 """A word of a command line. Quotes keep words together."""
 PIPE_WIDTH = 200
 """Width of output without a terminal: long values in tables stay on one line."""
+MIN_WIDTH = 80
+"""Minimum width of tables. A narrower terminal wraps their lines, and each word stays whole."""
 
 
 def echo(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -159,7 +161,7 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
     from rich.live import Live
     from rich.text import Text
 
-    console = _make_console()
+    console = _make_console(min_width=0)
     if not console.is_terminal:
         raise click.UsageError("--watch needs a terminal")
     # Our own signal handler might wait for a lock that the loop holds. Python's handler raises at once.
@@ -180,7 +182,7 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show at a terminal that work is in progress. Yields `step(done, total, text)`, which shows a progress bar."""
-    console = _make_console(err=True)
+    console = _make_console(err=True, min_width=0)
     if not console.is_terminal:
         yield lambda _done, _total, _text: None
         return
@@ -199,17 +201,16 @@ class CannotAsk(click.ClickException):
 def ask(question: str, *, yes: bool) -> None:
     if yes:
         return
-    if not sys.stdin.isatty():
+    if not sys.stdin or not sys.stdin.isatty():  # None if the shell closed it
         raise CannotAsk(f"{question} Cannot ask: no terminal, so nothing was changed. Pass --yes")
     click.confirm(question, abort=True, err=True)
 
 
-def _make_console(*, err: bool = False) -> Console:
+def _make_console(*, err: bool = False, min_width: int = MIN_WIDTH) -> Console:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, stderr=err)
-    if not console.is_terminal:
-        console.width = PIPE_WIDTH
+    console.width = max(console.width, min_width) if console.is_terminal else PIPE_WIDTH
     return console
 
 

@@ -16,8 +16,9 @@ import click
 
 from frazil.cli.options import json_option, stream_argument, stream_options, streams_option
 from frazil.cli.output import echo, echo_json
-from frazil.errors import SpecError
+from frazil.errors import FrazilError, SchemaIncompatible, SpecError, error_text
 from frazil.spec.load import find_stream
+from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 
 MAX_SHOWN_CHARACTERS = 200
@@ -30,9 +31,10 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     """Show what the newest records of STREAM would become: rows, changes, deletes, dead letters, or nothing.
 
     Reads the topics and writes nothing: no table, no marker, no consumer group. The table need not exist. The records
-    come from the end of each topic-partition. The command loads no tables: it does not look for repeats, and shows a
+    come from the end of each topic-partition. The command reads no rows: it does not look for repeats, and shows a
     change or delete even if its row or a template's table does not exist. For a route, it shows each row's table and
-    finds values without a table, but ignores the route's `limit`.
+    finds values without a table, but ignores the route's `limit`. If the table exists and does not fit the declaration,
+    the last line says so.
 
     \b
     Example:
@@ -41,9 +43,10 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     from frazil.stream.preview import preview as previewed  # loads Arrow and librdkafka
 
     spec = find_stream(streams_folder, stream)
-    found = previewed(spec, limit=limit)
+    found, misfit = previewed(spec, limit=limit), _find_misfit(spec)
     if as_json:
-        echo_json({"stream": stream, "records": [_to_json_value(dataclasses.asdict(one)) for one in found]})
+        listed = [_to_json_value(dataclasses.asdict(one)) for one in found]
+        echo_json({"stream": stream, "records": listed, "table-problem": misfit})
         return
     if not found:
         echo(f"The topics of stream {stream} have no records.")
@@ -65,6 +68,21 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
         echo("A merge skips changes and deletes that are older than the table's rows, which a preview does not read.")
     if spec.sinks.mode.drops_repeats:
         echo("A commit drops repeats (dedupe), which a preview does not look for: fewer rows may land.")
+    if misfit:
+        echo(misfit)
+
+
+def _find_misfit(spec: StreamSpec) -> str:
+    """Return why a writer would refuse the existing tables, or why this is unknown; empty if it would not."""
+    from frazil.table.tables import check_existing_tables  # loads PyIceberg
+
+    try:
+        check_existing_tables(spec)
+    except SchemaIncompatible as error:
+        return f"A writer would refuse this declaration and write nothing: {error_text(error)}"
+    except FrazilError as error:
+        return f"Cannot compare the declaration with an existing table: {error_text(error)}"
+    return ""
 
 
 @click.command()
@@ -89,7 +107,7 @@ def reveal(stream: str, tokens: tuple[str, ...], streams_folder: Path, *, as_jso
         raise SpecError(f"stream {stream!r} declares no sensitive.secret, so it has created no tokens")
     secret = Sealer.of(declared.secret, os.environ)
     texts = {}
-    for token in tokens or (line.strip() for line in sys.stdin):
+    for token in tokens or (line.strip() for line in sys.stdin or ()):
         try:
             texts[token] = secret.decrypt_token(token)
         except ValueError as error:

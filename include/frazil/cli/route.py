@@ -189,7 +189,7 @@ def _give_up(  # noqa: PLR0913
             raise
         output.say(f"{table} still does not exist ({error}). Once it exists, it gets the rows of later batches.")
         marker_changes.discard_rows_of_missing_table(opened.tables, table, default_marker)
-    supervision = find_supervision(default_marker.stream, now_ms=clock.now_ms())
+    supervision = find_supervision(opened.spec, now_ms=clock.now_ms())
     output.say(f"{table} continues. `{supervision.start_command}` starts the writer, if it has ended.")
     return True
 

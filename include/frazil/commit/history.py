@@ -88,13 +88,13 @@ def last_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
     return None
 
 
-def newest_reset_ms(metadata: TableMetadata, stream: str) -> int | None:
-    """Return the time of the stream's newest reset in main, if its snapshot has not expired."""
-    for snapshot in ancestors(metadata):
-        is_reset = summary_value(snapshot, "frazil.operation") == "reset"
-        if is_reset and summary_value(snapshot, "frazil.stream") == stream:
-            return snapshot.timestamp_ms
-    return None
+def reset_times(metadata: TableMetadata, stream: str) -> dict[int, int]:
+    """Return the time (ms) of each reset in main by its epoch, newest first. Omits expired snapshots."""
+    return {
+        parse_number(summary_value(snapshot, "frazil.epoch")): snapshot.timestamp_ms
+        for snapshot in ancestors(metadata)
+        if summary_value(snapshot, "frazil.operation") == "reset" and summary_value(snapshot, "frazil.stream") == stream
+    }
 
 
 def skipped_ranges(metadata: TableMetadata, stream: str) -> Iterator[tuple[Snapshot, str]]:

@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +180,7 @@ def start(
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
+                *((os.POSIX_SPAWN_CLOSE, number) for number in _inherited_descriptors()),
             ],
             setsid=True,
             setsigmask=(),
@@ -190,6 +191,14 @@ def start(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     return server
+
+
+def _inherited_descriptors() -> Iterator[int]:
+    """Yield descriptors of this command's caller, such as a lock of `flock`, that a child would keep open."""
+    for number in map(int, os.listdir("/dev/fd")):  # noqa: PTH208 - not paths
+        with suppress(OSError):
+            if number > 2 and os.get_inheritable(number):
+                yield number
 
 
 def read_records(records: Path) -> list[Server]:

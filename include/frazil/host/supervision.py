@@ -12,6 +12,7 @@ from frazil.home import run_folder
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.records import LaunchKind, read_supervision_times
+from frazil.spec.model import StreamSpec
 from frazil.timetext import format_utc
 
 MAX_WATCH_AGE_MS = 30_000
@@ -91,16 +92,22 @@ class Supervision:
         )
 
 
-def find_supervision(stream: str, *, now_ms: int, observed: Observation | None = None) -> Supervision:
+def find_supervision(spec: StreamSpec, *, now_ms: int, observed: Observation | None = None) -> Supervision:
     """Return what starts the stream's writers. `observed` is its writer on this host, if known."""
-    observed = observed or _observe(stream)
+    observed = observed or _observe(spec.name)
     launch = observed.launch
-    if observed.process is ProcessState.FOREGROUND:
-        return Supervision(Starter.USER, stream, str(launch.writer.pid) if launch and launch.writer else "")
     if launch and launch.kind is LaunchKind.HOSTED:
         if _observe(launch.application).process.is_alive:
             return Supervision(Starter.APPLICATION, launch.application)
-        return find_supervision(launch.application, now_ms=now_ms)
+        if spec.application == launch.application:  # otherwise, the stream has left the application
+            return _find_starter(launch.application, _observe(launch.application), now_ms=now_ms)
+    return _find_starter(spec.name, observed, now_ms=now_ms)
+
+
+def _find_starter(stream: str, observed: Observation, *, now_ms: int) -> Supervision:
+    launch = observed.launch
+    if observed.process is ProcessState.FOREGROUND:
+        return Supervision(Starter.USER, stream, str(launch.writer.pid) if launch and launch.writer else "")
     last_ms = read_supervision_times(run_folder(stream)).last_ms
     is_launched = launch is not None and launch.kind is LaunchKind.SUPERVISED and observed.process.is_alive
     if now_ms - last_ms <= MAX_WATCH_AGE_MS or (is_launched and not last_ms):
@@ -110,9 +117,9 @@ def find_supervision(stream: str, *, now_ms: int, observed: Observation | None =
     return Supervision(Starter.SILENT_SUPERVISOR, stream, format_utc(last_ms))
 
 
-def start_hint(stream: str) -> str:
+def start_hint(spec: StreamSpec) -> str:
     """Return how a user starts a new writer of a stream."""
-    return find_supervision(stream, now_ms=clock.now_ms()).how_to_renew
+    return find_supervision(spec, now_ms=clock.now_ms()).how_to_renew
 
 
 def _observe(stream: str) -> Observation:

@@ -223,10 +223,10 @@ def _describe_misfits(observed: FieldStatistics) -> Iterator[str]:
     if observed.fractions and observed.kinds["int"] >= MIN_VALUES_PER_MISFIT * observed.fractions:
         count = f"{observed.fractions:,} of {observed.present:,} values"
         yield f"{count} are not whole, such as {observed.odd['int']}; long would reject them"
-    if observed.kind == "text" and observed.odd_texts and observed.shape:
-        odd = json.dumps(observed.odd[observed.shape][:MAX_ODD_CHARACTERS])
-        count = f"{observed.odd_texts:,} of {observed.kinds['text']:,} texts"
-        yield f"{count} do not fit, such as {odd}; string would accept all"
+    if observed.kind == "text" and (shape := observed.main_shape) and (odd_texts := observed.count_odd_texts(shape)):
+        odd = json.dumps(observed.odd[shape][:MAX_ODD_CHARACTERS])
+        other = "string would accept all" if shape == observed.shape else f"{shape} would reject them"
+        yield f"{odd_texts:,} of {observed.kinds['text']:,} texts do not fit, such as {odd}; {other}"
 
 
 def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator[str]:

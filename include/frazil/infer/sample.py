@@ -142,13 +142,24 @@ class FieldStatistics:
     @property
     def shape(self) -> str | None:
         """The type that all strings fit, except for a few odd ones; None if no type does."""
-        lowest = max(1, self.kinds["text"] - self.kinds["text"] // MIN_STRINGS_PER_MISFIT)
+        return self._find_shape(MIN_STRINGS_PER_MISFIT)
+
+    @property
+    def main_shape(self) -> str | None:
+        """The type that most strings fit, even if `shape` is None."""
+        return self._find_shape(MIN_VALUES_PER_MISFIT)
+
+    def _find_shape(self, min_strings_per_misfit: int) -> str | None:
+        lowest = max(1, self.kinds["text"] - self.kinds["text"] // min_strings_per_misfit)
         of_time = ("timestamptz", "timestamp", "date") if self.moments else ()
         return next((shape for shape in (*of_time, "uuid", "decimal") if self.shapes[shape] >= lowest), None)
 
     @property
     def odd_texts(self) -> int:
-        return self.kinds["text"] - self.shapes[self.shape] if self.shape else 0
+        return self.count_odd_texts(self.shape) if self.shape else 0
+
+    def count_odd_texts(self, shape: str) -> int:
+        return self.kinds["text"] - self.shapes[shape]
 
     def add(self, value: Any, depth: int = 0) -> None:
         match value:

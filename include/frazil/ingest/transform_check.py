@@ -50,10 +50,14 @@ class CheckedTransform(NamedTuple):
 def check_transform(spec: StreamSpec) -> CheckedTransform:
     """Check the stream's transform, which must compute exactly the columns of `schema`.
 
-    Raises SpecError with one line for each problem, and MissingExtra without DuckDB.
+    A column of an invalid declaration may have no type. Types are then checked only where they are known. Raises
+    SpecError with one line for each problem, and MissingExtra without DuckDB.
     """
+    names = {column.name: bool(column.type) for column in spec.columns}
+    has_types = all(column.type for column in spec.record_columns)
+    typed = (column if column.type else column.model_copy(update={"type": "string"}) for column in spec.columns)
+    spec = spec.model_copy(update={"columns": tuple(typed)})
     assert spec.transform is not None
-    names = {column.name for column in spec.columns}
     schema = table_schema(spec)
     variants = variant_columns(schema)
     return _check_sql(
@@ -61,15 +65,18 @@ def check_transform(spec: StreamSpec) -> CheckedTransform:
         spec.may_unnest,
         records_schema(spec).model_dump_json(),
         tuple(
-            (field.name, "variant" if field.name in variants else type_text(field.type))
+            (field.name, ("variant" if field.name in variants else type_text(field.type)) if names[field.name] else "")
             for field in schema_to_pyarrow(schema)
             if field.name in names
         ),
+        has_types=has_types,
     )
 
 
 @lru_cache(maxsize=64)
-def _check_sql(sql: str, unnests: bool, records_json: str, declared: tuple[tuple[str, str], ...]) -> CheckedTransform:
+def _check_sql(
+    sql: str, unnests: bool, records_json: str, declared: tuple[tuple[str, str], ...], *, has_types: bool
+) -> CheckedTransform:
     fields = Schema.model_validate_json(records_json)
     with open_connection() as connection:
         checker = _SelectChecker(connection, [field.name for field in fields.fields])
@@ -78,7 +85,7 @@ def _check_sql(sql: str, unnests: bool, records_json: str, declared: tuple[tuple
             problems.append("write unnest without escapes, so that its rows are numbered")
         empty = schema_to_pyarrow(fields).empty_table().append_column(ROW, pa.array([], pa.int64()))
         connection.register("records", empty)
-        types = _bind_types(connection, found, problems, checker.refused)
+        types = _bind_types(connection, found, problems, checker.refused) if has_types else {}
     wanted = dict(declared)
     problems += _compare_columns([column.name for column in found.columns], types, wanted)
     if problems:
@@ -127,7 +134,7 @@ def _compare_columns(made: Sequence[str], types: Mapping[str, str], wanted: Mapp
             yield f"a SELECT cannot compute the column {name} of type uuid; declare string, and CAST the value"
         elif name not in made:
             yield f"the SELECT does not compute the column {name} of schema"
-        elif name in types and types[name] != ("string" if kind == "variant" else kind):
+        elif kind and name in types and types[name] != ("string" if kind == "variant" else kind):
             how = "to_json(…)" if kind == "variant" else "CAST(… AS …)"
             what = f"is {types[name]} in the SELECT, but {kind} in schema; write {how}, or change schema"
             yield f"the column {name} {what}"

@@ -149,7 +149,7 @@ def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec
 def _list_files(folder: Path) -> tuple[str | None, list[Path]]:
     try:
         os.listdir(folder)  # noqa: PTH208 - glob() returns nothing for an unreadable folder
-        return None, [path.absolute() for path in list_stream_files(folder)]
+        return None, list_stream_files(folder)
     except OSError as error:
         return f"{folder} cannot be read: {error.strerror}", []
 
@@ -160,7 +160,7 @@ class DeclarationMemory:
     def __init__(self, folder: Path) -> None:
         path = str(folder.absolute())
         name = re.sub(r"[^\w-]", "-", folder.name)
-        self._folder = folder.absolute()
+        self._folder = folder
         self._records = home() / "declared" / f"{name}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
 
     def paths(self) -> list[Path]:

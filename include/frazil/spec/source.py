@@ -34,6 +34,13 @@ def compile_pattern(text: str) -> Any:
         ) from None
 
 
+def find_topic_name_problem(topic: str) -> str | None:
+    """Return why Kafka allows no topic of this name, beginning with the name; None if it does."""
+    if re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
+        return None
+    return f"{topic!r}; Kafka allows 1 to 249 letters, digits, '.', '_' and '-'"
+
+
 class Source(Model):
     """The source of records."""
 
@@ -83,8 +90,8 @@ class Source(Model):
     @classmethod
     def _check_topics(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for topic in value:
-            if not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", topic):
-                raise ValueError(f"names the topic {topic!r}; Kafka allows letters, digits, '.', '_' and '-'")
+            if problem := find_topic_name_problem(topic):
+                raise ValueError(f"names the topic {problem}")
         if len(set(value)) < len(value):
             raise ValueError("names a topic twice")
         return value

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import Marker
-from frazil.errors import FrazilError, error_text
+from frazil.errors import CircuitOpen, FrazilError, error_text
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation
@@ -65,7 +65,14 @@ def read_stream_state(
         known = replace(view.state, problem=problem, problems=(unread, *view.state.problems))
         return _finish_state(known, spec, now_ms=now_ms)
     committed = has_committed(writer, spec.table.identifier)
-    view = read_stream_table(spec, committed=committed, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
+    view = read_stream_table(
+        spec,
+        committed=committed,
+        now_ms=now_ms,
+        in_full=in_full,
+        out_of_reach=out_of_reach,
+        has_rejects=bool(writer.exits) and writer.exits[-1].code == CircuitOpen.exit_code,
+    )
     observed = DecisionInput(
         writer,
         UnreadableState(problem) if problem else ValidDeclaration(spec.fingerprint()),
@@ -170,7 +177,7 @@ def _notices(spec: StreamSpec, observation: Observation, *, now_ms: int) -> tupl
         return ()
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
-    how = find_supervision(spec.name, now_ms=now_ms, observed=observation).replacement
+    how = find_supervision(spec, now_ms=now_ms, observed=observation).replacement
     older = f"the running writer was started with an older declaration than the file's current one; {how}"
     return (*heartbeat.notices, older)
 

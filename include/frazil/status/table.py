@@ -62,10 +62,13 @@ class TableReading:
     """Whether to read Kafka and routed tables, too."""
 
 
-def read_stream_table(
-    spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool
+def read_stream_table(  # noqa: PLR0913 - each choice is an argument
+    spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool, has_rejects: bool = False
 ) -> TableReading:
-    """Read the stream's table. Errors become problems, except those that come from an upgrade of frazil."""
+    """Read the stream's table. Errors become problems, except those that come from an upgrade of frazil.
+
+    `has_rejects` is set if rejected records ended the last writer. An operator may have accepted them.
+    """
     known = StreamState(spec.name, spec.table.identifier)
     if out_of_reach:
         unread = f"the catalog {spec.table.catalog or 'default'!r} does not answer"
@@ -73,7 +76,7 @@ def read_stream_table(
     try:
         table = load_stream_table(spec)
         if table is not None:
-            return _read_existing(known, table, spec, now_ms=now_ms, in_full=in_full)
+            return _read_existing(known, table, spec, now_ms=now_ms, in_full=in_full, has_rejects=has_rejects)
         desired = DesiredStore(spec.name, None).read()
         missing = describe_missing_table(spec, None, committed=committed)
         known = replace(known, table_exists=False, missing=missing, problems=(missing,) if missing else ())
@@ -93,7 +96,9 @@ def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamSta
     )
 
 
-def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool) -> TableReading:
+def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
+    known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool, has_rejects: bool
+) -> TableReading:
     problems: list[str] = []
     marker, table_problems, rolled_back = None, dict[str, str](), False
     undeclared: tuple[str, ...] = ()
@@ -157,7 +162,7 @@ def _read_existing(known: StreamState, table: Table, spec: StreamSpec, *, now_ms
             last_commit_at_ms=committed_ms,
             watermark_ms=marker.watermark_ms,
         )
-        known = _with_acceptance(known, table, marker, now_ms=now_ms) if in_full else known
+        known = _with_acceptance(known, table, marker, now_ms=now_ms) if in_full or has_rejects else known
     return TableReading(known, marker, desired, table_fingerprint(table, spec.name), in_full)
 
 

@@ -71,6 +71,7 @@ from frazil.stream.routed_tables import create_missing_table
 from frazil.stream.stall import StallLimits
 from frazil.table.catalogs import load_catalog, open_existing_catalog, translate_catalog_errors
 from frazil.table.lost_tables import check_own_folder, missing_table_error
+from frazil.table.storage_errors import translate_local_failures
 from frazil.table.tables import ensure_dead_letters, ensure_table, load_stream_table, state_location
 
 log = logging.getLogger(__name__)
@@ -114,9 +115,11 @@ class Writer:
         reporter = Reporter(
             events, fingerprint=fingerprint, table=table, folder=folder, limits=limits, heartbeats=heartbeats
         )
-        records = record_events(self.spec, events, self.hosting.recording_threads)
-        metrics = self.hosting.telemetry.sinks(self.spec)
-        with reporter, records as recording, metrics as measuring, ExitStack() as exit_callbacks, self.engine:
+        faults = partial(translate_local_failures, str(folder))  # outside, too: the reporter writes at its start
+        with (
+            faults(), reporter, record_events(self.spec, events, self.hosting.recording_threads) as recording,
+            self.hosting.telemetry.sinks(self.spec) as measuring, ExitStack() as exit_callbacks, self.engine, faults(),
+        ):  # fmt: skip
             for sink in (*self.sinks, *measuring):
                 events.add(sink)
             try:

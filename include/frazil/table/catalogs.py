@@ -60,7 +60,7 @@ from frazil.table.catalog_errors import (
 from frazil.table.faster_commits import reuse_metadata, write_small_objects_in_one_request
 from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.spark_catalog import catalog_type, to_spark_properties
-from frazil.table.storage_errors import is_credentials_expiry
+from frazil.table.storage_errors import is_credentials_expiry, translate_local_failure
 
 SQLITE_BUSY_SECONDS = 30
 """How long (s) to wait for another process that writes."""
@@ -249,6 +249,8 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
         ) from error
     except Exception as error:
         meant = translate_client_error(catalog, error)
+        if meant is None and isinstance(error, OSError):
+            meant = translate_local_failure(f"catalog {catalog!r}", error)
         if meant is None:
             raise
         raise meant from error

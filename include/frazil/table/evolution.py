@@ -148,7 +148,8 @@ class SchemaComparison:
                 yield from self._compare_fields(field, table_fields[field.name], path=here)
         declared_names = {field.name for field in declared.fields}
         for name, field in table_fields.items():
-            if field.required and name not in declared_names and field.field_id not in found_ids:
+            is_filled = not path and field.write_default is not None  # as `default_of` fills columns
+            if field.required and not is_filled and name not in declared_names and field.field_id not in found_ids:
                 yield Conflict(
                     (*path, name),
                     f"is {field.field_type} not null in the table, but is not declared; declare it. "

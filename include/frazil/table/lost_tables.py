@@ -120,7 +120,7 @@ def find_lost_table(spec: StreamSpec) -> str | None:
     return explain_lost_table(catalog, spec.table.identifier, found) if found else None
 
 
-def lost_dead_letters_error(spec: StreamSpec, start_hint: Callable[[str], str]) -> TableLost:
+def lost_dead_letters_error(spec: StreamSpec, start_hint: Callable[[StreamSpec], str]) -> TableLost:
     catalog, identifier = open_existing_catalog(spec.table.catalog), spec.dead_letter_table
     with translate_catalog_errors(catalog.name):
         found = find_remains(catalog, declared_dead_letters(spec))
@@ -128,7 +128,7 @@ def lost_dead_letters_error(spec: StreamSpec, start_hint: Callable[[str], str]) 
         explain_lost_table(catalog, identifier, found)
         if found
         else f"its dead-letter table {identifier} is not in the catalog {catalog.name!r}: it was dropped or renamed. "
-        f"To create an empty dead-letter table, start the writer: {start_hint(spec.name)}"
+        f"To create an empty dead-letter table, start the writer: {start_hint(spec)}"
     )
     return TableLost(reason, stream=spec.name)
 

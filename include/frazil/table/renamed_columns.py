@@ -7,7 +7,7 @@ column. A dropped column's name is ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyiceberg.exceptions import CommitFailedException
@@ -36,6 +36,12 @@ def use_current_names(declared: Schema, existing: Schema, former: FormerColumns)
         elif (now := find_current_name(existing, former[field.name])) is not None and now not in names:
             fields.append(field.model_copy(update={"name": now}))
     return Schema(*fields, schema_id=declared.schema_id)
+
+
+def find_dropped_columns(names: Iterable[str], existing: Schema, former: FormerColumns) -> list[str]:
+    """Return which of these names `frazil evolve` dropped. The table still has no column of the name."""
+    gone = (name for name in names if name in former and not _has_column(existing, name))
+    return [name for name in gone if find_current_name(existing, former[name]) is None]
 
 
 def find_aliases(existing: Schema, former: FormerColumns) -> dict[str, int]:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from frazil.errors import EnvironmentUnusable, FrazilError, SpecError
 from frazil.spec.addresses import OBJECT_STORES
 from frazil.table.object_store import FileInfo, IoProperties, ObjectStore
-from frazil.table.storage_errors import FULL_DISK_ERRORS, local_access_denied
+from frazil.table.storage_errors import translate_local_failures
 
 _TEMPORARY_SUFFIX = ".frazil-tmp"
 _NO_HARD_LINK_ERRORS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -29,7 +29,7 @@ class LocalStore(ObjectStore):
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         target = _to_local_path(path)
-        with _translate_errors(path), _temporary_file(target, data) as temporary:
+        with translate_local_failures(path), _temporary_file(target, data) as temporary:
             try:
                 os.link(temporary, target)
             except FileExistsError:
@@ -41,30 +41,30 @@ class LocalStore(ObjectStore):
                     f"{target.parent}: this file system does not support hard links ({error.strerror}), which frazil "
                     "needs; put the table on a file system that does, or in an object store"
                 ) from error
-        _sync(target.parent)
+            _sync(target.parent)
         return True
 
     def put(self, path: str, data: bytes) -> None:
         target = _to_local_path(path)
-        with _translate_errors(path), _temporary_file(target, data) as temporary:
+        with translate_local_failures(path), _temporary_file(target, data) as temporary:
             temporary.replace(target)
-        _sync(target.parent)
+            _sync(target.parent)
 
     def get(self, path: str) -> bytes | None:
-        with _translate_errors(path):
+        with translate_local_failures(path):
             try:
                 return _to_local_path(path).read_bytes()
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def list_files(self, folder: str) -> list[FileInfo]:
-        with _translate_errors(folder):
+        with translate_local_failures(folder):
             found = list(_list_files(_to_local_path(folder), folder.rstrip("/")))
         return sorted(found, key=lambda info: info.path)
 
     def list_folders(self, folder: str) -> list[str]:
         root = _to_local_path(folder)
-        with _translate_errors(folder):
+        with translate_local_failures(folder):
             try:
                 names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
             except (FileNotFoundError, NotADirectoryError):
@@ -77,7 +77,7 @@ class LocalStore(ObjectStore):
         for path in paths:
             target = _to_local_path(path)
             try:
-                with _translate_errors(path):
+                with translate_local_failures(path):
                     target.unlink(missing_ok=True)
             except (OSError, FrazilError) as error:
                 left[path] = error
@@ -89,7 +89,8 @@ class LocalStore(ObjectStore):
     def sync_files(self, paths: Iterable[str]) -> None:
         files = [_to_local_path(path) for path in paths]
         for path in (*files, *sorted({file.parent for file in files})):
-            _sync(path)
+            with translate_local_failures(str(path)):
+                _sync(path)
 
 
 def _to_local_path(path: str) -> Path:
@@ -156,19 +157,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _translate_errors(path: str) -> Iterator[None]:
-    """Convert PermissionError to AccessDenied, and add the path to errors about a full disk."""
-    try:
-        yield
-    except PermissionError as error:
-        raise local_access_denied(path, error) from error
-    except OSError as error:
-        if error.errno not in FULL_DISK_ERRORS:
-            raise
-        raise OSError(error.errno, error.strerror, path) from error  # writing a file names no file
 
 
 def open_store(location: str, io_properties: IoProperties, *, renew: Callable[[], object] | None = None) -> ObjectStore:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from pyiceberg.exceptions import AuthorizationExpiredError
@@ -20,6 +22,15 @@ _DENIED_TEXTS = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "Signatu
 _OUTAGE_CODES = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
 """S3's codes for an overloaded or failing store."""
 FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_FULL, _AWAY = ("is full", "Free space on it"), ("cannot be reached", "Mount it again, or bring its server back")
+_DISK_FAULTS: Mapping[int | None, tuple[str, str]] = {
+    **dict.fromkeys(FULL_DISK_ERRORS, _FULL),
+    errno.EROFS: ("is read-only", "Remount it"),
+    errno.EIO: ("fails", "Check the disk, or the server that it is on"),
+    **dict.fromkeys((errno.ESTALE, errno.ENODEV, errno.ENXIO), _AWAY),
+}
+"""What is wrong with a local or mounted disk, and the remedy, by the code of an error that another attempt may not
+raise. Permission errors become AccessDenied. Errors with other codes are raised unchanged."""
 _OUTAGE_STATUSES = frozenset({429, 500, 502, 503, 504})
 
 
@@ -34,19 +45,9 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
-    """Translate an error in staging. Returns None for a local disk, unless it is full, read-only or refuses access."""
+    """Translate an error in staging. Returns None for an error that `translate_local_failure` does not know."""
     if urlsplit(folder).scheme not in OBJECT_STORES:
-        if isinstance(error, PermissionError):
-            return local_access_denied(folder, error)
-        if error.errno not in FULL_DISK_ERRORS | {errno.EROFS}:
-            return None
-        what, remedy = (
-            ("is full", "Free space on it") if error.errno in FULL_DISK_ERRORS else ("is read-only", "Remount it")
-        )
-        return StorageUnavailable(
-            f"the disk of {error.filename or folder} {what}: {_error_text(error)}. {remedy}; the writer is then "
-            "restarted, and loses nothing"
-        )
+        return translate_local_failure(folder, error)
     if error.errno in FULL_DISK_ERRORS:
         return None
     # A record is never the cause, and a retry may succeed.
@@ -54,8 +55,26 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
     return _translate_credentials_error(folder, error) or outage
 
 
-def local_access_denied(path: str, error: PermissionError) -> AccessDenied:
-    return AccessDenied(f"{path}: the file system refuses access ({_error_text(error)}); grant this user access")
+def translate_local_failure(path: str, error: OSError) -> FrazilError | None:
+    """Translate a fault of a local or mounted disk, or a denial of access; None for another error."""
+    if isinstance(error, PermissionError):
+        return AccessDenied(f"{path}: the file system refuses access ({_error_text(error)}); grant this user access")
+    if (fault := _DISK_FAULTS.get(error.errno)) is None:
+        return None
+    what, remedy = fault
+    text = f"the disk of {error.filename or path} {what}: {_error_text(error)}"
+    return StorageUnavailable(text, remedy=f"{remedy}; nothing is lost")
+
+
+@contextmanager
+def translate_local_failures(path: str) -> Iterator[None]:
+    """Raise what `translate_local_failure` returns. Writing a file raises errors that do not name it."""
+    try:
+        yield
+    except OSError as error:
+        if (meant := translate_local_failure(path, error)) is None:
+            raise
+        raise meant from error
 
 
 def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:

@@ -28,6 +28,7 @@ from frazil.table.declared_tables import (
     table_identifier,
 )
 from frazil.table.lost_tables import STATE_FOLDER, explain_lost_table, find_remains
+from frazil.table.renamed_columns import find_dropped_columns
 from frazil.table.schema_update import check_readable_schema, evolve_to, find_evolutions
 
 logger = logging.getLogger(__name__)
@@ -61,6 +62,12 @@ def _layout_differences(table: Table, spec: StreamSpec) -> Iterator[str]:
                 f"the declared {word} is [{', '.join(wanted)}], but table {table_identifier(table)} has "
                 f"[{', '.join(layout[word])}], which is not changed. Change the declaration, or write to a new table"
             )
+    names = [column.name for column in spec.columns]
+    for name in find_dropped_columns(names, table.schema(), parse_former_columns(table.properties)):
+        yield (
+            f"the declared column {name} was dropped from table {table_identifier(table)} with `frazil evolve`, so its "
+            "values are ignored. Remove it from the declaration, or declare a column of another name"
+        )
 
 
 def ensure_dead_letters(catalog: Catalog, spec: StreamSpec) -> Table:
@@ -88,7 +95,7 @@ def check_existing_tables(spec: StreamSpec) -> list[str]:
 
 
 def check_rows_fit(
-    main: Table, dead_letters: Table, spec: StreamSpec, *, start_hint: Callable[[str], str] = restart_hint
+    main: Table, dead_letters: Table, spec: StreamSpec, *, start_hint: Callable[[StreamSpec], str] | None = None
 ) -> None:
     """Raise SchemaIncompatible if declared rows no longer fit the table or the dead-letter table.
 
@@ -100,7 +107,7 @@ def check_rows_fit(
             columns = ", ".join(".".join(change.path) for change in missing)
             raise SchemaIncompatible(
                 f"the columns of table {table_identifier(table)} are not all as declared yet ({columns}); the writer's "
-                f"next start changes them: {start_hint(spec.name)}",
+                f"next start changes them: {start_hint(spec) if start_hint else restart_hint(spec.name)}",
                 stream=spec.name,
             )
     schema, former = main.schema(), parse_former_columns(main.properties)

@@ -683,3 +683,22 @@ def test_a_range_with_more_rows_than_offsets_counts_at_most_one_record_per_offse
     several_rows_a_record = (CommittedRange(10, 12, 5, 0, TOPIC_ID), CommittedRange(10, 12, 5, 0, TOPIC_ID))
     evidence = Evidence("t", 0, 12, TOPIC_ID, several_rows_a_record, OffsetTally([10, 11]), OffsetTally())
     assert compare_partition(evidence) == ()
+
+
+def test_each_reset_that_moved_the_position_back_is_named_with_its_offsets():
+    first, again = (CommittedRange(0, 10, 10, 0, TOPIC_ID, epoch=1), CommittedRange(0, 5, 5, 0, TOPIC_ID, epoch=3))
+    backfill, minute = CommittedRange(8, 10, 2, 0, TOPIC_ID), 60_000
+    rows = OffsetTally([*range(10), *range(5), 8, 9])
+    evidence = Evidence("t", 0, 5, TOPIC_ID, (first, again, backfill), rows, OffsetTally(), reset_times={2: minute})
+
+    def notes(evidence: Evidence) -> list[tuple[int, str]]:
+        found = compare_partition(evidence)
+        return [(f.count, f.sentence) for f in found if f.kind is FindingKind.READ_AGAIN]
+
+    sentence = "the reset of 1970-01-01 00:01:00Z moved the position back, to read again: 0 to 9"
+    assert notes(evidence) == [(10, sentence)], "offsets from the position on will be read again"
+    assert [count for count, _ in notes(replace(evidence, marker=10))] == [5]
+    two = replace(evidence, marker=3, reset_times={4: 2 * minute, 2: minute})
+    assert [count for count, _ in notes(two)] == [7, 5], "the newest explains the position"
+    assert notes(replace(evidence, reset_times={})) == []
+    assert notes(replace(evidence, covers_history=False)) == [(5, sentence.replace("0 to 9", "0 to 4"))]

@@ -161,6 +161,20 @@ def test_a_stream_whose_file_broke_can_be_paused_and_its_table_is_shown(run: Run
         assert run(command, streams)[0] == 10, "its writer could not be started"
 
 
+@pytest.mark.parametrize("command", ["validate", "status", "health", "run rides", "preview rides"])
+def test_each_command_names_a_broken_file_as_the_user_gave_its_folder(run: Run, streams: Path, command: str) -> None:
+    (streams / "rides.yaml").write_text("name: [")
+    for folder in (Path("streams"), streams):
+        code, said = run(command, folder)
+        assert (code, re.findall(r"\S*rides\.yaml", said)) == (10, [f"{folder}/rides.yaml"])
+
+
+@pytest.mark.parametrize("topic", ["my:topic", "x" * 250, "é"])
+def test_infer_refuses_a_name_that_no_topic_can_have(run: Run, streams: Path, topic: str) -> None:
+    code, said = run(f"infer {topic} --bootstrap-servers 127.0.0.1:1", streams)
+    assert (code, f"Invalid value for 'TOPIC': '{topic}'; Kafka allows 1 to 249 letters" in said) == (2, True)
+
+
 def test_a_running_foreground_writer_is_not_reported_as_stopped(run: Run, streams: Path) -> None:
     with WriterLock(run_folder("rides")):
         for command, expected in (("pause rides", 0), ("restart rides", 9)):

@@ -216,13 +216,17 @@ def test_a_dry_run_of_a_replay_reports_what_would_land_and_why_the_rest_would_fa
     assert "2 dead letters of stream made would be decoded again. 0 would land, and 2 would fail again." in fails
     assert "NotAnObject (1): made[0]@" in fails
     assert "(1): made[0]@0: " in fails
+    assert "`frazil dlq show made --limit 2`, with the same options, shows each record." in fails
     dead_letters = opened.tables.dead_letters.refresh()
+    again = {**dead_letters.scan("kafka_offset = 0").to_arrow().to_pylist()[0], "kafka_offset": 6}
+    dead_letters.append(pa.Table.from_pylist([again], schema=dead_letters.schema().as_arrow()))
+    assert "(2, the first): made[0]@0: " in call(streams, "replay", "made", "--reason", "NotJson", "--dry-run")
     row = dead_letters.scan("error_class = 'WrongType'").to_arrow().to_pylist()[0]
     new = {**row, "kafka_offset": 5, "value": b'{"at": "2013-12-30T10:00:00Z"}'}
     dead_letters.append(pa.Table.from_pylist([new], schema=dead_letters.schema().as_arrow()))
     found = json.loads(call(streams, "replay", "made", "--dry-run", "--json"))
-    assert (found["would-land"], found["would-fail"], found["meant"]) == (2, 2, 4)
-    assert len(before.snapshots) + 1 == len(opened.tables.dead_letters.refresh().metadata.snapshots)
+    assert (found["would-land"], found["would-fail"], found["meant"]) == (2, 3, 5)
+    assert len(before.snapshots) + 2 == len(opened.tables.dead_letters.refresh().metadata.snapshots)
     assert list(opened.tables.store.list_files(f"{opened.tables.state}/replays")) == []
 
 

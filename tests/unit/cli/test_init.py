@@ -41,3 +41,14 @@ def test_files_that_exist_are_kept(tmp_path: Path) -> None:
     assert len(answer["written"]) == len(init.FILES) - 1
     assert (tmp_path / "dags/streams.py").read_text() == "# mine\n"
     assert "exists, kept" in CliRunner().invoke(frazil, ["init", str(tmp_path)]).output
+
+
+def test_a_project_is_not_written_into_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "include" / "frazil"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(frazil, ["init"])
+    assert (refused.exit_code, f"{tmp_path} is the checkout of frazil" in refused.output) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["include"]
+    assert CliRunner().invoke(frazil, ["init", "mine"]).exit_code == 0

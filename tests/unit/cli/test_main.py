@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -31,17 +33,26 @@ def test_the_help_names_every_command_and_imports_none() -> None:
     assert loaded == "[]"
 
 
-def test_a_full_disk_is_reported_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.ENOSPC, "the disk of a file is full: [Errno 28] No space left on device. Free space on it"),
+        (errno.EIO, "the disk of a file fails: [Errno 5] Input/output error. Check the disk"),
+        (errno.EROFS, "the disk of a file is read-only: [Errno 30] Read-only file system. Remount it"),
+        (errno.EACCES, "a file: the file system refuses access ([Errno 13] Permission denied)"),
+    ],
+)
+def test_a_fault_of_the_disk_is_reported_in_a_sentence(
+    code: int, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def meets_it() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(main, "frazil", meets_it)
     with pytest.raises(SystemExit) as ended:
         main.main()
     said = capsys.readouterr().err
-    assert said.startswith("EnvironmentUnusable: a file cannot be written: No space left on device. Free some space")
+    assert said.startswith(f"EnvironmentUnusable: {words}")
     assert (ended.value.code, said.count("\n")) == (1, 1)
 
 
@@ -50,3 +61,23 @@ def test_a_misspelled_command_is_answered_with_a_suggestion() -> None:
     assert said.exit_code == 2
     assert "No such command 'statsu'; did you mean `frazil status`?" in said.output
     assert "did you mean" not in CliRunner().invoke(frazil, ["xyzzy"]).output
+
+
+def test_a_deleted_current_folder_is_reported_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    monkeypatch.setattr(sys, "argv", ["frazil", "status"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    said = "EnvironmentUnusable: the current folder was deleted. Change to a folder that exists\n"
+    assert (ended.value.code, capsys.readouterr().err) == (1, said)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_full_standard_output_is_reported_in_a_sentence() -> None:
+    command = [sys.executable, "-m", "frazil", "cost", "--json", "--streams", "/nonexistent"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n"), "Traceback" in done.stderr) == (10, 1, False), done.stderr

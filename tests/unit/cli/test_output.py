@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 
+import click
 import pytest
 
-from frazil.cli.output import prefix_subject, split_commands, wrap_command
+from frazil.cli.output import ask, echo_table, prefix_subject, split_commands, wrap_command
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,20 @@ def test_a_command_longer_than_the_screen_wraps_with_shell_continuations() -> No
 
 def test_a_sentence_may_begin_with_a_colon() -> None:
     assert split_commands(": `frazil x`.") == [":", "    frazil x"]
+
+
+def test_a_table_on_a_narrow_terminal_keeps_its_words_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # counts as a terminal
+    monkeypatch.setenv("COLUMNS", "30")
+    columns = ("stream", "desired", "last commit", "watermark", "table")
+    echo_table(columns, [("rides", "running", "3 min ago", "2026-01-02 08:00:00Z", "city.rides")])
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("watermark", "last commit", "2026-01-02 08:00:00Z", "city.rides"))
+
+
+def test_a_closed_standard_input_cannot_answer_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(click.ClickException, match="no terminal, so nothing was changed"):
+        ask("Reset?", yes=False)

@@ -406,6 +406,19 @@ def test_restarting_a_foreground_writer_is_refused_and_changes_nothing(streams: 
     assert open_desired_store(spec).read() == before
 
 
+def test_a_restart_without_a_writer_resumes_the_stream_and_reports_what_starts_it(streams: Path):
+    launch = Launch("l", LaunchKind.FOREGROUND, NOW_MS - 60_000)
+    with WriterLock(run_folder("ticks"), streams=("ticks",)) as lock:
+        lock.record(launch)
+    append_exit(run_folder("ticks"), ExitRecord("l", 0, NOW_MS - 60_000, NOW_MS, "", 0, committed=False))
+    spec = load_stream(streams / "ticks.yaml")
+    open_desired_store(spec).pause(by="ana", reason="")
+    done = CliRunner().invoke(frazil, ["restart", "ticks", "--streams", str(streams)], catch_exceptions=False)
+    assert done.stdout.startswith("ticks has no writer to replace: ")
+    assert "no supervisor has watched it on this host, so `frazil run ticks` starts its writer" in done.stdout
+    assert open_desired_store(spec).read().mode == "running"
+
+
 def test_a_throttle_is_a_problem_while_the_writer_lives(streams: Path):
     with WriterLock(run_folder("ticks")):
         now_ms = status(streams)["at-ms"]

@@ -39,6 +39,25 @@ def test_every_error_is_reported_and_the_exit_code_is_10(declare: Declare, tmp_p
     assert len(result.stderr.splitlines()) == 2
 
 
+def test_a_column_of_an_unknown_type_hides_no_wrong_type_of_a_transform(declare: Declare, tmp_path: Path) -> None:
+    source = {"topics": ["c"], "bootstrap-servers": "h:1", "schema": {"id": "int", "ts": "timestamptz"}}
+    columns = {"id": "lon", "n": "int", "ts": "timestamptz"}
+    sql = "SELECT id, id + ts AS n, id AS ts, 1 AS more FROM records"
+    declare(source=source, schema=columns, transform=sql, event_time="ts", partition_by=None)
+    found = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)]).stderr.splitlines()
+    assert len(found) == 4, found
+    assert "schema.id.type: has 'lon'" in found[0]
+    assert "transform: the column n: Binder Error" in found[1]
+    assert "the column ts is int in the SELECT, but timestamptz in schema" in found[2]
+    assert "the column more of the SELECT is not a column of schema (int)" in found[3]
+
+
+def test_a_schema_that_is_no_mapping_causes_no_problems_of_the_transform(declare: Declare, tmp_path: Path) -> None:
+    declare(schema=5, transform="SELECT id FROM records")
+    found = CliRunner().invoke(frazil, ["validate", "--streams", str(tmp_path)])
+    assert ("schema: 5 is not a mapping" in found.stderr, "transform" in found.stderr) == (True, False)
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -51,6 +70,7 @@ def test_every_error_is_reported_and_the_exit_code_is_10(declare: Declare, tmp_p
         {"event-time": "tss"},
         {"event-time": {"colum": "ts"}},
         {"dead-letters": {"circuit": {"shar": 3}}},
+        {"schema": {"id": "lon", "ts": "timestamptz"}},
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -55,6 +56,20 @@ def test_a_server_leads_its_own_session_and_is_found_by_its_record(tmp_path: Pat
     process.stop_all([server], records=tmp_path)
     assert not process.is_alive(server)
     assert process.read_records(tmp_path) == []
+
+
+def test_a_server_does_not_hold_a_lock_of_the_commands_caller(tmp_path: Path) -> None:
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    os.set_inheritable(lock, True)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    server = start(SLEEPER, tmp_path)
+    os.close(lock)
+    other = os.open(tmp_path / "lock", os.O_RDWR)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(other)
+        process.stop_all([server], records=tmp_path)
 
 
 def test_a_started_server_gets_no_secrets_from_the_shell_environment(

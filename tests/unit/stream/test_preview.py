@@ -8,15 +8,21 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField
 
 from frazil.cli import records
 from frazil.cli.main import frazil
 from frazil.ingest import transform
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.transform import limit_memory
+from frazil.spec.iceberg import table_schema
 from frazil.stream import preview
+from frazil.table.catalogs import load_catalog
 from tests.unit.ingest.test_key_columns import stream as without_transform
 from tests.unit.ingest.test_transform import Reader, stream
+
+pytestmark = pytest.mark.usefixtures("frazil_home")
 
 
 class ClosableReader(Reader):
@@ -120,6 +126,23 @@ def test_a_preview_says_that_it_does_not_look_for_repeats(monkeypatch: pytest.Mo
         "2 records: 2 land, 0 dropped, 0 dead letters. Nothing was written.",
         "A commit drops repeats (dedupe), which a preview does not look for: fewer rows may land.",
     ]
+
+
+def test_a_preview_reports_a_table_that_the_declaration_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = without_transform({"id": "long not null"}, {})
+    monkeypatch.setattr(preview, "create_kafka_reader", lambda *_, **__: Reader([b'{"id": 1}'], 10))
+    monkeypatch.setattr(preview, "_newest_ranges", lambda *_: [OffsetRange("t", 0, 0, 1)])
+    monkeypatch.setattr(records, "find_stream", lambda *_: spec)
+    made = table_schema(spec)
+    table = load_catalog(None)
+    table.create_namespace_if_not_exists(spec.table.identifier.split(".")[0])
+    table.create_table(spec.table.identifier, Schema(*made.fields, NestedField(99, "of", LongType(), required=True)))
+    counts, problem = CliRunner().invoke(frazil, ["preview", "s", "--streams", str(tmp_path)]).stdout.splitlines()[-2:]
+    assert counts == "1 record: 1 lands, 0 dropped, 0 dead letters. Nothing was written."
+    assert problem.startswith("A writer would refuse this declaration and write nothing: SchemaIncompatible: ")
+    assert "column of is long not null in the table, but is not declared" in problem
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_a_put_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(os, "fsync", full_disk)
     for put in (LocalStore().put, LocalStore().put_if_absent):
-        with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/x'"):
+        with pytest.raises(StorageUnavailable, match=f"the disk of {tmp_path}/x is full: .*No space left on device"):
             put(f"{tmp_path}/x", b"data")
     assert list(tmp_path.iterdir()) == []
 
@@ -276,14 +276,35 @@ def test_a_full_disk_of_a_local_warehouse_is_reported() -> None:
     full = translate_staging_failure("file:///lake/silo/data", OSError(errno.ENOSPC, "No space left on device"))
     assert isinstance(full, CommitUnavailable)
     assert str(full).startswith("the disk of file:///lake/silo/data is full: ")
-    assert translate_staging_failure("file:///lake/silo/data", OSError(errno.EIO, "broken")) is None
+    assert translate_staging_failure("file:///lake/silo/data", OSError(errno.EINVAL, "broken")) is None
 
 
-def test_a_read_only_disk_is_an_outage_of_the_storage_that_the_writer_waits_for() -> None:
-    error = OSError(errno.EROFS, "Read-only file system", "/lake/t/data/a.parquet")
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (errno.EROFS, "is read-only"),
+        (errno.EIO, "fails"),
+        (errno.ESTALE, "cannot be reached"),
+        (errno.ENODEV, "cannot be reached"),
+    ],
+)
+def test_a_fault_of_a_disk_is_an_outage_of_the_storage_that_the_writer_waits_for(
+    code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OSError(code, os.strerror(code), "/lake/t/data/a.parquet")
     found = translate_staging_failure("/lake/t", error)
     assert isinstance(found, StorageUnavailable)
-    assert str(found).startswith("the disk of /lake/t/data/a.parquet is read-only")
+    assert str(found).startswith(f"the disk of /lake/t/data/a.parquet {words}: [Errno {code}] ")
+
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for write in (LocalStore().put, LocalStore().put_if_absent):
+        with pytest.raises(StorageUnavailable, match=f"the disk of {tmp_path}/x {words}: "):
+            write(f"{tmp_path}/x", b"")
+    with pytest.raises(StorageUnavailable, match=f"the disk of {tmp_path} {words}: "):
+        LocalStore().sync_files([str(tmp_path)])
     assert (is_storage_failure(error), is_storage_failure(ConnectionRefusedError(111, "refused"))) == (True, False)
 
 

@@ -324,6 +324,31 @@ def test_the_existing_table_layout_takes_precedence_with_a_warning(
     assert "the declared sort order is [identity(delay) asc nulls-first], but table demo.flights has []" in caplog.text
 
 
+def test_an_undeclared_required_column_needs_a_default_in_the_table(catalog: Catalog, stream: Stream) -> None:
+    table = ensure_table(catalog, stream(table={"identifier": "demo.flights", "properties": {"format-version": "3"}}))
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        update.add_column("gate", StringType(), required=True, default_value="none")
+    assert ensure_table(catalog, stream()).schema().find_field("gate").required
+    with table.update_schema(allow_incompatible_changes=True) as update:
+        update.set_default_value("gate", None)
+    with pytest.raises(SchemaIncompatible, match="gate is string not null in the table, but is not declared"):
+        ensure_table(catalog, stream())
+
+
+def test_a_dropped_column_that_is_still_declared_is_reported(
+    catalog: Catalog, stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ensure_table(catalog, stream()).transaction() as change:
+        with change.update_schema() as update:
+            update.delete_column("delay")
+        change.set_properties({FORMER_COLUMNS_PROPERTY: json.dumps({"delay": None})})
+    with caplog.at_level(logging.WARNING):
+        table = ensure_table(catalog, stream())
+    assert "delay" not in table.schema().column_names
+    assert "the declared column delay was dropped from table demo.flights with `frazil evolve`" in caplog.text
+    assert [*check_existing_tables(stream())] == [record.getMessage() for record in caplog.records]
+
+
 def test_a_layout_that_is_not_declared_is_no_difference(
     catalog: Catalog, stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
