@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
@@ -25,7 +22,6 @@ SPECIALS = {f"{sign}{name}": f"{sign}{text}".encode() for name, text in _SPECIAL
 _SPECIAL_PATTERN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
 _ENCODED_PATTERN = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")
 _SPECIAL_NAMES = {number: name.encode() for name, number in SPECIALS.items()}
-_LARGE_EXPONENT = r"[eE]\+?(?:[3-9][0-9]{2}|[0-9]{4})"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
@@ -106,12 +102,6 @@ def malformed_text(text: bytes, message: str) -> str:
             "on a line of its own, declare source.format: {type: json, lines: true}"
         )
     return message
-
-
-def may_be_special(texts: Sequence[bytes]) -> list[bool]:
-    """Return a mask of the values that may contain NaN, an infinity, or a number with an exponent of 300 or more."""
-    found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_LARGE_EXPONENT}")
-    return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
 
 
 def encode_special_numbers(text: bytes) -> bytes:
