@@ -18,7 +18,18 @@ class _Pairs(list[tuple[str, Any]]):
     """A JSON object as written, including duplicate keys."""
 
 
-_decode_pairs = json.JSONDecoder(object_pairs_hook=_Pairs, parse_int=str, parse_float=str, parse_constant=str).decode
+class _DuplicateKey(Exception):
+    """An object of the record has a key twice, perhaps one that matters to no column."""
+
+
+def _require_distinct(pairs: list[tuple[str, Any]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise _DuplicateKey
+
+
+_as_text: dict[str, Any] = {"parse_int": str, "parse_float": str, "parse_constant": str}
+_check_keys = json.JSONDecoder(object_pairs_hook=_require_distinct, **_as_text).decode
+_decode_pairs = json.JSONDecoder(object_pairs_hook=_Pairs, **_as_text).decode
 
 
 def find_duplicate_key(text: bytes, keys: Collection[str], schema: iceberg.StructType, units: Units) -> str | None:
@@ -29,7 +40,11 @@ def find_duplicate_key(text: bytes, keys: Collection[str], schema: iceberg.Struc
     # A key ends with a quotation mark and a colon, so counting these gives the maximum number of keys at all levels.
     if text.translate(None, WHITE_SPACE).count(b'":') == len(keys):
         return None
-    return _duplicate_path(_decode_pairs(text.decode()), schema, units)
+    try:
+        _check_keys(text.decode())
+    except _DuplicateKey:
+        return _duplicate_path(_decode_pairs(text.decode()), schema, units)
+    return None
 
 
 def _duplicate_path(value: Any, kind: iceberg.IcebergType, units: Units) -> str | None:

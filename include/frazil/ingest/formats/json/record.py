@@ -7,7 +7,7 @@ need valid syntax.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -60,10 +60,10 @@ class RecordReader:
     def _read_text(self, text: bytes) -> Row | RecordError:
         plain = encode_special_numbers(text)
         try:
-            keys = _decode_members(plain).keys()
-            if (path := find_duplicate_key(plain, keys, self._schema, self._units)) is not None:
+            members = _decode_members(plain)
+            if (path := find_duplicate_key(plain, members, self._schema, self._units)) is not None:
                 return RecordError(TYPE_MISMATCH, f"{path}: given twice")
-            return [*self._convert(plain).values()]
+            return [*self._convert(plain, members).values()]
         except InvalidValue as wrong:
             return RecordError(wrong.error_class, f"{wrong.path}: {wrong.text}")
         except msgspec.DecodeError as error:
@@ -85,54 +85,66 @@ def _conversion(field: iceberg.NestedField, units: Units, hidden: Collection[Pat
 
 def _struct_conversion(
     kind: iceberg.StructType, units: Units, hidden: Collection[Path]
-) -> Callable[[bytes], dict[str, Any]]:
+) -> Callable[..., dict[str, Any]]:
     rest = next((field.name for field in kind.fields if is_rest(field, units)), None)
     part = column_parts(kind, units, hidden)
-    fields = [(f.name, f, _conversion(f, units, hidden)) for f in kind.fields if f.name != rest]
+    convert_fields = _fields_conversion({f.name: f for f in kind.fields if f.name != rest}, units, hidden)
     names = [field.name for field in kind.fields]
 
-    def convert(text: bytes) -> dict[str, Any]:
-        members, row = _members(text), dict.fromkeys(names)
-        for name, field, convert_value in fields:
-            row[name] = _convert_part(members.get(name), name, field, convert_value)
-        if rest is not None and part is not None:
-            row[rest] = rest_of(decode_special_numbers(text), part)
-        return row
+    def convert(text: bytes, members: dict[str, msgspec.Raw] | None = None) -> dict[str, Any]:
+        row = convert_fields(_members(text) if members is None else members)
+        if rest is None or part is None:
+            return row
+        return dict.fromkeys(names) | row | {rest: rest_of(decode_special_numbers(text), part)}
 
     return convert
 
 
 def _listed_conversion(kind: iceberg.StructType, units: Units, hidden: Collection[Path]) -> Conversion:
-    fields = [(int(f.name), f.name, f, _conversion(f, units, hidden)) for f in kind.fields]
+    convert_fields = _fields_conversion({int(f.name): f for f in kind.fields}, units, hidden)
+    return lambda text: convert_fields(dict(enumerate(_elements(text))))
 
-    def convert(text: bytes) -> dict[str, Any]:
-        parts = dict(enumerate(_elements(text)))
-        return {name: _convert_part(parts.get(i), name, field, converted) for i, name, field, converted in fields}
+
+def _list_conversion(kind: iceberg.ListType, units: Units, hidden: Collection[Path]) -> Conversion:
+    convert = _entry_conversion(kind.element_field, units, hidden)
+    return lambda text: [*map(convert, _elements(text))]
+
+
+def _map_conversion(kind: iceberg.MapType, units: Units, hidden: Collection[Path]) -> Conversion:
+    convert = _entry_conversion(kind.value_field, units, hidden)
+    return lambda text: [(key, convert(raw)) for key, raw in _members(text).items()]
+
+
+def _entry_conversion(
+    field: iceberg.NestedField, units: Units, hidden: Collection[Path]
+) -> Callable[[msgspec.Raw], Any]:
+    convert = _fields_conversion({0: field}, units, hidden)
+    return lambda raw: convert({0: raw})[field.name]
+
+
+def _fields_conversion(
+    fields: Mapping[Any, iceberg.NestedField], units: Units, hidden: Collection[Path]
+) -> Callable[[Mapping[Any, msgspec.Raw]], dict[str, Any]]:
+    """Return a conversion for the parts of a value, by the keys of `fields`."""
+    conversions = [(key, f.name, f.required, _conversion(f, units, hidden)) for key, f in fields.items()]
+
+    def convert(parts: Mapping[Any, msgspec.Raw]) -> dict[str, Any]:
+        row, name = {}, ""
+        try:
+            for key, name, required, convert_part in conversions:
+                if (raw := parts.get(key)) is None or (text := bytes(raw)) == b"null":
+                    row[name] = _refuse_null() if required else None
+                else:
+                    row[name] = convert_part(text)
+        except InvalidValue as wrong:
+            raise wrong.within(name) from None
+        return row
 
     return convert
 
 
-def _list_conversion(kind: iceberg.ListType, units: Units, hidden: Collection[Path]) -> Conversion:
-    convert = _conversion(kind.element_field, units, hidden)
-    return lambda text: [_convert_part(raw, "element", kind.element_field, convert) for raw in _elements(text)]
-
-
-def _map_conversion(kind: iceberg.MapType, units: Units, hidden: Collection[Path]) -> Conversion:
-    convert = _conversion(kind.value_field, units, hidden)
-    return lambda text: [
-        (key, _convert_part(raw, "value", kind.value_field, convert)) for key, raw in _members(text).items()
-    ]
-
-
-def _convert_part(raw: msgspec.Raw | None, name: str, field: iceberg.NestedField, convert: Conversion) -> Any:
-    if raw is None or (text := bytes(raw)) == b"null":
-        if field.required:
-            raise InvalidValue(MISSING).within(name)
-        return None
-    try:
-        return convert(text)
-    except InvalidValue as wrong:
-        raise wrong.within(name) from None
+def _refuse_null() -> None:
+    raise InvalidValue(MISSING)
 
 
 def _members(text: bytes) -> dict[str, msgspec.Raw]:

@@ -138,7 +138,7 @@ def _read_boolean(text: bytes) -> bool:
 
 def _read_integer(text: bytes, kind: str, within: range) -> int:
     """Read an integer. `kind` names its type in messages."""
-    if text in SPECIAL_NUMBERS or _INTEGER.fullmatch(text) is None:
+    if _INTEGER.fullmatch(text) is None:
         raise mismatch(text, "a whole number", kind)
     if len(text) > _MAX_INTEGER_LENGTH or (value := int(text)) not in within:
         raise OutOfRange(f"the number {text[:64].decode()} is too big for {kind}")
@@ -151,12 +151,13 @@ def _read_double(text: bytes, kind: iceberg.IcebergType) -> float:
     if text[0] not in _NUMBER_STARTS:
         raise mismatch(text, "a number", kind)
     value = float(text)
-    try:
-        struct.pack("<f" if isinstance(kind, iceberg.FloatType) else "<d", value)
-    except OverflowError:
-        raise OutOfRange(f"{value} is too big for float") from None
     if math.isinf(value):
         raise OutOfRange(f"the number {text[:64].decode()} is too big for {kind}")
+    if isinstance(kind, iceberg.FloatType):
+        try:
+            struct.pack("<f", value)
+        except OverflowError:
+            raise OutOfRange(f"{value} is too big for float") from None
     return value
 
 
