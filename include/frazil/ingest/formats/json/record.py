@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from pyiceberg import types as iceberg
@@ -129,7 +129,8 @@ def _fields_conversion(
     conversions = [(key, f.name, f.required, _conversion(f, units, hidden)) for key, f in fields.items()]
 
     def convert(parts: Mapping[Any, msgspec.Raw]) -> dict[str, Any]:
-        row, name = {}, ""
+        row: dict[str, Any] = {}
+        name = ""
         try:
             for key, name, required, convert_part in conversions:
                 if (raw := parts.get(key)) is None or (text := bytes(raw)) == b"null":
@@ -143,7 +144,7 @@ def _fields_conversion(
     return convert
 
 
-def _refuse_null() -> None:
+def _refuse_null() -> NoReturn:
     raise InvalidValue(MISSING)
 
 
