@@ -13,6 +13,8 @@ from frazil.ingest.formats.json.text import is_too_deep
 from frazil.ingest.schema_drift import MAX_NESTING, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
 
 DEBEZIUM_JSON = "io.debezium.data.Json"
+UINT64 = "uint64"
+"""The kind of Protobuf's unsigned integers of 64 bits. Other kinds are Avro's own."""
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _LOGICAL_TYPES = {
     **dict.fromkeys(("date", "time-millis"), ("int",)),
@@ -38,7 +40,7 @@ class AvroType:
     """A type in an Avro schema. Types are compared by identity, because a record type may contain itself."""
 
     kind: str
-    """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record` or `union`."""
+    """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record` or `union`; MIXED if no column can hold it."""
     name: str = ""
     logical: str = ""
     precision: int = 0
@@ -50,7 +52,9 @@ class AvroType:
     fields: tuple[tuple[str, ...], ...] = ()
     """Each field's names: its own name first, then its aliases."""
     parts: list[AvroType] = field(default_factory=list)
-    """The types of a record's fields, a union's branches, an array's elements, or a map's values."""
+    """The types of a record's fields, a union's branches, an array's elements, or a map's values (in Protobuf, followed
+    by its entries).
+    """
 
     def __str__(self) -> str:
         plain = f"{self.kind} {self.name}".strip()
@@ -185,6 +189,8 @@ _SCALAR_TYPES = {
     **{name: name for name in ("boolean", "int", "long", "float", "double", "string")},
     "bytes": "binary",
     "enum": "string",
+    UINT64: "decimal(20, 0)",
+    MIXED: MIXED,
 }
 _WIDER_TYPES: dict[tuple[str, type[iceberg.IcebergType]], str] = {
     ("long", iceberg.IntegerType): "long",
@@ -195,11 +201,7 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    return collect_drift(_find_changes(written, struct, (), frozenset()), widening=widening)
-
-
-def collect_drift(changes: Iterable[tuple[Path, FoundType, str]], *, widening: bool) -> SchemaDrift:
-    found = [*changes]
+    found = [*_find_changes(written, struct, (), frozenset())]
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
 
@@ -226,6 +228,8 @@ def _find_changes(
             yield from _find_changes(written.parts[0], kind.element_type, (*path, "element"), inside)
         case "map", iceberg.MapType():
             yield from _find_changes(written.parts[0], kind.value_type, (*path, "value"), inside)
+        case "map", iceberg.ListType() if len(written.parts) > 1:
+            yield from _find_changes(written.parts[1], kind.element_type, (*path, "element"), inside)
         case _, iceberg.DecimalType() if written.logical == "decimal" and written.scale == kind.scale:
             if kind.precision < written.precision <= _MAX_DIGITS:
                 yield path, None, f"decimal({written.precision}, {written.scale})"
@@ -238,7 +242,7 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
     if id(written) in inside or len(inside) > MAX_NESTING:
         return MIXED
     within = inside | {id(written)}
-    match written.kind:
+    match written.kind if not written.logical else "":
         case "null":
             return None
         case "union":
