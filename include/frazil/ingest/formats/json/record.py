@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 from pyiceberg import types as iceberg
@@ -24,7 +24,15 @@ from frazil.ingest.formats.json.text import (
     strip_message,
 )
 from frazil.ingest.formats.json.types import LISTED, Units
-from frazil.ingest.formats.json.values import MISSING, TYPE_MISMATCH, InvalidValue, describe, find_conversion, mismatch
+from frazil.ingest.formats.json.values import (
+    MISSING,
+    TYPE_MISMATCH,
+    InvalidValue,
+    OutOfRange,
+    describe,
+    find_conversion,
+    mismatch,
+)
 
 Row = list[Any]
 Conversion = Callable[[bytes], Any]
@@ -33,11 +41,22 @@ _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
+ColumnChange = tuple[Path, str | None]
+"""The path of a column that needs a wider type, and the type's name; None for a column that must become optional."""
+
+
 class RecordReader:
-    def __init__(self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> None:
-        """`hidden` has the lower-case paths of fields that a `rest` column omits."""
+    def __init__(
+        self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = (), *, notes_changes: bool = False
+    ) -> None:
+        """`hidden` has the lower-case paths of fields that a `rest` column omits.
+
+        With `notes_changes`, a record that columns accept only after changes is accepted, and `changes` has these.
+        """
         self._schema, self._units = schema, units
-        self._convert = _struct_conversion(schema, units, hidden)
+        self.changes: list[ColumnChange] = []
+        """The changes of columns that the last record needs."""
+        self._convert = _Conversions(units, hidden, self.changes if notes_changes else None).of_struct(schema)
 
     def __call__(self, value: bytes | None) -> Row | RecordError:
         return self.read_all([value])[0]
@@ -59,6 +78,7 @@ class RecordReader:
 
     def _read_text(self, text: bytes) -> Row | RecordError:
         plain = encode_special_numbers(text)
+        self.changes.clear()
         try:
             members = _decode_members(plain)
             if (path := find_duplicate_key(plain, members, self._schema, self._units)) is not None:
@@ -70,81 +90,93 @@ class RecordReader:
             return RecordError("InvalidJson", malformed_text(text, str(error)))
 
 
-def _conversion(field: iceberg.NestedField, units: Units, hidden: Collection[Path]) -> Conversion:
-    match kind := field.field_type:
-        case iceberg.StructType() if units.get(field.field_id) == LISTED:
-            return _listed_conversion(kind, units, hidden)
-        case iceberg.StructType():
-            return _struct_conversion(kind, units, hidden)
-        case iceberg.ListType():
-            return _list_conversion(kind, units, hidden)
-        case iceberg.MapType():
-            return _map_conversion(kind, units, hidden)
-    return find_conversion(kind, units.get(field.field_id))
+class _Conversions:
+    """Creates the conversions for the types of one schema."""
 
+    def __init__(self, units: Units, hidden: Collection[Path], changes: list[ColumnChange] | None) -> None:
+        """`changes` receives the changes of columns that values need; None rejects such values."""
+        self._units, self._hidden, self._changes = units, hidden, changes
 
-def _struct_conversion(
-    kind: iceberg.StructType, units: Units, hidden: Collection[Path]
-) -> Callable[..., dict[str, Any]]:
-    rest = next((field.name for field in kind.fields if is_rest(field, units)), None)
-    part = column_parts(kind, units, hidden)
-    convert_fields = _fields_conversion({f.name: f for f in kind.fields if f.name != rest}, units, hidden)
-    names = [field.name for field in kind.fields]
+    def _of(self, field: iceberg.NestedField) -> Conversion:
+        unit = self._units.get(field.field_id)
+        match kind := field.field_type:
+            case iceberg.StructType() if unit == LISTED:
+                elements = _Conversions(self._units, self._hidden, None)
+                convert_fields = elements._of_fields({int(f.name): f for f in kind.fields})
+                return lambda text: convert_fields(dict(enumerate(_elements(text))))
+            case iceberg.StructType():
+                return self.of_struct(kind)
+            case iceberg.ListType():
+                convert = self._of_fields({0: kind.element_field})
+                return lambda text: [convert({0: raw})[kind.element_field.name] for raw in _elements(text)]
+            case iceberg.MapType():
+                convert = self._of_fields({0: kind.value_field})
+                return lambda text: [
+                    (key, convert({0: raw})[kind.value_field.name]) for key, raw in _members(text).items()
+                ]
+        return find_conversion(kind, unit)
 
-    def convert(text: bytes, members: dict[str, msgspec.Raw] | None = None) -> dict[str, Any]:
-        row = convert_fields(_members(text) if members is None else members)
-        if rest is None or part is None:
+    def of_struct(self, kind: iceberg.StructType) -> Callable[..., dict[str, Any]]:
+        """Return a conversion whose second argument may have the parsed members of the object."""
+        rest = next((field.name for field in kind.fields if is_rest(field, self._units)), None)
+        part = column_parts(kind, self._units, self._hidden)
+        convert_fields = self._of_fields({f.name: f for f in kind.fields if f.name != rest}, may_miss=True)
+        names = [field.name for field in kind.fields]
+
+        def convert(text: bytes, members: dict[str, msgspec.Raw] | None = None) -> dict[str, Any]:
+            row = convert_fields(_members(text) if members is None else members)
+            if rest is None or part is None:
+                return row
+            return dict.fromkeys(names) | row | {rest: rest_of(decode_special_numbers(text), part)}
+
+        return convert
+
+    def _of_fields(
+        self, fields: Mapping[Any, iceberg.NestedField], *, may_miss: bool = False
+    ) -> Callable[[Mapping[Any, msgspec.Raw]], dict[str, Any]]:
+        """Return a conversion for the parts of a value, by the keys of `fields`.
+
+        `may_miss`: whether a required part that is missing is a change of its column instead of an error.
+        """
+        changes = self._changes
+        missing = _refuse_null if changes is None or not may_miss else lambda name: changes.append(((name,), None))
+        conversions = [(key, f.name, f.required, self._noting_changes(f)) for key, f in fields.items()]
+
+        def convert(parts: Mapping[Any, msgspec.Raw]) -> dict[str, Any]:
+            row: dict[str, Any] = {}
+            name = ""
+            try:
+                for key, name, required, convert_part in conversions:
+                    if (raw := parts.get(key)) is None or (text := bytes(raw)) == b"null":
+                        row[name] = missing(name) if required else None
+                    else:
+                        row[name] = convert_part(text)
+            except InvalidValue as wrong:
+                raise wrong.within(name) from None
             return row
-        return dict.fromkeys(names) | row | {rest: rest_of(decode_special_numbers(text), part)}
 
-    return convert
+        return convert
 
+    def _noting_changes(self, field: iceberg.NestedField) -> Conversion:
+        convert, changes = self._of(field), self._changes
+        if changes is None:
+            return convert
 
-def _listed_conversion(kind: iceberg.StructType, units: Units, hidden: Collection[Path]) -> Conversion:
-    convert_fields = _fields_conversion({int(f.name): f for f in kind.fields}, units, hidden)
-    return lambda text: convert_fields(dict(enumerate(_elements(text))))
+        def convert_noting(text: bytes) -> Any:
+            value, before = None, len(changes)
+            try:
+                value = convert(text)
+            except OutOfRange as error:
+                if not error.wider:
+                    raise
+                changes.append(((), error.wider))
+            changes[before:] = [((field.name, *path), wider) for path, wider in changes[before:]]
+            return value
 
-
-def _list_conversion(kind: iceberg.ListType, units: Units, hidden: Collection[Path]) -> Conversion:
-    convert = _entry_conversion(kind.element_field, units, hidden)
-    return lambda text: [*map(convert, _elements(text))]
-
-
-def _map_conversion(kind: iceberg.MapType, units: Units, hidden: Collection[Path]) -> Conversion:
-    convert = _entry_conversion(kind.value_field, units, hidden)
-    return lambda text: [(key, convert(raw)) for key, raw in _members(text).items()]
-
-
-def _entry_conversion(
-    field: iceberg.NestedField, units: Units, hidden: Collection[Path]
-) -> Callable[[msgspec.Raw], Any]:
-    convert = _fields_conversion({0: field}, units, hidden)
-    return lambda raw: convert({0: raw})[field.name]
+        return convert_noting
 
 
-def _fields_conversion(
-    fields: Mapping[Any, iceberg.NestedField], units: Units, hidden: Collection[Path]
-) -> Callable[[Mapping[Any, msgspec.Raw]], dict[str, Any]]:
-    """Return a conversion for the parts of a value, by the keys of `fields`."""
-    conversions = [(key, f.name, f.required, _conversion(f, units, hidden)) for key, f in fields.items()]
-
-    def convert(parts: Mapping[Any, msgspec.Raw]) -> dict[str, Any]:
-        row: dict[str, Any] = {}
-        name = ""
-        try:
-            for key, name, required, convert_part in conversions:
-                if (raw := parts.get(key)) is None or (text := bytes(raw)) == b"null":
-                    row[name] = _refuse_null() if required else None
-                else:
-                    row[name] = convert_part(text)
-        except InvalidValue as wrong:
-            raise wrong.within(name) from None
-        return row
-
-    return convert
-
-
-def _refuse_null() -> NoReturn:
+def _refuse_null(_: str) -> None:
     raise InvalidValue(MISSING)
 
 

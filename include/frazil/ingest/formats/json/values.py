@@ -23,8 +23,10 @@ from frazil.ingest.formats.json.types import JSON_IN_TEXT
 
 MISSING = "required, and missing or null"
 TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
+_MAX_DIGITS = 38
 _INT32, INT64 = range(-(2**31), 2**31), range(-(2**63), 2**63)
-_MAX_INTEGER_LENGTH = 20
+_MAX_INTEGER_LENGTH = 21
+"""Characters after which an integer has more than 64 bits."""
 
 SPECIAL_NUMBERS = {number: float(name) for name, number in SPECIALS.items()}
 """The NaN and infinities that the numbers in `SPECIALS` represent."""
@@ -60,6 +62,11 @@ class InvalidValue(Exception):
 
 class OutOfRange(InvalidValue):
     error_class = OUT_OF_RANGE
+
+    def __init__(self, text: str, wider: str = "") -> None:
+        """`wider` is the type that the column needs to hold the value, if it can get one."""
+        super().__init__(text)
+        self.wider = wider
 
 
 def find_conversion(kind: iceberg.IcebergType, unit: str | None) -> Callable[[bytes], Any]:  # noqa: PLR0911 - a table
@@ -140,8 +147,9 @@ def _read_integer(text: bytes, kind: str, within: range) -> int:
     """Read an integer. `kind` names its type in messages."""
     if _INTEGER.fullmatch(text) is None:
         raise mismatch(text, "a whole number", kind)
-    if len(text) > _MAX_INTEGER_LENGTH or (value := int(text)) not in within:
-        raise OutOfRange(f"the number {text[:64].decode()} is too big for {kind}")
+    value = int(text[:_MAX_INTEGER_LENGTH])
+    if value not in within:
+        raise OutOfRange(f"the number {text[:64].decode()} is too big for {kind}", "long" if value in INT64 else "")
     return value
 
 
@@ -157,7 +165,7 @@ def _read_double(text: bytes, kind: iceberg.IcebergType) -> float:
         try:
             struct.pack("<f", value)
         except OverflowError:
-            raise OutOfRange(f"{value} is too big for float") from None
+            raise OutOfRange(f"{value} is too big for float", "double") from None
     return value
 
 
@@ -196,12 +204,14 @@ def decimal_converter(precision: int, scale: int) -> Callable[[bytes], Decimal]:
     def converted(text: bytes) -> Decimal:
         if usual is not None and usual.fullmatch(text):
             return Decimal(text.decode())
-        sign, digits, power, text = _split_number(text)
-        if digits != b"0" and (power < -scale or len(digits) + power + scale > precision):
-            is_rounded = power < -scale or text in SPECIAL_NUMBERS
-            raise (InvalidValue if is_rounded else OutOfRange)(
-                f"{number_as_sent(text)} does not fit decimal({precision}, {scale})"
-            )
+        sign, digits, power, number = _split_number(text)
+        whole = max(0, len(digits) + power)
+        if digits != b"0" and (power < -scale or whole + scale > precision):
+            error = f"{number_as_sent(number)} does not fit decimal({precision}, {scale})"
+            if power < -scale or number in SPECIAL_NUMBERS:
+                raise InvalidValue(error)
+            fits = number == text and whole + scale <= _MAX_DIGITS
+            raise OutOfRange(error, f"decimal({whole + scale}, {scale})" if fits else "")
         return Decimal(f"{sign.decode()}{digits.decode()}e{power}")
 
     return converted
