@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
 
 import msgspec
 from pyiceberg import types as iceberg
@@ -10,6 +11,7 @@ from pyiceberg import types as iceberg
 from frazil.ingest.formats.json.record import RecordReader, Row
 from frazil.ingest.formats.json.text import RecordError, encode_special_numbers, strip_message
 from frazil.ingest.formats.json.types import Units
+from frazil.ingest.formats.json.values import SPECIAL_NUMBERS
 from frazil.ingest.schema_drift import (
     MAX_OBJECT_FIELDS,
     TOO_MANY_FIELDS,
@@ -24,7 +26,16 @@ from frazil.ingest.schema_drift import (
     wider_of,
 )
 
-_decode_untyped = msgspec.json.Decoder().decode
+_TOO_LARGE = object()
+"""Replaces numbers that are too large for a double, so that their type is MIXED."""
+
+
+def _parse_number(text: str) -> object:
+    value = SPECIAL_NUMBERS.get(text.encode())
+    return value if value is not None else float(text) if isfinite(float(text)) else _TOO_LARGE
+
+
+_decode_untyped = msgspec.json.Decoder(float_hook=_parse_number).decode
 _MAX_EXAMINED_REJECTS = 1000
 
 
@@ -108,10 +119,6 @@ def _merge_into(found: dict[Path, FoundType], more: Iterable[tuple[Path, FoundTy
 def _parse(value: bytes | None) -> object:
     """Parse the record without a schema. Returns None if the parser rejects it."""
     try:
-        text = strip_message(value)
-        try:
-            return _decode_untyped(text)
-        except msgspec.DecodeError:
-            return _decode_untyped(encode_special_numbers(text))
+        return _decode_untyped(encode_special_numbers(strip_message(value)))
     except (RecordError, msgspec.DecodeError, RecursionError):
         return None
