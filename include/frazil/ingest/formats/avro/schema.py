@@ -222,8 +222,7 @@ def _find_changes(
                 if i in filled:
                     yield from _find_changes(part, columns[filled[i]], (*path, filled[i]), within)
                 else:
-                    found_type = column_type_of(part, within) if has_few_parts(part, within) else MIXED
-                    yield (*path, names[0]), found_type, ""
+                    yield (*path, names[0]), column_type_of(part, within), ""
         case "array", iceberg.ListType():
             yield from _find_changes(written.parts[0], kind.element_type, (*path, "element"), inside)
         case "map", iceberg.MapType():
@@ -237,8 +236,15 @@ def _find_changes(
             yield path, None, wider
 
 
-def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> FoundType:  # noqa: PLR0911 - a table
-    """Return the type for an Avro type; None for `null`, MIXED if recursive. `inside` has the enclosing types' ids."""
+def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> FoundType:
+    """Return the type for an Avro type; None for `null`, MIXED if it is recursive or too large.
+
+    `inside` has the enclosing types' ids.
+    """
+    return _type_of(written, inside) if _has_few_parts(written, inside) else MIXED
+
+
+def _type_of(written: AvroType, inside: frozenset[int]) -> FoundType:  # noqa: PLR0911 - a table
     if id(written) in inside or len(inside) > MAX_NESTING:
         return MIXED
     within = inside | {id(written)}
@@ -247,15 +253,15 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
             return None
         case "union":
             branches = [part for part in written.parts if part.kind != "null"]
-            return None if not branches else column_type_of(branches[0], within) if len(branches) == 1 else MIXED
+            return None if not branches else _type_of(branches[0], within) if len(branches) == 1 else MIXED
         case "record":
             names = (names[0] for names in written.fields)
-            parts = (column_type_of(part, within) for part in written.parts)
+            parts = (_type_of(part, within) for part in written.parts)
             return struct_of(dict(zip(names, parts, strict=True)))
         case "array":
-            return ListOf(column_type_of(written.parts[0], within))
+            return ListOf(_type_of(written.parts[0], within))
         case "map":
-            return MapOf(column_type_of(written.parts[0], within))
+            return MapOf(_type_of(written.parts[0], within))
     match written.logical:
         case "date":
             return "date"
@@ -271,7 +277,7 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
     return _SCALAR_TYPES[written.kind]
 
 
-def has_few_parts(written: AvroType, inside: frozenset[int] = frozenset()) -> bool:
+def _has_few_parts(written: AvroType, inside: frozenset[int] = frozenset()) -> bool:
     """Return whether the type has at most `_MAX_PARTS` parts, counting a named type each time that it is used."""
     left, count = [(written, inside)], 0
     while left:

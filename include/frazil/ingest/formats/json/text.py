@@ -105,16 +105,7 @@ def malformed_text(text: bytes, message: str) -> str:
 
 
 def encode_special_numbers(text: bytes) -> bytes:
-    nan, infinity = text.find(b"NaN"), text.find(b"Inf")
-    if nan < 0 and infinity < 0:
-        return text
-    place = max(nan, infinity)
-    if b'\\"' not in text and min(nan, infinity) < 0 and text.find(text[place : place + 3], place + 3) < 0:
-        if text.count(b'"', 0, place) % 2:
-            return text
-        start, end = max(0, place - 1), place + 8
-        return text[:start] + _replace_specials(text[start:end]) + text[end:]
-    return change_outside_strings(text, b"N", b"I", _replace_specials)
+    return change_outside_strings(text, b"N", b"I", _replace_specials) if b"NaN" in text or b"Inf" in text else text
 
 
 def change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:
