@@ -12,7 +12,7 @@ from typing import Any
 from frazil.errors import SpecError
 from frazil.infer.columns import TIME_TYPES, ProposedColumn, find_column_problem
 from frazil.infer.sample import Sample
-from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, column_type_of, has_few_parts, parse_schema
+from frazil.ingest.formats.avro.schema import AvroType, UnreadableSchema, column_type_of, parse_schema
 from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.schema_drift import (
     MAX_NESTING,
@@ -180,10 +180,7 @@ def _read_avro_fields(schema: SchemaText) -> dict[str, _Field]:
     if written.kind != "record":
         raise SpecError(f"the registry's schema is {written}, but must be a record, whose fields become columns")
     parts = zip(written.fields, written.parts, strict=True)
-    return {
-        names[0]: _Field(column_type_of(part) if has_few_parts(part) else MIXED, not _is_nullable(part))
-        for names, part in parts
-    }
+    return {names[0]: _Field(column_type_of(part), not _is_nullable(part)) for names, part in parts}
 
 
 def _is_nullable(written: AvroType) -> bool:

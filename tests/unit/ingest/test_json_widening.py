@@ -22,7 +22,7 @@ from pyiceberg.types import (
 from frazil.errors import SpecError
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
-from frazil.ingest.schema_drift import SchemaDrift, find_new_fields
+from frazil.ingest.schema_drift import SchemaDrift, StructOf, find_new_fields
 
 SCHEMA = Schema(
     NestedField(1, "i", IntegerType()),
@@ -92,6 +92,14 @@ def test_new_fields_of_a_record_that_a_wider_or_optional_column_would_hold_count
     """Otherwise the other records alone choose the new column's type, and this record becomes a dead letter."""
     found = drift(value, b'{"s":"","x":"hot"}')
     assert (found.new, found.records) == ({("x",): "mixed"}, 2)
+
+
+@pytest.mark.parametrize(("number", "kind"), [(b"NaN", "double"), (b"-Infinity", "double"), (b"1e400", "mixed")])
+def test_a_number_that_is_infinite_or_nan_hides_no_new_field_and_no_wider_type(number: bytes, kind: str):
+    value = b'{"s":"","i":3000000000,"x":{"y":1,"z":' + number + b"}}"
+    found = drift(value)
+    assert found.new == {("x",): StructOf({"y": "long", "z": kind})}
+    assert found.wider == {("i",): "long"}
 
 
 def test_new_fields_of_a_record_that_would_stay_refused_do_not_count():

@@ -19,6 +19,7 @@ from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import check_supported, create_decoder
 from frazil.ingest.formats.protobuf.decoder import ProtobufDecoder
 from frazil.ingest.formats.protobuf.schema import UnreadableSchema, message_of
+from frazil.ingest.schema_drift import MIXED, ListOf, MapOf, StructOf
 from frazil.registry.client import SchemaText, UnknownSchema
 from frazil.spec.formats import ProtobufFormat, dump_portable_format
 
@@ -209,6 +210,34 @@ def test_new_fields_and_wider_columns_are_seen() -> None:
     drift = decode(RecordChunk.of_values([b"\x08\1"])).drift
     assert set(drift.new) == {("in", "y"), ("more",)}
     assert drift.wider == {("l",): "long", ("in", "x"): "double"}
+
+
+def test_each_protobuf_type_has_the_column_type_that_can_hold_it() -> None:
+    text = """
+    syntax = "proto2";
+    import "google/protobuf/timestamp.proto";
+    import "google/protobuf/wrappers.proto";
+    message R {
+      optional fixed64 u = 1; optional google.protobuf.Timestamp at = 2; optional google.protobuf.Int64Value w = 3;
+      map<string, R> by_name = 4; map<int32, bytes> by_number = 5; repeated E e = 6; optional Empty none = 7;
+      optional group G = 8 { optional int32 x = 1; } map<string, int64> known = 9;
+    }
+    enum E { A = 0; } message Empty { }
+    """
+    entry = t.StructType(t.NestedField(3, "key", t.StringType()), t.NestedField(4, "value", t.IntegerType()))
+    table = Schema(t.NestedField(1, "known", t.ListType(2, entry, False)), t.NestedField(5, "w", t.IntegerType()))
+    decode = create_decoder({"type": "protobuf", "schema-text": text, "message": "R"}, table, {}, "full")
+    drift = decode(RecordChunk.of_values([b"\x2a\0"])).drift
+    assert drift.new == {
+        ("u",): "decimal(20, 0)",
+        ("at",): "timestamptz",
+        ("by_name",): MapOf(MIXED),
+        ("by_number",): ListOf(StructOf({"key": "int", "value": "binary"})),
+        ("e",): ListOf("string"),
+        ("none",): MIXED,
+        ("g",): MIXED,
+    }
+    assert drift.wider == {("known", "element", "value"): "long", ("w",): "long"}
 
 
 def test_a_schema_that_cannot_fill_the_table_does_not_affect_other_schemas() -> None:

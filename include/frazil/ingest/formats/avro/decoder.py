@@ -62,7 +62,7 @@ MAX_IDS_PER_REQUEST = 1000
 class AvroDecoder(FormatDecoder):
     _read_records = staticmethod(read_records)
     _make_program: Callable[[StructType, ColumnMemory, Units, Collection[Path]], Any] = AvroProgram
-    _find_drift: Callable[..., SchemaDrift] = staticmethod(find_drift)
+    _as_avro_type: Callable[..., AvroType] = staticmethod(lambda written: written)
     _frame_words = 3
     _name, _invalid = "avro", "is not a valid Avro schema"
     _index_bits = 0
@@ -286,7 +286,7 @@ class AvroDecoder(FormatDecoder):
 
     def _add_drift(self, schema_id: int, written: Any) -> None:
         if self._options.drift != "off":
-            found = self._find_drift(written, self._struct, widening=self._options.drift == "full")
+            found = find_drift(self._as_avro_type(written), self._struct, widening=self._options.drift == "full")
             self._beyond[schema_id] = found.within(self._options.within)
 
     def _note_unknown(self, schema_id: int, names: Iterable[str]) -> None:

@@ -13,6 +13,8 @@ from frazil.ingest.formats.json.text import is_too_deep
 from frazil.ingest.schema_drift import MAX_NESTING, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
 
 DEBEZIUM_JSON = "io.debezium.data.Json"
+UINT64 = "uint64"
+"""The kind of Protobuf's unsigned integers of 64 bits. Other kinds are Avro's own."""
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _LOGICAL_TYPES = {
     **dict.fromkeys(("date", "time-millis"), ("int",)),
@@ -38,7 +40,7 @@ class AvroType:
     """A type in an Avro schema. Types are compared by identity, because a record type may contain itself."""
 
     kind: str
-    """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record` or `union`."""
+    """A primitive's name, or `fixed`, `enum`, `array`, `map`, `record` or `union`; MIXED if no column can hold it."""
     name: str = ""
     logical: str = ""
     precision: int = 0
@@ -50,7 +52,9 @@ class AvroType:
     fields: tuple[tuple[str, ...], ...] = ()
     """Each field's names: its own name first, then its aliases."""
     parts: list[AvroType] = field(default_factory=list)
-    """The types of a record's fields, a union's branches, an array's elements, or a map's values."""
+    """The types of a record's fields, a union's branches, an array's elements, or a map's values (in Protobuf, followed
+    by its entries).
+    """
 
     def __str__(self) -> str:
         plain = f"{self.kind} {self.name}".strip()
@@ -185,6 +189,8 @@ _SCALAR_TYPES = {
     **{name: name for name in ("boolean", "int", "long", "float", "double", "string")},
     "bytes": "binary",
     "enum": "string",
+    UINT64: "decimal(20, 0)",
+    MIXED: MIXED,
 }
 _WIDER_TYPES: dict[tuple[str, type[iceberg.IcebergType]], str] = {
     ("long", iceberg.IntegerType): "long",
@@ -195,11 +201,7 @@ _MAX_PARTS = 10_000
 
 
 def find_drift(written: AvroType, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    return collect_drift(_find_changes(written, struct, (), frozenset()), widening=widening)
-
-
-def collect_drift(changes: Iterable[tuple[Path, FoundType, str]], *, widening: bool) -> SchemaDrift:
-    found = [*changes]
+    found = [*_find_changes(written, struct, (), frozenset())]
     new = {path: found_type for path, found_type, _ in found if found_type is not None}
     return SchemaDrift(new, {path: kind for path, _, kind in found if kind} if widening else {})
 
@@ -220,12 +222,13 @@ def _find_changes(
                 if i in filled:
                     yield from _find_changes(part, columns[filled[i]], (*path, filled[i]), within)
                 else:
-                    found_type = column_type_of(part, within) if has_few_parts(part, within) else MIXED
-                    yield (*path, names[0]), found_type, ""
+                    yield (*path, names[0]), column_type_of(part, within), ""
         case "array", iceberg.ListType():
             yield from _find_changes(written.parts[0], kind.element_type, (*path, "element"), inside)
         case "map", iceberg.MapType():
             yield from _find_changes(written.parts[0], kind.value_type, (*path, "value"), inside)
+        case "map", iceberg.ListType() if len(written.parts) > 1:
+            yield from _find_changes(written.parts[1], kind.element_type, (*path, "element"), inside)
         case _, iceberg.DecimalType() if written.logical == "decimal" and written.scale == kind.scale:
             if kind.precision < written.precision <= _MAX_DIGITS:
                 yield path, None, f"decimal({written.precision}, {written.scale})"
@@ -233,25 +236,32 @@ def _find_changes(
             yield path, None, wider
 
 
-def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> FoundType:  # noqa: PLR0911 - a table
-    """Return the type for an Avro type; None for `null`, MIXED if recursive. `inside` has the enclosing types' ids."""
+def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> FoundType:
+    """Return the type for an Avro type; None for `null`, MIXED if it is recursive or too large.
+
+    `inside` has the enclosing types' ids.
+    """
+    return _type_of(written, inside) if _has_few_parts(written, inside) else MIXED
+
+
+def _type_of(written: AvroType, inside: frozenset[int]) -> FoundType:  # noqa: PLR0911 - a table
     if id(written) in inside or len(inside) > MAX_NESTING:
         return MIXED
     within = inside | {id(written)}
-    match written.kind:
+    match written.kind if not written.logical else "":
         case "null":
             return None
         case "union":
             branches = [part for part in written.parts if part.kind != "null"]
-            return None if not branches else column_type_of(branches[0], within) if len(branches) == 1 else MIXED
+            return None if not branches else _type_of(branches[0], within) if len(branches) == 1 else MIXED
         case "record":
             names = (names[0] for names in written.fields)
-            parts = (column_type_of(part, within) for part in written.parts)
+            parts = (_type_of(part, within) for part in written.parts)
             return struct_of(dict(zip(names, parts, strict=True)))
         case "array":
-            return ListOf(column_type_of(written.parts[0], within))
+            return ListOf(_type_of(written.parts[0], within))
         case "map":
-            return MapOf(column_type_of(written.parts[0], within))
+            return MapOf(_type_of(written.parts[0], within))
     match written.logical:
         case "date":
             return "date"
@@ -267,7 +277,7 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
     return _SCALAR_TYPES[written.kind]
 
 
-def has_few_parts(written: AvroType, inside: frozenset[int] = frozenset()) -> bool:
+def _has_few_parts(written: AvroType, inside: frozenset[int] = frozenset()) -> bool:
     """Return whether the type has at most `_MAX_PARTS` parts, counting a named type each time that it is used."""
     left, count = [(written, inside)], 0
     while left:

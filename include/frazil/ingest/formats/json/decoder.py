@@ -110,20 +110,19 @@ class JsonDecoder(FormatDecoder):
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
+        unknown: list[Collection[str]] = []
+        known = self._columns.field_names
         read = self._record.read_all(values)
-        for place, found in zip(places, read, strict=True):
+        for value, place, found in zip(values, places, read, strict=True):
             if isinstance(found, RecordError):
                 rejections.append(Rejection(place, found.error_class, found.error))
+                if found.error_class != "MissingRequired":
+                    continue
             else:
                 rows.append(found)
                 kept.append(place)
-        unknown: list[Collection[str]] = []
-        names = self._columns.field_names
-        for one, its in zip(values, read, strict=True):
-            if not names or (isinstance(its, RecordError) and its.error_class != "MissingRequired"):
-                continue
-            if names.isdisjoint(some := field_names(one)):
-                unknown.append(some)
+            if known and known.isdisjoint(names := field_names(value)):
+                unknown.append(names)
         drift = SchemaDrift(
             unknown=len(unknown), names=select_names(n for some in unknown[:MAX_REPORTED_NAMES] for n in some)
         )

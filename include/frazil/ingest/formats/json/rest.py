@@ -72,25 +72,9 @@ def column_parts(kind: iceberg.IcebergType, units: Units, hidden: Collection[Pat
     return None
 
 
-def rest_structs(kind: iceberg.StructType, units: Units) -> Iterator[tuple[Path, iceberg.StructType, str]]:
-    """Yield each struct with a `rest` column: its path, the struct, and the column's name."""
-    for one in kind.fields:
-        if is_rest(one, units):
-            yield (), kind, one.name
-        elif isinstance(one.field_type, iceberg.StructType):
-            for path, inner, name in rest_structs(one.field_type, units):
-                yield (one.name, *path), inner, name
-
-
-def rest_of(text: bytes, part: Part, path: Path = (), *, nulls: bool = True) -> str | None:
-    """Return the `rest` text of the object at `path`; None if no field is left. Unless `nulls`, omits null fields."""
-    at = _skip_white_space(text, 0)
-    for name in path:
-        found = next((value for _, key, value, _ in _members(text, at) if key == name), None)
-        if found is None or text[found] != ord("{"):
-            return None
-        at = found
-    left = _write_rest(text, at, part, nulls=nulls)
+def rest_of(text: bytes, part: Part, *, nulls: bool = True) -> str | None:
+    """Return the `rest` text of an object; None if no field is left. Unless `nulls`, omits null fields."""
+    left = _write_rest(text, _skip_white_space(text, 0), part, nulls=nulls)
     return None if left is None else left.decode()
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 WHITE_SPACE = b" \t\r\n"
 STRING = re.compile(rb'"[^"\\]*+(?:\\.?+[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
@@ -25,7 +22,6 @@ SPECIALS = {f"{sign}{name}": f"{sign}{text}".encode() for name, text in _SPECIAL
 _SPECIAL_PATTERN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
 _ENCODED_PATTERN = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")
 _SPECIAL_NAMES = {number: name.encode() for name, number in SPECIALS.items()}
-_LARGE_EXPONENT = r"[eE]\+?(?:[3-9][0-9]{2}|[0-9]{4})"
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
@@ -108,23 +104,8 @@ def malformed_text(text: bytes, message: str) -> str:
     return message
 
 
-def may_be_special(texts: Sequence[bytes]) -> list[bool]:
-    """Return a mask of the values that may contain NaN, an infinity, or a number with an exponent of 300 or more."""
-    found = pc.match_substring_regex(pa.array(texts, pa.large_binary()), f"NaN|Inf|[0-9]{_LARGE_EXPONENT}")
-    return cast("list[bool]", found.to_numpy(zero_copy_only=False).tolist())
-
-
 def encode_special_numbers(text: bytes) -> bytes:
-    nan, infinity = text.find(b"NaN"), text.find(b"Inf")
-    if nan < 0 and infinity < 0:
-        return text
-    place = max(nan, infinity)
-    if b'\\"' not in text and min(nan, infinity) < 0 and text.find(text[place : place + 3], place + 3) < 0:
-        if text.count(b'"', 0, place) % 2:
-            return text
-        start, end = max(0, place - 1), place + 8
-        return text[:start] + _replace_specials(text[start:end]) + text[end:]
-    return change_outside_strings(text, b"N", b"I", _replace_specials)
+    return change_outside_strings(text, b"N", b"I", _replace_specials) if b"NaN" in text or b"Inf" in text else text
 
 
 def change_outside_strings(text: bytes, one: bytes, other: bytes, changed: Callable[[bytes], bytes]) -> bytes:

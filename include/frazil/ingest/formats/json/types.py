@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pyiceberg import types as iceberg
 
@@ -27,12 +27,6 @@ def inner_fields(kind: iceberg.IcebergType) -> tuple[iceberg.NestedField, ...]:
         case iceberg.MapType():
             return kind.key_field, kind.value_field
     return ()
-
-
-def inner_types(kind: iceberg.IcebergType) -> Iterator[iceberg.IcebergType]:
-    for field in inner_fields(kind):
-        yield field.field_type
-        yield from inner_types(field.field_type)
 
 
 def max_nesting(kind: iceberg.IcebergType) -> int:

@@ -1,5 +1,5 @@
-"""Converts single JSON values to types that JSON does not have: decimals, times, UUIDs, bytes. A conversion takes a
-parsed value, and returns a value that Arrow accepts. It raises `InvalidValue`.
+"""Converts single JSON values of primitive types. A conversion takes a value's JSON text, and returns a value that
+Arrow accepts. It raises `InvalidValue`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,18 @@ from frazil.ingest.formats.json.types import JSON_IN_TEXT
 
 MISSING = "required, and missing or null"
 TYPE_MISMATCH, OUT_OF_RANGE = "TypeMismatch", "OutOfRange"
-INT64 = range(-(2**63), 2**63)
+_MAX_DIGITS = 38
+_INT32, INT64 = range(-(2**31), 2**31), range(-(2**63), 2**63)
+_MAX_INTEGER_LENGTH = 21
+"""Characters after which an integer has more than 64 bits."""
 
 SPECIAL_NUMBERS = {number: float(name) for name, number in SPECIALS.items()}
 """The NaN and infinities that the numbers in `SPECIALS` represent."""
 
 # Each pattern can match a text in at most one way, so that a long text cannot make it slow.
 _NUMBER = re.compile(rb"([+-]?)(?:([0-9]+)(?:\.([0-9]*))?|\.([0-9]+))(?:[eE]([+-]?[0-9]+))?")
+_INTEGER = re.compile(rb"-?[0-9]+")
+_NUMBER_STARTS = b"-0123456789"
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _TIME_PATTERN = r"([0-9]{2})(?:(:?)([0-9]{2})(?:\%d([0-9]{2})(?:\.([0-9]+))?)?)?"
 _TIME = re.compile(_TIME_PATTERN % 2)
@@ -37,6 +42,7 @@ _TIME_AND_ZONE = re.compile(rf"[Tt ]{_TIME_PATTERN % 2}(Z|z|[+-][0-9]{{2}}(?::?[
 _USUAL_TIME = re.compile("([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])")
 _UUID = re.compile("(?:-*[0-9a-fA-F]){32}-*")
 _EPOCH = date(1970, 1, 1).toordinal()
+_decode_string = msgspec.json.Decoder(str).decode
 
 
 class InvalidValue(Exception):
@@ -57,102 +63,119 @@ class InvalidValue(Exception):
 class OutOfRange(InvalidValue):
     error_class = OUT_OF_RANGE
 
+    def __init__(self, text: str, wider: str = "") -> None:
+        """`wider` is the type that the column needs to hold the value, if it can get one."""
+        super().__init__(text)
+        self.wider = wider
 
-def find_conversion(kind: iceberg.IcebergType, unit: str | None, *, raw_floats: bool) -> Callable[[Any], Any] | None:  # noqa: PLR0911 - a table
-    """Return the conversion for parsed values of a primitive type; None if Arrow accepts them unchanged."""
+
+def find_conversion(kind: iceberg.IcebergType, unit: str | None) -> Callable[[bytes], Any]:  # noqa: PLR0911 - a table
+    """Return the conversion for the JSON texts of a primitive type's values, except `null`."""
+
+    def of_string(convert: Callable[[str], Any]) -> Callable[[bytes], Any]:
+        return lambda text: convert(_read_string(text, kind))
+
     match kind:
-        case iceberg.DoubleType():
-            return parse_double if raw_floats else None
-        case iceberg.FloatType():
-            return (lambda value: check_single(parse_double(value))) if raw_floats else check_single
+        case iceberg.BooleanType():
+            return _read_boolean
+        case iceberg.IntegerType():
+            return lambda text: _read_integer(text, str(kind), _INT32)
+        case iceberg.LongType():
+            return lambda text: _read_integer(text, str(kind), INT64)
+        case iceberg.FloatType() | iceberg.DoubleType():
+            return lambda text: _read_double(text, kind)
         case iceberg.DecimalType(precision=precision, scale=scale):
             return decimal_converter(precision, scale)
         case iceberg.TimestampType() | iceberg.TimestamptzType():
-            return epoch_converter(unit) if unit is not None else lambda text: parse_timestamp(text, kind)
-        case iceberg.StringType() if unit is not None:
-            return string_or_json_text if unit == JSON_IN_TEXT else to_json_text
+            return of_string(lambda text: parse_timestamp(text, kind)) if unit is None else epoch_converter(unit)
         case iceberg.DateType():
-            return parse_date
+            return of_string(parse_date)
         case iceberg.TimeType():
-            return parse_time
+            return of_string(parse_time)
         case iceberg.UUIDType():
-            return parse_uuid
+            return of_string(parse_uuid)
         case iceberg.FixedType(root=length):
-            return lambda text: decode_base64(text, length)
+            return of_string(lambda text: decode_base64(text, length))
         case iceberg.BinaryType():
-            return decode_base64
-    return None
+            return of_string(decode_base64)
+    if unit is None:
+        return of_string(str)
+    return _string_or_json_text if unit == JSON_IN_TEXT else _to_json_text
 
 
-def describe(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "a boolean"
-        case str():
-            return f"the string {value[:64]!r}"
-        case dict():
+def mismatch(text: bytes, needed: str, kind: object = None) -> InvalidValue:
+    return InvalidValue(f"expected {needed}{f' ({kind})' if kind else ''}, got {describe(text)}")
+
+
+def describe(text: bytes) -> str:
+    """Describe a value's JSON text for a message."""
+    match text[:1]:
+        case b'"':
+            return f"the string {_decode_string(text)[:64]!r}"
+        case b"{":
             return "an object"
-        case list():
+        case b"[":
             return "an array"
-    return f"the number {str(value)[:64]}"
+        case b"t" | b"f":
+            return "a boolean"
+        case b"n":
+            return "null"
+    return f"the number {number_as_sent(text)}"
 
 
-def to_json_text(raw: msgspec.Raw) -> str:
-    """Return the JSON text of a value, as it is in the record. Raises InvalidValue for null."""
-    text = bytes(raw)
-    if text == b"null":
-        raise InvalidValue(MISSING)
+def _to_json_text(text: bytes) -> str:
     return decode_special_numbers(text).decode()
 
 
-def string_or_json_text(raw: msgspec.Raw) -> str:
-    text = bytes(raw)
-    return msgspec.json.decode(text, type=str) if text.startswith(b'"') else to_json_text(raw)
+def _string_or_json_text(text: bytes) -> str:
+    return _decode_string(text) if text.startswith(b'"') else _to_json_text(text)
 
 
-def parse_double(raw: msgspec.Raw) -> float:
-    text = bytes(raw).strip()
+def _read_string(text: bytes, kind: iceberg.IcebergType) -> str:
+    if not text.startswith(b'"'):
+        raise mismatch(text, "a string", None if isinstance(kind, iceberg.StringType) else kind)
+    return _decode_string(text)
+
+
+def _read_boolean(text: bytes) -> bool:
+    if text not in (b"true", b"false"):
+        raise mismatch(text, "true or false", "boolean")
+    return text == b"true"
+
+
+def _read_integer(text: bytes, kind: str, within: range) -> int:
+    """Read an integer. `kind` names its type in messages."""
+    if _INTEGER.fullmatch(text) is None:
+        raise mismatch(text, "a whole number", kind)
+    value = int(text[:_MAX_INTEGER_LENGTH])
+    if value not in within:
+        raise OutOfRange(f"the number {text[:64].decode()} is too big for {kind}", "long" if value in INT64 else "")
+    return value
+
+
+def _read_double(text: bytes, kind: iceberg.IcebergType) -> float:
     if (special := SPECIAL_NUMBERS.get(text)) is not None:
         return special
-    _require_number(text)
+    if text[0] not in _NUMBER_STARTS:
+        raise mismatch(text, "a number", kind)
     value = float(text)
     if math.isinf(value):
-        raise OutOfRange(f"the number {text[:64].decode()} is too big for double")
+        raise OutOfRange(f"the number {text[:64].decode()} is too big for {kind}")
+    if isinstance(kind, iceberg.FloatType):
+        try:
+            struct.pack("<f", value)
+        except OverflowError:
+            raise OutOfRange(f"{value} is too big for float", "double") from None
     return value
 
 
-def check_single(value: float) -> float:
-    """Return the value unchanged. Raises OutOfRange if it is finite, but too big for single precision."""
-    try:
-        struct.pack("<f", value)
-    except OverflowError:
-        raise OutOfRange(f"{value} is too big for float") from None
-    return value
-
-
-def _require_number(text: bytes) -> None:
-    if text == b"null":
-        raise InvalidValue(MISSING)
-    if text[0] not in b"-0123456789":
-        # Do not parse nested values: one may be a number that is too big for the parser.
-        empty = {b"{": {}, b"[": [], b"t": True, b"f": False}.get(text[:1])
-        raise InvalidValue(f"expected a number, got {describe(msgspec.json.decode(text) if empty is None else empty)}")
-
-
-def _split_number(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
+def _split_number(text: bytes) -> tuple[bytes, bytes, int, bytes]:
     """Split a number, or a string with one, into sign, digits without outer zeros, power of ten, and text."""
-    text = bytes(raw)
+    given = text
     if text.startswith(b'"'):
-        content = msgspec.json.decode(text)
-        text = content.encode()
-        if (found := _NUMBER.fullmatch(text)) is None:
-            raise InvalidValue(f"expected a number, got {describe(content)}")
-    else:
-        _require_number(text)
-        found = _NUMBER.fullmatch(text)
-        assert found is not None
+        text = _decode_string(text).encode()
+    if given[0] not in _NUMBER_STARTS + b'"' or (found := _NUMBER.fullmatch(text)) is None:
+        raise mismatch(given, "a number")
     sign, whole, fraction, alone, exponent = found.groups(b"")
     fraction += alone
     digits = (whole + fraction).lstrip(b"0")
@@ -166,46 +189,49 @@ def _split_number(raw: msgspec.Raw) -> tuple[bytes, bytes, int, bytes]:
 
 
 def number_as_sent(text: bytes) -> str:
-    special = SPECIAL_NUMBERS.get(text.strip())
+    special = SPECIAL_NUMBERS.get(text)
     if special is None:
         return text[:64].decode()
     return "NaN" if math.isnan(special) else "Infinity" if special > 0 else "-Infinity"
 
 
-def decimal_converter(precision: int, scale: int) -> Callable[[Any], Decimal]:
+def decimal_converter(precision: int, scale: int) -> Callable[[bytes], Decimal]:
     """Return a function that converts numbers to decimals, and raises InvalidValue instead of rounding."""
     usual = None
     if precision > scale > 0:  # matches most numbers
         usual = re.compile(rb"-?[0-9]{1,%d}(?:\.[0-9]{1,%d})?" % (precision - scale, scale))
 
-    def converted(raw: msgspec.Raw) -> Decimal:
-        if usual is not None and usual.fullmatch(text := bytes(raw)):
+    def converted(text: bytes) -> Decimal:
+        if usual is not None and usual.fullmatch(text):
             return Decimal(text.decode())
-        sign, digits, power, text = _split_number(raw)
-        if digits != b"0" and (power < -scale or len(digits) + power + scale > precision):
-            is_rounded = power < -scale or text in SPECIAL_NUMBERS
-            raise (InvalidValue if is_rounded else OutOfRange)(
-                f"{number_as_sent(text)} does not fit decimal({precision}, {scale})"
-            )
+        sign, digits, power, number = _split_number(text)
+        whole = max(0, len(digits) + power)
+        if digits != b"0" and (power < -scale or whole + scale > precision):
+            error = f"{number_as_sent(number)} does not fit decimal({precision}, {scale})"
+            if power < -scale or number in SPECIAL_NUMBERS:
+                raise InvalidValue(error)
+            fits = number == text and whole + scale <= _MAX_DIGITS
+            raise OutOfRange(error, f"decimal({whole + scale}, {scale})" if fits else "")
         return Decimal(f"{sign.decode()}{digits.decode()}e{power}")
 
     return converted
 
 
-def epoch_converter(unit: str) -> Callable[[Any], int]:
+def epoch_converter(unit: str) -> Callable[[bytes], int]:
     """Return a function that converts numbers since the epoch to microseconds, rounded down."""
+    name = f"time in {unit}"
     match unit:
         case "s":
             return _convert_seconds
         case "ms":
-            return lambda value: _check_int64(value * 1000, str(value), "ms")
+            return lambda text: _check_int64(_read_integer(text, name, INT64) * 1000, text.decode(), "ms")
         case "us":
-            return int
-    return lambda value: value // 1000
+            return lambda text: _read_integer(text, name, INT64)
+    return lambda text: _read_integer(text, name, INT64) // 1000
 
 
-def _convert_seconds(raw: msgspec.Raw) -> int:
-    sign, digits, power, text = _split_number(raw)
+def _convert_seconds(text: bytes) -> int:
+    sign, digits, power, text = _split_number(text)
     if len(digits) + power > 20:
         if text in SPECIAL_NUMBERS:
             raise InvalidValue(f"expected a finite number (time in s), got {number_as_sent(text)}")

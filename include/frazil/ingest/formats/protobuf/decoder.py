@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from pyiceberg import types as iceberg
 from pyiceberg.schema import Schema
 
 from frazil.ingest.binary_arrays import as_loop_arguments
@@ -15,7 +14,7 @@ from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import PLAIN, DecodedChunk, DecoderOptions
 from frazil.ingest.formats.avro.decoder import DECLARED_ID, EMPTY_FAULT, AvroDecoder, read_schema_ids
 from frazil.ingest.formats.avro.program import Fault
-from frazil.ingest.formats.avro.schema import collect_drift
+from frazil.ingest.formats.avro.schema import UINT64, AvroType
 from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
@@ -23,7 +22,7 @@ from frazil.ingest.formats.protobuf.json_text import JsonTexts
 from frazil.ingest.formats.protobuf.loop import read_message_indexes, read_records
 from frazil.ingest.formats.protobuf.program import TIMESTAMP, WRAPPERS, ProtobufProgram, is_map
 from frazil.ingest.formats.protobuf.schema import message_at_indexes, message_of
-from frazil.ingest.schema_drift import MAX_NESTING, MIXED, FoundType, ListOf, MapOf, Path, SchemaDrift, struct_of
+from frazil.ingest.schema_drift import MIXED
 from frazil.registry.client import SchemaSource, SchemaText
 
 _INDEX_BITS = 32
@@ -31,89 +30,57 @@ _INDEX_BITS = 32
 
 
 _F = FieldDescriptor
-_SCALAR_TYPES = {
+_SCALAR_KINDS = {
     _F.TYPE_BOOL: "boolean",
     _F.TYPE_FLOAT: "float",
     _F.TYPE_DOUBLE: "double",
     _F.TYPE_STRING: "string",
-    _F.TYPE_BYTES: "binary",
-    _F.TYPE_ENUM: "string",
-    _F.TYPE_UINT64: "decimal(20, 0)",
-    _F.TYPE_FIXED64: "decimal(20, 0)",
+    _F.TYPE_BYTES: "bytes",
+    _F.TYPE_ENUM: "enum",
+    _F.TYPE_GROUP: MIXED,
+    _F.TYPE_UINT64: UINT64,
+    _F.TYPE_FIXED64: UINT64,
     **dict.fromkeys((_F.TYPE_INT32, _F.TYPE_SINT32, _F.TYPE_SFIXED32), "int"),
     **dict.fromkeys((_F.TYPE_INT64, _F.TYPE_SINT64, _F.TYPE_SFIXED64, _F.TYPE_UINT32, _F.TYPE_FIXED32), "long"),
 }
-_MAX_PARTS = 10_000
 
 
-def find_drift(written: Descriptor, struct: iceberg.StructType, *, widening: bool) -> SchemaDrift:
-    return collect_drift(_find_changes(written, struct, (), frozenset()), widening=widening)
+def as_avro_type(written: Descriptor) -> AvroType:
+    """Return the message as an Avro record, to find schema drift. Recursive messages become recursive records."""
+    records: dict[str, AvroType] = {}
+    left: list[tuple[AvroType, Descriptor]] = []
 
+    def add_record(message: Descriptor) -> AvroType:
+        if (found := records.get(message.full_name)) is None:
+            logical = "timestamp-micros" if message.full_name == TIMESTAMP else ""
+            names = tuple((one.name,) for one in message.fields)
+            found = records[message.full_name] = AvroType("record", message.full_name, logical, fields=names)
+            left.append((found, message))
+        return found
 
-def _find_changes(
-    written: Descriptor, struct: iceberg.StructType, path: Path, inside: frozenset[str]
-) -> Iterator[tuple[Path, FoundType, str]]:
-    """Yield `(path, type, "")` for a new field, and `(path, None, wider type)` for a column that needs a wider type."""
-    columns, inside = {one.name: one.field_type for one in struct.fields}, inside | {written.full_name}
-    for one in written.fields:
-        here = (*path, one.name)
-        if one.name not in columns:
-            yield here, column_type_of(one, inside), ""
-            continue
-        kind, part = columns[one.name], one
-        if one.is_repeated and isinstance(kind, iceberg.ListType):
-            kind, here = kind.element_type, (*here, "element")
-        elif is_map(one) and isinstance(kind, iceberg.MapType):
-            kind, here = kind.value_type, (*here, "value")
-            part = one.message_type.fields_by_name["value"]
-        if part.message_type is not None and isinstance(kind, iceberg.StructType):
-            yield from _find_changes(part.message_type, kind, here, inside)
-        elif isinstance(kind, iceberg.IntegerType) and _SCALAR_TYPES.get(part.type) == "long":
-            yield here, None, "long"
-        elif isinstance(kind, iceberg.FloatType) and part.type == _F.TYPE_DOUBLE:
-            yield here, None, "double"
+    def single_type(one: FieldDescriptor) -> AvroType:
+        if one.type in _SCALAR_KINDS:
+            return AvroType(_SCALAR_KINDS[one.type])
+        if one.message_type.full_name in WRAPPERS:
+            return AvroType("union", parts=[AvroType("null"), single_type(one.message_type.fields[0])])
+        return add_record(one.message_type) if one.message_type.fields else AvroType(MIXED)
 
+    def field_type(one: FieldDescriptor) -> AvroType:
+        if is_map(one) and (entry := one.message_type.fields_by_name)["key"].type == _F.TYPE_STRING:
+            return AvroType("map", parts=[single_type(entry["value"]), single_type(one)])
+        return AvroType("array", parts=[single_type(one)]) if one.is_repeated else single_type(one)
 
-def column_type_of(written: FieldDescriptor, inside: frozenset[str] = frozenset()) -> FoundType:
-    """Return the column type for a field's values; MIXED if recursive. `inside` names the enclosing messages."""
-    return _ColumnTypeFinder().field(written, inside)
-
-
-class _ColumnTypeFinder:
-    """Finds column types. Limits the number of their parts, because repeated types can multiply them exponentially."""
-
-    def __init__(self) -> None:
-        self._parts = 0
-
-    def field(self, written: FieldDescriptor, inside: frozenset[str]) -> FoundType:
-        self._parts += 1
-        if self._parts > _MAX_PARTS or len(inside) > MAX_NESTING:
-            return MIXED
-        if not written.is_repeated:
-            return self._single_type(written, inside)
-        entry = written.message_type
-        if is_map(written) and entry.fields_by_name["key"].type == _F.TYPE_STRING:
-            return MapOf(self.field(entry.fields_by_name["value"], inside))
-        return ListOf(self._single_type(written, inside))
-
-    def _single_type(self, written: FieldDescriptor, inside: frozenset[str]) -> FoundType:
-        message = written.message_type
-        if message is None:
-            return _SCALAR_TYPES[written.type]
-        if message.full_name == TIMESTAMP:
-            return "timestamptz"
-        if message.full_name in WRAPPERS:
-            return _SCALAR_TYPES[message.fields[0].type]
-        if message.full_name in inside or written.type == _F.TYPE_GROUP or not message.fields:
-            return MIXED
-        within = inside | {message.full_name}
-        return struct_of({one.name: self.field(one, within) for one in message.fields})
+    root = add_record(written)
+    while left:
+        record, message = left.pop()
+        record.parts += map(field_type, message.fields)
+    return root
 
 
 class ProtobufDecoder(AvroDecoder):
     _read_records = staticmethod(read_records)
     _make_program = ProtobufProgram
-    _find_drift = staticmethod(find_drift)
+    _as_avro_type = staticmethod(as_avro_type)
     _frame_words = 5
     _max_depth = 100
     """Maximum nesting of messages, as in other Protobuf readers."""

@@ -5,6 +5,7 @@ its names. Skips everything that does not affect decoding, such as services and 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf import descriptor_pb2
@@ -100,31 +101,31 @@ class _Parser:
         if depth > 60:
             raise self._error("messages are nested too deep")
         target.name = name or self._take_name()
-        self._expect("{")
-        while (word := self._take_name()) != "}":
-            if word == "message" and self._peek(1) == "{":
+        for word in self._statements(target.options):
+            has_braces = self._peek(1) == "{"
+            if word == "message" and has_braces:
                 self._message(target.nested_type.add(), depth + 1)
-            elif word == "enum" and self._peek(1) == "{":
+            elif word == "enum" and has_braces:
                 self._enum(target.enum_type.add())
-            elif word == "option":
-                self._option(target.options)
-                self._expect(";")
-            elif word == "oneof" and self._peek(1) == "{":
+            elif word == "oneof" and has_braces:
                 target.oneof_decl.add(name=self._take_name())
-                self._expect("{")
-                while (word := self._take_name()) != "}":
-                    if word == "option":
-                        self._option(descriptor_pb2.OneofOptions())
-                        self._expect(";")
-                    elif word != ";":
-                        self._parse_field(word, target, depth, len(target.oneof_decl) - 1)
-            elif (word in ("reserved", "extensions") and self._peek(1) not in ("=",)) or (
-                word == "extend" and self._peek(1) == "{"
-            ):
+                for field in self._statements(descriptor_pb2.OneofOptions()):
+                    self._parse_field(field, target, depth, len(target.oneof_decl) - 1)
+            elif (word in ("reserved", "extensions") and self._peek(1) != "=") or (word == "extend" and has_braces):
                 self._skip_statement()
-            elif word != ";":
+            else:
                 self._parse_field(word, target, depth)
         self._add_optional_oneofs(target)
+
+    def _statements(self, options: Any) -> Iterator[str]:
+        """Yield the first word of each statement in braces, except of options, which are parsed."""
+        self._expect("{")
+        while (word := self._take_name()) != "}":
+            if word == "option":
+                self._option(options)
+                self._expect(";")
+            elif word != ";":
+                yield word
 
     def _parse_field(
         self, word: str, target: descriptor_pb2.DescriptorProto, depth: int, oneof: int | None = None
@@ -140,11 +141,7 @@ class _Parser:
         if kind == "map" and self._peek() == "<":
             self._parse_map(field, target)
             return
-        field.name = self._take_name()
-        self._expect("=")
-        field.number = self._parse_number()
-        if self._peek() == "[":
-            self._field_options(field)
+        self._parse_name_and_number(field)
         if kind == "group":
             group = field.name
             field.type, field.type_name, field.name = _Field.TYPE_GROUP, group, group.lower()
@@ -153,17 +150,20 @@ class _Parser:
         self._set_type(field, kind)
         self._expect(";")
 
+    def _parse_name_and_number(self, field: descriptor_pb2.FieldDescriptorProto) -> None:
+        field.name = self._take_name()
+        self._expect("=")
+        field.number = self._parse_number()
+        if self._peek() == "[":
+            self._field_options(field)
+
     def _parse_map(self, field: descriptor_pb2.FieldDescriptorProto, target: descriptor_pb2.DescriptorProto) -> None:
         self._expect("<")
         key = self._take_name()
         self._expect(",")
         value = self._take_name()
         self._expect(">")
-        field.name = self._take_name()
-        self._expect("=")
-        field.number = self._parse_number()
-        if self._peek() == "[":
-            self._field_options(field)
+        self._parse_name_and_number(field)
         self._expect(";")
         entry = target.nested_type.add(
             name="".join(part[:1].upper() + part[1:] for part in field.name.split("_")) + "Entry"
@@ -191,19 +191,15 @@ class _Parser:
 
     def _enum(self, target: descriptor_pb2.EnumDescriptorProto) -> None:
         target.name = self._take_name()
-        self._expect("{")
-        while (word := self._take_name()) != "}":
-            if word == "option":
-                self._option(target.options)
-                self._expect(";")
-            elif word == "reserved" and self._peek() != "=":
+        for word in self._statements(target.options):
+            if word == "reserved" and self._peek() != "=":
                 self._skip_statement()
-            elif word != ";":
-                self._expect("=")
-                target.value.add(name=word, number=self._parse_number())
-                if self._peek() == "[":
-                    self._skip_brackets()
-                self._expect(";")
+                continue
+            self._expect("=")
+            target.value.add(name=word, number=self._parse_number())
+            if self._peek() == "[":
+                self._skip_brackets()
+            self._expect(";")
 
     def _option(self, options: Any) -> None:
         """Parse an option. Stores only options that affect decoding."""
@@ -239,7 +235,7 @@ class _Parser:
                 self._option(descriptor_pb2.FieldOptions())
             else:
                 self._option(field.options)
-            if self._next_of(",", "]") == "]":
+            if self._expect(",", "]") == "]":
                 break
 
     def _skip_statement(self) -> None:
@@ -283,14 +279,11 @@ class _Parser:
         self._at += 1
         return self._tokens[self._at - 1][0]
 
-    def _next_of(self, *words: str) -> str:
+    def _expect(self, *words: str) -> str:
         word = self._take_name()
         if word not in words:
             raise self._error(f"{' or '.join(words)} was expected, but found {word!r}")
         return word
-
-    def _expect(self, word: str) -> None:
-        self._next_of(word)
 
     def _error(self, what: str) -> InvalidProtoText:
         place = self._tokens[max(0, self._at - 1)][1] if self._tokens else 0
