@@ -37,7 +37,7 @@ from frazil.supervise.decision import (
     get_fresh_heartbeat,
     get_known_lag,
 )
-from frazil.supervise.decision_rules import consecutive_crashes
+from frazil.supervise.decision_rules import consecutive_crashes, replaced_failure
 from frazil.timetext import format_elapsed
 
 MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms
@@ -52,7 +52,8 @@ def derive_from_decision(
 ) -> StreamState:
     heartbeat = observed.heartbeat
     row = consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy())
-    state, sentence = _state_from_decision(decision, observed, row), decision.reason
+    failed = replaced_failure(observed, decision, now_ms=now_ms)
+    state, sentence = _state_from_decision(decision, observed, row, failed), decision.reason
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
     level, rule = _LEVELS_AND_RULES[state]
@@ -66,6 +67,7 @@ def derive_from_decision(
         sentence=describe_state(state, heartbeat, otherwise=sentence),
         rule=rule,
         writer=replace(describe_writer_process(observed.writer, now_ms=now_ms), supervised=observed.returned_at_ms > 0),
+        replaced_exit=describe_exit(_with_end(WriterProcess(), failed)) if failed else "",
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
         last_error=_last_error(observed.writer),
@@ -104,6 +106,7 @@ _LEVELS_AND_RULES: Mapping[State, tuple[Level, str]] = {
     State.SLOW: (Level.TROUBLE, "lag"),
     State.LATE: (Level.TROUBLE, "freshness"),
     State.SILENT: (Level.TROUBLE, "writer"),
+    State.STARTING_AGAIN: (Level.TROUBLE, "writer"),
     State.PROBLEM: (Level.TROUBLE, ""),
     State.STALLED: (Level.TROUBLE, "stall"),
     **dict.fromkeys(OUTAGES, (Level.TROUBLE, "stall")),
@@ -115,22 +118,28 @@ _LEVELS_AND_RULES: Mapping[State, tuple[Level, str]] = {
 """Each state's level, and the alert rule whose runbook entry covers the state."""
 
 
-def _state_from_decision(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
+def _state_from_decision(
+    decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord], failed: ExitRecord | None
+) -> State:
     if decision.action is WriterAction.END or (decision.cause is Cause.REMOVED and not observed.process.is_alive):
         return State.REMOVED
     if observed.process.is_alive and (decision.action is not WriterAction.KEEP or decision.cause is Cause.STOPPING):
         return State.STOPPING
     if decision.cause is Cause.PAUSED:
         return State.PAUSED
-    return State.GIVEN_UP if decision.subject else _state_of_expected_writer(decision, observed, row)
+    return State.GIVEN_UP if decision.subject else _state_of_expected_writer(decision, observed, row, failed)
 
 
-def _state_of_expected_writer(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
+def _state_of_expected_writer(
+    decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord], failed: ExitRecord | None
+) -> State:
     live = live_state(observed.heartbeat) if observed.process.is_alive else None
     if row and (unreachable := _STATES_BY_EXIT_CODE.get(row[0].code)):
         return live if live in {*OUTAGES, State.STALLED} else unreachable
     if len(row) >= 3:
         return State.CRASH_LOOPING
+    if failed:
+        return State.STARTING_AGAIN
     return live or (State.STARTING if decision.action is WriterAction.START else State.STOPPED)
 
 
@@ -184,8 +193,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
         )
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
     if end is not None:
-        name = error_name(end.code) or None
-        return replace(known, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
+        return _with_end(known, end)
     if heartbeat is None:
         return known
     # The process that recorded no exit code yet is about to do so.
@@ -193,6 +201,11 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
     return replace(
         known, exit_code=0 if ended_well else None, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.error
     )
+
+
+def _with_end(known: WriterProcess, end: ExitRecord) -> WriterProcess:
+    name = error_name(end.code) or None
+    return replace(known, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
 
 
 def _last_error(writer: Observation) -> str:
@@ -312,8 +325,12 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
         return State.TABLE_UNREADABLE, known.unread or first
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
+    if known.replaced_exit and writer.pid is not None:
+        return State.STARTING_AGAIN, f"the last writer ended with {known.replaced_exit}; the next one is starting"
     if known.writer_failed:
         ended = first or f"its last writer ended with {describe_exit(writer)}"
+        if known.replaced_exit:
+            return State.STARTING_AGAIN, f"{ended}; its supervisor starts the next one"
         if writer.only_users_start and (writer.exit_code or 0) > 128:  # another error names its own remedy
             ended += f"; `frazil run {known.name}` starts the next one"
         return State.STOPPED, ended

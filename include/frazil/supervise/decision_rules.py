@@ -285,6 +285,21 @@ def consecutive_crashes(
     return [] if outlived or (heartbeat.last_commit_at_ms or 0) >= launch.launched_at_ms else row
 
 
+def replaced_failure(observed: DecisionInput, decision: Decision, *, now_ms: int) -> ExitRecord | None:
+    """Return the exit of a failed writer until the next writer has taken over, if the supervisor starts one; else None.
+
+    An exit counts only for the longest backoff: a supervisor that has started no writer by then cannot start one.
+    """
+    failed = next(reversed(observed.exits), None)
+    if failed is None or failed.code == 0 or _was_requested(failed):
+        return None
+    if observed.process.is_alive:
+        is_next = observed.process is not ProcessState.FOREGROUND and decision.action is WriterAction.KEEP
+        return failed if is_next and (observed.heartbeat is None or observed.heartbeat.epoch is None) else None
+    is_due = abs(now_ms - failed.ended_at_ms) <= SupervisionPolicy().max_backoff_ms
+    return failed if is_due and decision.cause in {Cause.CRASHED, Cause.UNAVAILABLE} else None
+
+
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
     """Return whether the service that made writers end responds again.
 
