@@ -33,6 +33,7 @@ from frazil.supervise.decision import (
     DecisionInput,
     SupervisionPolicy,
     WriterAction,
+    describe_request,
     error_name,
     get_fresh_heartbeat,
     get_known_lag,
@@ -241,7 +242,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
     """Refine the state with the table and Kafka: what stops the stream, what delays it, and whether it runs."""
     found = (
-        _decided_state(known)
+        _decided_state(known, now_ms=now_ms)
         or _unreachable_state(known, spec, now_ms=now_ms)
         or _stopped_state(known)
         or _state_without_writer(known, now_ms=now_ms)
@@ -280,9 +281,9 @@ def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int)
 _StateAndSentence = tuple[State, str]
 
 
-def _decided_state(known: StreamState) -> _StateAndSentence | None:
+def _decided_state(known: StreamState, *, now_ms: int) -> _StateAndSentence | None:
     if known.state is State.PAUSED:
-        return State.PAUSED, known.desired_reason or ""
+        return State.PAUSED, f"paused {describe_desired(known, now_ms=now_ms)}"
     if known.state is State.GIVEN_UP:
         sentence = "; ".join(known.problems[: 2 if known.writer.error else 1]) or known.given_up
         return State.GIVEN_UP, sentence or f"Fix the cause, then resume {known.name}"
@@ -374,7 +375,8 @@ def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Sta
 def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence:
     if known.writer.pid is not None:
         if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
-            return State.PAUSING, "its writer stops after the current batch"
+            paused = f"paused {describe_desired(known, now_ms=now_ms)}"
+            return State.PAUSING, f"its writer stops after the current batch; {paused}"
         if known.state is State.STOPPING:
             return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
         return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
@@ -384,6 +386,10 @@ def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int
     if known.last_commit_at_ms is None and known.writer.ended_at_ms is None:
         return State.NOT_BEGUN, f"Unpause the DAG of its writer, or use `frazil run {known.name}`, to begin"
     return State.STOPPED, "no writer runs on this host, and nothing was committed lately"
+
+
+def describe_desired(known: StreamState, *, now_ms: int) -> str:
+    return describe_request(known.desired_by, known.desired_reason, known.desired_at_ms, now_ms=now_ms)
 
 
 def describe_reset(known: StreamState, *, now_ms: int) -> str:

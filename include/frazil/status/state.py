@@ -115,6 +115,8 @@ class StreamState:
     """The alert rule whose runbook entry covers this state."""
     writer: WriterProcess = field(default_factory=WriterProcess)
     desired: str | None = None
+    desired_by: str | None = None
+    """The user who requested the desired state."""
     desired_reason: str | None = None
     desired_at_ms: int | None = None
     problem: str | None = None

@@ -89,7 +89,11 @@ def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamSta
     if desired is None:
         return known
     return replace(
-        known, desired=str(desired.mode), desired_reason=desired.reason or None, desired_at_ms=desired.at_ms or None
+        known,
+        desired=str(desired.mode),
+        desired_by=desired.by or None,
+        desired_reason=desired.reason or None,
+        desired_at_ms=desired.at_ms or None,
     )
 
 

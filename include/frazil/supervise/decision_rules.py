@@ -58,6 +58,7 @@ from frazil.supervise.decision import (
     decide_hung,
     decide_stopping,
     describe_progress,
+    describe_request,
     error_name,
 )
 from frazil.timetext import format_elapsed
@@ -343,8 +344,7 @@ def _give_up_or_hold(observed: DecisionInput, cause: Cause, reason: str, *, subj
 
 
 def _request_text(what: str, desired: DesiredState, *, now_ms: int) -> str:
-    why = f": {desired.reason}" if desired.reason else ""
-    return f"{what} by {desired.by or 'an unknown user'} {format_elapsed(now_ms - desired.at_ms)} ago{why}"
+    return f"{what} {describe_request(desired.by, desired.reason, desired.at_ms, now_ms=now_ms)}"
 
 
 def _repeat_text(exits: list[ExitRecord]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frazil.cli.status import _detail_fields
 from frazil.errors import BROKERS_REMEDY
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.operations.overview import (
@@ -265,6 +266,15 @@ def test_commits_elsewhere_need_evidence_and_a_stream_without_a_writer_is_never_
             }
             assert (found.level is Level.BROKEN) == (writer.exit_code is None and writer.ended_at_ms is not None)
             assert found.level is not Level.TROUBLE or ("82 records wait" in found.sentence) == (lag == 82)
+
+
+@pytest.mark.parametrize("desired", [PAUSED, PAUSING])
+def test_a_paused_stream_shows_who_paused_it_when_and_why(spec: StreamSpec, desired: dict[str, Any]):
+    seen = status(**desired, desired_by="ada", desired_at_ms=NOW_MS - 180_000)
+    line = build_line("ticks", spec, StreamReading(seen, NOW_MS), RelatedState(), now_ms=NOW_MS)
+    assert (line.level, line.needs) == (Level.QUIET, ())
+    assert line.notes[0].endswith("paused by ada 3 min 0 s ago: upgrade")
+    assert _detail_fields(seen, None, now_ms=NOW_MS)["desired"] == "paused (by ada 3 min 0 s ago: upgrade)"
 
 
 def test_the_freshness_limit_is_at_least_two_commit_intervals(spec: StreamSpec):
