@@ -20,7 +20,13 @@ from pyiceberg.table import Table
 from frazil.errors import SpecError, TableLost
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.table.catalogs import catalog_config, list_table_names, open_existing_catalog, translate_catalog_errors
+from frazil.table.catalogs import (
+    MISSING_FILE,
+    catalog_config,
+    list_table_names,
+    open_existing_catalog,
+    translate_catalog_errors,
+)
 from frazil.table.declared_tables import DeclaredTable, declared_dead_letters, declared_table
 from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.parallel import run_in_parallel
@@ -49,6 +55,15 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
             f"the table {name}. If {identifier} was renamed, rename {name} back to {identifier} or declare "
             f"`table: {name}`; otherwise declare another `table.location`"
         )
+    if new := describe_new_catalog(catalog):
+        path = f" ({found.newest.path})" if found.newest else ""
+        return (
+            f"{new}, so the table {identifier} is not in the catalog {catalog.name!r}, but its location "
+            f"{found.location} has files of a table: {found}{path}. Another catalog may still have the table: restore "
+            "that catalog, or correct FRAZIL_HOME or .pyiceberg.yaml. If no other catalog has it, see `A lost catalog` "
+            "in docs/how-to/operate-writers.md. If the table was dropped on purpose, move the folder away, or declare "
+            "another `table.location`"
+        )
     ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml names the right catalog"]
     if found.newest is not None:
         ways.append(f"register the table again: `{registration_command(catalog.name, identifier, found.newest.path)}`")
@@ -57,6 +72,17 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
         f"of a table: {found}. The catalog may have been lost or replaced. {', or '.join(ways)}. If the table was "
         "dropped on purpose, move the folder away, or declare another `table.location`"
     )
+
+
+def describe_new_catalog(catalog: Catalog) -> str | None:
+    """Return why the catalog seems to be new, moved or emptied; None if it has tables, or if they cannot be listed."""
+    if file := catalog.properties.get(MISSING_FILE):
+        return f"the catalog's file {file} does not exist"
+    try:
+        has_tables = any(catalog.list_tables(namespace) for namespace in catalog.list_namespaces())
+    except Exception:  # a catalog may refuse to list
+        return None
+    return None if has_tables else "the catalog has no tables"
 
 
 def find_other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:

@@ -84,7 +84,8 @@ def test_a_lost_catalog_is_reported_everywhere_and_changes_nothing(
     assert "table" not in beyond(tmp_path)
     files = sorted(location.rglob("*"))
     put_aside(frazil_home)
-    assert any(p.startswith(f"TableLost: {SAID}") for p in problems(tmp_path))
+    cause = f"the catalog's file {frazil_home}/catalog.db does not exist"
+    assert any(p.startswith(f"TableLost: {cause}, so {SAID}") for p in problems(tmp_path))
     assert "table" in beyond(tmp_path)
     for words in (("health",), ("health", "demo.made")):
         assert call(tmp_path, *words).count(SAID) == 1, "once, whatever says it"
