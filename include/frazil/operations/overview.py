@@ -250,7 +250,7 @@ def _open_problems(state: StreamState, reading: StreamReading, related: RelatedS
     needs |= {
         one.sentence: one.runbook
         for one in related.alerts
-        if not (_repeats_state(one, state, first) or _repeats_reading(one, reading, windows) or _has_ended(one, state))
+        if not (_repeats_state(one, state, first) or _repeats_reading(one, windows) or _has_ended(one, state))
     }
     return tuple(OpenProblem(sentence, runbook) for sentence, runbook in needs.items())
 
@@ -280,11 +280,11 @@ def _has_ended(alert: ActiveAlert, state: StreamState) -> bool:
     return is_well and alert.rule in {"writer", "table", *RULES_FROM_RUN_FOLDER}
 
 
-def _repeats_reading(alert: ActiveAlert, reading: StreamReading, windows: Windows | None) -> bool:
-    """Whether the errors of the file, or the held windows, are shown already."""
+def _repeats_reading(alert: ActiveAlert, windows: Windows | None) -> bool:
+    """Whether the held windows are shown already. The errors of the file always are: it is read more often."""
     if alert.rule == "held":
         return windows is not None and bool(windows.held)
-    return alert.rule == "declaration" and bool(reading.broken or reading.conflict)
+    return alert.rule == "declaration"
 
 
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:

@@ -573,9 +573,13 @@ def test_an_alert_about_a_writer_that_runs_again_is_not_shown_until_it_is_measur
         assert [one.sentence for one in active.needs][-1].endswith("5 min 1 s")
 
 
-def test_an_alert_about_the_declaration_is_shown_unless_the_errors_of_the_file_are(spec: StreamSpec):
+def test_the_errors_of_a_file_are_shown_until_it_is_fixed_whatever_its_alert_says(spec: StreamSpec):
     related = RelatedState(alerts=(ActiveAlert("stream ticks", "declaration", OLD_MS, "the declaration is broken"),))
-    for broken, said in (("ticks.yaml: no", "ticks.yaml: no"), ("", "the declaration is broken")):
-        reading = StreamReading(status(), NOW_MS, broken=broken)
-        (need,) = build_line("ticks", spec, reading, related, now_ms=NOW_MS).needs
-        assert need.sentence.endswith(said)
+
+    def line(**changes: str) -> OverviewLine:
+        return build_line("ticks", spec, StreamReading(status(), NOW_MS, **changes), related, now_ms=NOW_MS)
+
+    for changes in ({"broken": "ticks.yaml: no"}, {"conflict": "ticks.yaml: no"}):
+        (need,) = line(**changes).needs
+        assert need.sentence.endswith("ticks.yaml: no")
+    assert (line().needs, line().level) == ((), Level.WELL)
