@@ -88,12 +88,12 @@ def register(  # noqa: PLR0913 - one per option
     with translate_catalog_errors(catalog.name):
         described = read_metadata(catalog, metadata)
         if described is not None:
-            check_no_other_name(catalog, table, described)
-            if not older:
-                check_newest(catalog, table, metadata, described)
             check_no_writer(table, described)
+            check_no_other_name(catalog, table, described)
         if not is_sole:
             check_not_new(catalog, table, described)
+        if described is not None and not older:
+            check_newest(catalog, table, metadata, described)
         catalog = load_catalog(name)  # creates a missing SQLite file
         catalog.create_namespace_if_not_exists(namespace)
         try:
