@@ -4,7 +4,7 @@ import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
 import { ago, count, duration, iso, mean, rate, short, times, UNKNOWN } from "./format.js";
 import { badge, levelName, shape } from "./marks.js";
-import { heldBy, needsList, problemItems } from "./parts.js";
+import { heldBy, needsList, problemItems, words } from "./parts.js";
 
 const FILTERS = [
   { key: "all", word: "All", level: null, of: () => true },
@@ -25,7 +25,7 @@ export function draw(data, state, page) {
   return [
     header(data),
     needsList(data.needs, 1, "all"),
-    data.notes.map((note) => h("p", { class: "note" }, shape(2), h("span", {}, note))),
+    data.notes.map((note) => h("p", { class: "note" }, shape(2), h("span", {}, words(note)))),
     data.lines.length > 0 && controls(data.lines, state, page),
     data.lines.length === 0 ? noStreams() : found.length ? table(found, data.at_ms) : noMatches(state, page),
   ];
