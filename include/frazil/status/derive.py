@@ -332,8 +332,8 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
         ended = first or f"its last writer ended with {describe_exit(writer)}"
         if known.replaced_exit:
             return State.STARTING_AGAIN, f"{ended}; its supervisor starts the next one"
-        if writer.only_users_start and (writer.exit_code or 0) > 128:  # another error names its own remedy
-            ended += f"; `frazil run {known.name}` starts the next one"
+        if not writer.error or (writer.exit_code or 0) > 128:  # another error names its own remedy
+            ended += f"; {_start_remedy(known)}"
         return State.STOPPED, ended
     return None
 
@@ -349,10 +349,14 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
         return State.STOPPED, describe_reset(known, now_ms=now_ms)
     ended = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {format_count(known.lag, 'record', 'waits|wait')}" if known.lag else ""
-    how = "check that its DAG runs in Airflow"
-    if writer.only_users_start:
-        how = f"`frazil run {known.name}` starts the next one"
-    return State.STOPPED, f"its last writer here ended{ended}, and no other has committed since{waiting}; {how}"
+    remedy = _start_remedy(known)
+    return State.STOPPED, f"its last writer here ended{ended}, and no other has committed since{waiting}; {remedy}"
+
+
+def _start_remedy(known: StreamState) -> str:
+    if known.writer.only_users_start:
+        return f"`frazil run {known.name}` starts the next one"
+    return "check that its DAG runs in Airflow"
 
 
 def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
