@@ -346,6 +346,9 @@ def test_a_declaration_problem_is_described_as_of_this_file_another_file_or_the_
     assert both == tuple(OpenProblem(f"{said}: {line}", runbook) for line in lines[:2])
     *_, more = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines)))
     assert more == OpenProblem("2 more errors: run `frazil validate`", runbook)
+    never_valid = StreamReading(broken="\n".join(lines))
+    *_, last, more = build_line("ticks", None, never_valid, RelatedState(), now_ms=NOW_MS).needs
+    assert (last.sentence, more.sentence) == (lines[4], "2 more errors: run `frazil validate`")
     (need,) = needs(StreamReading(status(), NOW_MS, conflict="ticks.yaml: table: is in another catalog in a.yaml"))
     said = "The declaration is in use, but conflicts with another: ticks.yaml: table: is in another catalog in a.yaml"
     assert need == OpenProblem(said, runbook)
@@ -571,6 +574,13 @@ def test_an_alert_about_a_writer_that_runs_again_is_not_shown_until_it_is_measur
     ):
         assert active.level is Level.TROUBLE
         assert [one.sentence for one in active.needs][-1].endswith("5 min 1 s")
+
+
+def test_a_crash_loop_is_shown_once_although_two_alerts_are_about_it(spec: StreamSpec):
+    alerts = [ActiveAlert("stream ticks", rule, OLD_MS, f"the alert {rule}") for rule in ("restarts", "writer", "lag")]
+    seen = status(state=State.CRASH_LOOPING, crashes=3, writer=ENDED, problems=("boom",))
+    line = build_line("ticks", spec, StreamReading(seen, NOW_MS), RelatedState(alerts=alerts), now_ms=NOW_MS)
+    assert [one.sentence for one in line.needs] == ["boom", "the alert lag"]
 
 
 def test_the_errors_of_a_file_are_shown_until_it_is_fixed_whatever_its_alert_says(spec: StreamSpec):
