@@ -72,9 +72,11 @@ LONG_NOTES = """() => {
     note.append(said.cloneNode(true));
     document.querySelector("main").prepend(note);
   }
-  document.querySelectorAll("small.calm, .why li").forEach((one) => { one.textContent = said.textContent; });
+  const long = "h1, .way, .aside, output.soft, .runs li > div, small.calm, .why li";
+  document.querySelectorAll(long).forEach((one) => { one.textContent = said.textContent; });
 }"""
-"""Reasons of people without a space."""
+"""Reasons of people, names and errors without a space."""
+LONG_ERRORS = "document.querySelectorAll('.error').forEach(one => { one.textContent = 'it is full '.repeat(90); })"
 MANY = 300
 ROWS = "tbody th[scope=row]"
 
@@ -124,6 +126,7 @@ def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_p
         page.evaluate(LONG_NOTES)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (heading, width)
         view(page, at, heading)
+        page.evaluate(LONG_ERRORS)
         if width > 400 or heading in NARROW:
             found[heading] = violations(page, of=rules)
     view(page, "#/stream/refunds", "refunds")

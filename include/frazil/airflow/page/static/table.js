@@ -257,6 +257,7 @@ export function snapshots(view) {
   const to = Math.max(view.at_ms, marks.at(-1).at_ms, from + 1);
   const width = Math.min(WIDEST, document.documentElement.clientWidth - MARGINS);
   const [left, row, line] = width < NARROW ? [0, 40, 28] : [190, 24, 12]; // left of the lines, between them, and above each line
+  const fits = left ? 26 : Math.floor(width / 8);
   const x = (at) => left + 6 + ((at - from) / (to - from)) * (width - left - 16);
   const height = lanes.length * row + 26;
   const shown = marks.filter((mark) => mark.kind !== "expiry").length;
@@ -267,7 +268,7 @@ export function snapshots(view) {
       "svg",
       { class: "lanes", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Snapshots since ${moment(from, view.at_ms)}: ${counts.join(", ")}` },
       lanes.map((name, i) => [
-        s("text", { x: 0, y: i * row + 16 }, left && name.length > 26 ? `${name.slice(0, 25)}…` : name),
+        s("text", { x: 0, y: i * row + 16 }, name.length > fits ? `${name.slice(0, fits - 1)}…` : name),
         s("line", { class: "grid", x1: left, x2: width, y1: i * row + line, y2: i * row + line }),
       ]),
       marks.map((mark) => s("rect", { class: `mark ${mark.kind}`, x: x(mark.at_ms) - 1.5, y: lanes.indexOf(lane(mark)) * row + line - 8, width: 3, height: 16, rx: 1 }, s("title", {}, `${moment(mark.at_ms, view.at_ms)}: ${mark.label}, ${mark.message}`))),
