@@ -232,7 +232,7 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
     """Return why the stream's own table is missing or replaced. `committed`: a writer of this host has committed."""
     found = explain_lost_table(spec, table)
     if found is None and table is None and committed:
-        found = explain_dropped_table(spec, open_existing_catalog(spec.table.catalog).name)
+        found = explain_dropped_table(spec, open_existing_catalog(spec.table.catalog))
     return found and f"{TableLost.__name__}: {found}"
 
 

@@ -115,7 +115,7 @@ def missing_table_error(spec: StreamSpec) -> TableLost | None:
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
             return None
-    return TableLost(find_lost_table(spec) or explain_dropped_table(spec, catalog.name))
+    return TableLost(find_lost_table(spec) or explain_dropped_table(spec, catalog))
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
@@ -177,13 +177,16 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
     return SpecError(f"the table {identifier} does not exist yet: {event} creates it")
 
 
-def explain_dropped_table(spec: StreamSpec, catalog: str) -> str:
+def explain_dropped_table(spec: StreamSpec, catalog: Catalog) -> str:
     """Return the error text for a missing table to which the stream's writer on this host has committed."""
+    new = describe_new_catalog(catalog)
+    cause = new or "the catalog was lost or replaced, or the table was dropped or renamed"
+    way = "Restore the catalog, or configure the right one"
+    if not new:
+        way = "Configure the right catalog, or register the table's newest metadata file"
     return (
-        f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
-        "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "
-        "catalog, or register the table's newest metadata file. If the table was dropped on purpose, run "
-        f"`frazil forget {spec.name}`"
+        f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog.name!r} does "
+        f"not have the table: {cause}. {way}. If the table was dropped on purpose, run `frazil forget {spec.name}`"
     )
 
 
