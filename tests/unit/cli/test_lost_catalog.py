@@ -214,6 +214,17 @@ def test_a_dropped_table_is_not_taken_for_new_if_its_dead_letter_table_knows_the
     assert explain_lost_table(made.spec, None) is None
 
 
+def test_a_table_that_was_read_just_before_its_first_writer_began_is_the_streams_own(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+) -> None:
+    made = made_stream(tmp_path)
+    before = made.tables.main.refresh()
+    stale = load_catalog(None).load_table(before.name())
+    made.begin()
+    assert explain_lost_table(made.spec, stale) is None
+
+
 def test_a_stream_that_declares_another_table_begins_there_with_the_same_dead_letters(made: MadeStream) -> None:
     table = made.spec.table.model_copy(update={"identifier": "demo.others"})
     letters = made.spec.dead_letters.model_copy(update={"table": "demo.made_dead_letters"})
