@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,7 +19,6 @@ from frazil.spark.jars import JAR_SETS, installed_variant
 from frazil.spark.java import require_pyspark
 from frazil.spark.package import STORAGE_PACKAGES, find_installed_storages, make_package
 from frazil.spec.units import format_count
-from frazil.supervise.decision import has_committed
 from frazil.table.catalogs import catalog_config, load_catalog, open_existing_catalog, translate_catalog_errors
 from frazil.table.lost_tables import (
     describe_new_catalog,
@@ -176,9 +174,10 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
 def check_no_writer(table: str, metadata: TableMetadata) -> None:
     for stream in marked_streams(metadata.properties):
         observed = LocalLauncher(stream).observe()
-        if observed.process.is_alive and has_committed(replace(observed, exits=()), table):
+        heartbeat = observed.heartbeat if observed.process.is_alive else None
+        if heartbeat is not None and heartbeat.epoch is not None and heartbeat.table in {table, ""}:
             raise SpecError(
-                f"a writer of stream {stream} runs on this host, and has committed to {table}: another catalog may "
+                f"a writer of stream {stream} runs on this host, and has taken {table} over: another catalog may "
                 "have the table. Nothing was registered. Find out which catalog the writer uses, and stop it: "
                 f"`frazil pause {stream}`"
             )

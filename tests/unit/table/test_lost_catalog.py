@@ -132,7 +132,7 @@ def test_a_table_is_not_registered_while_its_writer_runs(catalog: Catalog, strea
     launch = Launch("l", LaunchKind.SUPERVISED, 1, writer=identify_process(os.getpid()))
     run_folder("flights").mkdir(parents=True)
     replace_json(run_folder("flights") / "lock", dataclasses.asdict(launch))
-    heartbeat = Heartbeat("flights", 1, "f", Phase.WAITING, 1, 1, 1, 1, last_commit_at_ms=1, table="demo.flights")
+    heartbeat = Heartbeat("flights", 1, "f", Phase.WAITING, 1, 1, 1, 1, table="demo.flights")
     heartbeat.write(open_exchange(run_folder("flights")))
     assert "a writer of stream flights runs on this host" in refusal("demo.flights", made.metadata_location)
     (run_folder("flights") / "lock").unlink()
