@@ -54,7 +54,9 @@ def derive_from_decision(
     heartbeat = observed.heartbeat
     row = consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy())
     failed = replaced_failure(observed, decision, now_ms=now_ms)
-    state, sentence = _state_from_decision(decision, observed, row, failed), decision.reason
+    state, sentence = _state_from_decision(decision, observed, row), decision.reason
+    if failed and state in {State.STARTING, State.STOPPED}:
+        state = State.STARTING_AGAIN
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
     level, rule = _LEVELS_AND_RULES[state]
@@ -119,28 +121,22 @@ _LEVELS_AND_RULES: Mapping[State, tuple[Level, str]] = {
 """Each state's level, and the alert rule whose runbook entry covers the state."""
 
 
-def _state_from_decision(
-    decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord], failed: ExitRecord | None
-) -> State:
+def _state_from_decision(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
     if decision.action is WriterAction.END or (decision.cause is Cause.REMOVED and not observed.process.is_alive):
         return State.REMOVED
     if observed.process.is_alive and (decision.action is not WriterAction.KEEP or decision.cause is Cause.STOPPING):
         return State.STOPPING
     if decision.cause is Cause.PAUSED:
         return State.PAUSED
-    return State.GIVEN_UP if decision.subject else _state_of_expected_writer(decision, observed, row, failed)
+    return State.GIVEN_UP if decision.subject else _state_of_expected_writer(decision, observed, row)
 
 
-def _state_of_expected_writer(
-    decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord], failed: ExitRecord | None
-) -> State:
+def _state_of_expected_writer(decision: Decision, observed: DecisionInput, row: Sequence[ExitRecord]) -> State:
     live = live_state(observed.heartbeat) if observed.process.is_alive else None
     if row and (unreachable := _STATES_BY_EXIT_CODE.get(row[0].code)):
         return live if live in {*OUTAGES, State.STALLED} else unreachable
     if len(row) >= 3:
         return State.CRASH_LOOPING
-    if failed:
-        return State.STARTING_AGAIN
     return live or (State.STARTING if decision.action is WriterAction.START else State.STOPPED)
 
 

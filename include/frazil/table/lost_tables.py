@@ -55,21 +55,17 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
             f"the table {name}. If {identifier} was renamed, rename {name} back to {identifier} or declare "
             f"`table: {name}`; otherwise declare another `table.location`"
         )
-    if new := describe_new_catalog(catalog):
-        path = f" ({found.newest.path})" if found.newest else ""
-        return (
-            f"{new}, so the table {identifier} is not in the catalog {catalog.name!r}, but its location "
-            f"{found.location} has files of a table: {found}{path}. Another catalog may still have the table: restore "
-            "that catalog, or correct FRAZIL_HOME or .pyiceberg.yaml. If no other catalog has it, see `A lost catalog` "
-            "in docs/how-to/operate-writers.md. If the table was dropped on purpose, move the folder away, or declare "
-            "another `table.location`"
-        )
     ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml names the right catalog"]
-    if found.newest is not None:
+    new, cause = describe_new_catalog(catalog), "The catalog may have been lost or replaced"
+    if new:
+        cause = "Another catalog may still have the table"
+        newest = f"; its newest metadata file is {found.newest.path}" if found.newest else ""
+        ways.append(f"restore it. If it is lost, see `A lost catalog` in docs/how-to/operate-writers.md{newest}")
+    elif found.newest is not None:
         ways.append(f"register the table again: `{registration_command(catalog.name, identifier, found.newest.path)}`")
     return (
-        f"the table {identifier} is not in the catalog {catalog.name!r}, but its location {found.location} has files "
-        f"of a table: {found}. The catalog may have been lost or replaced. {', or '.join(ways)}. If the table was "
+        f"{f'{new}, so ' if new else ''}the table {identifier} is not in the catalog {catalog.name!r}, but its "
+        f"location {found.location} has files of a table: {found}. {cause}. {', or '.join(ways)}. If the table was "
         "dropped on purpose, move the folder away, or declare another `table.location`"
     )
 

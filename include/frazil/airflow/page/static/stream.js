@@ -18,7 +18,7 @@ export function draw(view, state, page) {
   const { line } = view;
   return [
     breadcrumb(line.stream),
-    h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `${line.last_known ? "Last known state, read" : "Read"} ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
+    h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `${line.last_known ? "Last known state, read" : "Read"} ${ago(line.at_ms ?? view.at_ms, view.at_ms)}; times are UTC`)),
     line.table && actions(view.actions, line.stream, view.may_act, page),
     needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))], line.level),
     line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, words(note)))),

@@ -15,7 +15,7 @@ export const begin = () => ({});
 export function draw(view, state, page) {
   return [
     breadcrumb(view.table),
-    h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "loading" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
+    h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "loading" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]), "; times are UTC")),
     actions(offeredActions(view), view.table, view.may_act, page, { partition: times((state.release ?? held(view)[0])?.key ?? "") }),
     needsList([...view.route_problems, ...view.alerts, ...view.problems], view.level),
     view.shape ? [numbers(view.shape), heldWindows(view, state, page), windows(view, page), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : noTable(view),
