@@ -200,6 +200,12 @@ def test_a_hanging_catalog_is_reported_within_two_seconds_and_delays_no_other(br
     context.close()
 
 
+@pytest.mark.parametrize("at", ["#/stream/orders", "#/table/shop.orders"])
+def test_a_view_with_times_names_their_time_zone(open_page: Open, at: str):
+    page = open_page(f"{PAGE}{at}")
+    expect(page.locator(".aside")).to_contain_text("times are UTC")
+
+
 def test_a_stream_view_shows_history_partitions_and_dags_and_links_to_its_table_and_back(open_page: Open):
     page = open_page(f"{PAGE}#/stream/clicks")
     settled(page, "clicks")
