@@ -289,16 +289,18 @@ def consecutive_crashes(
 def replaced_failure(observed: DecisionInput, decision: Decision, *, now_ms: int) -> ExitRecord | None:
     """Return the exit of a failed writer until the next writer has taken over, if the supervisor starts one; else None.
 
-    An exit counts only for the longest backoff: a supervisor that has started no writer by then cannot start one.
+    The next writer starts within the longest backoff. Later, the supervisor cannot start it, or a user does.
     """
-    failed = next(reversed(observed.exits), None)
-    if failed is None or failed.code == 0 or _was_requested(failed):
+    failed, launch = next(reversed(observed.exits), None), observed.launch
+    if failed is None or launch is None or failed.code == 0 or _was_requested(failed):
         return None
     if observed.process.is_alive:
-        is_next = observed.process is not ProcessState.FOREGROUND and decision.action is WriterAction.KEEP
-        return failed if is_next and (observed.heartbeat is None or observed.heartbeat.epoch is None) else None
-    is_due = abs(now_ms - failed.ended_at_ms) <= SupervisionPolicy().max_backoff_ms
-    return failed if is_due and decision.cause in {Cause.CRASHED, Cause.UNAVAILABLE} else None
+        has_epoch = observed.heartbeat is not None and observed.heartbeat.epoch is not None
+        is_replaced = decision.cause is Cause.ADVANCING and not has_epoch
+    else:
+        is_replaced = decision.cause in {Cause.CRASHED, Cause.UNAVAILABLE}
+    next_ms = launch.launched_at_ms if observed.process.is_alive else now_ms
+    return failed if is_replaced and abs(next_ms - failed.ended_at_ms) <= SupervisionPolicy().max_backoff_ms else None
 
 
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:

@@ -130,6 +130,7 @@ def test_a_writer_that_took_over_after_an_outage_runs_before_its_first_commit() 
     ("last", "state"),
     [
         (exit_(137, committed=True), State.STARTING_AGAIN),
+        (exit_(137, ago=2 * MINUTE, committed=True), State.STARTING),
         (exit_(0), State.STARTING),
         (dataclasses.replace(exit_(137, committed=True), stopped_for="paused"), State.STARTING),
     ],
