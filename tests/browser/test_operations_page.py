@@ -72,9 +72,11 @@ LONG_NOTES = """() => {
     note.append(said.cloneNode(true));
     document.querySelector("main").prepend(note);
   }
-  document.querySelectorAll("small.calm, .why li").forEach((one) => { one.textContent = said.textContent; });
+  const long = "h1, .way, .aside, output.soft, .runs li > div, small.calm, .why li";
+  document.querySelectorAll(long).forEach((one) => { one.textContent = said.textContent; });
 }"""
-"""Reasons of people without a space."""
+"""Reasons of people, names and errors without a space."""
+LONG_ERRORS = "document.querySelectorAll('.error').forEach(one => { one.textContent = 'it is full '.repeat(90); })"
 MANY = 300
 ROWS = "tbody th[scope=row]"
 
@@ -124,6 +126,7 @@ def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_p
         page.evaluate(LONG_NOTES)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (heading, width)
         view(page, at, heading)
+        page.evaluate(LONG_ERRORS)
         if width > 400 or heading in NARROW:
             found[heading] = violations(page, of=rules)
     view(page, "#/stream/refunds", "refunds")
@@ -195,6 +198,12 @@ def test_a_hanging_catalog_is_reported_within_two_seconds_and_delays_no_other(br
     settled(page, "suppliers")
     expect(page.get_by_text("The catalog far, its storage, or Kafka has not responded since").first).to_be_visible()
     context.close()
+
+
+@pytest.mark.parametrize("at", ["#/stream/orders", "#/table/shop.orders"])
+def test_a_view_with_times_names_their_time_zone(open_page: Open, at: str):
+    page = open_page(f"{PAGE}{at}")
+    expect(page.locator(".aside")).to_contain_text("times are UTC")
 
 
 def test_a_stream_view_shows_history_partitions_and_dags_and_links_to_its_table_and_back(open_page: Open):

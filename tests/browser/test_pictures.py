@@ -185,3 +185,15 @@ def test_a_long_dag_id_stays_inside_its_number(page: Page, width: int) -> None:
     )
     wider = page.locator(".numbers > div").evaluate_all("all => all.map(one => one.scrollWidth - one.clientWidth)")
     assert wider == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("short `frazil status x`", "short `frazil status x`"),
+        ("a" * 1000 + "b" * 360, "a" * 360 + " … " + "b" * 360),
+        ("a" * 350 + " `" + "c" * 1000 + "` " + "b" * 350, "a" * 350 + "  …  " + "b" * 350),
+    ],
+)
+def test_a_long_sentence_loses_its_middle_and_no_part_of_a_command(page: Page, text: str, shown: str) -> None:
+    assert page.evaluate('async text => (await import("/parts.js")).brief(text)', text) == shown

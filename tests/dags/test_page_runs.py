@@ -169,3 +169,28 @@ def test_a_paused_dag_is_unpaused_only_with_a_confirmed_action(post: Post, airfl
     assert requested(post, "replay", unpause=True)["status"] == 200
     assert not airflow.call(in_airflow.dag_is_paused, "frazil_dead_letters")
     assert post("plan", "replay", **{"dry-run": True})["body"]["unpause"] is None
+
+
+def test_the_overview_asks_to_unpause_the_health_dag_only_while_it_is_paused(airflow: AirflowProcess) -> None:
+    def needs() -> list[str]:
+        overview = airflow.call(in_airflow.ask, "VIEWER", "GET", "/frazil/ops/api/overview", headers={})
+        said = [one["sentence"] for one in overview["body"]["needs"]]
+        return [one.split(". ")[1] for one in said if one.startswith("No alert can fire: ")]
+
+    def shows(*fixes: str) -> None:
+        airflow.call(in_airflow.forget_answers)
+        eventually(lambda: needs() == [*fixes], within_s=20)
+
+    airflow.call(in_airflow.pause, "frazil_health", True)
+    shows("Unpause the DAG frazil_health")
+    airflow.call(in_airflow.pause, "frazil_health", False)
+    shows("Check why the DAG frazil_health does not run")
+    run = airflow.call(in_airflow.begin_run, "frazil_health", {})
+    shows()
+    airflow.call(in_airflow.set_run, "frazil_health", run, "failed")
+    shows("Check why the DAG frazil_health does not run")
+    run = airflow.call(in_airflow.begin_run, "frazil_health", {"measure": {"active": []}})
+    airflow.call(in_airflow.set_run, "frazil_health", run, "success")
+    shows()
+    airflow.call(in_airflow.pause, "frazil_health", True)
+    shows("Unpause the DAG frazil_health")

@@ -12,13 +12,21 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.cli.options import json_option
 from frazil.cli.output import CommandOutput, echo, echo_json
+from frazil.commit.marker import marked_streams
 from frazil.errors import SpecError
+from frazil.host.local import LocalLauncher
 from frazil.spark.jars import JAR_SETS, installed_variant
 from frazil.spark.java import require_pyspark
 from frazil.spark.package import STORAGE_PACKAGES, find_installed_storages, make_package
 from frazil.spec.units import format_count
-from frazil.table.catalogs import catalog_config, load_catalog, translate_catalog_errors
-from frazil.table.lost_tables import file_name, find_newest_metadata, find_other_name, registration_command
+from frazil.table.catalogs import catalog_config, load_catalog, open_existing_catalog, translate_catalog_errors
+from frazil.table.lost_tables import (
+    describe_new_catalog,
+    file_name,
+    find_newest_metadata,
+    find_other_name,
+    registration_command,
+)
 from frazil.table.reader_configuration import READERS, Reader, configuration
 from frazil.table.spark_catalog import needed_jar_sets
 from frazil.table.storage import open_store
@@ -53,28 +61,38 @@ def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
 @click.argument("metadata")
 @click.option("--catalog", "name", help="The catalog. Default: the default catalog.")
 @click.option("--older", is_flag=True, help="Register METADATA although the table has a newer file.")
+@click.option("--no-other-catalog", "is_sole", is_flag=True, help="Register in a catalog without tables.")
 @json_option
-def register(table: str, metadata: str, *, name: str | None, older: bool, as_json: bool) -> None:
+def register(  # noqa: PLR0913 - one per option
+    table: str, metadata: str, *, name: str | None, older: bool, is_sole: bool, as_json: bool
+) -> None:
     """Restore TABLE to its catalog, as its metadata file METADATA describes it.
 
     Use this for a table that was dropped or lost, and whose files still exist. Error messages about such a table
     contain the whole command, with the table's newest metadata file. Changes no file. Refuses a table name that exists,
     and a table that the catalog has under another name. Without --older, refuses all but the table's newest file.
 
+    A table in two catalogs loses the commits of one of them. So register refuses while a writer of the table runs on
+    this host and, without --no-other-catalog, if the catalog has no tables: it may have replaced another one.
+
     \b
     Example:
       frazil register city.rides file:///lake/city/rides/metadata/00412-….metadata.json
     """
-    output, catalog = CommandOutput(as_json), load_catalog(name)
+    output, catalog = CommandOutput(as_json), open_existing_catalog(name)
     namespace = Catalog.namespace_from(table)
     if not namespace:
         raise SpecError(f"{table!r} is not a table identifier; write namespace.table")
     with translate_catalog_errors(catalog.name):
         described = read_metadata(catalog, metadata)
         if described is not None:
+            check_no_writer(table, described)
             check_no_other_name(catalog, table, described)
-            if not older:
-                check_newest(catalog, table, metadata, described)
+        if not is_sole:
+            check_not_new(catalog, table, described)
+        if described is not None and not older:
+            check_newest(catalog, table, metadata, described)
+        catalog = load_catalog(name)  # creates a missing SQLite file
         catalog.create_namespace_if_not_exists(namespace)
         try:
             registered = catalog.register_table(table, metadata)
@@ -151,6 +169,29 @@ def check_newest(catalog: Catalog, table: str, path: str, metadata: TableMetadat
             f"Register the newest file: `{registration_command(catalog.name, table, newest.path)}`; or add --older to "
             "go back to the older state"
         )
+
+
+def check_no_writer(table: str, metadata: TableMetadata) -> None:
+    for stream in marked_streams(metadata.properties):
+        observed = LocalLauncher(stream).observe()
+        heartbeat = observed.heartbeat if observed.process.is_alive else None
+        if heartbeat is not None and heartbeat.epoch is not None and heartbeat.table in {table, ""}:
+            raise SpecError(
+                f"a writer of stream {stream} runs on this host, and has taken {table} over: another catalog may "
+                "have the table. Nothing was registered. Find out which catalog the writer uses, and stop it: "
+                f"`frazil pause {stream}`"
+            )
+
+
+def check_not_new(catalog: Catalog, table: str, metadata: TableMetadata | None) -> None:
+    if (new := describe_new_catalog(catalog)) is None:
+        return
+    last = f", which was last changed at {format_utc(metadata.last_updated_ms)}" if metadata else ""
+    raise SpecError(
+        f"nothing was registered in the catalog {catalog.name!r}: {new}, so another catalog may still have the table "
+        f"{table}{last}. The commits of one of them would be lost. Restore that catalog, or correct FRAZIL_HOME or "
+        ".pyiceberg.yaml. If no other catalog has the table, add --no-other-catalog"
+    )
 
 
 def check_no_other_name(catalog: Catalog, table: str, metadata: TableMetadata) -> None:

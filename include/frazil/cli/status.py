@@ -31,7 +31,7 @@ from frazil.spec.application import find_application
 from frazil.spec.last_valid import find_declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count, shorten_list
-from frazil.status.derive import describe_exit, describe_reset
+from frazil.status.derive import describe_desired, describe_exit, describe_reset
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import read_stream_state
@@ -187,7 +187,7 @@ def _rejected_text(one: StreamState, left: int | None) -> str:
 
 
 def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
-    why = f" ({one.desired_reason})" if one.desired_reason else ""
+    why = f" ({describe_desired(one, now_ms=now_ms)})" if one.desired_at_ms else ""
     waiting = f", and {format_count(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
     replayed = ""
     if one.replayed_at_ms is not None:

@@ -287,5 +287,11 @@ def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:
     """Return all markers in the table, by stream, even of undeclared streams. Raises `MarkerUnreadable`."""
-    streams = [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]
-    return {stream: Marker.from_property(stream, properties[property_name(stream)]) for stream in streams}
+    return {
+        stream: Marker.from_property(stream, properties[property_name(stream)]) for stream in marked_streams(properties)
+    }
+
+
+def marked_streams(properties: Mapping[str, str]) -> list[str]:
+    """Return the streams that have a marker in the table."""
+    return [name.removeprefix(PROPERTY_PREFIX) for name in properties if name.startswith(PROPERTY_PREFIX)]

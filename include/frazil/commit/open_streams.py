@@ -120,7 +120,7 @@ def check_own_table(spec: StreamSpec, table: Table | None) -> None:
 
 def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
     """Return why the name no longer leads to the stream's own table; None if it does."""
-    if table is not None and not {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}.isdisjoint(table.properties):
+    if _is_marked(spec, table):
         return None
     if table is None and (lost := find_lost_table(spec)):
         return lost
@@ -133,7 +133,14 @@ def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
             return None
         if marker is None or (own := marker.own_table) is None or own.name != spec.table.identifier:
             return None
+        if table is not None and _is_marked(spec, find_table(catalog, own.name)):
+            return None  # the first writer began after `table` was read
         return _explain(catalog, spec, own, table, epoch=f"epoch {marker.at.epoch}")
+
+
+def _is_marked(spec: StreamSpec, table: Table | None) -> bool:
+    marks = {property_name(spec.name), FORGOTTEN_PREFIX + spec.name}
+    return table is not None and not marks.isdisjoint(table.properties)
 
 
 def _explain(catalog: Catalog, spec: StreamSpec, own: OwnTable, table: Table | None, *, epoch: str) -> str:

@@ -42,6 +42,11 @@ class Supervision:
     """The pid of a user's writer, or the time of a silent supervisor's last record."""
 
     @property
+    def is_active(self) -> bool:
+        """Whether a supervisor or an application starts the next writer without a user."""
+        return self.starter in {Starter.SUPERVISOR, Starter.APPLICATION}
+
+    @property
     def start_command(self) -> str:
         """The command with which the user starts a stopped stream."""
         return f"frazil {'run' if self.starter in {Starter.USER, Starter.NOTHING} else 'resume'} {self.name}"

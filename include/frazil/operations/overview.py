@@ -21,6 +21,7 @@ TABLE_RULES = {
     *("manifest-list", "manifests", "snapshots", "metadata", "small-files", "delete-files", "deleted-rows"),
     *("since-compaction", "unmeasured"),
 }
+WRITER_RULES = {"writer", "restarts"}
 MAX_ERRORS = 5
 GRACE_MS = 10_000
 """Milliseconds after which an unresponsive read needs attention: shorter delays occur on a busy host."""
@@ -167,7 +168,8 @@ def build_line(
     """Build the line of one stream. `related.alerts` are the alerts of the stream and of its table."""
     windows = related.windows
     if spec is None:
-        needs = tuple(OpenProblem(line, runbook_link("declaration")) for line in reading.broken.splitlines())
+        errors = _limit_errors(reading.broken.splitlines())
+        needs = tuple(OpenProblem(line, runbook_link("declaration")) for line in errors)
         return OverviewLine(name, None, Level.BROKEN, "declaration broken", needs)
     status = reading.status
     state = _shown_state(spec, reading, now_ms=now_ms)
@@ -250,7 +252,7 @@ def _open_problems(state: StreamState, reading: StreamReading, related: RelatedS
     needs |= {
         one.sentence: one.runbook
         for one in related.alerts
-        if not (_repeats_state(one, state, first) or _repeats_reading(one, reading, windows) or _has_ended(one, state))
+        if not (_repeats_state(one, state, first) or _repeats_reading(one, windows) or _has_ended(one, state))
     }
     return tuple(OpenProblem(sentence, runbook) for sentence, runbook in needs.items())
 
@@ -260,9 +262,13 @@ def _declaration_problems(reading: StreamReading) -> Iterator[str]:
         ("The last valid declaration is in use, because the file has a problem", reading.broken.splitlines()),
         ("The declaration is in use, but conflicts with another", reading.conflict.splitlines()),
     ):
-        yield from (f"{problem}: {line}" for line in lines[:MAX_ERRORS])
-        if len(lines) > MAX_ERRORS:
-            yield f"{len(lines) - MAX_ERRORS:,} more errors: run `frazil validate`"
+        yield from _limit_errors([f"{problem}: {line}" for line in lines])
+
+
+def _limit_errors(errors: Sequence[str]) -> Iterator[str]:
+    yield from errors[:MAX_ERRORS]
+    if more := len(errors[MAX_ERRORS:]):
+        yield f"{format_count(more, 'more error')}: run `frazil validate`"
 
 
 def _paused_dag_problem(
@@ -280,17 +286,18 @@ def _has_ended(alert: ActiveAlert, state: StreamState) -> bool:
     return is_well and alert.rule in {"writer", "table", *RULES_FROM_RUN_FOLDER}
 
 
-def _repeats_reading(alert: ActiveAlert, reading: StreamReading, windows: Windows | None) -> bool:
-    """Whether the errors of the file, or the held windows, are shown already."""
+def _repeats_reading(alert: ActiveAlert, windows: Windows | None) -> bool:
+    """Whether the held windows are shown already. The errors of the file always are: it is read more often."""
     if alert.rule == "held":
         return windows is not None and bool(windows.held)
-    return alert.rule == "declaration" and bool(reading.broken or reading.conflict)
+    return alert.rule == "declaration"
 
 
 def _repeats_state(alert: ActiveAlert, state: StreamState, first: str) -> bool:
     """Whether an alert only repeats the state: it quotes `first`, or is about the failure that the state shows."""
     is_named = state.level is Level.BROKEN or state.unreachable_since_ms is not None
-    if is_named and state.rule == alert.rule.partition(":")[0]:
+    rule = alert.rule.partition(":")[0]
+    if is_named and (state.rule == rule or {state.rule, rule} <= WRITER_RULES):
         return True
     return bool(first) and first in alert.sentence
 

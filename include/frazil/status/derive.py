@@ -33,11 +33,12 @@ from frazil.supervise.decision import (
     DecisionInput,
     SupervisionPolicy,
     WriterAction,
+    describe_request,
     error_name,
     get_fresh_heartbeat,
     get_known_lag,
 )
-from frazil.supervise.decision_rules import consecutive_crashes
+from frazil.supervise.decision_rules import consecutive_crashes, replaced_failure
 from frazil.timetext import format_elapsed
 
 MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms
@@ -52,7 +53,10 @@ def derive_from_decision(
 ) -> StreamState:
     heartbeat = observed.heartbeat
     row = consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy())
+    failed = replaced_failure(observed, decision, now_ms=now_ms)
     state, sentence = _state_from_decision(decision, observed, row), decision.reason
+    if failed and state in {State.STARTING, State.STOPPED}:
+        state = State.STARTING_AGAIN
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
     level, rule = _LEVELS_AND_RULES[state]
@@ -66,6 +70,7 @@ def derive_from_decision(
         sentence=describe_state(state, heartbeat, otherwise=sentence),
         rule=rule,
         writer=replace(describe_writer_process(observed.writer, now_ms=now_ms), supervised=observed.returned_at_ms > 0),
+        replaced_exit=describe_exit(_with_end(WriterProcess(), failed)) if failed else "",
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
         last_error=_last_error(observed.writer),
@@ -104,6 +109,7 @@ _LEVELS_AND_RULES: Mapping[State, tuple[Level, str]] = {
     State.SLOW: (Level.TROUBLE, "lag"),
     State.LATE: (Level.TROUBLE, "freshness"),
     State.SILENT: (Level.TROUBLE, "writer"),
+    State.STARTING_AGAIN: (Level.TROUBLE, "writer"),
     State.PROBLEM: (Level.TROUBLE, ""),
     State.STALLED: (Level.TROUBLE, "stall"),
     **dict.fromkeys(OUTAGES, (Level.TROUBLE, "stall")),
@@ -184,8 +190,7 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
         )
     end = next((e for e in reversed(observation.exits) if e.launch_id == launch.id), None)
     if end is not None:
-        name = error_name(end.code) or None
-        return replace(known, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
+        return _with_end(known, end)
     if heartbeat is None:
         return known
     # The process that recorded no exit code yet is about to do so.
@@ -193,6 +198,11 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
     return replace(
         known, exit_code=0 if ended_well else None, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.error
     )
+
+
+def _with_end(known: WriterProcess, end: ExitRecord) -> WriterProcess:
+    name = error_name(end.code) or None
+    return replace(known, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
 
 
 def _last_error(writer: Observation) -> str:
@@ -228,7 +238,7 @@ def process_problems(known: StreamState, given_up: GivenUp | None, writer: Obser
 def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> StreamState:
     """Refine the state with the table and Kafka: what stops the stream, what delays it, and whether it runs."""
     found = (
-        _decided_state(known)
+        _decided_state(known, now_ms=now_ms)
         or _unreachable_state(known, spec, now_ms=now_ms)
         or _stopped_state(known)
         or _state_without_writer(known, now_ms=now_ms)
@@ -267,9 +277,9 @@ def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int)
 _StateAndSentence = tuple[State, str]
 
 
-def _decided_state(known: StreamState) -> _StateAndSentence | None:
+def _decided_state(known: StreamState, *, now_ms: int) -> _StateAndSentence | None:
     if known.state is State.PAUSED:
-        return State.PAUSED, known.desired_reason or ""
+        return State.PAUSED, f"paused {describe_desired(known, now_ms=now_ms)}"
     if known.state is State.GIVEN_UP:
         sentence = "; ".join(known.problems[: 2 if known.writer.error else 1]) or known.given_up
         return State.GIVEN_UP, sentence or f"Fix the cause, then resume {known.name}"
@@ -312,10 +322,14 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
         return State.TABLE_UNREADABLE, known.unread or first
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
+    if known.replaced_exit and writer.pid is not None:
+        return State.STARTING_AGAIN, f"the last writer ended with {known.replaced_exit}; the next one is starting"
     if known.writer_failed:
         ended = first or f"its last writer ended with {describe_exit(writer)}"
-        if writer.only_users_start and (writer.exit_code or 0) > 128:  # another error names its own remedy
-            ended += f"; `frazil run {known.name}` starts the next one"
+        if known.replaced_exit:
+            return State.STARTING_AGAIN, f"{ended}; its supervisor starts the next one"
+        if not writer.error or (writer.exit_code or 0) > 128:  # another error names its own remedy
+            ended += f"; {_start_remedy(known)}"
         return State.STOPPED, ended
     return None
 
@@ -331,10 +345,14 @@ def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSenten
         return State.STOPPED, describe_reset(known, now_ms=now_ms)
     ended = f" {format_elapsed(now_ms - writer.ended_at_ms)} ago" if writer.ended_at_ms is not None else ""
     waiting = f", and {format_count(known.lag, 'record', 'waits|wait')}" if known.lag else ""
-    how = "check that its DAG runs in Airflow"
-    if writer.only_users_start:
-        how = f"`frazil run {known.name}` starts the next one"
-    return State.STOPPED, f"its last writer here ended{ended}, and no other has committed since{waiting}; {how}"
+    remedy = _start_remedy(known)
+    return State.STOPPED, f"its last writer here ended{ended}, and no other has committed since{waiting}; {remedy}"
+
+
+def _start_remedy(known: StreamState) -> str:
+    if known.writer.only_users_start:
+        return f"`frazil run {known.name}` starts the next one"
+    return "check that its DAG runs in Airflow"
 
 
 def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
@@ -357,7 +375,8 @@ def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Sta
 def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence:
     if known.writer.pid is not None:
         if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
-            return State.PAUSING, "its writer stops after the current batch"
+            paused = f"paused {describe_desired(known, now_ms=now_ms)}"
+            return State.PAUSING, f"its writer stops after the current batch; {paused}"
         if known.state is State.STOPPING:
             return State.RESTARTING, "its writer stops after the current batch, and then the next one starts"
         return State.STARTING if known.state is State.STARTING else State.RUNNING, ""
@@ -367,6 +386,10 @@ def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int
     if known.last_commit_at_ms is None and known.writer.ended_at_ms is None:
         return State.NOT_BEGUN, f"Unpause the DAG of its writer, or use `frazil run {known.name}`, to begin"
     return State.STOPPED, "no writer runs on this host, and nothing was committed lately"
+
+
+def describe_desired(known: StreamState, *, now_ms: int) -> str:
+    return describe_request(known.desired_by, known.desired_reason, known.desired_at_ms, now_ms=now_ms)
 
 
 def describe_reset(known: StreamState, *, now_ms: int) -> str:

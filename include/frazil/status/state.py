@@ -37,6 +37,8 @@ class State(StrEnum):
     UNKNOWN = "unknown"
     PAUSING = "pausing"
     RESTARTING = "restarting"
+    STARTING_AGAIN = "starting again"
+    """The last writer failed, and the one with which a supervisor replaces it has not taken over yet."""
     SILENT = "silent"
     LATE = "late"
     """Records wait longer than the declaration allows."""
@@ -113,11 +115,15 @@ class StreamState:
     """The alert rule whose runbook entry covers this state."""
     writer: WriterProcess = field(default_factory=WriterProcess)
     desired: str | None = None
+    desired_by: str | None = None
+    """The user who requested the desired state."""
     desired_reason: str | None = None
     desired_at_ms: int | None = None
     problem: str | None = None
     missing: str | None = None
     """Why the catalog does not have the stream's own table under its name."""
+    replaced_exit: str = ""
+    """How the writer ended that a supervisor replaces; empty once the next writer has taken over."""
     crashes: int = 0
     """Consecutive crashes of the writer; 0 once the running writer makes progress."""
     given_up: str | None = None

@@ -86,6 +86,8 @@ def read_stream_state(
     )
     decision = decide(observed, now_ms=now_ms, policy=SupervisionPolicy.for_stream(spec))
     known = derive_from_decision(replace(view.state, problem=problem), observed, decision, now_ms=now_ms)
+    if known.replaced_exit and not find_supervision(spec.name, now_ms=now_ms, observed=writer).is_active:
+        known = replace(known, replaced_exit="")
     known = _add_writer_report(known, spec, observed, view, now_ms=now_ms)
     return _finish_state(known, spec, now_ms=now_ms)
 

@@ -92,7 +92,11 @@ def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamSta
     if desired is None:
         return known
     return replace(
-        known, desired=str(desired.mode), desired_reason=desired.reason or None, desired_at_ms=desired.at_ms or None
+        known,
+        desired=str(desired.mode),
+        desired_by=desired.by or None,
+        desired_reason=desired.reason or None,
+        desired_at_ms=desired.at_ms or None,
     )
 
 
@@ -233,7 +237,7 @@ def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: 
     """Return why the stream's own table is missing or replaced. `committed`: a writer of this host has committed."""
     found = explain_lost_table(spec, table)
     if found is None and table is None and committed:
-        found = explain_dropped_table(spec, open_existing_catalog(spec.table.catalog).name)
+        found = explain_dropped_table(spec, open_existing_catalog(spec.table.catalog))
     return found and f"{TableLost.__name__}: {found}"
 
 

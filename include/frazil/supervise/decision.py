@@ -95,6 +95,12 @@ class DecisionInput:
         return stop if stop and self.launch and stop.launch_id == self.launch.id else None
 
 
+def describe_request(by: str | None, reason: str | None, at_ms: int | None, *, now_ms: int) -> str:
+    """Return who requested a desired state, when, and why, such as "by ada 3 min ago: upgrade"."""
+    when = f" {format_elapsed(now_ms - at_ms)} ago" if at_ms else ""
+    return f"by {by or 'an unknown user'}{when}{f': {reason}' if reason else ''}"
+
+
 def error_name(code: int | None) -> str:
     """Return the name of the error that has this exit code; empty for the codes that any program may have."""
     names = [cls.__name__ for cls in find_subclasses() if vars(cls).get("exit_code") == code and (code or 0) > 1]

@@ -58,6 +58,7 @@ from frazil.supervise.decision import (
     decide_hung,
     decide_stopping,
     describe_progress,
+    describe_request,
     error_name,
 )
 from frazil.timetext import format_elapsed
@@ -285,6 +286,23 @@ def consecutive_crashes(
     return [] if outlived or (heartbeat.last_commit_at_ms or 0) >= launch.launched_at_ms else row
 
 
+def replaced_failure(observed: DecisionInput, decision: Decision, *, now_ms: int) -> ExitRecord | None:
+    """Return the exit of a failed writer until the next writer has taken over, if the supervisor starts one; else None.
+
+    The next writer starts within the longest backoff. Later, the supervisor cannot start it, or a user does.
+    """
+    failed, launch = next(reversed(observed.exits), None), observed.launch
+    if failed is None or launch is None or failed.code == 0 or _was_requested(failed):
+        return None
+    if observed.process.is_alive:
+        has_epoch = observed.heartbeat is not None and observed.heartbeat.epoch is not None
+        is_replaced = decision.cause is Cause.ADVANCING and not has_epoch
+    else:
+        is_replaced = decision.cause in {Cause.CRASHED, Cause.UNAVAILABLE}
+    next_ms = launch.launched_at_ms if observed.process.is_alive else now_ms
+    return failed if is_replaced and abs(next_ms - failed.ended_at_ms) <= SupervisionPolicy().max_backoff_ms else None
+
+
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
     """Return whether the service that made writers end responds again.
 
@@ -328,8 +346,7 @@ def _give_up_or_hold(observed: DecisionInput, cause: Cause, reason: str, *, subj
 
 
 def _request_text(what: str, desired: DesiredState, *, now_ms: int) -> str:
-    why = f": {desired.reason}" if desired.reason else ""
-    return f"{what} by {desired.by or 'an unknown user'} {format_elapsed(now_ms - desired.at_ms)} ago{why}"
+    return f"{what} {describe_request(desired.by, desired.reason, desired.at_ms, now_ms=now_ms)}"
 
 
 def _repeat_text(exits: list[ExitRecord]) -> str:

@@ -76,6 +76,8 @@ _kept_catalogs: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = Con
 MAX_ERROR_CHARACTERS = 300
 """Maximum number of characters quoted from a server's error."""
 METADATA_SUFFIX = ".metadata.json"
+MISSING_FILE = "frazil.missing-file"
+"""Property of an open catalog: the path of its SQLite file, if the file does not exist."""
 
 _ACCESS_ERRORS = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _ERRNO_PATTERN = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
@@ -170,7 +172,8 @@ def _open_existing(name: str | None) -> Catalog:
         return load_catalog(name)
     if Path(file).exists() or not (config.embedded or Path(file).parent.is_dir()):
         return load_catalog(name)
-    return _open(replace(config, properties={**config.properties, "uri": "sqlite:///:memory:"}))
+    in_memory = {"uri": "sqlite:///:memory:", MISSING_FILE: file}
+    return _open(replace(config, properties={**config.properties, **in_memory}))
 
 
 def spark_properties(name: str | None) -> dict[str, str]:

@@ -20,7 +20,13 @@ from pyiceberg.table import Table
 from frazil.errors import SpecError, TableLost
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.table.catalogs import catalog_config, list_table_names, open_existing_catalog, translate_catalog_errors
+from frazil.table.catalogs import (
+    MISSING_FILE,
+    catalog_config,
+    list_table_names,
+    open_existing_catalog,
+    translate_catalog_errors,
+)
 from frazil.table.declared_tables import DeclaredTable, declared_dead_letters, declared_table
 from frazil.table.object_store import FileInfo, ObjectStore
 from frazil.table.parallel import run_in_parallel
@@ -50,13 +56,29 @@ def explain_lost_table(catalog: Catalog, identifier: str, found: Remains) -> str
             f"`table: {name}`; otherwise declare another `table.location`"
         )
     ways = ["Check that FRAZIL_HOME or .pyiceberg.yaml names the right catalog"]
-    if found.newest is not None:
+    new, cause = describe_new_catalog(catalog), "The catalog may have been lost or replaced"
+    if new:
+        cause = "Another catalog may still have the table"
+        newest = f"; its newest metadata file is {found.newest.path}" if found.newest else ""
+        ways.append(f"restore it. If it is lost, see `A lost catalog` in docs/how-to/operate-writers.md{newest}")
+    elif found.newest is not None:
         ways.append(f"register the table again: `{registration_command(catalog.name, identifier, found.newest.path)}`")
     return (
-        f"the table {identifier} is not in the catalog {catalog.name!r}, but its location {found.location} has files "
-        f"of a table: {found}. The catalog may have been lost or replaced. {', or '.join(ways)}. If the table was "
+        f"{f'{new}, so ' if new else ''}the table {identifier} is not in the catalog {catalog.name!r}, but its "
+        f"location {found.location} has files of a table: {found}. {cause}. {', or '.join(ways)}. If the table was "
         "dropped on purpose, move the folder away, or declare another `table.location`"
     )
+
+
+def describe_new_catalog(catalog: Catalog) -> str | None:
+    """Return why the catalog seems to be new, moved or emptied; None if it has tables, or if they cannot be listed."""
+    if file := catalog.properties.get(MISSING_FILE):
+        return f"the catalog's file {file} does not exist"
+    try:
+        has_tables = any(catalog.list_tables(namespace) for namespace in catalog.list_namespaces())
+    except Exception:  # a catalog may refuse to list
+        return None
+    return None if has_tables else "the catalog has no tables"
 
 
 def find_other_name(catalog: Catalog, identifier: str, *, location: str, uuid: str | None) -> str | None:
@@ -89,7 +111,7 @@ def missing_table_error(spec: StreamSpec) -> TableLost | None:
     with translate_catalog_errors(catalog.name):
         if catalog.table_exists(spec.table.identifier):
             return None
-    return TableLost(find_lost_table(spec) or explain_dropped_table(spec, catalog.name))
+    return TableLost(find_lost_table(spec) or explain_dropped_table(spec, catalog))
 
 
 def check_own_folder(catalog: Catalog, table: Table) -> None:
@@ -151,13 +173,16 @@ def absent_table_error(identifier: str, specs: Iterable[StreamSpec]) -> TableLos
     return SpecError(f"the table {identifier} does not exist yet: {event} creates it")
 
 
-def explain_dropped_table(spec: StreamSpec, catalog: str) -> str:
+def explain_dropped_table(spec: StreamSpec, catalog: Catalog) -> str:
     """Return the error text for a missing table to which the stream's writer on this host has committed."""
+    new = describe_new_catalog(catalog)
+    cause = new or "the catalog was lost or replaced, or the table was dropped or renamed"
+    way = "Restore the catalog, or configure the right one"
+    if not new:
+        way = "Configure the right catalog, or register the table's newest metadata file"
     return (
-        f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog!r} does not "
-        "have the table: the catalog was lost or replaced, or the table was dropped or renamed. Configure the right "
-        "catalog, or register the table's newest metadata file. If the table was dropped on purpose, run "
-        f"`frazil forget {spec.name}`"
+        f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog.name!r} does "
+        f"not have the table: {cause}. {way}. If the table was dropped on purpose, run `frazil forget {spec.name}`"
     )
 
 

@@ -84,7 +84,8 @@ def test_a_lost_catalog_is_reported_everywhere_and_changes_nothing(
     assert "table" not in beyond(tmp_path)
     files = sorted(location.rglob("*"))
     put_aside(frazil_home)
-    assert any(p.startswith(f"TableLost: {SAID}") for p in problems(tmp_path))
+    cause = f"the catalog's file {frazil_home}/catalog.db does not exist"
+    assert any(p.startswith(f"TableLost: {cause}, so {SAID}") for p in problems(tmp_path))
     assert "table" in beyond(tmp_path)
     for words in (("health",), ("health", "demo.made")):
         assert call(tmp_path, *words).count(SAID) == 1, "once, whatever says it"
@@ -122,6 +123,10 @@ def test_a_table_lost_with_its_folder_is_reported_on_the_host_that_committed_to_
     append_exit(run_folder("made"), ExitRecord("launch-1", 0, 1, 2, "f", 0, committed=True, table="demo.made"))
     (said,) = (p for p in problems(tmp_path) if "TableLost" in p)
     assert "a writer of this host committed to the table demo.made" in said
+    assert "or register the table's newest metadata file" in said
+    load_catalog(None).drop_table("demo.made_dead_letters")
+    (new,) = (p for p in problems(tmp_path) if "TableLost" in p)
+    assert "the catalog has no tables. Restore the catalog, or configure the right one. If" in new
     assert_refused_by_checks(tmp_path, made, "a writer of this host committed to the table demo.made")
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
@@ -207,6 +212,17 @@ def test_a_dropped_table_is_not_taken_for_new_if_its_dead_letter_table_knows_the
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
     assert explain_lost_table(made.spec, None) is None
+
+
+def test_a_table_that_was_read_just_before_its_first_writer_began_is_the_streams_own(
+    tmp_path: Path,
+    frazil_home: Path,  # noqa: ARG001
+) -> None:
+    made = made_stream(tmp_path)
+    before = made.tables.main.refresh()
+    stale = load_catalog(None).load_table(before.name())
+    made.begin()
+    assert explain_lost_table(made.spec, stale) is None
 
 
 def test_a_stream_that_declares_another_table_begins_there_with_the_same_dead_letters(made: MadeStream) -> None:

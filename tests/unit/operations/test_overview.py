@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frazil.cli.status import _detail_fields
 from frazil.errors import BROKERS_REMEDY
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.operations.overview import (
@@ -267,6 +268,15 @@ def test_commits_elsewhere_need_evidence_and_a_stream_without_a_writer_is_never_
             assert found.level is not Level.TROUBLE or ("82 records wait" in found.sentence) == (lag == 82)
 
 
+@pytest.mark.parametrize("desired", [PAUSED, PAUSING])
+def test_a_paused_stream_shows_who_paused_it_when_and_why(spec: StreamSpec, desired: dict[str, Any]):
+    seen = status(**desired, desired_by="ada", desired_at_ms=NOW_MS - 180_000)
+    line = build_line("ticks", spec, StreamReading(seen, NOW_MS), RelatedState(), now_ms=NOW_MS)
+    assert (line.level, line.needs) == (Level.QUIET, ())
+    assert line.notes[0].endswith("paused by ada 3 min 0 s ago: upgrade")
+    assert _detail_fields(seen, None, now_ms=NOW_MS)["desired"] == "paused (by ada 3 min 0 s ago: upgrade)"
+
+
 def test_the_freshness_limit_is_at_least_two_commit_intervals(spec: StreamSpec):
     assert freshness_limit_ms(spec) == 300_000
     slow = spec.model_copy(update={"commit": spec.commit.model_copy(update={"interval": spec.commit.interval * 60})})
@@ -336,6 +346,9 @@ def test_a_declaration_problem_is_described_as_of_this_file_another_file_or_the_
     assert both == tuple(OpenProblem(f"{said}: {line}", runbook) for line in lines[:2])
     *_, more = needs(StreamReading(status(), NOW_MS, broken="\n".join(lines)))
     assert more == OpenProblem("2 more errors: run `frazil validate`", runbook)
+    never_valid = StreamReading(broken="\n".join(lines))
+    *_, last, more = build_line("ticks", None, never_valid, RelatedState(), now_ms=NOW_MS).needs
+    assert (last.sentence, more.sentence) == (lines[4], "2 more errors: run `frazil validate`")
     (need,) = needs(StreamReading(status(), NOW_MS, conflict="ticks.yaml: table: is in another catalog in a.yaml"))
     said = "The declaration is in use, but conflicts with another: ticks.yaml: table: is in another catalog in a.yaml"
     assert need == OpenProblem(said, runbook)
@@ -563,9 +576,20 @@ def test_an_alert_about_a_writer_that_runs_again_is_not_shown_until_it_is_measur
         assert [one.sentence for one in active.needs][-1].endswith("5 min 1 s")
 
 
-def test_an_alert_about_the_declaration_is_shown_unless_the_errors_of_the_file_are(spec: StreamSpec):
+def test_a_crash_loop_is_shown_once_although_two_alerts_are_about_it(spec: StreamSpec):
+    alerts = [ActiveAlert("stream ticks", rule, OLD_MS, f"the alert {rule}") for rule in ("restarts", "writer", "lag")]
+    seen = status(state=State.CRASH_LOOPING, crashes=3, writer=ENDED, problems=("boom",))
+    line = build_line("ticks", spec, StreamReading(seen, NOW_MS), RelatedState(alerts=alerts), now_ms=NOW_MS)
+    assert [one.sentence for one in line.needs] == ["boom", "the alert lag"]
+
+
+def test_the_errors_of_a_file_are_shown_until_it_is_fixed_whatever_its_alert_says(spec: StreamSpec):
     related = RelatedState(alerts=(ActiveAlert("stream ticks", "declaration", OLD_MS, "the declaration is broken"),))
-    for broken, said in (("ticks.yaml: no", "ticks.yaml: no"), ("", "the declaration is broken")):
-        reading = StreamReading(status(), NOW_MS, broken=broken)
-        (need,) = build_line("ticks", spec, reading, related, now_ms=NOW_MS).needs
-        assert need.sentence.endswith(said)
+
+    def line(**changes: str) -> OverviewLine:
+        return build_line("ticks", spec, StreamReading(status(), NOW_MS, **changes), related, now_ms=NOW_MS)
+
+    for changes in ({"broken": "ticks.yaml: no"}, {"conflict": "ticks.yaml: no"}):
+        (need,) = line(**changes).needs
+        assert need.sentence.endswith("ticks.yaml: no")
+    assert (line().needs, line().level) == ((), Level.WELL)

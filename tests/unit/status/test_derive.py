@@ -8,6 +8,7 @@ import pytest
 
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import ProcessState
+from frazil.host.records import ExitRecord
 from frazil.status.derive import derive_from_decision
 from frazil.status.state import State, StreamState
 from frazil.status.stream import _recovery_notices
@@ -76,7 +77,8 @@ def shown(observed: DecisionInput, *, problem: str | None = None) -> StreamState
         (State.STOPPING, alive(well(), declared=ValidDeclaration("f2")), "the declaration changed"),
         (State.PAUSED, ended(exit_(0), desired=PAUSED), "frazil resume"),
         (State.STOPPED, ended(exit_(1), desired=UnreadableState("no catalog")), "no catalog"),
-        (State.STOPPED, ended(*crashes(2)), "2 times in a row"),
+        (State.STARTING_AGAIN, ended(*crashes(2)), "2 times in a row"),
+        (State.STARTING_AGAIN, ended(exit_(137, committed=True)), "signal 9"),
         (State.CRASH_LOOPING, ended(*crashes(3)), "3 times in a row"),
         (State.CRASH_LOOPING, ended(*crashes(9, code=20)), "9 times in a row"),
         (State.KAFKA_UNREACHABLE, ended(*crashes(1, code=22)), "exit code 22"),
@@ -122,6 +124,22 @@ def test_a_writer_that_took_over_after_an_outage_runs_before_its_first_commit() 
         seen = alive(dataclasses.replace(heartbeat, epoch=epoch), launch=launch(launched_at_ms=NOW - 5_000))
         seen = dataclasses.replace(seen, writer=dataclasses.replace(seen.writer, exits=(outage,)))
         assert shown(seen).state is state
+
+
+@pytest.mark.parametrize(
+    ("last", "state"),
+    [
+        (exit_(137, committed=True), State.STARTING_AGAIN),
+        (exit_(137, ago=2 * MINUTE, committed=True), State.STARTING),
+        (exit_(0), State.STARTING),
+        (dataclasses.replace(exit_(137, committed=True), stopped_for="paused"), State.STARTING),
+    ],
+)
+def test_a_writer_after_a_failure_is_starting_again_until_it_has_taken_over(last: ExitRecord, state: State) -> None:
+    for epoch, expected in ((None, state), (2, State.RUNNING)):
+        seen = alive(well(epoch=epoch), launch=launch(launched_at_ms=NOW - 5_000))
+        seen = dataclasses.replace(seen, writer=dataclasses.replace(seen.writer, exits=(last,)))
+        assert shown(seen).state is expected
 
 
 def test_a_repeatedly_restarted_writer_is_crash_looping_until_it_commits() -> None:

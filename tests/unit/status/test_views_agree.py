@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from frazil.spec.load import load_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
 from frazil.status.derive import derive_from_decision
-from frazil.status.state import StreamState
+from frazil.status.state import Level, StreamState
 from frazil.status.stream import read_stream_state
 from frazil.supervise.supervised import Program, SupervisedStream
 from frazil.supervise.supervisor import Supervisor
@@ -62,6 +62,8 @@ class Views:
     """What the alert `restarts` counts."""
     shows_given_up: bool
     """Whether the alert `writer` says so."""
+    shown: tuple[Level, str]
+    """The page's level, and its first sentence."""
 
 
 @pytest.fixture
@@ -72,7 +74,9 @@ def spec(tmp_path: Path, frazil_home: Path) -> StreamSpec:  # noqa: ARG001
     return spec
 
 
-def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | None = None) -> Views:
+def views(
+    spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | None = None, *, watched_ms: int = NOW_MS
+) -> Views:
     """A run folder with these ends, oldest first, and perhaps a writer that was launched 30 s ago."""
     exits = tuple(
         ExitRecord(
@@ -83,7 +87,7 @@ def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | No
     )  # fmt: skip
     launch_id = "live" if lives else f"l{len(ends) - 1}"
     launch = Launch(launch_id, LaunchKind.SUPERVISED, NOW_MS - 30_000, spec.fingerprint(), writer=identify_process(1))
-    write_supervision_times(run_folder("ticks"), SupervisionTimes(last_ms=NOW_MS))
+    write_supervision_times(run_folder("ticks"), SupervisionTimes(last_ms=watched_ms))
     process = ProcessState.RUNNING if lives else ProcessState.ENDED
     observed = Observation(process, launch, lives, exits)
     with pytest.MonkeyPatch.context() as patch:
@@ -92,12 +96,14 @@ def views(spec: StreamSpec, folder: Path, ends: list[End], lives: Heartbeat | No
         task = derive_from_decision(StreamState("ticks"), step.observed, step.decision, now_ms=NOW_MS)
         seen, measured = (read_stream_state(spec, now_ms=NOW_MS, in_full=full) for full in (True, False))
     read = {one.rule: one for one in evaluate_stream_rules(measured, Alerts(), now_ms=NOW_MS)}
+    line = build_line("ticks", spec, StreamReading(seen, NOW_MS), RelatedState(), now_ms=NOW_MS)
     return Views(
         task.state,
-        build_line("ticks", spec, StreamReading(seen, NOW_MS), RelatedState(), now_ms=NOW_MS).word,
+        line.word,
         _detail_fields(seen, None, now_ms=NOW_MS)["state"],
         int(read["restarts"].value or 0),
         read["writer"].shown == "the supervisor gave up",
+        (line.level, line.needs[0].sentence if line.needs else ""),
     )
 
 
@@ -112,7 +118,7 @@ def heartbeat(*, committed_ago_ms: int | None, lag: int) -> Heartbeat:
         ([End(12, committed=True), End(6, committed=True), End(1, committed=True)], "running", 0),
         (
             [End(9, committed=True), End(6, committed=True), End(3, committed=True), End(0, committed=True)],
-            "stopped",
+            "starting again",
             0,
         ),
         ([End(40), End(30), End(20)], "crash-looping", 3),
@@ -125,6 +131,22 @@ def test_all_views_agree_on_a_crash_loop(
     lives = heartbeat(committed_ago_ms=1_000, lag=5) if state == "running" else None
     found = views(spec, tmp_path, ends, lives)
     assert (found.task, found.page, found.status, found.crashes) == (state, state, state, crashes)
+
+
+@pytest.mark.parametrize("minutes", [0, 1])
+def test_a_killed_writer_is_starting_again_only_while_its_supervisor_watches_it(
+    spec: StreamSpec, tmp_path: Path, minutes: int
+) -> None:
+    found = views(spec, tmp_path, [End(0.1, 137, committed=True)], watched_ms=NOW_MS - minutes * MINUTE_MS)
+    assert found.page == found.status == ("stopped" if minutes else "starting again")
+    level, sentence = found.shown
+    assert (level is Level.BROKEN) == (level is not Level.TROUBLE) == bool(minutes)
+    remedy = "check that its DAG runs in Airflow" if minutes else "its supervisor starts the next one"
+    assert sentence == f"the last writer ended with 137 (signal 9): boom; {remedy}"
+    killed = heartbeat(committed_ago_ms=1_000, lag=5)
+    found = views(spec, tmp_path, [End(0.1, 137, committed=True)], replace(killed, epoch=None))
+    assert found.page == found.status == "starting again"
+    assert found.shown == (Level.TROUBLE, "the last writer ended with 137 (signal 9); the next one is starting")
 
 
 ENDS = st.lists(

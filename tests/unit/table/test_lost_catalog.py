@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +25,13 @@ from pyiceberg.table import Table
 
 from frazil.cli.catalog import read_metadata
 from frazil.cli.main import frazil
+from frazil.commit.marker import property_name
 from frazil.errors import AccessDenied, SpecError, TableLost
+from frazil.home import run_folder
+from frazil.host.exchange import open_exchange, replace_json
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.processes import identify_process
+from frazil.host.records import Launch, LaunchKind
 from frazil.signals.signal_table import SIGNALS_PARTITION_SPEC, SIGNALS_SCHEMA, SIGNALS_TABLE
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog
@@ -59,20 +67,20 @@ def test_no_table_is_created_where_another_table_exists(catalog: Catalog, unconf
     sentence = str(error.value)
     assert made.metadata_location in sentence
     assert "with 1 snapshot," in sentence
-    assert "frazil register demo.flights" in sentence
+    assert "the catalog has no tables, so the table" in sentence
+    assert "frazil register" not in sentence, "another catalog may still have the table"
     assert sorted(local(made.location()).rglob("*")) == files
     assert not empty.table_exists("demo.flights")
 
 
-def test_the_command_in_the_error_registers_the_table_again(
-    catalog: Catalog, unconfigured: Path, stream: Stream
-) -> None:
+def test_the_command_in_the_error_registers_the_table_again(catalog: Catalog, stream: Stream) -> None:
     made = ensure_table(catalog, stream())
     write(made)
     write(made)
-    empty = lose(unconfigured)
+    ensure_table(catalog, stream(name="other", table="demo.other"))
+    catalog.drop_table("demo.flights")
     with pytest.raises(TableLost) as error:
-        ensure_table(empty, stream())
+        ensure_table(catalog, stream())
     command = str(error.value).partition("`")[2].partition("`")[0]
     done = CliRunner().invoke(frazil, shlex.split(command)[1:], catch_exceptions=False)
     reported = f"demo.flights is in the catalog 'default' again, with 2 snapshots, in {made.location()}.\n"
@@ -95,6 +103,42 @@ def refusal(*words: str) -> str:
     return str(done.exception)
 
 
+def test_a_table_is_not_registered_in_a_catalog_that_took_the_place_of_its_own(
+    catalog: Catalog, unconfigured: Path, stream: Stream, tmp_path: Path
+) -> None:
+    made = ensure_table(catalog, stream())
+    write(made)
+    for path in unconfigured.glob("catalog.db*"):
+        path.rename(tmp_path / path.name)
+    reason = find_lost_table(stream()) or ""
+    assert reason.startswith(f"the catalog's file {unconfigured}/catalog.db does not exist, so the table demo.flights")
+    assert "frazil register" not in reason
+    assert "catalog.db does not exist, so another catalog may" in refusal("demo.flights", made.metadata_location)
+    assert not (unconfigured / "catalog.db").exists()
+    load_catalog(None).create_namespace("demo")
+    assert "the catalog has no tables, so another" in refusal("demo.flights", made.metadata_location)
+    assert load_catalog(None).list_tables("demo") == []
+    lose(unconfigured)
+    for path in tmp_path.glob("catalog.db*"):
+        path.rename(unconfigured / path.name)
+    assert ensure_table(load_catalog(None), stream()).metadata_location == made.metadata_location
+
+
+def test_a_table_is_not_registered_while_its_writer_runs(catalog: Catalog, stream: Stream) -> None:
+    made = ensure_table(catalog, stream())
+    made.transaction().set_properties({property_name("flights"): "{}"}).commit_transaction()
+    ensure_table(catalog, stream(name="other", table="demo.other"))
+    catalog.drop_table("demo.flights")
+    launch = Launch("l", LaunchKind.SUPERVISED, 1, writer=identify_process(os.getpid()))
+    run_folder("flights").mkdir(parents=True)
+    replace_json(run_folder("flights") / "lock", dataclasses.asdict(launch))
+    heartbeat = Heartbeat("flights", 1, "f", Phase.WAITING, 1, 1, 1, 1, table="demo.flights")
+    heartbeat.write(open_exchange(run_folder("flights")))
+    assert "a writer of stream flights runs on this host" in refusal("demo.flights", made.metadata_location)
+    (run_folder("flights") / "lock").unlink()
+    assert register("demo.flights", made.metadata_location).exit_code == 0
+
+
 @pytest.mark.parametrize("contents", [None, b"Obj\x01\xff\xfe", b"no json", b"{}"])
 def test_a_mistyped_metadata_file_registers_nothing_and_the_right_one_is_accepted_later(
     contents: bytes | None, catalog: Catalog, unconfigured: Path, stream: Stream, tmp_path: Path
@@ -106,7 +150,7 @@ def test_a_mistyped_metadata_file_registers_nothing_and_the_right_one_is_accepte
     said = "does not exist" if contents is None else "is not a metadata file of a table"
     assert said in refusal("demo.flights", f"file://{wrong}")
     assert empty.list_namespaces() == []
-    assert register("demo.flights", made.metadata_location).exit_code == 0
+    assert register("demo.flights", made.metadata_location, "--no-other-catalog").exit_code == 0
     assert empty.load_table("demo.flights").metadata.table_uuid == made.metadata.table_uuid
 
 
@@ -124,10 +168,11 @@ def test_a_metadata_file_that_is_not_the_tables_newest_is_registered_only_if_a_u
     older = made.metadata_location
     write(made)
     lose(unconfigured)
-    said = refusal("demo.flights", older)
+    assert "another catalog may still have the table" in refusal("demo.flights", older)
+    said = refusal("demo.flights", older, "--no-other-catalog")
     assert "is not the newest metadata file of its table" in said
     assert f"`frazil register demo.flights {made.metadata_location}`" in said
-    assert register("demo.flights", older, "--older").exit_code == 0
+    assert register("demo.flights", older, "--older", "--no-other-catalog").exit_code == 0
     assert load_catalog(None).load_table("demo.flights").metadata_location == older
 
 
@@ -141,7 +186,7 @@ def test_metadata_of_another_table_that_had_the_folder_later_is_not_newer(
     write(again)
     write(again)
     lose(unconfigured)
-    assert register("demo.flights", made.metadata_location).exit_code == 0
+    assert register("demo.flights", made.metadata_location, "--no-other-catalog").exit_code == 0
 
 
 def test_a_table_that_the_catalog_has_under_another_name_is_not_registered_a_second_time(

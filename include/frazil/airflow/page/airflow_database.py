@@ -45,6 +45,10 @@ class Measurement:
 
     alerts: tuple[ActiveAlert, ...] = ()
     at_ms: int | None = None
+    begun_ms: int | None = None
+    """When the DAG's unfinished run began; None if no run is unfinished."""
+    is_paused: bool = False
+    """Whether the DAG is paused."""
     due: Mapping[str, Sequence[str]] | None = None
     audited: Mapping[str, str] | None = None
 
@@ -56,12 +60,22 @@ def read_last_measurement() -> Measurement:
         .order_by(XComModel.timestamp.desc())
         .limit(1)
     )
+    unfinished = select(func.min(func.coalesce(DagRun.start_date, DagRun.queued_at))).where(
+        DagRun.dag_id == HEALTH_DAG, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING))
+    )
+    is_paused = read_pauses([HEALTH_DAG]).get(HEALTH_DAG, False)
     with create_session() as session:
+        begun_ms = _to_ms(session.scalar(unfinished))
         found = session.scalars(newest).first()
         if found is None:
-            return Measurement()
-        value, at = XComModel.deserialize_value(found), found.timestamp
-    return Measurement(parse_alerts(value), int(at.timestamp() * 1000), parse_due_actions(value), _parse_audited(value))
+            return Measurement(begun_ms=begun_ms, is_paused=is_paused)
+        value, at_ms = XComModel.deserialize_value(found), _to_ms(found.timestamp)
+    due, audited = parse_due_actions(value), _parse_audited(value)
+    return Measurement(parse_alerts(value), at_ms, begun_ms, is_paused, due, audited)
+
+
+def _to_ms(at: datetime | None) -> int | None:
+    return None if at is None else int(at.timestamp() * 1000)
 
 
 def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:

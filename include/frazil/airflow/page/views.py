@@ -258,12 +258,15 @@ def _notes(found: Answer[list[DeclaredStream]], alerts: Answer[Measurement], dag
 
 
 def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tuple[OpenProblem, ...]:
-    if measured is None or (measured.at_ms is not None and now_ms - measured.at_ms <= MAX_MEASUREMENT_AGE_MS):
+    if measured is None:
+        return ()
+    times = [at_ms for at_ms in (measured.at_ms, measured.begun_ms) if at_ms is not None]
+    if not measured.is_paused and times and now_ms - max(times) <= MAX_MEASUREMENT_AGE_MS:
         return ()
     at_ms = measured.at_ms
     why = "nothing has been measured yet" if at_ms is None else f"the last measurement was {format_utc(at_ms)}"
-    sentence = f"No alert can fire: {why}. Unpause the DAG {HEALTH_DAG}, or check why it does not run"
-    return (OpenProblem(sentence, dag=HEALTH_DAG),)
+    fix = f"Unpause the DAG {HEALTH_DAG}" if measured.is_paused else f"Check why the DAG {HEALTH_DAG} does not run"
+    return (OpenProblem(f"No alert can fire: {why}. {fix}", dag=HEALTH_DAG),)
 
 
 DATABASE_TIMEOUT_S = 0.2

@@ -4,7 +4,7 @@ import { gauge, spark } from "./charts.js";
 import { h } from "./dom.js";
 import { ago, count, duration, iso, mean, rate, short, times, UNKNOWN } from "./format.js";
 import { badge, levelName, shape } from "./marks.js";
-import { heldBy, needsList, problemItems } from "./parts.js";
+import { brief, heldBy, needsList, problemItems, words } from "./parts.js";
 
 const FILTERS = [
   { key: "all", word: "All", level: null, of: () => true },
@@ -25,7 +25,7 @@ export function draw(data, state, page) {
   return [
     header(data),
     needsList(data.needs, 1, "all"),
-    data.notes.map((note) => h("p", { class: "note" }, shape(2), h("span", {}, note))),
+    data.notes.map((note) => h("p", { class: "note" }, shape(2), h("span", {}, words(note)))),
     data.lines.length > 0 && controls(data.lines, state, page),
     data.lines.length === 0 ? noStreams() : found.length ? table(found, data.at_ms) : noMatches(state, page),
   ];
@@ -107,19 +107,24 @@ function table(lines, now) {
 
 function row(line, now) {
   return [
-    h("tr", {},
+    h("tr", { class: line.at_ms === null ? "unread" : null },
       h("th", { scope: "row" }, h("a", { class: "name", href: `#/stream/${encodeURIComponent(line.stream)}`, "data-key": `to-${line.stream}` }, line.stream), line.table && h("small", {}, h("a", { href: `#/table/${encodeURIComponent(line.table)}`, "data-key": `table-${line.stream}` }, line.table))),
       h("td", { "data-name": "State" }, badge(line.level, line.word), stateNotes(line, now)),
       h("td", { "data-name": "Freshness" }, freshness(line)),
-      h("td", { "data-name": "Lag", class: "n", title: "Records in Kafka that are not in the table yet" }, short(line.lag)),
+      h("td", { "data-name": "Lag", class: "n", title: "Records in Kafka that are not in the table yet" }, line.lag === null ? h("span", { class: "faint" }, UNKNOWN) : short(line.lag)),
       h("td", { "data-name": "Records" }, records(line)),
       h("td", { "data-name": "Complete to" }, complete(line)),
       h("td", { "data-name": "Dead letters", class: "n" }, deadLetters(line)),
       h("td", { "data-name": "Table" }, health(line)),
     ),
     (line.needs.length > 0 || line.notes.length > 0) &&
-      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", { class: levelName(line.level) }, problemItems(line.needs.length ? line.needs : line.notes, `need-${line.stream}`)))),
+      h("tr", { class: "why" }, h("td", { colspan: COLUMNS.length }, h("ul", { class: levelName(line.level) }, problemItems((line.needs.length ? line.needs : line.notes).map(shortened), `need-${line.stream}`)))),
   ];
+}
+
+/** The stream's own view has the whole sentence. */
+function shortened(need) {
+  return typeof need === "string" ? brief(need) : { ...need, sentence: brief(need.sentence) };
 }
 
 function stateNotes(line, now) {
@@ -141,7 +146,7 @@ function records(line) {
   if (line.records_per_s === null) return h("span", { class: "faint" }, UNKNOWN);
   return h("span", { class: "flow" },
     spark(line.last_hour, `records in the last ${duration(line.last_hour.length * 120000)}: ${count(line.last_hour.reduce((a, b) => a + b, 0))}`),
-    h("span", {}, rate(line.records_per_s), h("small", { class: "mean", title: mean(line) }, line.rate_ms ? duration(line.rate_ms) : ""), line.backpressure_ms > 0 && h("small", { class: "behind" }, `batches take ${duration(line.backpressure_ms)} too long`)),
+    h("span", {}, rate(line.records_per_s), h("small", { class: "mean", title: mean(line) }, line.rate_ms ? duration(line.rate_ms) : ""), line.backpressure_ms > 0 && h("small", { class: "behind" }, `batches take ${duration(line.backpressure_ms).replaceAll(" ", "\u00a0")} too long`)),
   );
 }
 

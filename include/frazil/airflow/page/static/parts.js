@@ -12,6 +12,17 @@ export function words(text) {
   return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part.split(ADDRESS).map((piece, j) => (j % 2 ? address(piece) : times(piece)))));
 }
 
+const MAX_CHARACTERS = 720;
+const END = 360; // the end has the remedy
+
+/** Return a long sentence without its middle. A command in backquotes stays whole, or is left out. */
+export function brief(text) {
+  if (text.length <= MAX_CHARACTERS) return text;
+  const [begin, end] = [text.slice(0, MAX_CHARACTERS - END), text.slice(-END)];
+  const whole = text.slice(0, -END).split("`").length % 2 ? end : end.slice(end.indexOf("`") + 1);
+  return `${begin.split("`").length % 2 ? begin : begin.slice(0, begin.lastIndexOf("`"))} … ${whole}`;
+}
+
 /** A link to a page of this Airflow. Other addresses may come from records, and stay text. */
 function address(text) {
   const at = URL.canParse(text, location.href) ? new URL(text, location.href) : null;

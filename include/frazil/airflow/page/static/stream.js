@@ -6,7 +6,7 @@ import { bar } from "./charts.js";
 import { h, s } from "./dom.js";
 import { ago, bytes, count, counted, duration, iso, mean, moment, rate, short, times, UNKNOWN } from "./format.js";
 import { badge, shape } from "./marks.js";
-import { breadcrumb, card, heldBy, needsList, number, words } from "./parts.js";
+import { breadcrumb, brief, card, heldBy, needsList, number, words } from "./parts.js";
 import { periodOf, recorded } from "./recorded.js";
 import { routed } from "./routed.js";
 
@@ -18,10 +18,10 @@ export function draw(view, state, page) {
   const { line } = view;
   return [
     breadcrumb(line.stream),
-    h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `${line.last_known ? "Last known state, read" : "Read"} ${ago(line.at_ms ?? view.at_ms, view.at_ms)}`)),
+    h("header", { class: "top" }, h("h1", {}, line.stream), badge(line.level, line.word), h("p", { class: "aside" }, `${line.last_known ? "Last known state, read" : "Read"} ${ago(line.at_ms ?? view.at_ms, view.at_ms)}; times are UTC`)),
     line.table && actions(view.actions, line.stream, view.may_act, page),
     needsList([...line.needs, ...view.problems.filter((said) => !line.needs.some(({ sentence }) => sentence === said))], line.level),
-    line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, note))),
+    line.notes.map((note) => h("p", { class: "note" }, shape(3), h("span", {}, words(note)))),
     view.backfill && openBackfill(view.backfill),
     numbers(view),
     line.windows && h("p", { class: "soft next" }, h("b", {}, "Next window"), ": ", words(line.windows.waits_for), "."),
@@ -74,7 +74,7 @@ function deadLetterNote(view) {
 function events(view) {
   if (!view.events.length) return null;
   return card("Events",
-    h("ol", { class: "runs" }, view.events.map((one) => h("li", {}, h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), " ", words(one.sentence), h("small", {}, one.kind))))),
+    h("ol", { class: "runs" }, view.events.map((one) => h("li", {}, h("div", {}, h("b", {}, moment(one.at_ms, view.at_ms)), " ", words(brief(one.sentence)), h("small", {}, one.kind))))),
   );
 }
 
@@ -113,7 +113,7 @@ function runs(view) {
     view.runs.length
       ? h("ol", { class: "runs" }, view.runs.map((run) => h("li", {},
           shape(run.ended_at_ms === null ? 4 : run.is_ok ? 3 : 0),
-          h("div", {}, h("b", {}, [run.started_at_ms, run.ended_at_ms].filter((at) => at !== null).map((at) => moment(at, view.at_ms)).join(" – ")), ` ${run.outcome}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error" }, run.error)),
+          h("div", {}, h("b", {}, [run.started_at_ms, run.ended_at_ms].filter((at) => at !== null).map((at) => moment(at, view.at_ms)).join(" – ")), ` ${run.outcome}`, h("small", {}, run.ended_at_ms === null ? `for ${duration(view.at_ms - run.started_at_ms)} so far` : `after ${duration(run.ended_at_ms - run.started_at_ms)}`), run.error && h("code", { class: "error", tabindex: 0, role: "group", "aria-label": "Error", "data-key": `error-${run.ended_at_ms}` }, run.error)),
         )))
       : h("p", { class: "soft" }, "No writer has run on this host. A writer on another host is visible through its commits."),
   );

@@ -15,7 +15,7 @@ export const begin = () => ({});
 export function draw(view, state, page) {
   return [
     breadcrumb(view.table),
-    h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "loading" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]))),
+    h("header", { class: "top" }, h("h1", {}, view.table), badge(view.level, view.pending && !view.shape ? "loading" : view.word), h("p", { class: "aside" }, "Written by ", view.streams.map((name, i) => [i ? ", " : "", h("a", { href: `#/stream/${encodeURIComponent(name)}`, "data-key": `to-${name}` }, name)]), "; times are UTC")),
     actions(offeredActions(view), view.table, view.may_act, page, { partition: times((state.release ?? held(view)[0])?.key ?? "") }),
     needsList([...view.route_problems, ...view.alerts, ...view.problems], view.level),
     view.shape ? [numbers(view.shape), heldWindows(view, state, page), windows(view, page), h("div", { class: "columns" }, files(view.shape), maintenance(view)), snapshots(view)] : noTable(view),
@@ -257,6 +257,7 @@ export function snapshots(view) {
   const to = Math.max(view.at_ms, marks.at(-1).at_ms, from + 1);
   const width = Math.min(WIDEST, document.documentElement.clientWidth - MARGINS);
   const [left, row, line] = width < NARROW ? [0, 40, 28] : [190, 24, 12]; // left of the lines, between them, and above each line
+  const fits = left ? 26 : Math.floor(width / 8);
   const x = (at) => left + 6 + ((at - from) / (to - from)) * (width - left - 16);
   const height = lanes.length * row + 26;
   const shown = marks.filter((mark) => mark.kind !== "expiry").length;
@@ -267,7 +268,7 @@ export function snapshots(view) {
       "svg",
       { class: "lanes", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Snapshots since ${moment(from, view.at_ms)}: ${counts.join(", ")}` },
       lanes.map((name, i) => [
-        s("text", { x: 0, y: i * row + 16 }, left && name.length > 26 ? `${name.slice(0, 25)}…` : name),
+        s("text", { x: 0, y: i * row + 16 }, name.length > fits ? `${name.slice(0, fits - 1)}…` : name),
         s("line", { class: "grid", x1: left, x2: width, y1: i * row + line, y2: i * row + line }),
       ]),
       marks.map((mark) => s("rect", { class: `mark ${mark.kind}`, x: x(mark.at_ms) - 1.5, y: lanes.indexOf(lane(mark)) * row + line - 8, width: 3, height: 16, rx: 1 }, s("title", {}, `${moment(mark.at_ms, view.at_ms)}: ${mark.label}, ${mark.message}`))),
