@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -148,9 +148,9 @@ def published_snapshots(metadata: TableMetadata, stream: str) -> Iterator[Snapsh
             yield snapshot
 
 
-def rejecting_commits(metadata: TableMetadata, stream: str) -> Iterator[Snapshot]:
-    """Yield main's commits of a stream's batches and backfills, newest first. Omits replays, which reject nothing."""
-    for snapshot in ancestors(metadata):
+def rejecting_commits(snapshots: Iterable[Snapshot], stream: str) -> Iterator[Snapshot]:
+    """Yield the commits of a stream's batches and backfills. Omits replays, which reject nothing."""
+    for snapshot in snapshots:
         is_own = stream in {summary_value(snapshot, f"frazil.{name}") for name in ("stream", "backfill-stream")}
         if is_own and summary_value(snapshot, "frazil.commit-record") and not is_replay(snapshot, stream):
             yield snapshot
