@@ -226,4 +226,4 @@ def _check_catalog(spec: StreamSpec) -> list[Explanation]:
     except FrazilError as error:
         return [explain_error(Service.TABLE, error)]
     fix = "Make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
-    return [Explanation(f"the catalog {catalog.name!r} cannot hold a stream: {lack}", fix) for lack in missing]
+    return [Explanation(f"the catalog {catalog.name!r} cannot hold a stream: {one}", fix) for one in missing]
