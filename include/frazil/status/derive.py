@@ -40,8 +40,6 @@ from frazil.supervise.decision import (
 from frazil.supervise.decision_rules import consecutive_crashes
 from frazil.timetext import format_elapsed
 
-MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms
-"""Maximum time from a writer's end, or an operator's request, until a supervisor starts the next writer."""
 MIN_SLOW_MS = 30_000
 MAX_ERROR_CHARACTERS = 1000
 MAX_REASON_CHARACTERS = 800
@@ -51,12 +49,12 @@ def derive_from_decision(
     known: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
     heartbeat = observed.heartbeat
-    row = consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy())
+    row = consecutive_crashes(observed, decision, now_ms=now_ms)
     state, sentence = _state_from_decision(decision, observed, row), decision.reason
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
     level, rule = _LEVELS_AND_RULES[state]
-    cause = _failing_since_ms(observed.exits, row) if row and state in _STATES_BY_EXIT_CODE.values() else None
+    is_outage = row and state in _STATES_BY_EXIT_CODE.values()
     given_up = observed.notes.given_up
     reason = given_up.reason if given_up and given_up.subject == decision.subject else decision.reason
     return replace(
@@ -69,18 +67,18 @@ def derive_from_decision(
         crashes=len(row),
         given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
         last_error=_last_error(observed.writer),
-        unreachable_since_ms=cause,
+        unreachable_since_ms=_failing_since_ms(observed, row) if is_outage else None,
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
         stall=heartbeat.stall if heartbeat and get_fresh_heartbeat(observed.writer, now_ms=now_ms) else None,
     )
 
 
-def _failing_since_ms(exits: Sequence[ExitRecord], row: Sequence[ExitRecord]) -> int:
+def _failing_since_ms(observed: DecisionInput, row: Sequence[ExitRecord]) -> int:
     """Return when the service of the exits in `row`, newest first, began to fail: at best, when a writer stalled."""
-    first, before = row[-1], next(iter(exits[-len(row) - 1 : -len(row)]), None)
+    first, before = row[-1], next(iter(observed.exits[-len(row) - 1 : -len(row)]), None)
     # Writers that cannot take over have no stall. The writer before them may have one.
     if before and before.code == first.code and not first.committed and first.stalled_since_ms is None:
-        recent = first.ended_at_ms - before.ended_at_ms <= SupervisionPolicy().crash_window_ms
+        recent = first.ended_at_ms - before.ended_at_ms <= observed.policy.crash_window_ms
         first = before if recent else first
     return first.stalled_since_ms or first.ended_at_ms
 
@@ -231,7 +229,7 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         _decided_state(known)
         or _unreachable_state(known, spec, now_ms=now_ms)
         or _stopped_state(known)
-        or _state_without_writer(known, now_ms=now_ms)
+        or _state_without_writer(known, spec, now_ms=now_ms)
         or _delayed_state(known, spec, now_ms=now_ms)
         or _state_without_problems(known, spec, now_ms=now_ms)
     )
@@ -320,12 +318,13 @@ def _stopped_state(known: StreamState) -> _StateAndSentence | None:
     return None
 
 
-def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSentence | None:
+def _state_without_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
     since_ms = max(writer.ended_at_ms or 0, known.desired_at_ms or 0, known.reset_at_ms or 0)
-    if not writer.foreground and abs(now_ms - since_ms) <= MAX_START_DELAY_MS:
+    # A supervisor starts the next writer within its longest backoff.
+    if not writer.foreground and abs(now_ms - since_ms) <= SupervisionPolicy.for_stream(spec).max_backoff_ms:
         return State.STARTING, "its last writer has ended, and the next one has not started yet"
     if known.reset_since_end:
         return State.STOPPED, describe_reset(known, now_ms=now_ms)

@@ -70,6 +70,7 @@ def read_stream_state(
         writer,
         UnreadableState(problem) if problem else ValidDeclaration(spec.fingerprint()),
         view.desired or UnreadableState(next(iter(view.state.problems), "")),
+        SupervisionPolicy.for_stream(spec),
         notes,
         view.fingerprint,
         # The silence of a writer counts only while a supervisor watches it.
@@ -77,7 +78,7 @@ def read_stream_state(
         away_since_ms=watch.away_since_ms,
         returned_at_ms=watch.returned_at_ms,
     )
-    decision = decide(observed, now_ms=now_ms, policy=SupervisionPolicy.for_stream(spec))
+    decision = decide(observed, now_ms=now_ms)
     known = derive_from_decision(replace(view.state, problem=problem), observed, decision, now_ms=now_ms)
     known = _add_writer_report(known, spec, observed, view, now_ms=now_ms)
     return _finish_state(known, spec, now_ms=now_ms)
@@ -176,7 +177,7 @@ def _notices(spec: StreamSpec, observation: Observation, *, now_ms: int) -> tupl
 
 
 def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
-    exits, window_ms = observed.exits, SupervisionPolicy().crash_window_ms
+    exits, window_ms = observed.exits, observed.policy.crash_window_ms
     if not exits or known.crashes or not observed.process.is_alive or now_ms - exits[-1].ended_at_ms > window_ms:
         return ()
     if exits[-1].code not in RESTARTABLE_EXIT_CODES or not (row := exits_without_commit(exits, window_ms=window_ms)):

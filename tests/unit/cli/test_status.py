@@ -37,7 +37,7 @@ from frazil.spec.load import load_stream
 from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, describe_writer_process, shorten_error
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
-from frazil.supervise.decision import HEARTBEAT_TTL_MS, DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
+from frazil.supervise.decision import HEARTBEAT_TTL_MS, DecisionInput, DesiredState, ValidDeclaration
 from frazil.supervise.decision_rules import decide
 from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
@@ -316,7 +316,7 @@ def test_a_writer_that_has_run_and_committed_is_not_counted_with_earlier_crashes
     heartbeats = heartbeat(last_commit_at_ms=NOW_MS - committed_ago_ms)
     writer = Observation(ProcessState.RUNNING, present, heartbeats, tuple(failed))
     observed = DecisionInput(writer, ValidDeclaration("f"), DesiredState())
-    decision = decide(observed, now_ms=NOW_MS, policy=SupervisionPolicy())
+    decision = decide(observed, now_ms=NOW_MS)
     assert derive_from_decision(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
 
 

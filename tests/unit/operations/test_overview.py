@@ -28,17 +28,19 @@ from frazil.operations.overview import (
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import MAX_START_DELAY_MS, refine_state
+from frazil.status.derive import refine_state
 from frazil.status.flow import Flow
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import Level, State, StreamState, WriterProcess
+from frazil.supervise.decision import SupervisionPolicy
 from tests.alerts_page import RULES
 
+POLICY = SupervisionPolicy()
 NOW_MS = 1_700_000_000_000
 RUNS = WriterProcess("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)
 ENDED = WriterProcess("ended", exit_code=70, exit_name="CommitUnavailable", ended_at_ms=NOW_MS - 1000)
 ENDED_WELL = WriterProcess("ended", exit_code=0, ended_at_ms=NOW_MS - 1000, epoch=1)
-LONG_MS = NOW_MS - MAX_START_DELAY_MS - 1
+LONG_MS = NOW_MS - POLICY.max_backoff_ms - 1
 LONG_ENDED = replace(ENDED_WELL, ended_at_ms=LONG_MS)
 
 
@@ -258,7 +260,7 @@ def test_commits_elsewhere_need_evidence_and_a_stream_without_a_writer_is_never_
             assert of_another
             assert desired != "paused"
         if writer.has_ended and not writer.exit_code and not of_another and desired != "paused":
-            held = NOW_MS - max(writer.ended_at_ms or 0, requested_ms or 0) <= MAX_START_DELAY_MS
+            held = NOW_MS - max(writer.ended_at_ms or 0, requested_ms or 0) <= POLICY.max_backoff_ms
             assert (found.state, found.level, found.rule) in {
                 ("starting", Level.QUIET, "") if held else ("stopped", Level.TROUBLE, "writer"),
                 ("stopped", Level.BROKEN, "writer"),  # without an exit code: it was killed

@@ -35,7 +35,7 @@ from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
 from frazil.status.stream import read_stream_state
 from frazil.stream.circuit_breaker import AcceptedRejects, store_acceptance
-from frazil.supervise.decision import DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
+from frazil.supervise.decision import DecisionInput, DesiredState, ValidDeclaration
 from frazil.supervise.decision_rules import decide
 from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
@@ -78,7 +78,7 @@ def test_a_writer_is_shown_as_restarting_from_the_request_until_its_supervisor_h
 
     def is_restarting(writer: Observation, desired: DesiredState) -> bool:
         observed = DecisionInput(writer, ValidDeclaration("f"), desired)
-        decision = decide(observed, now_ms=1, policy=SupervisionPolicy())
+        decision = decide(observed, now_ms=1)
         known = derive_from_decision(StreamState("ticks", table_exists=True), observed, decision, now_ms=1)
         return refine_state(known, spec, now_ms=1).state is State.RESTARTING
 
