@@ -287,9 +287,7 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
 
 
 def _report_count_differences(e: Evidence, table: _TableClaims, both: BitMap64) -> Iterable[Finding]:
-    """Report differences between a table's records and commit records, except records already reported as missing, or
-    as a row and a dead letter (`both`).
-    """
+    """Report differences between a table's records and commit records, except records that are already reported."""
     fewer = more = unknown = 0
     first: OverlappingRanges | None = None
     offsets = BitMap64()

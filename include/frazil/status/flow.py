@@ -78,7 +78,11 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_PERIOD_MS, MIN_RATE_INTERVALS * longest_ms)
     history = [*ancestors(metadata)]
-    commits = list_commits(history, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
+    commits = [
+        CommitCounts(one.timestamp_ms, parse_number(summary_value(one, "frazil.records")))
+        for one in rejecting_commits(history, spec.name)
+        if summary_value(one, "frazil.stream") == spec.name  # not a backfill
+    ]
     recent_ms = min(max(RECENT_PERIOD_MS, longest_ms), HOUR_MS)
     if commits:  # the records of the oldest one arrived within an interval before it
         recent_ms = min(recent_ms, max(now_ms - commits[-1].at_ms + longest_ms, MIN_RECENT_PERIOD_MS))
@@ -119,18 +123,6 @@ def _history_start_ms(history: Sequence[Snapshot]) -> int | None:
     # The parent's id does not show that older snapshots expired: PyIceberg removes it.
     has_gap = oldest and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)
     return oldest.timestamp_ms if oldest and has_gap else None
-
-
-def list_commits(history: Sequence[Snapshot], stream: str, *, since_ms: int) -> list[CommitCounts]:
-    """Return the stream's commits since `since_ms` and the last one before, newest first."""
-    found: list[CommitCounts] = []
-    for snapshot in rejecting_commits(history, stream):
-        if summary_value(snapshot, "frazil.stream") != stream:  # a backfill
-            continue
-        found.append(CommitCounts(snapshot.timestamp_ms, parse_number(summary_value(snapshot, "frazil.records"))))
-        if snapshot.timestamp_ms < since_ms:
-            break
-    return found
 
 
 def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from frazil.errors import NO_RESTART_EXIT_CODES
+from frazil.errors import NO_RESTART_EXIT_CODES, Failure
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import ProcessState
 from frazil.status.flow import Flow
@@ -81,7 +81,7 @@ class WriterProcess:
     exit_code: int | None = None
     exit_name: str | None = None
     ended_at_ms: int | None = None
-    error: str | None = None
+    error: Failure | None = None
     application: str | None = None
     fenced: bool = False
     epoch: int | None = None
@@ -116,14 +116,14 @@ class StreamState:
     desired_reason: str | None = None
     desired_at_ms: int | None = None
     problem: str | None = None
-    missing: str | None = None
+    missing: Failure | None = None
     """Why the catalog does not have the stream's own table under its name."""
     crashes: int = 0
     """Consecutive crashes of the writer; 0 once the running writer makes progress."""
     given_up: str | None = None
     unreachable_since_ms: int | None = None
     """When the first of these `crashes` ended, if a service is unreachable; otherwise None."""
-    last_error: str = ""
+    last_error: Failure | None = None
     accepted: str | None = None
     """The user and the reason of an acceptance of rejected records, while it covers records that are not read yet."""
     accepted_at_ms: int | None = None
@@ -146,10 +146,8 @@ class StreamState:
     snapshot_id: int | None = None
     """The table's current snapshot; the writer's last one if the table is unreadable."""
     table_exists: bool | None = None
-    unread: str = ""
+    unread: Failure | None = None
     """Why the table could not be read; also in `problems`."""
-    fix: str = ""
-    """How to make the table readable, if known."""
     alive: bool | None = None
     """Whether a writer runs, on this host or, as its commits show, on another host."""
     waiting_batches: int | None = 0
@@ -160,7 +158,7 @@ class StreamState:
     """The time of the last reset or adoption, if no writer has taken over since."""
     rows: int | None = None
     """Number of rows of `table`, without the rows in routed tables."""
-    problems: tuple[str, ...] = ()
+    problems: tuple[Failure, ...] = ()
     stall: Stall | None = None
     throttle: str | None = None
     """Why the writer commits, or should commit, less often than declared; also in `problems`."""

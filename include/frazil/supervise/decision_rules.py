@@ -165,7 +165,7 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int) -> Decision:
         name = error_name(exit_.code)
         reason = (
             f"the writer ended {format_elapsed(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}); "
-            f"a restart would fail in the same way: {exit_.error or 'no error message'}"
+            f"a restart would fail in the same way: {exit_.cause or 'no error message'}"
         )
         return _give_up_or_hold(observed, Cause.NEEDS_ATTENTION, reason, subject=exit_.launch_id)
     return _restart_or_give_up(observed, exit_, now_ms=now_ms)
@@ -174,7 +174,7 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int) -> Decision:
 def _restart_or_give_up(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> Decision:
     row = exits_without_commit(observed.exits, window_ms=observed.policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE_EXIT_CODES]
-    message = f": {exit_.error}" if exit_.error else ""
+    message = f": {exit_.cause}" if exit_.cause else ""
     if len(crashes) >= observed.policy.crash_limit:
         count = format_count(len(crashes), "crash")
         took = format_elapsed(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
@@ -228,7 +228,7 @@ def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) ->
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     reason = (
         f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeat_text(row)}, although it committed with the "
-        f"same credentials before; last error: {exit_.error or 'none'}"
+        f"same credentials before; last error: {exit_.cause or 'none'}"
     )
     return _restart_after(observed.policy.denied_backoff_ms(len(row)), exit_, Cause.DENIED, reason, now_ms=now_ms)
 

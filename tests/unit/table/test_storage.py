@@ -279,6 +279,13 @@ def test_a_full_disk_of_a_local_warehouse_is_reported() -> None:
     assert translate_staging_failure("file:///lake/silo/data", OSError(errno.EIO, "broken")) is None
 
 
+def test_an_object_store_that_fails_has_a_remedy() -> None:
+    found = translate_staging_failure("s3://lake/t", OSError(errno.EIO, "broken"))
+    assert isinstance(found, StorageUnavailable)
+    assert "the object store fails" in found.reason
+    assert found.remedy.startswith("Check the store's state")
+
+
 def test_a_read_only_disk_is_an_outage_of_the_storage_that_the_writer_waits_for() -> None:
     error = OSError(errno.EROFS, "Read-only file system", "/lake/t/data/a.parquet")
     found = translate_staging_failure("/lake/t", error)

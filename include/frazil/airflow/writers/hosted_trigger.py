@@ -196,5 +196,5 @@ class HostedStreamTrigger(UserActionTrigger):
 
 def _describe_end(last: ExitRecord) -> str:
     if last.code is None:
-        return f": {last.error or 'killed with its application, or its host went down'}"
-    return f" with exit code {last.code}: {last.error or 'on request'}"
+        return f": {last.cause or 'killed with its application, or its host went down'}"
+    return f" with exit code {last.code}: {last.cause or 'on request'}"
