@@ -21,7 +21,7 @@ from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import count_added_rows
 from frazil.partitions.windows import Grain
-from frazil.table.branches import MAIN, head_of, summary_value
+from frazil.table.branches import MAIN, head_of, snapshot_summary, summary_value
 
 HOUR_MS = 3_600_000
 COMPACTION_OPERATION = "compaction"
@@ -151,8 +151,9 @@ def published_snapshots(metadata: TableMetadata, stream: str) -> Iterator[Snapsh
 def rejecting_commits(snapshots: Iterable[Snapshot], stream: str) -> Iterator[Snapshot]:
     """Yield the commits of a stream's batches and backfills. Omits replays, which reject nothing."""
     for snapshot in snapshots:
-        is_own = stream in {summary_value(snapshot, f"frazil.{name}") for name in ("stream", "backfill-stream")}
-        if is_own and summary_value(snapshot, "frazil.commit-record") and not is_replay(snapshot, stream):
+        summary = snapshot_summary(snapshot)
+        is_own = stream in {summary.get("frazil.stream"), summary.get("frazil.backfill-stream")}
+        if is_own and summary.get("frazil.commit-record") and not is_replay(snapshot, stream):
             yield snapshot
 
 

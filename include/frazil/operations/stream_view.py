@@ -25,7 +25,6 @@ from frazil.operations.dead_letters import (
     find_treatments,
     merge_treatments,
     published_summaries,
-    snapshot_summary,
 )
 from frazil.operations.overview import OverviewLine
 from frazil.operations.page_actions import PageAction
@@ -38,7 +37,7 @@ from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState
 from frazil.status.stream import LAG_UNKNOWN
 from frazil.supervise.decision import error_name
-from frazil.table.branches import count_live_rows, head_of
+from frazil.table.branches import count_live_rows, head_of, snapshot_summary
 from frazil.table.landed_offsets import has_coordinates
 
 MAX_SHOWN_RUNS = 12
@@ -287,7 +286,7 @@ def _ended_run(end: ExitRecord) -> WriterRun:
         outcome = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
     is_ok = end.code == 0 or bool(end.stopped_for)
     cause = None if is_ok else end.cause
-    return WriterRun(end.started_at_ms, end.ended_at_ms, outcome, is_ok=is_ok, error=cause and str(cause))
+    return WriterRun(end.started_at_ms, end.ended_at_ms, outcome, is_ok=is_ok, error=str(cause) if cause else None)
 
 
 def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pyiceberg.table.snapshots import Snapshot
 from frazil.commit.dead_letter_counts import Reason, Reasons, parse_reasons
 from frazil.commit.history import ancestors, is_replay, parse_number, rejecting_commits
 from frazil.spec.model import StreamSpec
-from frazil.table.branches import summary_value
+from frazil.table.branches import snapshot_summary, summary_value
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 DAY_MS = 24 * HOUR_MS
@@ -78,11 +78,7 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_PERIOD_MS, MIN_RATE_INTERVALS * longest_ms)
     history = [*ancestors(metadata)]
-    commits = [
-        CommitCounts(one.timestamp_ms, parse_number(summary_value(one, "frazil.records")))
-        for one in rejecting_commits(history, spec.name)
-        if summary_value(one, "frazil.stream") == spec.name  # not a backfill
-    ]
+    commits = list_commits(history, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
     recent_ms = min(max(RECENT_PERIOD_MS, longest_ms), HOUR_MS)
     if commits:  # the records of the oldest one arrived within an interval before it
         recent_ms = min(recent_ms, max(now_ms - commits[-1].at_ms + longest_ms, MIN_RECENT_PERIOD_MS))
@@ -125,6 +121,19 @@ def _history_start_ms(history: Sequence[Snapshot]) -> int | None:
     return oldest.timestamp_ms if oldest and has_gap else None
 
 
+def list_commits(history: Sequence[Snapshot], stream: str, *, since_ms: int) -> list[CommitCounts]:
+    """Return the stream's commits since `since_ms` and the last one before, newest first."""
+    found: list[CommitCounts] = []
+    for snapshot in history:
+        summary = snapshot_summary(snapshot)
+        if summary.get("frazil.stream") != stream or not summary.get("frazil.commit-record"):
+            continue
+        found.append(CommitCounts(snapshot.timestamp_ms, parse_number(summary.get("frazil.records"))))
+        if snapshot.timestamp_ms < since_ms:
+            break
+    return found
+
+
 def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> int:
     """Return the start of the measured period: an hour, or longer (up to a day) until it has `MIN_RECORDS` records."""
     records = 0
@@ -139,7 +148,7 @@ def sum_commits(snapshots: Iterable[Snapshot], stream: str, *, since_ms: int) ->
     """Sum the stream's commits since `since_ms`. The snapshots are newest first."""
     found = CommitSums()
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, snapshots):
-        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        summary = snapshot_summary(snapshot)
         if summary.get("frazil.stream") == stream and "frazil.records" in summary:
             dead = parse_number(summary.get("frazil.rejected"))
             found.records += parse_number(summary["frazil.records"]) + dead
