@@ -48,7 +48,6 @@ class Explanation:
 
     @property
     def headline(self) -> str:
-        """The text without the remedy."""
         return self.reason
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ from frazil.spec.last_valid import STREAMS, find_declared, find_declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import list_windowed_views
 from frazil.spec.units import format_count, format_rounded_bytes
-from frazil.status.fixes import explain_unreadable_table
+from frazil.status.fixes import Service, explain_error
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
 from frazil.status.table import describe_missing_tables
@@ -219,7 +219,7 @@ def _load_routed_tables(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[M
 
 
 def _unreadable_report(table: str, kind: TableKind, error: Exception) -> TableReport:
-    return TableReport(table, kind, problem=explain_unreadable_table(error))
+    return TableReport(table, kind, problem=explain_error(Service.TABLE, error, "the table cannot be read"))
 
 
 def _report_if_possible(

@@ -55,8 +55,7 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
         raise Fenced(
             f"the writer of stream {stream!r} with epoch {epoch} was replaced by epoch {marker.at.epoch}, which a "
             "reset or another writer began",
-            remedy=f"See `frazil status {stream}`. If no other writer runs, start the stream again: "
-            f"`frazil resume {stream}`",
+            remedy=f"If no other writer runs (`frazil status {stream}`), start one: `frazil resume {stream}`",
         )
     return marker
 

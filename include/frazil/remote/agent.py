@@ -269,7 +269,8 @@ class Agent:
         stream = self._inputs.spec.name
         raise Fenced(
             f"another agent of stream {stream!r}, perhaps on another host, submitted a newer driver. This agent ends, "
-            f"and the newer driver continues; see `frazil status {stream}`"
+            "and the newer driver continues",
+            remedy=f"See `frazil status {stream}`",
         )
 
     def _end(self, step: AgentStep) -> tuple[int, Failure]:

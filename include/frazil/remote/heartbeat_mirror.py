@@ -98,8 +98,7 @@ class HeartbeatMirror:
 
     def end(self, cause: Failure | None) -> None:
         with self._lock:
-            found = StoredError.fields_of(cause)
-            self._heartbeat = dataclasses.replace(self._heartbeat, phase=Phase.ENDED, **found)
+            self._heartbeat = dataclasses.replace(self._heartbeat, phase=Phase.ENDED, **StoredError.fields_of(cause))
             self._outage = self._notice = None
         self._over.set()
         self.write(ended=True)

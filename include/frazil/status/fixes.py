@@ -54,14 +54,10 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
 """Fixes by service and error class. The first class that matches is used."""
 
 
-def explain_error(service: Service, error: Exception) -> Failure:
+def explain_error(service: Service, error: Exception, about: str = "") -> Failure:
     """Explain an error, with its fix. Omits the stream, because it may concern several."""
-    found = explain(error)
+    found = explain(error, about)
     return found if found.remedy else replace(found, remedy=_suggest_fix(service, error))
-
-
-def explain_unreadable_table(error: Exception) -> Failure:
-    return replace(explain_error(Service.TABLE, error), about="the table cannot be read")
 
 
 def _suggest_fix(service: Service, error: Exception) -> str:

@@ -126,11 +126,10 @@ def list_commits(history: Sequence[Snapshot], stream: str, *, since_ms: int) -> 
     found: list[CommitCounts] = []
     for snapshot in history:
         summary = snapshot_summary(snapshot)
-        if summary.get("frazil.stream") != stream or not summary.get("frazil.commit-record"):
-            continue
-        found.append(CommitCounts(snapshot.timestamp_ms, parse_number(summary.get("frazil.records"))))
-        if snapshot.timestamp_ms < since_ms:
-            break
+        if summary.get("frazil.stream") == stream and summary.get("frazil.commit-record"):
+            found.append(CommitCounts(snapshot.timestamp_ms, parse_number(summary.get("frazil.records"))))
+            if snapshot.timestamp_ms < since_ms:
+                break
     return found
 
 

@@ -31,7 +31,7 @@ from frazil.offsets.spans import count_unread
 from frazil.outdated_code import explain_outdated
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.status.fixes import explain_unreadable_table
+from frazil.status.fixes import Service, explain_error
 from frazil.status.flow import compute_flow
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
@@ -80,7 +80,7 @@ def read_stream_table(
         return TableReading(_with_desired(known, desired), desired=desired)
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
-        unread = explain_unreadable_table(error)
+        unread = explain_error(Service.TABLE, error, "the table cannot be read")
         return TableReading(replace(known, unread=unread, problems=(unread,)))
 
 
@@ -166,16 +166,14 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[Failur
         behind, dropped = find_lagging_and_dropped_tables(spec, tables, marker)
         now_ms = tables.clock_ms()
         missing = [b for b in behind if not b.is_about_to_commit(now_ms)]
-        reasons = (*(b.explain() for b in missing), *(d.why for d in dropped))
-        found = [Failure(why.reason, why.remedy) for why in reasons]
+        found = [Failure(w.reason, w.remedy) for w in (*(b.explain() for b in missing), *(d.why for d in dropped))]
         table_problems = {b.target: b.problem for b in missing} | {d.target: str(d.absence) for d in dropped}
     except Exception as error:  # as above: catalogs raise what their clients raise
         raise_if_outdated(error)
         return [explain(error, "the tables of its route cannot be read")], {}
     if (more := len(found) - MAX_NAMED_TABLES) > 0:
-        found[MAX_NAMED_TABLES:] = [
-            Failure(f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`")
-        ]
+        rest = f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`"
+        found[MAX_NAMED_TABLES:] = [Failure(rest)]
     return found, table_problems
 
 

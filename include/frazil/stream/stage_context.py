@@ -102,10 +102,9 @@ def hash_column_rules(context: StageContext) -> dict[str, str]:
     sensitive, keys, transform = {**context.sensitive}, context.key_columns, context.transform
     by_column = (sensitive.pop("fields", {}), context.key_header_columns, {} if transform else context.units)
     of_keys = (keys.columns, keys.format, keys.is_whole) if keys else None
-    # With a transform, units are of fields, not of columns.
-    of_all = (transform.records_json, transform.where, transform.unnested, context.units) if transform else None
+    of_fields = (transform.records_json, transform.where, transform.unnested, context.units) if transform else None
     expressions = {column.name: column.declared for column in transform.columns} if transform else {}
-    common = _sha256((context.format, context.is_lenient, of_keys, of_all, sensitive))
+    common = _sha256((context.format, context.is_lenient, of_keys, of_fields, sensitive))
 
     def rules(column: NestedField) -> str:
         own = [{path: how for path, how in of.items() if path.split(".")[0] == column.name} for of in by_column]
