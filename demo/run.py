@@ -23,6 +23,7 @@ from frazil.spec.load import find_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.table.catalogs import load_catalog
+from tests.airflow_api import AirflowApi
 
 STREAM = "flights"
 WRITER_DAG = "frazil_writer_flights"
@@ -96,7 +97,7 @@ class Demo:
         live_from_ms = int(time.time() * 1000)
         self._screen.say(f"the backlog is in {self._spec.table.identifier}; now the rest, live: an hour every 3 s")
         for dag_id in DAY_DAGS:
-            self._parts.airflow.client().set_paused(dag_id, False)
+            AirflowApi.of(self._parts.airflow).set_paused(dag_id, False)
         hours = flights.hold_back(flights.by_hour(live), hour=LATE_HOUR, until=LATE_UNTIL, count=LATE_FLIGHTS)
         self._live = LiveHours(hours, started_s=time.monotonic())
         self._watch(until=everything.num_rows)
@@ -117,7 +118,7 @@ class Demo:
         self._screen.say("starting Airflow …")
         self._parts.airflow.start()
         self._screen.say(f"{sign_in(self._parts)}. `.venv/bin/frazil status flights` shows the stream")
-        client = self._parts.airflow.client()
+        client = AirflowApi.of(self._parts.airflow)
         for dag_id in (WRITER_DAG, *DAY_DAGS):
             client.wait_for_dag(dag_id, timeout_s=180)
         client.set_paused(WRITER_DAG, False)

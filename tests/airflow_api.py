@@ -2,16 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from frazil.dev.airflow import AirflowClient, EmbeddedAirflow, Json
+from frazil.errors import EnvironmentUnusable
+
+
+def wait_for(find: Callable[[], Json | None], *, what: str, timeout_s: float) -> Json:
+    deadline = time.monotonic() + timeout_s
+    while (found := find()) is None:
+        if time.monotonic() > deadline:
+            raise EnvironmentUnusable(f"{what} did not appear within {timeout_s:.0f} s.")
+        time.sleep(0.5)
+    return found
 
 
 class AirflowApi(AirflowClient):
     @classmethod
     def of(cls, airflow: EmbeddedAirflow, user: str = "admin") -> Self:
         return cls(airflow.url, user=user, password=airflow.password_for(user))
+
+    def dags(self, **params: str | int | bool) -> list[Json]:
+        """Return the first 100 DAGs. `params` are query parameters."""
+        return self._list("/api/v2/dags", "dags", params)
+
+    def import_errors(self) -> list[Json]:
+        return self._list("/api/v2/importErrors", "import_errors", {})
+
+    def wait_for_dag(self, dag_id: str, *, timeout_s: float = 60) -> Json:
+        """Wait until a DAG is parsed. At the timeout, raises EnvironmentUnusable with the import errors."""
+
+        def find_dag() -> Json | None:
+            return next((dag for dag in self.dags(limit=1000, exclude_stale=True) if dag["dag_id"] == dag_id), None)
+
+        try:
+            return wait_for(find_dag, what=f"the DAG {dag_id}", timeout_s=timeout_s)
+        except EnvironmentUnusable as error:
+            reasons = "; ".join(f"{e['filename']}: {e['stack_trace'].splitlines()[-1]}" for e in self.import_errors())
+            raise EnvironmentUnusable(f"{error} {reasons or 'Airflow has no import errors'}") from None
+
+    def set_paused(self, dag_id: str, paused: bool) -> Json:
+        return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})
+
+    def _list(self, path: str, key: str, params: Mapping[str, str | int | bool]) -> list[Json]:
+        found: list[Json] = self.call("GET", path, params={"limit": 100, **params})[key]
+        return found
 
     def dag(self, dag_id: str) -> Json:
         return self.call("GET", f"/api/v2/dags/{dag_id}")

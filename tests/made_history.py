@@ -186,7 +186,14 @@ class MadeHistory:
             append_exit(
                 run_folder(self.name),
                 ExitRecord(
-                    launch_id, code, at_ms - 25_000, at_ms, launch.spec_fingerprint, 0, number == 1 < len(ends), words
+                    launch_id,
+                    code,
+                    at_ms - 25_000,
+                    at_ms,
+                    launch.spec_fingerprint,
+                    0,
+                    committed=number == 1 < len(ends),
+                    error=words,
                 ),
             )
         return launch

@@ -226,7 +226,7 @@ def _payments(world: TroubledWorld, _: int) -> MadeHistory:
     payments.minutes(world.commits - 8, wave(120))
     payments.waits = dict.fromkeys(range(4), 900)
     now_ms = world.now_ms
-    launch = payments.ended([(7, 16, f"AccessDenied: {FULL}")], now_ms=now_ms)
+    launch = payments.ended([(7, 16, str(FULL))], now_ms=now_ms)
     write_notes(run_folder("payments"), SupervisorNotes(given_up=GivenUp(launch.id, now_ms - 7 * MINUTE_MS, str(FULL))))
     payments.supervised((7, f"the supervisor gives up; an operator must fix the cause (failed): {FULL}"), now_ms=now_ms)
     return payments

@@ -46,8 +46,26 @@ class Explanation:
     reason: str
     remedy: str = ""
 
+    @property
+    def headline(self) -> str:
+        return self.reason
+
     def __str__(self) -> str:
-        return f"{self.reason}. {self.remedy}" if self.remedy else self.reason
+        return f"{self.headline}. {self.remedy}" if self.remedy else self.headline
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Explanation):
+    """A failure of one operation."""
+
+    error: str = ""
+    """The class of the error; empty if there is none, or if `about` names it."""
+    about: str = ""
+    """What fails for this reason."""
+
+    @property
+    def headline(self) -> str:
+        return ": ".join(filter(None, (self.about, self.error, self.reason)))
 
 
 class FrazilError(Exception):
@@ -65,12 +83,9 @@ class FrazilError(Exception):
     def reason(self) -> str:
         return super().__str__()
 
-    @property
-    def message(self) -> str:
-        return str(Explanation(self.reason, self.remedy))
-
     def __str__(self) -> str:
-        return self.message if self.stream is None else f"stream {self.stream}: {self.message}"
+        message = str(Explanation(self.reason, self.remedy))
+        return message if self.stream is None else f"stream {self.stream}: {message}"
 
     def __init_subclass__(cls, *, exit_code: int | None = None, restartable: bool | None = None) -> None:
         """Set an error class's exit code, and whether its writer is restarted. Subclasses inherit both."""
@@ -128,11 +143,8 @@ class StorageUnavailable(CommitUnavailable, exit_code=32): ...
 class TableLost(CommitUnavailable, exit_code=25): ...
 
 
-def brokers_remedy(setting: str) -> str:
+def brokers_remedy(setting: str = "source.bootstrap-servers") -> str:
     return f"Start the brokers, make them reachable from this host, or correct {setting}"
-
-
-BROKERS_REMEDY = brokers_remedy("source.bootstrap-servers")
 
 
 class KafkaUnavailable(FrazilError, exit_code=22, restartable=True):
@@ -181,6 +193,7 @@ def find_subclasses(kind: type[FrazilError] = FrazilError) -> frozenset[type[Fra
     return frozenset({kind}).union(*(find_subclasses(each) for each in kind.__subclasses__()))
 
 
+MAX_ERROR_CHARACTERS = 1000
 NO_RESTART_EXIT_CODES = frozenset(
     each.exit_code for each in find_subclasses() if not each.restartable and each.exit_code > 1
 )
@@ -192,16 +205,31 @@ def restart_hint(stream: str) -> str:
     return f"`frazil restart {stream}` (in the foreground: Ctrl-C, then `frazil run {stream}`)"
 
 
-def format_error(error: Exception) -> str:
-    """Return an error's message. Errors of other packages are preceded by their type."""
-    return str(error) if isinstance(error, FrazilError) else f"{type(error).__name__}: {error}"
-
-
 def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
+def explain(error: BaseException, about: str = "") -> Failure:
+    """Explain an error on one line, without its stream, for text that names the stream."""
+    reason, remedy = (error.reason, error.remedy) if isinstance(error, FrazilError) else (str(error), "")
+    return Failure(" ".join(reason.split()), remedy, type(error).__name__, about)
+
+
 def error_text(error: BaseException) -> str:
-    """Return an error's type and message on one line, without its stream, for text that names the stream."""
-    text = error.message if isinstance(error, FrazilError) else str(error)
-    return f"{type(error).__name__}: {' '.join(text.split())}"
+    return str(explain(error))
+
+
+def innermost_error_text(error: BaseException) -> str:
+    """Explain only the innermost cause: HTTP clients nest errors."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return error_text(error)
+
+
+def shorten_error(text: str) -> str:
+    """Return an error on one line of `MAX_ERROR_CHARACTERS` at most, without splitting a command in backquotes."""
+    words = " ".join(text.split())
+    shown = words[:MAX_ERROR_CHARACTERS]
+    if shown == words:
+        return words
+    return f"{shown.rpartition('`')[0] if shown.count('`') % 2 else shown} ..."

@@ -186,9 +186,8 @@ def _step(decision: Decision, *, problem: str | None = None, stall: Stall | None
     writer = Observation(ProcessState.RUNNING, None, heartbeat, ())
     if decision.action is WriterAction.GIVE_UP:
         writer = Observation(ProcessState.ENDED, None, None, ())
-    return SupervisionStep(
-        decision, DecisionInput(writer, ValidDeclaration("f1"), DesiredState(), table_fingerprint="t1"), problem, ()
-    )
+    observed = DecisionInput(writer, ValidDeclaration("f1"), DesiredState(), table_fingerprint="t1")
+    return SupervisionStep(decision, observed, problem, ())
 
 
 def _trigger_of(run_id: str, try_number: int) -> Any:

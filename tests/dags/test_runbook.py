@@ -129,7 +129,9 @@ class Shift:
         """A writer of this host that Airflow had started."""
         at_ms, declared = self.now_ms, load_stream(self.file).fingerprint()
         launch = Launch(f"l{number}", LaunchKind.SUPERVISED, at_ms - 1_000, writer=ProcessMark(2**22 + 1, 0))
-        append_exit(self.run_folder, ExitRecord(launch.id, code, at_ms - 1_000, at_ms, declared, 0, committed, error))
+        append_exit(
+            self.run_folder, ExitRecord(launch.id, code, at_ms - 1_000, at_ms, declared, 0, committed, error=error)
+        )
         (self.run_folder / "lock").write_text(json.dumps(dataclasses.asdict(launch)))
 
 

@@ -61,7 +61,7 @@ def test_an_empty_topic_and_a_missing_topic_are_reported_as_such(
     servers = ["--streams", str(tmp_path), "--bootstrap-servers", kafka.bootstrap]
     empty = CliRunner().invoke(frazil, ["infer", topic(), *servers])
     assert "has no record with a value to infer from" in str(empty.exception)
-    missing = CliRunner().invoke(frazil, ["infer", "nobody.made.this", *servers])
-    assert str(missing.exception).endswith("has no topic nobody.made.this. Create it, or correct TOPIC")
+    missing = CliRunner().invoke(frazil, ["infer", "missing.topic", *servers])
+    assert str(missing.exception).endswith("has no topic missing.topic. Create it, or correct TOPIC")
     nowhere = CliRunner().invoke(frazil, ["infer", "x", "--streams", str(tmp_path)])
     assert "no brokers: give them with --bootstrap-servers" in str(nowhere.exception)

@@ -229,7 +229,7 @@ def test_a_writer_without_permission_for_its_topic_ends_with_an_explanation(
     text = str(error.value)
     assert f"stream {stream.name}: brokers {refused.bootstrap}: Kafka refuses" in text
     assert what in text
-    assert text.endswith("authorization failed. Check source.properties and the ACLs.")
+    assert "authorization failed. Check source.properties and the ACLs: kafka-acls.sh --add" in text
 
 
 def test_a_topic_with_describe_but_no_read_permission_is_reported_before_a_writer_starts(
@@ -239,10 +239,11 @@ def test_a_topic_with_describe_but_no_read_permission_is_reported_before_a_write
     spec = load_stream(requested.streams / f"{requested.name}.yaml")
     found = Connections.check([spec])
     (fault,) = found.faults
-    assert fault.problem.reason == (
+    assert fault.problem.headline == (
         f"{requested.name}: source: AccessDenied: brokers {requested.bootstrap}: Kafka refuses to "
-        "let the stream read theirs. Grant Read on them"
+        "let the stream read theirs"
     )
+    assert fault.problem.remedy.startswith("Grant Read on them: kafka-acls.sh")
     assert fault.problem.remedy.endswith("--operation Describe --operation Read --topic NAME")
 
     whole, reads = JsonFormat(envelope=Envelope(transactions=source.of_others)), (source.topic,)

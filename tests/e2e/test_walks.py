@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from frazil.dev.airflow import AirflowClient, EmbeddedAirflow, wait_for
+from frazil.dev.airflow import EmbeddedAirflow
 from frazil.dev.process import choose_free_port
+from tests.airflow_api import AirflowApi, wait_for
 from tests.pages import CHECKOUT, Block, alike, blocks, says, section
 
 TUTORIAL = "docs/tutorial/first-stream.md"
@@ -124,7 +125,7 @@ def test_the_quick_start_can_be_followed_until_airflow_starts(shell: Shell) -> N
         walk(shell, section(TUTORIAL, heading))
 
 
-def switch_on(airflow: AirflowClient, shown: str) -> None:
+def switch_on(airflow: AirflowApi, shown: str) -> None:
     """A DAG by the name that Airflow's UI shows."""
 
     def listed() -> dict[str, Any] | None:
@@ -141,7 +142,7 @@ def test_the_quick_start_can_be_followed_to_its_end(shell: Shell) -> None:
     in_airflow, page, wrong, clean_up = (section(TUTORIAL, heading) for heading in IN_AIRFLOW)
     start, steady = in_airflow
     walk(shell, [start])
-    airflow = EmbeddedAirflow(shell.folder / ".frazil" / "dev" / "airflow", CHECKOUT).client()
+    airflow = AirflowApi.of(EmbeddedAirflow(shell.folder / ".frazil" / "dev" / "airflow", CHECKOUT))
     shown = re.findall(r"^- \*(.+?)\*", Path(TUTORIAL).read_text(), re.MULTILINE)
     for name in shown:
         switch_on(airflow, name)

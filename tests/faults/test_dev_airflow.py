@@ -9,11 +9,11 @@ from typing import Any
 import psutil
 import pytest
 
-from frazil.dev.airflow import COMPONENTS, AirflowClient, EmbeddedAirflow, wait_for
+from frazil.dev.airflow import COMPONENTS, AirflowClient, EmbeddedAirflow
 from frazil.doctor import CheckState
 from frazil.doctor import host as doctor
 from frazil.errors import EnvironmentUnusable
-from tests.airflow_api import AirflowApi
+from tests.airflow_api import AirflowApi, wait_for
 from tests.polling import eventually
 
 HELLO = '''
@@ -101,7 +101,7 @@ def test_a_wrong_password_is_refused(airflow: EmbeddedAirflow) -> None:
 
 def test_a_dag_that_never_appears_is_reported(airflow: EmbeddedAirflow) -> None:
     with pytest.raises(EnvironmentUnusable, match=r"the DAG nowhere did not appear within 1 s\. Airflow has no import"):
-        airflow.client().wait_for_dag("nowhere", timeout_s=1)
+        AirflowApi.of(airflow).wait_for_dag("nowhere", timeout_s=1)
 
 
 @pytest.mark.rotates(2)

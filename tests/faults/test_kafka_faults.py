@@ -20,7 +20,7 @@ from frazil.cli.main import frazil
 from frazil.commit.marker import read_marker
 from frazil.dev.kafka import EmbeddedKafka
 from frazil.dev.process import choose_free_port
-from frazil.errors import BROKERS_REMEDY, KafkaUnavailable, OffsetGap, TopicRecreated
+from frazil.errors import KafkaUnavailable, OffsetGap, TopicRecreated, brokers_remedy
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, Stall, StallKind
 from frazil.ingest.contract import OffsetRange
@@ -201,7 +201,7 @@ def test_a_writer_that_starts_without_brokers_reports_it_and_may_be_restarted(
     faulty.produce(events(range(100)), partitions=4)
     with silent(own_kafka), pytest.raises(KafkaUnavailable, match="got no answer") as error:
         faulty.catch_up()
-    assert error.value.remedy == BROKERS_REMEDY
+    assert error.value.remedy == brokers_remedy()
 
     def restarted() -> bool:
         """A broker that comes back may answer for a moment that it does not know its partitions' leaders yet."""

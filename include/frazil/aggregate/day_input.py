@@ -17,6 +17,7 @@ from frazil.commit.history import ancestors, ancestors_and_older_snapshots
 from frazil.errors import SpecError
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.signal_table import Signal, TableSignals, load_newest_signals
+from frazil.table.branches import snapshot_summary
 from frazil.table.catalogs import translate_catalog_errors
 
 log = logging.getLogger(__name__)
@@ -233,7 +234,7 @@ def find_aggregated_days(target: TableMetadata, name: str, *, source: TableMetad
     days: dict[date, tuple[str, int]] = {}
     oldest_ms = 0
     for snapshot in ancestors(target):
-        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        summary = snapshot_summary(snapshot)
         oldest_ms = snapshot.timestamp_ms if snapshot.parent_snapshot_id is not None else 0
         if summary.get("frazil.aggregation") == name and "frazil.day" in summary:
             day = date.fromisoformat(summary["frazil.day"])

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from frazil import clock
-from frazil.errors import EnvironmentUnusable, FrazilError, WriterBusy
+from frazil.errors import EnvironmentUnusable, FrazilError, WriterBusy, explain
 from frazil.home import run_folder
 from frazil.host.exits import ENDED_WITH_APPLICATION, record_exit
 from frazil.host.launcher import Launcher, LaunchRequest, LogChunk, LogPosition, Observation, ProcessState
@@ -130,20 +130,20 @@ class HostedLauncher(Launcher):
             self._thread.join(timeout_s)
 
     def _run(self, lock: WriterLock, launch: Launch, writer: HostedWriter) -> None:
-        code, error = 0, None
+        code, cause = 0, None
         try:
             writer.run()
         except FrazilError as failure:
-            code, error = failure.exit_code, f"{type(failure).__name__}: {failure}"
+            code, cause = failure.exit_code, explain(failure)
             again = " The stream will be restarted after a delay." if failure.restartable else ""
-            log.error("stream %s ended: %s.%s", self._stream, error.removesuffix("."), again)  # noqa: TRY400
+            log.error("stream %s ended: %s.%s", self._stream, cause, again)  # noqa: TRY400
         except BaseException as failure:
-            code, error = 1, f"{type(failure).__name__}: {failure}"
+            code, cause = 1, explain(failure)
             log.exception("stream %s crashed", self._stream)
         self.code, ended_at_ms = code, clock.now_ms()
         why = ENDED_WITH_APPLICATION if self._ends_with_application else None
         try:
-            record_exit(self._folder, launch, code=code, ended_at_ms=ended_at_ms, error=error, stopped_for=why)
+            record_exit(self._folder, launch, code=code, ended_at_ms=ended_at_ms, cause=cause, stopped_for=why)
         except OSError as failure:
             log.warning("stream %s: cannot record how its writer ended: %s", self._stream, failure)
         finally:

@@ -36,15 +36,16 @@ BY_COMMIT_RECORDS = ": they were checked against commit records only"
 
 def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about all errors, and about unchecked evidence."""
+    both = _rows_with_dead_letters(evidence)
     found = [
         *_report_duplicates(evidence),
-        *_report_rows_with_dead_letters(evidence),
+        *_report_rows_with_dead_letters(evidence, both),
         *_report_missing_records(evidence),
         *_report_dropped_records(evidence),
         *_report_truncated_log(evidence),
         *_report_unclaimed_rows(evidence),
-        *_report_count_differences(evidence, _row_claims(evidence)),
-        *_report_count_differences(evidence, _dead_letter_claims(evidence)),
+        *_report_count_differences(evidence, _row_claims(evidence), both),
+        *_report_count_differences(evidence, _dead_letter_claims(evidence), both),
         *_report_not_compared(evidence),
         *_report_resets(evidence),
         *_report_limits(evidence),
@@ -54,7 +55,8 @@ def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
 
 def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about duplicate and miscounted dead letters."""
-    miscounted = _report_count_differences(evidence, _dead_letter_claims(evidence))
+    both = _rows_with_dead_letters(evidence)
+    miscounted = _report_count_differences(evidence, _dead_letter_claims(evidence), both)
     return tuple(f for f in (*_report_duplicate_dead_letters(evidence), *miscounted) if f.count)
 
 
@@ -162,8 +164,7 @@ def _rows_with_dead_letters(e: Evidence) -> BitMap64:
     return (e.rows.seen & e.dead_letters.seen) - find_ambiguous_offsets(e)
 
 
-def _report_rows_with_dead_letters(e: Evidence) -> Iterable[Finding]:
-    both = _rows_with_dead_letters(e)
+def _report_rows_with_dead_letters(e: Evidence, both: BitMap64) -> Iterable[Finding]:
     offsets, where = format_count(len(both), "offset", "is|are"), format_at_offsets(both)
     sentence = f"{offsets} in the table and in the dead-letter table, {where}"
     yield _make_finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
@@ -287,13 +288,13 @@ def _accepted_offsets(e: Evidence) -> BitMap64:
     return covered_offsets(e.given_up) - e.seen
 
 
-def _report_count_differences(e: Evidence, table: _TableClaims) -> Iterable[Finding]:
-    """Report differences between a table's records and commit records, except records already reported as missing."""
+def _report_count_differences(e: Evidence, table: _TableClaims, both: BitMap64) -> Iterable[Finding]:
+    """Report differences between a table's records and commit records, except records that are already reported."""
     fewer = more = unknown = 0
     first: OverlappingRanges | None = None
     offsets = BitMap64()
     of_rows, dead_letters = table.tally is e.rows, _dead_letter_claims(e)
-    accounted, both = e.seen | find_missing_offsets(e) | _accepted_offsets(e), _rows_with_dead_letters(e)
+    accounted = e.seen | find_missing_offsets(e) | _accepted_offsets(e)
     for group in table.groups:
         missing, surplus = table.compare(group)
         lost = group.lowest(_claimed_records) - len(accounted & group.offsets)

@@ -33,7 +33,7 @@ from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.snapshot import SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.waiting_files import rewrite_files
-from frazil.errors import CommitUnavailable, Explanation, Fenced, RouteBehind, SchemaIncompatible, format_error
+from frazil.errors import CommitUnavailable, Explanation, Fenced, RouteBehind, SchemaIncompatible, error_text
 from frazil.host.supervision import start_hint
 from frazil.ingest.contract import StageContext, StagedFile, Target, is_routed
 from frazil.merge.contract import MergeRules
@@ -225,7 +225,7 @@ def commit_to_routed_tables(tables: StreamTables, backfill: BackfillMarker, jour
             raise
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.info("the commit to table %s failed", target, exc_info=True)
-            behind, reason = target, format_error(error)
+            behind, reason = target, error_text(error)
     if behind:
         rows = format_count(sum(file.records for file in waiting[behind]), "row")
         raise CommitUnavailable(

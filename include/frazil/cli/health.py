@@ -13,7 +13,7 @@ from frazil import clock
 from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, group_messages, is_terminal_narrow
 from frazil.commit.marker import property_name
-from frazil.errors import Explanation, FrazilError, SpecError, TableLost
+from frazil.errors import Failure, FrazilError, SpecError, TableLost, explain
 from frazil.host.supervision import start_hint
 from frazil.maintenance.alerts import Reading, evaluate_table_rules
 from frazil.maintenance.health import PartitionFiles, RecentFiles, StreamHealth, TableHealth
@@ -56,8 +56,7 @@ class TableReport:
     ratios: Mapping[str, float] = field(default_factory=dict)
     beyond: tuple[Reading, ...] = ()
     """Values that exceed the thresholds of their alerts now, even if the alerts have not fired yet."""
-    problem: str | None = None
-    fix: str = ""
+    problem: Failure | None = None
     missing: bool = False
     """Whether the catalog has lost the table, although its stream once had it or rows wait for it."""
 
@@ -116,9 +115,9 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
         _print_tables(found, _rules_by_table(running), in_full=table is not None)
-        shown = {report.table: report.problem for report in found if report.problem}
+        shown = {report.table: str(report.problem) for report in found if report.problem}
         for state, reading in ((stream.state, reading) for stream in running for reading in stream.beyond):
-            known = [*shown.values(), *([state.unread] if state.unread and state.table in shown else [])]
+            known = [*shown.values(), *([str(state.unread)] if state.unread and state.table in shown else [])]
             echo_lines([] if any(problem in reading.sentence for problem in known) else [reading.sentence])
     for error in () if as_json else errors:
         echo(error, err=True)
@@ -135,7 +134,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 def _add_missing_tables(
     measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
 ) -> tuple[list[TableReport], dict[str, Exception]]:
-    def find_missing(spec: StreamSpec) -> dict[str, str] | Exception:
+    def find_missing(spec: StreamSpec) -> dict[str, Failure] | Exception:
         try:
             return requests.run(spec.table.catalog, lambda: describe_missing_tables(spec))
         except Exception as error:  # catalogs and storage raise what their clients raise
@@ -169,13 +168,13 @@ def _add_missing_tables(
     return reports, unknown
 
 
-def _dropped_dead_letters_reason(table: MaintainedTable) -> str | None:
+def _dropped_dead_letters_reason(table: MaintainedTable) -> Failure | None:
     """Return None if no stream of the table has started, or if the reason cannot be determined."""
     try:
         for spec in table.streams:
             main = load_stream_table(spec)
             if main is not None and property_name(spec.name) in main.properties:
-                return str(lost_dead_letters_error(spec, start_hint))
+                return explain(lost_dead_letters_error(spec, start_hint))
     except Exception:  # as above
         return None
     return None
@@ -220,8 +219,7 @@ def _load_routed_tables(spec: StreamSpec, specs: Sequence[StreamSpec]) -> list[M
 
 
 def _unreadable_report(table: str, kind: TableKind, error: Exception) -> TableReport:
-    found = explain_error(Service.TABLE, error)
-    return TableReport(table, kind, problem=f"the table cannot be read: {found.reason}", fix=found.remedy)
+    return TableReport(table, kind, problem=explain_error(Service.TABLE, error, "the table cannot be read"))
 
 
 def _report_if_possible(
@@ -261,7 +259,7 @@ def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Seque
         rows = [_table_row(report, stream_rules.get(report.table, ())) for report in found]
         cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
-    echo_lines(group_messages((one.table, Explanation(one.problem, one.fix)) for one in found if one.problem))
+    echo_lines(group_messages((one.table, one.problem) for one in found if one.problem))
     echo_lines(reading.sentence for report in found for reading in report.beyond)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from frazil.errors import Explanation
+from frazil.errors import Explanation, Failure
 from frazil.safe_text import escape_unsafe
 
 if TYPE_CHECKING:
@@ -86,10 +86,6 @@ def wrap_command(line: str, width: int) -> str:
     return " \\\n".join(f"{INDENT}{part}" for part in lines)
 
 
-def prefix_subject(name: str, sentence: str) -> str:
-    return sentence if sentence.removeprefix("table ").startswith(name) else f"{name}: {sentence}"
-
-
 def group_messages(messages: Iterable[tuple[str, Explanation]]) -> list[str]:
     """Return each message once, after the subjects that it concerns, and its remedy as the next line."""
     subjects_by_message: dict[Explanation, list[str]] = {}
@@ -98,14 +94,14 @@ def group_messages(messages: Iterable[tuple[str, Explanation]]) -> list[str]:
     lines = []
     for message, subjects in subjects_by_message.items():
         more = f" and {len(subjects) - MAX_SUBJECTS} more" if len(subjects) > MAX_SUBJECTS else ""
-        lines.append(f"{', '.join(subjects[:MAX_SUBJECTS])}{more}: {message.reason}")
+        lines.append(f"{', '.join(subjects[:MAX_SUBJECTS])}{more}: {message.headline}")
         lines += [f"{REMEDY_INDENT}{message.remedy}"] if message.remedy else []
     return lines
 
 
 def echo_explanation(explanation: Explanation) -> None:
     """Print an error's reason and, as the next line, its remedy to stderr."""
-    echo(explanation.reason, err=True)
+    echo(explanation.headline, err=True)
     if explanation.remedy:
         echo(f"{REMEDY_INDENT}{explanation.remedy}", err=True)
 
@@ -215,6 +211,8 @@ def _make_console(*, err: bool = False, min_width: int = MIN_WIDTH) -> Console:
 
 
 def to_json_value(value: object) -> Any:
+    if isinstance(value, Failure):
+        return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name.replace("_", "-"): to_json_value(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -10,7 +10,7 @@ from pyiceberg.exceptions import NoSuchTableError
 
 from frazil import clock
 from frazil.cli.options import stream_options, yes_option
-from frazil.cli.output import CommandOutput, ask, prefix_subject
+from frazil.cli.output import CommandOutput, ask
 from frazil.commit import marker_changes
 from frazil.commit.backfill_records import record_given_up_rows
 from frazil.commit.followers import LaggingTable, check_routed_not_rolled_back
@@ -125,7 +125,7 @@ def _print_differences(found: _RouteDifferences, stream: str, output: CommandOut
         rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", format_utc(b.since_ms)) for b in found.behind]
         output.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
     for behind in found.behind:
-        output.say(prefix_subject(behind.target, str(behind.why)))
+        output.say(f"{behind.target}: {behind.why}")
     for dropped in found.dropped:
         output.say(str(dropped))
     for table in found.ahead:

@@ -27,7 +27,7 @@ import click
 from frazil import clock
 from frazil.cli.foreground import RunTotals, Terminal, WaitReporter, WriterPipe, batch_document
 from frazil.cli.options import stream_options
-from frazil.errors import FrazilError
+from frazil.errors import Failure, FrazilError
 from frazil.extras import report_missing_extras
 from frazil.fast_imports import allow_pandas
 from frazil.home import full_disk_message, run_folder
@@ -124,8 +124,9 @@ def run_in_foreground(
     os.close(lifeline)
     code = follower.follow(writer, read_end)
     if launch := read_launch(folder):
+        cause = Failure(follower.ended_by) if follower.ended_by else None
         try:
-            record_exit(folder, launch, code=code, ended_at_ms=clock.now_ms(), error=follower.ended_by)
+            record_exit(folder, launch, code=code, ended_at_ms=clock.now_ms(), cause=cause)
         except OSError as error:  # the writer's exit code is reported anyway
             follower.terminal.print_error(f"{folder} cannot be written, so `frazil status` will not show this: {error}")
     lock.release()

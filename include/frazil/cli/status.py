@@ -22,7 +22,7 @@ from frazil.cli.output import (
     is_terminal_narrow,
     watch,
 )
-from frazil.errors import Explanation, SpecError
+from frazil.errors import Failure, SpecError
 from frazil.home import full_disk_message, home
 from frazil.host.heartbeat import Phase
 from frazil.host.local import LocalLauncher
@@ -134,9 +134,9 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
 def _problem_messages(streams: list[StreamState]) -> list[str]:
     """Return each problem and notice once, with its streams and its fix, if known."""
     return group_messages(
-        (one.name, Explanation(sentence, one.fix if sentence == one.unread else ""))
+        (one.name, problem)
         for one in streams
-        for sentence in (*one.problems, *(f"note: {notice}" for notice in one.notices))
+        for problem in (*one.problems, *(Failure(f"note: {notice}") for notice in one.notices))
     )
 
 

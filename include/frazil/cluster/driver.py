@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from frazil.errors import innermost_error_text
 from frazil.spec.resources import Resources
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def send_request(session: requests.Session, method: str, url: str, *, api: str, 
     try:
         response = session.request(method, url, timeout=TIMEOUT_S, **options)
     except requests.exceptions.SSLError as error:
-        raise ApiUnreachable(f"the certificate of {api} is not trusted: {_innermost_error_text(error)}") from error
+        raise ApiUnreachable(f"the certificate of {api} is not trusted: {innermost_error_text(error)}") from error
     except requests.ConnectTimeout as error:
         raise ApiUnreachable(f"{api} cannot be reached: no connection within {TIMEOUT_S[0]:.0f} s") from error
     except requests.Timeout as error:
@@ -89,7 +90,7 @@ def send_request(session: requests.Session, method: str, url: str, *, api: str, 
         # The connection was refused, or the host name is unknown.
         not_connected = isinstance(getattr(wrapped, "reason", wrapped), NewConnectionError)
         kind = ApiUnreachable if not_connected else ApiUnavailable
-        raise kind(f"{api} cannot be reached: {_innermost_error_text(error)}") from error
+        raise kind(f"{api} cannot be reached: {innermost_error_text(error)}") from error
     if response.status_code >= 500 or response.status_code == 429:
         raise ApiUnavailable(f"{api} answered {response.status_code} {response.reason}")
     return response
@@ -117,12 +118,6 @@ def parse_json_object(response: requests.Response, *, api: str) -> dict[str, Any
         text = f"{api} answered {response.status_code} with {kind} instead of JSON: is a proxy in front of it?"
         raise ApiUnavailable(text)
     return value
-
-
-def _innermost_error_text(error: BaseException) -> str:
-    while (inner := error.__context__) is not None:
-        error = inner
-    return str(error) or type(error).__name__
 
 
 HADOOP_FOLDER_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")

@@ -48,13 +48,14 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
     """Return the marker if it has the writer's epoch. Raises Fenced otherwise."""
     if marker is None:
         raise Fenced(
-            f"stream {stream!r} was forgotten while its writer (epoch {epoch}) was running; start the stream again if "
-            "it should run"
+            f"stream {stream!r} was forgotten while its writer (epoch {epoch}) was running",
+            remedy="Start the stream again if it should run",
         )
     if marker.at.epoch != epoch:
         raise Fenced(
             f"the writer of stream {stream!r} with epoch {epoch} was replaced by epoch {marker.at.epoch}, which a "
-            f"reset or another writer began; see `frazil status {stream}`"
+            "reset or another writer began",
+            remedy=f"If no other writer runs (`frazil status {stream}`), start one: `frazil resume {stream}`",
         )
     return marker
 

@@ -26,7 +26,7 @@ from frazil.errors import MarkerUnreadable, RolledBack
 from frazil.partitions.completeness import Cursor
 from frazil.spec.maintenance import Expiry
 from frazil.spec.units import format_count, shorten_list
-from frazil.table.branches import MAIN, head_of, summary_value
+from frazil.table.branches import MAIN, head_of, snapshot_summary, summary_value
 from frazil.table.tables import may_delete_files
 
 READER_TAG_PREFIX = "frazil-reader-"
@@ -93,7 +93,7 @@ def _left_by_writers(metadata: TableMetadata, main: Sequence[Snapshot]) -> Itera
     """Yield frazil's snapshots older than main's history. Writers left them when they expired newer snapshots."""
     oldest = (main[-1].sequence_number or 0) if main else 0
     for snapshot in metadata.snapshots:
-        written = snapshot.summary.additional_properties if snapshot.summary else {}
+        written = snapshot_summary(snapshot)
         if (snapshot.sequence_number or 0) < oldest and written.keys() & {"frazil.stream", "frazil.operation"}:
             yield snapshot
 

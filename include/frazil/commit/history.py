@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -21,7 +21,7 @@ from frazil.offsets.spans import SourceIdentity, TopicPartition
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.window_rows import count_added_rows
 from frazil.partitions.windows import Grain
-from frazil.table.branches import MAIN, head_of, summary_value
+from frazil.table.branches import MAIN, head_of, snapshot_summary, summary_value
 
 HOUR_MS = 3_600_000
 COMPACTION_OPERATION = "compaction"
@@ -148,11 +148,12 @@ def published_snapshots(metadata: TableMetadata, stream: str) -> Iterator[Snapsh
             yield snapshot
 
 
-def rejecting_commits(metadata: TableMetadata, stream: str) -> Iterator[Snapshot]:
-    """Yield main's commits of a stream's batches and backfills, newest first. Omits replays, which reject nothing."""
-    for snapshot in ancestors(metadata):
-        is_own = stream in {summary_value(snapshot, f"frazil.{name}") for name in ("stream", "backfill-stream")}
-        if is_own and summary_value(snapshot, "frazil.commit-record") and not is_replay(snapshot, stream):
+def rejecting_commits(snapshots: Iterable[Snapshot], stream: str) -> Iterator[Snapshot]:
+    """Yield the commits of a stream's batches and backfills. Omits replays, which reject nothing."""
+    for snapshot in snapshots:
+        summary = snapshot_summary(snapshot)
+        is_own = stream in {summary.get("frazil.stream"), summary.get("frazil.backfill-stream")}
+        if is_own and summary.get("frazil.commit-record") and not is_replay(snapshot, stream):
             yield snapshot
 
 

@@ -17,7 +17,7 @@ from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marker import read_marker
 from frazil.commit.staging_targets import list_targets, object_path
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import FrazilError, format_error
+from frazil.errors import FrazilError, error_text
 from frazil.ingest.contract import Target
 from frazil.table.lost_tables import MetadataFile, find_newest_metadata
 from frazil.table.parallel import run_in_parallel
@@ -101,7 +101,7 @@ def find_renamed_table(
                 "cannot load table %s to check whether it is the renamed table %s: %s",
                 name,
                 record.target,
-                format_error(error),
+                error_text(error),
             )
             continue
         if not record.is_other_table(table):

@@ -25,7 +25,7 @@ from frazil.commit.journal import Journal, UnusableJournal, later_journals
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.merging import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
-from frazil.errors import format_error
+from frazil.errors import error_text
 from frazil.ingest.contract import StagedFile, Target, is_routed
 from frazil.table.object_store import ObjectStore
 from frazil.table.parallel import run_in_parallel
@@ -68,7 +68,7 @@ def _try_load(target: Target, handle: TableHandle) -> Table | None:
     try:
         return handle.current()
     except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
-        log.info("cannot clean up the folders of table %s; the next start tries again: %s", target, format_error(error))
+        log.info("cannot clean up the folders of table %s; the next start tries again: %s", target, error_text(error))
         return None
 
 
@@ -92,7 +92,7 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
             log.warning(
                 "cannot delete files of failed batches of table %s; the next start tries again: %s",
                 target,
-                format_error(error),
+                error_text(error),
             )
         return None
 
@@ -273,7 +273,7 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
                 _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info(
-            "cannot delete merged change files of table %s; the next start tries again: %s", target, format_error(error)
+            "cannot delete merged change files of table %s; the next start tries again: %s", target, error_text(error)
         )
 
 

@@ -24,7 +24,7 @@ from frazil.commit.merging import MERGING_MODES
 from frazil.commit.staging_targets import object_path, target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import bare_path
-from frazil.errors import Explanation, format_error
+from frazil.errors import Explanation, error_text
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.table.tables import data_location
@@ -125,7 +125,7 @@ def delete_waiting_files(tables: StreamTables, journals: Iterable[Journal], targ
         tables.store_of(target).delete([_record_path(tables, table, journal.key) for journal in waited])
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info(
-            "cannot delete the waiting files of table %s; the next start tries again: %s", target, format_error(error)
+            "cannot delete the waiting files of table %s; the next start tries again: %s", target, error_text(error)
         )
 
 

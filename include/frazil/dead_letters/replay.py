@@ -141,7 +141,8 @@ def _run_replay(opened: OpenStream, request: BackfillRequest) -> ReplayResult | 
             raise
         # The run that took over has deleted the files that this run was reading or writing.
         raise Fenced(
-            f"another `frazil dlq replay {request.stream}` took over this replay: this command makes no further changes"
+            f"another `frazil dlq replay {request.stream}` took over this replay: this command changes nothing more",
+            remedy="Wait for the other command",
         ) from error
     if last is None:  # all of these records are already rows
         opened.tables.store.delete([f.path for f in files.files])

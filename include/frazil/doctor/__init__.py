@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from frazil.errors import FrazilError, error_text
+from frazil.errors import explain
 from frazil.table.parallel import DaemonThreads
 
 
@@ -52,7 +52,6 @@ def run_checks(checks: Mapping[str, Check]) -> Iterator[Finding]:
 def _run_check(subject: str, check: Check) -> list[Finding]:
     try:
         return list(check.run())
-    except FrazilError as error:  # its message says what to do
-        return [Finding(subject, CheckState.WRONG, f"{type(error).__name__}: {error}")]
     except Exception as error:  # anything that a client raises; the other checks continue
-        return [Finding(subject, CheckState.WRONG, error_text(error))]
+        found = explain(error)
+        return [Finding(subject, CheckState.WRONG, found.headline, found.remedy)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from frazil import clock
-from frazil.errors import Explanation, FrazilError, KafkaUnavailable, TopicMissing
+from frazil.errors import Failure, FrazilError, KafkaUnavailable, TopicMissing
 from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
@@ -23,13 +23,14 @@ class Fault:
     """A failed connection, or a missing permission."""
 
     streams: list[str]
-    where: str
-    """The service and, for another namespace than that of the stream's table, the namespace."""
-    cause: Explanation
+    service: Service
+    cause: Failure
+    """Is about the namespace, if that is not the one of the stream's table."""
 
     @property
-    def problem(self) -> Explanation:
-        return Explanation(f"{', '.join(self.streams)}: {self.where}: {self.cause.reason}", self.cause.remedy)
+    def problem(self) -> Failure:
+        where = filter(None, (", ".join(self.streams), self.service, self.cause.about))
+        return replace(self.cause, about=": ".join(where))
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class Connections:
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """Declared layouts that existing tables do not have."""
-    _checked: dict[tuple[str | None, str, str | None, bool], list[Explanation]] = field(default_factory=dict)
+    _checked: dict[tuple[str | None, str, str | None, bool], list[Failure]] = field(default_factory=dict)
     """Problems by catalog, namespace, location, and whether commits are atomic."""
     _silent: dict[frozenset[tuple[str, str]], KafkaUnavailable] = field(default_factory=dict)
 
@@ -66,9 +67,9 @@ class Connections:
             key = (copy.table.catalog, _namespace(copy), copy.table.location, bool(copy.commit.atomic))
             if key not in self._checked:
                 self._checked[key] = _check_catalog(copy)
-            where = Service.TABLE + (f": namespace {_namespace(copy)}" if number else "")
+            about = f"namespace {_namespace(copy)}" if number else ""
             for found in self._checked[key]:
-                self._add_fault(spec, where, found)
+                self._add_fault(spec, Service.TABLE, replace(found, about=about))
         if self._count == before:
             self._check_existing_tables(spec)
             self._check_position(spec, in_kafka=has_kafka)
@@ -82,16 +83,16 @@ class Connections:
         return sum(len(fault.streams) for fault in self.faults)
 
     def fails(self, spec: StreamSpec, service: Service) -> bool:
-        return any(spec.name in fault.streams and fault.where.partition(":")[0] == service for fault in self.faults)
+        return any(spec.name in fault.streams and fault.service is service for fault in self.faults)
 
     def _add_error(self, spec: StreamSpec, service: Service, error: FrazilError) -> None:
         self._add_fault(spec, service, explain_error(service, error))
 
-    def _add_fault(self, spec: StreamSpec, where: str, cause: Explanation) -> None:
+    def _add_fault(self, spec: StreamSpec, service: Service, cause: Failure) -> None:
         """Add a fault, or add the stream to an earlier fault with the same cause."""
-        same = next((fault for fault in self.faults if (fault.where, fault.cause) == (where, cause)), None)
+        same = next((fault for fault in self.faults if (fault.service, fault.cause) == (service, cause)), None)
         if same is None:
-            self.faults.append(Fault([spec.name], where, cause))
+            self.faults.append(Fault([spec.name], service, cause))
         elif spec.name not in same.streams:
             same.streams.append(spec.name)
 
@@ -101,7 +102,7 @@ class Connections:
 
         try:
             if missing := describe_own_missing_table(spec, load_stream_table(spec)):
-                self._add_fault(spec, Service.TABLE, Explanation(missing))
+                self._add_fault(spec, Service.TABLE, missing)
                 return
             self.warnings += [f"{spec.name}: table: {warning}" for warning in check_existing_tables(spec)]
         except FrazilError as error:
@@ -211,7 +212,7 @@ def _check_registry(spec: StreamSpec) -> str:
     return "its schema registry answers"
 
 
-def _check_catalog(spec: StreamSpec) -> list[Explanation]:
+def _check_catalog(spec: StreamSpec) -> list[Failure]:
     from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
     from frazil.table.atomic_catalogs import find_commit_tables
     from frazil.table.catalogs import load_catalog
@@ -226,4 +227,4 @@ def _check_catalog(spec: StreamSpec) -> list[Explanation]:
     except FrazilError as error:
         return [explain_error(Service.TABLE, error)]
     fix = "Make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
-    return [Explanation(f"the catalog {catalog.name!r} cannot hold a stream: {lack}", fix) for lack in missing]
+    return [Failure(f"the catalog {catalog.name!r} cannot hold a stream: {one}", fix) for one in missing]

@@ -65,7 +65,7 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
     yield from (Finding("connections", CheckState.OK, sentence) for sentence in good)
     yield from (Finding("connections", CheckState.WARNING, warning) for warning in checked.warnings)
     for problem in (fault.problem for fault in checked.faults):
-        yield Finding("connections", CheckState.WRONG, problem.reason, problem.remedy)
+        yield Finding("connections", CheckState.WRONG, problem.headline, problem.remedy)
     from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
     wrong = defaultdict[str, list[str]](list)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pyiceberg.table import Table
 
-from frazil.errors import format_error
+from frazil.errors import error_text
 from frazil.history.points import EventKind, HistoryEvent, HistoryPart, Point, RecordedHistory, StreamHistory
 from frazil.spec.model import StreamSpec
 from frazil.table.lost_tables import STATE_FOLDER
@@ -118,7 +118,7 @@ def read_history(spec: StreamSpec, *, since_ms: int) -> RecordedHistory:
     try:
         table = load_stream_table(spec)
     except Exception as error:  # catalogs raise what their clients raise
-        return RecordedHistory(problem=f"cannot read the table: {_one_line(error)}")
+        return RecordedHistory(problem=f"cannot read the table: {error_text(error)}")
     return RecordedHistory() if table is None else read_table_history(table, spec.name, since_ms=since_ms)
 
 
@@ -132,7 +132,7 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedH
             past.events += actions
             problems += unreadable
     except Exception as error:  # storages raise what their clients raise
-        return RecordedHistory(problem=f"cannot read the history: {_one_line(error)}")
+        return RecordedHistory(problem=f"cannot read the history: {error_text(error)}")
     return RecordedHistory(
         tuple(point for point in past.points() if point.end_ms > since_ms),
         tuple(what for what in sorted(past.events, key=lambda what: what.at_ms) if what.at_ms >= since_ms),
@@ -152,10 +152,6 @@ def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, 
         if not objects or past != StreamHistory():
             break
     return past, problems
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(format_error(error).split())
 
 
 def encode_part(past: StreamHistory, part: HistoryPart, table_uuid: str) -> bytes:

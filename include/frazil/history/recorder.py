@@ -175,7 +175,7 @@ class Recorder:
             case events.RecordsSkipped(lost=lost):
                 return EventKind.SKIP, f"Kafka's retention deleted unread records, which are skipped: {lost}"
             case events.StallBegan(stall=stall):
-                return EventKind.STALL, f"stalled ({stall.kind}): {stall.reason}"
+                return EventKind.STALL, f"stalled ({stall.kind}): {stall.failure}"
             case events.StallEnded(kind=kind, lasted_ms=lasted_ms, is_over=True):
                 return EventKind.STALL, f"the stall ({kind}) is over after {format_elapsed(lasted_ms)}"
             case events.TableEvolved(key=key, changes=changes, table=table):

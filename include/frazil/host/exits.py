@@ -6,9 +6,10 @@ import logging
 import signal
 from pathlib import Path
 
+from frazil.errors import Failure
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.processes import AGENT_KILLED, is_agent
-from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, append_exit, read_notes
+from frazil.host.records import ExitRecord, Launch, LaunchKind, StopRequest, StoredError, append_exit, read_notes
 from frazil.host.writer_log import first_error, last_error
 
 ENDED_WITH_APPLICATION = "ended with its application"
@@ -35,19 +36,20 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
     *,
     code: int | None,
     ended_at_ms: int,
-    error: str | None = None,
+    cause: Failure | None = None,
     stopped_for: str | None = None,
 ) -> None:
-    """Record the exit of a launch. `error` replaces the last message of a writer whose exit code is known."""
+    """Record the exit of a launch. `cause` replaces the last message of a writer whose exit code is known."""
     heartbeat = read_heartbeat(folder, launch)
-    if code == 128 + signal.SIGKILL and error is None:
-        error = AGENT_KILLED if _was_killed_agent(folder, launch, heartbeat) else _kill_reason(folder, launch)
+    if code == 128 + signal.SIGKILL and cause is None:
+        killed_agent = _was_killed_agent(folder, launch, heartbeat)
+        cause = Failure(AGENT_KILLED if killed_agent else _kill_reason(folder, launch))
     if code == 0:
-        error = None
-    elif code is not None and not error:
+        cause = None
+    elif code is not None and cause is None:
         # The last heartbeat's error, or the end of the log, unless that also covers other streams.
         logged = None if launch.kind is LaunchKind.HOSTED else last_error(folder)
-        error = (heartbeat.error if heartbeat else None) or logged
+        cause = (heartbeat.cause if heartbeat else None) or (Failure(logged) if logged else None)
     request, committed_at_ms = _stop_request(folder, launch.id), heartbeat.last_commit_at_ms if heartbeat else None
     exit_ = ExitRecord(
         launch_id=launch.id,
@@ -57,7 +59,7 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
         spec_fingerprint=launch.spec_fingerprint,
         generation=launch.generation,
         committed=committed_at_ms is not None and committed_at_ms >= launch.launched_at_ms,
-        error=error,
+        **StoredError.fields_of(cause),
         stopped_for=request.cause if request else stopped_for,
         stalled_since_ms=heartbeat.stall.since_ms if heartbeat and heartbeat.stall else None,
         table=heartbeat.table if heartbeat else "",
@@ -71,12 +73,12 @@ def record_unseen_exit(folder: Path, launch: Launch) -> None:
     ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
     code = 0 if ended_well else None
     ended_at_ms = heartbeat.written_at_ms if heartbeat else launch.launched_at_ms
-    error = None if ended_well else _unseen_reason(folder, launch, heartbeat)
+    cause = None if ended_well else _unseen_cause(folder, launch, heartbeat)
     if _was_killed_agent(folder, launch, heartbeat):
-        error = AGENT_KILLED
+        cause = Failure(AGENT_KILLED)
     # It is unknown which stream made the process crash, and no stream is given up because of another.
     stopped_for = ENDED_WITH_APPLICATION if launch.kind is LaunchKind.HOSTED else None
-    record_exit(folder, launch, code=code, ended_at_ms=ended_at_ms, error=error, stopped_for=stopped_for)
+    record_exit(folder, launch, code=code, ended_at_ms=ended_at_ms, cause=cause, stopped_for=stopped_for)
 
 
 def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> bool:
@@ -92,11 +94,11 @@ def _kill_reason(folder: Path, launch: Launch) -> str:
     return f"{how}. {warning}" if warning else how
 
 
-def _unseen_reason(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> str | None:
-    if heartbeat is not None and heartbeat.error is not None:
-        return heartbeat.error
+def _unseen_cause(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> Failure | None:
+    if heartbeat is not None and heartbeat.cause is not None:
+        return heartbeat.cause
     warning = _first_error_or_last_warning(folder, launch)
-    return f"{ENDED_WITHOUT_RECORD}. {warning}" if warning else None
+    return Failure(f"{ENDED_WITHOUT_RECORD}. {warning}") if warning else None
 
 
 def _first_error_or_last_warning(folder: Path, launch: Launch) -> str | None:

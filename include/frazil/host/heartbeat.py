@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from frazil.errors import Failure
 from frazil.host.exchange import read_json, replace_json
+from frazil.host.records import StoredError
 from frazil.typed_json import convert
 
 NAME = "status.json"
@@ -50,11 +52,16 @@ class Stall:
     held_back_by: str | None
     """The topic-partition that stalls the writer, such as `flights-3`; None if no single one does."""
     reason: str
-    """A sentence that says what stalls, where, how long, and what to do."""
+    """A sentence that says what stalls, where, how long, and what to do, unless `remedy` says it."""
+    remedy: str = ""
+
+    @property
+    def failure(self) -> Failure:
+        return Failure(self.reason, self.remedy)
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(StoredError):
     """A writer's status. Times are in milliseconds since the epoch, UTC."""
 
     stream: str
@@ -80,7 +87,6 @@ class Heartbeat:
     last_commit_at_ms: int | None = None
     last_commit_snapshot: int | None = None
     watermark_ms: int | None = None
-    error: str | None = None
     stall: Stall | None = None
     throttle: str | None = None
     """Why `commit.throttle` extends, or would extend, the commit interval; None if it does not."""

@@ -9,7 +9,9 @@ import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
+from frazil.errors import Failure
 from frazil.host.exchange import read_json, replace_json
 from frazil.typed_json import convert
 
@@ -51,8 +53,26 @@ class Launch:
     streams: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredError:
+    """The error of a writer, in its heartbeat and in the record of its exit."""
+
+    error: str | None = None
+    """The reason. In records of earlier versions, the whole text."""
+    remedy: str = ""
+    error_class: str = ""
+
+    @property
+    def cause(self) -> Failure | None:
+        return Failure(self.error, self.remedy, self.error_class) if self.error else None
+
+    @staticmethod
+    def fields_of(cause: Failure | None) -> dict[str, Any]:
+        return {"error": cause.reason, "remedy": cause.remedy, "error_class": cause.error} if cause else {}
+
+
 @dataclass(frozen=True, slots=True)
-class ExitRecord:
+class ExitRecord(StoredError):
     launch_id: str
     code: int | None
     """The exit code as in a shell (128 + n for signal n); None if no process waited for the writer."""
@@ -61,7 +81,6 @@ class ExitRecord:
     spec_fingerprint: str
     generation: int
     committed: bool
-    error: str | None = None
     stopped_for: str | None = None
     stalled_since_ms: int | None = None
     """When the stall began in which the writer ended."""

@@ -17,7 +17,7 @@ import numpy as np
 from confluent_kafka import KafkaError, KafkaException
 from numpy.typing import NDArray
 
-from frazil.errors import BROKERS_REMEDY, FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing
+from frazil.errors import FrazilError, KafkaUnavailable, OffsetGap, SpecError, TopicMissing, brokers_remedy
 from frazil.ingest import kafka_loop as loop
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.contract import OffsetRange
@@ -347,7 +347,7 @@ class ColumnReader(RecordReader):
         (topic, partition), i = next(iter(self._open.items()))
         causes = [text for code, text in self._troubles.items() if code not in _SECONDARY_ERRORS]
         reasons = causes or [*self._troubles.values()][-1:] or ["the brokers do not answer"]
-        remedy = "" if causes else BROKERS_REMEDY
+        remedy = "" if causes else brokers_remedy()
         if self._throttled_s:
             reasons.append(self._throttle_text())
             remedy = "Raise the quota, or let producers send smaller batches: a batch must fit into 10 s of the quota"

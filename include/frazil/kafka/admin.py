@@ -73,7 +73,7 @@ class KafkaAdmin:
         servers_setting: str = "source.bootstrap-servers",
     ) -> None:
         """Error messages name the two settings as what the user must correct."""
-        self._topics_setting, self._servers_setting = topics_setting, servers_setting
+        self._topic_remedy, self._servers_setting = f"Create it, or correct {topics_setting}", servers_setting
         self._stream = stream
         self._servers = properties.get("bootstrap.servers", "")
         self._properties = dict(properties)
@@ -124,9 +124,10 @@ class KafkaAdmin:
         if hidden:
             raise AccessDenied(
                 f"brokers {self._servers}: Kafka does not let the stream describe topics that it has read: "
-                f"{', '.join(hidden)}. Grant Describe and Read on them. If they were deleted, grant Describe on their "
-                "names, so that Kafka can report this",
+                f"{', '.join(hidden)}",
                 stream=self._stream,
+                remedy="Grant Describe and Read on them. If they were deleted, grant Describe on their names, so that "
+                "Kafka can report this",
             )
 
     def _matching_topics(self, pattern: TopicPattern) -> list[str]:
@@ -155,10 +156,7 @@ class KafkaAdmin:
                     raise
                 missing.append(name)
         if missing and not isinstance(self._topics, TopicPattern):
-            raise TopicMissing(
-                f"Kafka at {self._servers} has no topic {', '.join(missing)}. Create it, or correct "
-                f"{self._topics_setting}"
-            )
+            raise TopicMissing(f"Kafka at {self._servers} has no topic {', '.join(missing)}", remedy=self._topic_remedy)
         return described
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -265,14 +263,14 @@ class KafkaAdmin:
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             if isinstance(self._topics, TopicPattern):
                 return TopicMissing(f"{what}: a topic that matched the pattern was deleted. The next poll ignores it")
-            return TopicMissing(f"{what}: a topic does not exist. Create it, or correct {self._topics_setting}")
+            return TopicMissing(f"{what}: a topic does not exist", remedy=self._topic_remedy)
         is_late = is_timeout(error)
         if (is_late or code in LEADER_ERRORS) and (names := _name_some(self._partitions_without_leader())):
-            return KafkaUnavailable(f"{what}: no leader for {names}. Start the brokers that have their replicas")
+            return KafkaUnavailable(f"{what}: no leader for {names}", remedy="Start the brokers of their replicas")
         if isinstance(error, _LeaderSilent):
             return KafkaUnavailable(
-                f"{what}: the leader of {_name_some(error.args[0])} did not answer within {self._timeout_s:g} s. Check "
-                "that this host reaches each broker at its advertised address"
+                f"{what}: the leader of {_name_some(error.args[0])} did not answer within {self._timeout_s:g} s",
+                remedy="Check that this host reaches each broker at its advertised address",
             )
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()

@@ -47,6 +47,8 @@ _INVALID_VALUE = "Invalid value"
 _UNCHECKED_PROPERTIES = frozenset({"plugin.library.paths", "debug"})
 """Properties that are not checked with a client, because setting them has side effects."""
 
+ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"
+
 _unused_clients: deque[AdminClient] = deque()
 """Clients that were freed in one of librdkafka's threads. Another thread must destroy them."""
 
@@ -62,10 +64,10 @@ def to_access_denied(code: int, text: str, *, what: str, stream: str | None, ser
         problem = text
         check = "sasl.oauthbearer.* in source.properties, the token server's answer, and this host's clock"
     elif code in DENIED_CODES:
-        problem, check = f"Kafka refuses {what}: {text}", "source.properties and the ACLs"
+        problem, check = f"Kafka refuses {what}: {text}", f"source.properties and the ACLs: {ACL_COMMAND}"
     else:
         return None
-    return AccessDenied(f"brokers {servers}: {problem}. Check {check}.", stream=stream)
+    return AccessDenied(f"brokers {servers}: {problem}", stream=stream, remedy=f"Check {check}")
 
 
 class _ConnectionErrors:

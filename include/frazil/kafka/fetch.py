@@ -14,8 +14,8 @@ import numpy as np
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaTopicPartition
 
-from frazil.errors import BROKERS_REMEDY, AccessDenied, KafkaUnavailable
-from frazil.kafka.client import create_client, translate_client_errors
+from frazil.errors import AccessDenied, KafkaUnavailable, brokers_remedy
+from frazil.kafka.client import ACL_COMMAND, create_client, translate_client_errors
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally
 
@@ -62,7 +62,7 @@ def find_diverged(
         raise KafkaUnavailable(
             f"Kafka did not report within {RESPONSE_TIMEOUT_S:.0f} s whether the logs of "
             f"{_join_names(f'{topic}-{p}' for topic, p in waiting)} still contain the stream's position",
-            remedy=BROKERS_REMEDY,
+            remedy=brokers_remedy(),
         )
     return frozenset(diverged)
 
@@ -84,14 +84,13 @@ def check_readable(
             elif code in {None, KafkaError._PARTITION_EOF}:  # None: a new record has arrived
                 waiting.pop(topic, None)
     if refused:
-        raise AccessDenied(
-            f"{where}: Kafka refuses to let the stream read {_join_names(refused)}. Grant Read on them", stream=stream
-        )
+        text = f"{where}: Kafka refuses to let the stream read {_join_names(refused)}"
+        raise AccessDenied(text, stream=stream, remedy=f"Grant Read on them: {ACL_COMMAND}")
     if waiting:
         raise KafkaUnavailable(
             f"{where}: no response to a fetch of {_join_names(waiting)} within {timeout_s:g} s",
             stream=stream,
-            remedy=BROKERS_REMEDY,
+            remedy=brokers_remedy(),
         )
 
 
@@ -127,7 +126,7 @@ def read_offsets(
             if messages:
                 last_message_at = time.monotonic()
             elif time.monotonic() - last_message_at > NO_MESSAGE_TIMEOUT_S:
-                raise KafkaUnavailable(f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s", remedy=BROKERS_REMEDY)
+                raise KafkaUnavailable(f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s", remedy=brokers_remedy())
             pieces: dict[TopicPartition, list[int]] = {}
             for message in messages:
                 at, offset, is_record = _parse_message(message)

@@ -231,7 +231,7 @@ def _stall_reading(state: StreamState, alerts: Alerts, hold_ms: int) -> Reading:
     # A watermark may advance again by itself once a topic-partition becomes idle, and rows are still written.
     hold_ms = alerts.hold // timedelta(milliseconds=1) if stall.kind is StallKind.WATERMARK else hold_ms
     shown = f"stalled ({stall.kind}) since {format_utc(stall.since_ms)}"
-    return Reading("stall", 1, 0, shown, f"the writer of stream {name} is stalled: {stall.reason}", hold_ms=hold_ms)
+    return Reading("stall", 1, 0, shown, f"the writer of stream {name} is stalled: {stall.failure}", hold_ms=hold_ms)
 
 
 def _down_time_s(state: StreamState, now_ms: int) -> float | None:

@@ -28,6 +28,7 @@ from frazil.commit.history import ancestors, merge_counts, rejecting_commits
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.spec.units import format_count
 from frazil.status.flow import DAY_MS, counted_since
+from frazil.table.branches import snapshot_summary
 
 USUAL_COMMIT_DELAY_MS = 600_000
 
@@ -101,7 +102,7 @@ def count_rejected(
     is approximate.
     """
     day_ms = now_ms - DAY_MS
-    begin_ms = counted_since(main, stream, since_ms=day_ms)[0] or day_ms
+    begin_ms = counted_since([*ancestors(main)], stream, since_ms=day_ms)[0] or day_ms
     since = [one for one in treatments if one.at_ms >= begin_ms]
     span = max((one.changes.span for one in since), default=UNCHANGED_COUNTS.span)
     first, last = (span_start(ms // HOUR_MS, span) for ms in (begin_ms - USUAL_COMMIT_DELAY_MS, begin_ms))
@@ -126,10 +127,9 @@ def count_rejected(
 def _list_changes(
     main: TableMetadata, stream: str, treatments: Iterable[Treatment], *, begin_ms: int
 ) -> Iterator[tuple[int, Reasons, CountChanges]]:
-    commits = takewhile(lambda one: one.timestamp_ms >= begin_ms, rejecting_commits(main, stream))
     found: list[tuple[int, Reasons, CountChanges]] = [
         (commit.timestamp_ms, parse_reasons(snapshot_summary(commit), key), UNCHANGED_COUNTS)
-        for commit in commits
+        for commit in rejecting_commits(_recent_snapshots(main, begin_ms), stream)
         for key in (REASONS_KEY, ACCEPTED_KEY)
     ]
     found += [(one.at_ms, {}, one.changes) for one in treatments]
@@ -151,7 +151,3 @@ def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -
 
 def merge_treatments(events: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
     return tuple(sorted((*events, *(one.event for one in treatments)), key=lambda what: what.at_ms))
-
-
-def snapshot_summary(snapshot: Snapshot) -> Mapping[str, str]:
-    return snapshot.summary.additional_properties if snapshot.summary else {}

@@ -240,7 +240,7 @@ def _open_problems(state: StreamState, reading: StreamReading, related: RelatedS
         sentence = f"The stream's state could not be read{since}; an older state is shown: {reading.problem}"
         needs[sentence] = unmeasured
     if status is not None and is_wrong:
-        needs |= dict.fromkeys(one for one in status.problems if one not in state.sentence)
+        needs |= dict.fromkeys(one for one in map(str, status.problems) if one not in state.sentence)
     if related.windows_problem is not None and reading.problem is None and status and status.table_exists:
         sentence = "Cannot read the table's windows, so complete and held windows are unknown"
         needs[f"{sentence}: {related.windows_problem}"] = unmeasured

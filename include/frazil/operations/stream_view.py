@@ -25,7 +25,6 @@ from frazil.operations.dead_letters import (
     find_treatments,
     merge_treatments,
     published_summaries,
-    snapshot_summary,
 )
 from frazil.operations.overview import OverviewLine
 from frazil.operations.page_actions import PageAction
@@ -36,9 +35,9 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState
-from frazil.status.stream import LAG_UNKNOWN_PREFIX
+from frazil.status.stream import LAG_UNKNOWN
 from frazil.supervise.decision import error_name
-from frazil.table.branches import count_live_rows, head_of
+from frazil.table.branches import count_live_rows, head_of, snapshot_summary
 from frazil.table.landed_offsets import has_coordinates
 
 MAX_SHOWN_RUNS = 12
@@ -220,7 +219,7 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
     """Return the problems. Omits Kafka's problem if the status already reports an unknown lag."""
-    reported = any(one.startswith(LAG_UNKNOWN_PREFIX) for one in (status.problems if status else ()))
+    reported = status is not None and any(one.about == LAG_UNKNOWN for one in status.problems)
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 
 
@@ -286,7 +285,8 @@ def _ended_run(end: ExitRecord) -> WriterRun:
     else:
         outcome = f"failed with {error_name(end.code) or 'exit code'} ({end.code})"
     is_ok = end.code == 0 or bool(end.stopped_for)
-    return WriterRun(end.started_at_ms, end.ended_at_ms, outcome, is_ok=is_ok, error=None if is_ok else end.error)
+    cause = None if is_ok else end.cause
+    return WriterRun(end.started_at_ms, end.ended_at_ms, outcome, is_ok=is_ok, error=str(cause) if cause else None)
 
 
 def describe_stream(spec: StreamSpec, names: Mapping[str, str]) -> dict[str, str]:

@@ -17,10 +17,10 @@ from frazil.maintenance.due import DueCheck, is_enabled
 from frazil.maintenance.health import TableHealth
 from frazil.maintenance.outcomes import Ending, PastOutcome
 from frazil.operations.calendar import Calendar
-from frazil.operations.dead_letters import snapshot_summary
 from frazil.operations.overview import ActiveAlert, Health, combine_health
 from frazil.spec.maintenance import Maintenance
 from frazil.status.state import Level, StreamState
+from frazil.table.branches import snapshot_summary
 
 MIN_BUCKET_BYTES = 16 * 1024
 MAX_SNAPSHOTS = 600

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import requests
 
-from frazil.errors import RegistryUnavailable, SpecError
+from frazil.errors import RegistryUnavailable, SpecError, innermost_error_text
 from frazil.registry import bounded_http
 from frazil.spec.formats import Registry
 from frazil.spec.references import resolve
@@ -223,10 +223,10 @@ class SchemaRegistry:
             except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, ValueError) as error:
                 raise self._unavailable_error(f"has an invalid address ({type(error).__name__})") from None
             except requests.exceptions.SSLError as error:
-                raise self._unavailable_error(f"does not respond: {_describe_innermost_cause(error)}") from None
+                raise self._unavailable_error(f"does not respond: {innermost_error_text(error)}") from None
             except (requests.RequestException, OSError) as error:
                 late = time.monotonic() >= deadline
-                reason = f" within {self._timeout_s:g} s" if late else f": {_describe_innermost_cause(error)}"
+                reason = f" within {self._timeout_s:g} s" if late else f": {innermost_error_text(error)}"
                 failure = f"does not respond{reason}"
             else:
                 if response.status_code not in _TRANSIENT_STATUSES:
@@ -274,13 +274,6 @@ class _Bearer(requests.auth.AuthBase):
 def _evict_oldest(kept: OrderedDict[Any, Any], limit: int) -> None:
     while len(kept) > limit:
         kept.popitem(last=False)
-
-
-def _describe_innermost_cause(error: BaseException) -> str:
-    """Return the innermost cause as text, because only this cause helps a user."""
-    while (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
-    return f"{type(error).__name__}: {error}"
 
 
 _registries: dict[str, SchemaRegistry] = {}

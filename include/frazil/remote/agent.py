@@ -21,7 +21,7 @@ from typing import Any
 
 from frazil import __version__
 from frazil.cluster.driver import ApiUnavailable, DriverState, DriverStatus
-from frazil.errors import Fenced, FrazilError
+from frazil.errors import Failure, Fenced, FrazilError, explain
 from frazil.home import make_folder, run_folder
 from frazil.host.process_log import log_to_stderr
 from frazil.host.processes import KILL_SIGNAL, record_agent
@@ -58,11 +58,11 @@ def run_agent(spec: StreamSpec, streams: Path, *, program: Path, until_caught_up
         try:
             inputs = prepare_driver(spec, streams, program=program)
             agent = Agent(inputs, create_submitter(inputs.resources), mirror, signals, until_caught_up=until_caught_up)
-            code, error = agent.run()
+            code, cause = agent.run()
         except FrazilError as problem:
             log.error("%s: %s", type(problem).__name__, problem)  # noqa: TRY400
-            code, error = problem.exit_code, f"{type(problem).__name__}: {problem}"
-        mirror.end(error if code else None)
+            code, cause = problem.exit_code, explain(problem)
+        mirror.end(cause if code else None)
     return code
 
 
@@ -112,7 +112,7 @@ class Agent:
         """Why the last submission had no response; None if it had one."""
         self._killed_at_s = float("-inf")
 
-    def run(self) -> tuple[int, str | None]:
+    def run(self) -> tuple[int, Failure]:
         """Follow the driver until it ends. Return the exit code and the reason. Raises submission errors and Fenced."""
         while True:
             try:
@@ -269,10 +269,11 @@ class Agent:
         stream = self._inputs.spec.name
         raise Fenced(
             f"another agent of stream {stream!r}, perhaps on another host, submitted a newer driver. This agent ends, "
-            f"and the newer driver continues; see `frazil status {stream}`"
+            "and the newer driver continues",
+            remedy=f"See `frazil status {stream}`",
         )
 
-    def _end(self, step: AgentStep) -> tuple[int, str | None]:
+    def _end(self, step: AgentStep) -> tuple[int, Failure]:
         if self._order is not None and self._followed:
             self._append_log(self._folder.log_end(self._order.id))
             if self._order.submission and not self._has_reported_exit():
@@ -290,7 +291,7 @@ class Agent:
                 raise Fenced(f"another agent stopped the driver before it had caught up ({order.stop})")
         code = KILLED_CODE if self._signals.force and step.code == 0 and not self._has_reported_exit() else step.code
         log.log(logging.ERROR if code else logging.INFO, "the driver has ended: %s", step.reason)
-        return code, step.reason
+        return code, Failure(step.reason)
 
     def _has_reported_exit(self) -> bool:
         return self._report is not None and self._report.exit is not None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from frazil import __version__
-from frazil.errors import EnvironmentUnusable, FrazilError
+from frazil.errors import EnvironmentUnusable, Explanation, FrazilError, error_text
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
@@ -77,11 +77,11 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
             was_signalled = True
         except FrazilError as error:
             log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
-            reporter.ended = DriverExit(error.exit_code, f"{type(error).__name__}: {error}")
+            reporter.ended = DriverExit(error.exit_code, str(Explanation(error.reason, error.remedy)))
             return error.exit_code
         except Exception as error:
             log.exception("the writer crashed")
-            reporter.ended = DriverExit(CRASHED_CODE, f"{type(error).__name__}: {error}")
+            reporter.ended = DriverExit(CRASHED_CODE, error_text(error))
             raise
         reporter.ended = reporter.exit_after_sigterm() if was_signalled else DriverExit(0)
     return reporter.ended.code

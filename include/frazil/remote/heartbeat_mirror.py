@@ -11,7 +11,9 @@ from typing import Self
 
 from frazil import clock
 from frazil.cluster.driver import DriverState, DriverStatus
+from frazil.errors import Failure, explain
 from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.records import StoredError
 from frazil.host.writer_log import rotate_full_log
 from frazil.spec.model import StreamSpec
 
@@ -56,7 +58,7 @@ class HeartbeatMirror:
         self._over.set()
         self._thread.join()
         if error is not None:
-            self.end(f"{type(error).__name__}: {error}")
+            self.end(explain(error))
 
     def copy_heartbeat(self, heartbeat: Heartbeat) -> None:
         now_ms = clock.now_ms()
@@ -93,9 +95,9 @@ class HeartbeatMirror:
         with self._lock:
             self._outage = sentence
 
-    def end(self, error: str | None) -> None:
+    def end(self, cause: Failure | None) -> None:
         with self._lock:
-            self._heartbeat = dataclasses.replace(self._heartbeat, phase=Phase.ENDED, error=error)
+            self._heartbeat = dataclasses.replace(self._heartbeat, phase=Phase.ENDED, **StoredError.fields_of(cause))
             self._outage = self._notice = None
         self._over.set()
         self.write(ended=True)

@@ -39,6 +39,7 @@ from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain, Window, microseconds
 from frazil.spec.iceberg import filter_between
 from frazil.spec.route import VALUE_PLACEHOLDER
+from frazil.table.branches import snapshot_summary
 from frazil.table.catalogs import find_table, translate_catalog_errors
 from frazil.table.declared_tables import DeclaredTable
 from frazil.table.storage import open_store
@@ -213,7 +214,7 @@ class TableSignals:
         starts = []
         # The group's appends do not have the signals from before the table joined it.
         for snapshot in ancestors(self.at.metadata) if self.at and number >= self.since else ():
-            summary = snapshot.summary.additional_properties if snapshot.summary else {}
+            summary = snapshot_summary(snapshot)
             if summary.get(TABLE_KEY) != (self.group or self.table):
                 continue
             starts.append(int(summary[FROM_KEY]))

@@ -5,23 +5,24 @@ table and Kafka, and never contradicts the decision.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
 from frazil.errors import (
-    BROKERS_REMEDY,
     CircuitOpen,
     CommitUnavailable,
+    Failure,
     KafkaUnavailable,
     RegistryUnavailable,
     StorageUnavailable,
     TopicMissing,
+    brokers_remedy,
+    shorten_error,
 )
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
 from frazil.host.launcher import Observation, ProcessState
-from frazil.host.records import ExitRecord, GivenUp, LaunchKind
+from frazil.host.records import ExitRecord, LaunchKind
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import shown_servers
 from frazil.spec.units import format_count
@@ -41,18 +42,14 @@ from frazil.supervise.decision import (
 from frazil.supervise.decision_rules import consecutive_crashes, replaced_failure
 from frazil.timetext import format_elapsed
 
-MAX_START_DELAY_MS = SupervisionPolicy().max_backoff_ms
-"""Maximum time from a writer's end, or an operator's request, until a supervisor starts the next writer."""
 MIN_SLOW_MS = 30_000
-MAX_ERROR_CHARACTERS = 1000
-MAX_REASON_CHARACTERS = 800
 
 
 def derive_from_decision(
     known: StreamState, observed: DecisionInput, decision: Decision, *, now_ms: int, problem: str | None = None
 ) -> StreamState:
-    heartbeat = observed.heartbeat
-    row = consecutive_crashes(observed, decision, now_ms=now_ms, policy=SupervisionPolicy())
+    heartbeat, given_up = observed.heartbeat, observed.notes.given_up
+    row = consecutive_crashes(observed, decision, now_ms=now_ms)
     failed = replaced_failure(observed, decision, now_ms=now_ms)
     state, sentence = _state_from_decision(decision, observed, row), decision.reason
     if failed and state in {State.STARTING, State.STOPPED}:
@@ -60,8 +57,7 @@ def derive_from_decision(
     if problem is not None:
         state, sentence = State.STOPPED, f"{decision.action} failed and will be retried: {problem}"
     level, rule = _LEVELS_AND_RULES[state]
-    cause = _failing_since_ms(observed.exits, row) if row and state in _STATES_BY_EXIT_CODE.values() else None
-    given_up = observed.notes.given_up
+    is_outage = row and state in _STATES_BY_EXIT_CODE.values()
     reason = given_up.reason if given_up and given_up.subject == decision.subject else decision.reason
     return replace(
         known,
@@ -72,20 +68,20 @@ def derive_from_decision(
         writer=replace(describe_writer_process(observed.writer, now_ms=now_ms), supervised=observed.returned_at_ms > 0),
         replaced_exit=describe_exit(_with_end(WriterProcess(), failed)) if failed else "",
         crashes=len(row),
-        given_up=" ".join(reason.split())[:MAX_REASON_CHARACTERS] if decision.subject else None,
+        given_up=shorten_error(reason) if decision.subject else None,
         last_error=_last_error(observed.writer),
-        unreachable_since_ms=cause,
+        unreachable_since_ms=_failing_since_ms(observed, row) if is_outage else None,
         registry=bool(row) and row[0].code == RegistryUnavailable.exit_code,
         stall=heartbeat.stall if heartbeat and get_fresh_heartbeat(observed.writer, now_ms=now_ms) else None,
     )
 
 
-def _failing_since_ms(exits: Sequence[ExitRecord], row: Sequence[ExitRecord]) -> int:
+def _failing_since_ms(observed: DecisionInput, row: Sequence[ExitRecord]) -> int:
     """Return when the service of the exits in `row`, newest first, began to fail: at best, when a writer stalled."""
-    first, before = row[-1], next(iter(exits[-len(row) - 1 : -len(row)]), None)
+    first, before = row[-1], next(iter(observed.exits[-len(row) - 1 : -len(row)]), None)
     # Writers that cannot take over have no stall. The writer before them may have one.
     if before and before.code == first.code and not first.committed and first.stalled_since_ms is None:
-        recent = first.ended_at_ms - before.ended_at_ms <= SupervisionPolicy().crash_window_ms
+        recent = first.ended_at_ms - before.ended_at_ms <= observed.policy.crash_window_ms
         first = before if recent else first
     return first.stalled_since_ms or first.ended_at_ms
 
@@ -155,7 +151,7 @@ def describe_state(state: State, heartbeat: Heartbeat | None, *, otherwise: str)
     if heartbeat is None:
         return otherwise
     if state in {State.STALLED, *_STATES_BY_STALL.values()} and heartbeat.stall is not None:
-        return heartbeat.stall.reason
+        return str(heartbeat.stall.failure)
     if state in OUTAGES:
         return heartbeat.outage or otherwise
     if state is State.SLOW:
@@ -194,44 +190,44 @@ def describe_writer_process(observation: Observation, *, now_ms: int) -> WriterP
     if heartbeat is None:
         return known
     # The process that recorded no exit code yet is about to do so.
-    ended_well = heartbeat.phase is Phase.ENDED and heartbeat.error is None
-    return replace(
-        known, exit_code=0 if ended_well else None, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.error
-    )
+    code = 0 if heartbeat.phase is Phase.ENDED and heartbeat.cause is None else None
+    return replace(known, exit_code=code, ended_at_ms=heartbeat.written_at_ms, error=heartbeat.cause)
 
 
 def _with_end(known: WriterProcess, end: ExitRecord) -> WriterProcess:
     name = error_name(end.code) or None
-    return replace(known, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.error)
+    return replace(known, exit_code=end.code, exit_name=name, ended_at_ms=end.ended_at_ms, error=end.cause)
 
 
-def _last_error(writer: Observation) -> str:
+def _last_error(writer: Observation) -> Failure | None:
     """Return the writer's last error. The heartbeat may have it before the exit record does."""
     end: ExitRecord | None = next(reversed(writer.exits), None)
     heartbeat = writer.heartbeat
-    is_newer = heartbeat is not None and heartbeat.error and (end is None or heartbeat.written_at_ms > end.ended_at_ms)
-    error = heartbeat.error if heartbeat is not None and is_newer else end.error if end is not None else None
-    return " ".join((error or "").split())[:MAX_REASON_CHARACTERS]
+    found = end.cause if end else None
+    if heartbeat and heartbeat.cause and (end is None or heartbeat.written_at_ms > end.ended_at_ms):
+        found = heartbeat.cause
+    return replace(found, reason=shorten_error(found.reason)) if found else None
 
 
-def process_problems(known: StreamState, given_up: GivenUp | None, writer: Observation, *, now_ms: int) -> list[str]:
-    process, problems = known.writer, []
+def process_problems(known: StreamState, observed: DecisionInput, *, now_ms: int) -> list[Failure]:
+    process, given_up, problems = known.writer, observed.notes.given_up, list[Failure]()
     if process.stale and process.heartbeat_at_ms is not None:
         silent = format_elapsed(now_ms - process.heartbeat_at_ms)
-        problems.append(f"pid {process.pid} is alive, but its heartbeat is {silent} old, so its state may be outdated")
+        alive = f"pid {process.pid} is alive, but its heartbeat is {silent} old, so its state may be outdated"
+        problems.append(Failure(alive))
     if process.error and not known.reset_since_end:
         # A writer that could not report why it ended left the last lines of its log, which may be long.
-        words = " ".join(process.error.split()).removeprefix(f"{process.exit_name}: ")
-        words = words.removeprefix(f"stream {known.name}: ")
+        reason, about = shorten_error(process.error.reason), f"the last writer ended with {describe_exit(process)}"
+        name = "" if process.error.error == process.exit_name else process.error.error
+        found = replace(process.error, reason=reason, error=name, about=about)
         if process.exit_code == CircuitOpen.exit_code and known.accepted_since_end:
-            words = f"rejected records were accepted {known.accepted}. The next writer stores them as dead letters"
-        problems.append(f"the last writer ended with {describe_exit(process)}: {shorten_error(words)}")
-    is_of_last = given_up is not None and (writer.launch is None or writer.launch.id == given_up.subject)
-    if known.state is State.GIVEN_UP and given_up is not None and is_of_last:
+            accepted = f"rejected records were accepted {known.accepted}"
+            found = replace(found, reason=accepted, remedy="The next writer stores them as dead letters")
+        problems.append(found)
+    if known.state is State.GIVEN_UP and given_up and (not observed.launch or observed.launch.id == given_up.subject):
         when = f"{format_elapsed(now_ms - given_up.at_ms)} ago"
-        problems.append(
-            f"the supervisor gave up {when}; once the cause is fixed, `frazil resume {known.name}` starts the writer"
-        )
+        then = f"once the cause is fixed, `frazil resume {known.name}` starts the writer"
+        problems.append(Failure(f"the supervisor gave up {when}; {then}"))
     return problems
 
 
@@ -241,11 +237,12 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         _decided_state(known, now_ms=now_ms)
         or _unreachable_state(known, spec, now_ms=now_ms)
         or _stopped_state(known)
-        or _state_without_writer(known, now_ms=now_ms)
+        or _state_without_writer(known, spec, now_ms=now_ms)
         or _delayed_state(known, spec, now_ms=now_ms)
         or _state_without_problems(known, spec, now_ms=now_ms)
     )
-    state, sentence = found
+    state, reason = found
+    why = reason if isinstance(reason, Failure) else Failure(reason)
     level, rule = _LEVELS_AND_RULES[state]
     if state is State.STOPPED and not known.writer_failed:
         level = Level.TROUBLE
@@ -257,10 +254,17 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         level = Level.QUIET
     problems = known.problems
     if state in OUTAGES:  # the cause first, and once
-        reported = known.stall.reason if known.stall else ""
-        others = (one for one in problems if one != reported and one not in sentence)
-        problems = (sentence, *(one.removesuffix(f". {BROKERS_REMEDY}") for one in others))
-    return replace(known, state=state, level=level, sentence=sentence, rule=rule, problems=problems)
+        others = (one for one in problems if known.stall is None or one != known.stall.failure)
+        others = (replace(one, remedy="") if one.remedy == why.remedy else one for one in others)
+        problems = drop_repeats((why, *others))
+    return replace(known, state=state, level=level, sentence=str(why), rule=rule, problems=problems)
+
+
+def drop_repeats(problems: Sequence[Failure]) -> tuple[Failure, ...]:
+    """Return the problems without those whose reason the first one has already."""
+    first = problems[0].reason if problems else ""
+    others = (one for one in problems[1:] if not one.reason or shorten_error(one.reason) not in first)
+    return (*problems[:1], *others)
 
 
 def slow_after_ms(spec: StreamSpec) -> int:
@@ -274,14 +278,14 @@ def _may_advance_by_itself(known: StreamState, spec: StreamSpec, *, now_ms: int)
     return stall is not None and stall.kind is StallKind.WATERMARK and now_ms - stall.since_ms < hold_ms
 
 
-_StateAndSentence = tuple[State, str]
+_StateAndReason = tuple[State, Failure | str]
 
 
-def _decided_state(known: StreamState, *, now_ms: int) -> _StateAndSentence | None:
+def _decided_state(known: StreamState, *, now_ms: int) -> _StateAndReason | None:
     if known.state is State.PAUSED:
         return State.PAUSED, f"paused {describe_desired(known, now_ms=now_ms)}"
     if known.state is State.GIVEN_UP:
-        sentence = "; ".join(known.problems[: 2 if known.writer.error else 1]) or known.given_up
+        sentence = "; ".join(map(str, known.problems[: 2 if known.writer.error else 1])) or known.given_up
         return State.GIVEN_UP, sentence or f"Fix the cause, then resume {known.name}"
     if known.state is State.CRASH_LOOPING:
         why = f"its writer ended {format_count(known.crashes, 'time')} in a row without a commit"
@@ -289,15 +293,15 @@ def _decided_state(known: StreamState, *, now_ms: int) -> _StateAndSentence | No
     return None
 
 
-def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
+def _unreachable_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason | None:
     if known.state not in _STATES_BY_EXIT_CODE.values() or known.unreachable_since_ms is None:
         return None
     # A writer that has just been started has no problem yet; the last one ended with the cause.
-    cause = re.sub(r"^[A-Z]\w+: ", "", known.last_error) or known.sentence
+    cause = replace(known.last_error, error="") if known.last_error else Failure(known.sentence)
     return _outage(known, spec, next(iter(known.problems), cause), now_ms=now_ms)
 
 
-def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) -> _StateAndSentence:
+def _outage(known: StreamState, spec: StreamSpec, cause: Failure, *, now_ms: int) -> _StateAndReason:
     since_ms = known.unreachable_since_ms
     lasted = f" for {format_elapsed(max(now_ms - since_ms, 0))}" if since_ms is not None else ""
     works = "works" if known.state is State.STORAGE_UNAVAILABLE else "does"
@@ -307,39 +311,42 @@ def _outage(known: StreamState, spec: StreamSpec, cause: str, *, now_ms: int) ->
     match known.state:
         case State.KAFKA_UNREACHABLE:
             servers = shown_servers(spec, os.environ)
-            return known.state, f"Kafka at {servers} has not answered{lasted}; {outlook}. {BROKERS_REMEDY}"
+            return known.state, Failure(f"Kafka at {servers} has not answered{lasted}; {outlook}", brokers_remedy())
         case State.CATALOG_UNAVAILABLE:
-            name = spec.table.catalog or "default"
-            return known.state, f"the catalog {name!r} has not accepted a commit{lasted}; {outlook}: {cause}"
+            about = f"the catalog {spec.table.catalog or 'default'!r} has not accepted a commit{lasted}; {outlook}"
         case State.STORAGE_UNAVAILABLE:
-            return known.state, f"the storage of {known.table} has failed{lasted}; {outlook}: {cause}"
-    return known.state, f"{cause}; the writer has been trying again{lasted}" if lasted else cause
+            about = f"the storage of {known.table} has failed{lasted}; {outlook}"
+        case _:
+            trying = f"; the writer has been trying again{lasted}" if lasted else ""
+            return known.state, replace(cause, reason=f"{cause.reason}{trying}")
+    return known.state, replace(cause, about=f"{about}: {cause.about}" if cause.about else about)
 
 
-def _stopped_state(known: StreamState) -> _StateAndSentence | None:
-    writer, first = known.writer, next(iter(known.problems), "")
+def _stopped_state(known: StreamState) -> _StateAndReason | None:
+    writer, first = known.writer, next(iter(known.problems), None)
     if known.table_exists is None and known.state not in OUTAGES:
-        return State.TABLE_UNREADABLE, known.unread or first
+        return State.TABLE_UNREADABLE, known.unread or first or ""
     if known.missing is not None:
         return State.ANOTHER_TABLE if known.table_exists else State.NO_TABLE, known.missing
     if known.replaced_exit and writer.pid is not None:
         return State.STARTING_AGAIN, f"the last writer ended with {known.replaced_exit}; the next one is starting"
     if known.writer_failed:
-        ended = first or f"its last writer ended with {describe_exit(writer)}"
+        ended = first or Failure(f"its last writer ended with {describe_exit(writer)}")
         if known.replaced_exit:
-            return State.STARTING_AGAIN, f"{ended}; its supervisor starts the next one"
+            return State.STARTING_AGAIN, replace(ended, reason=f"{ended.reason}; its supervisor starts the next one")
         if not writer.error or (writer.exit_code or 0) > 128:  # another error names its own remedy
-            ended += f"; {_start_remedy(known)}"
+            ended = replace(ended, reason=f"{ended.reason}; {_start_remedy(known)}")
         return State.STOPPED, ended
     return None
 
 
-def _state_without_writer(known: StreamState, *, now_ms: int) -> _StateAndSentence | None:
+def _state_without_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason | None:
     writer = known.writer
     if writer.pid is not None or not writer.has_ended or known.commits_elsewhere:
         return None
     since_ms = max(writer.ended_at_ms or 0, known.desired_at_ms or 0, known.reset_at_ms or 0)
-    if not writer.foreground and abs(now_ms - since_ms) <= MAX_START_DELAY_MS:
+    # A supervisor starts the next writer within its longest backoff.
+    if not writer.foreground and abs(now_ms - since_ms) <= SupervisionPolicy.for_stream(spec).max_backoff_ms:
         return State.STARTING, "its last writer has ended, and the next one has not started yet"
     if known.reset_since_end:
         return State.STOPPED, describe_reset(known, now_ms=now_ms)
@@ -355,13 +362,14 @@ def _start_remedy(known: StreamState) -> str:
     return "check that its DAG runs in Airflow"
 
 
-def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence | None:
+def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason | None:
     if known.stall is not None and known.state not in OUTAGES:
-        return State.STALLED, known.stall.reason
+        return State.STALLED, known.stall.failure
     if known.writer.stale:
         return State.SILENT, next(iter(known.problems), "its heartbeat is old")
     if known.state in OUTAGES:
-        return _outage(known, spec, known.sentence, now_ms=now_ms)
+        waits = known.state is State.TOPIC_MISSING and known.stall
+        return _outage(known, spec, waits.failure if waits else Failure(known.sentence), now_ms=now_ms)
     age_ms = freshness_ms(known, now_ms=now_ms)
     if age_ms is not None and age_ms > freshness_limit_ms(spec) and (known.lag or known.writer.pid):
         return State.LATE, late_message(known, age_ms, now_ms=now_ms)
@@ -372,7 +380,7 @@ def _delayed_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _Sta
     return (State.PROBLEM, known.problems[0]) if known.problems else None
 
 
-def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndSentence:
+def _state_without_problems(known: StreamState, spec: StreamSpec, *, now_ms: int) -> _StateAndReason:
     if known.writer.pid is not None:
         if known.desired == "paused" and known.writer.state != ProcessState.FOREGROUND:
             paused = f"paused {describe_desired(known, now_ms=now_ms)}"
@@ -406,11 +414,3 @@ def describe_exit(writer: WriterProcess) -> str:
     if writer.exit_code > 128:
         return f"{writer.exit_code} (signal {writer.exit_code - 128})"
     return f"{writer.exit_code} ({writer.exit_name})" if writer.exit_name else str(writer.exit_code)
-
-
-def shorten_error(words: str) -> str:
-    """Shorten an error to `MAX_ERROR_CHARACTERS`, without splitting a command in backquotes."""
-    shown = words[:MAX_ERROR_CHARACTERS]
-    if shown == words:
-        return words
-    return f"{shown.rpartition('`')[0] if shown.count('`') % 2 else shown} ..."

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 
 from frazil.errors import (
     AccessDenied,
-    Explanation,
+    Failure,
     FrazilError,
     MissingExtra,
     RegistryUnavailable,
     SchemaIncompatible,
     SpecError,
     TableLost,
-    TopicMissing,
+    explain,
 )
-
-_ACL_COMMAND = "kafka-acls.sh --add --allow-principal User:NAME --operation Describe --operation Read --topic NAME"
 
 
 class Service(StrEnum):
@@ -30,8 +29,6 @@ class Service(StrEnum):
 
 _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
     Service.SOURCE: (
-        (TopicMissing, "Create the topic (kafka-topics.sh --create --topic NAME), or correct `source.topics`"),
-        (AccessDenied, f"Correct user and secret in `source.properties`, or grant the user access: {_ACL_COMMAND}"),
         (SpecError, "Set the variables that `source` refers to for the user who runs the writer, or correct `source`"),
     ),
     Service.REGISTRY: (
@@ -57,11 +54,10 @@ _FIXES: Mapping[Service, Sequence[tuple[type[FrazilError], str]]] = {
 """Fixes by service and error class. The first class that matches is used."""
 
 
-def explain_error(service: Service, error: Exception) -> Explanation:
-    """Return an error's type and reason on one line, and its fix. Omits the stream, because it may concern several."""
-    own = Explanation(error.reason, error.remedy) if isinstance(error, FrazilError) else Explanation(str(error))
-    reason = f"{type(error).__name__}: {' '.join(own.reason.split())}"
-    return Explanation(reason, own.remedy or _suggest_fix(service, error))
+def explain_error(service: Service, error: Exception, about: str = "") -> Failure:
+    """Explain an error, with its fix. Omits the stream, because it may concern several."""
+    found = explain(error, about)
+    return found if found.remedy else replace(found, remedy=_suggest_fix(service, error))
 
 
 def _suggest_fix(service: Service, error: Exception) -> str:

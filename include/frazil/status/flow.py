@@ -11,9 +11,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.dead_letter_counts import Reason, Reasons, parse_reasons
-from frazil.commit.history import ancestors, commit_records, is_replay, parse_number, rejecting_commits
+from frazil.commit.history import ancestors, is_replay, parse_number, rejecting_commits
 from frazil.spec.model import StreamSpec
-from frazil.table.branches import summary_value
+from frazil.table.branches import snapshot_summary, summary_value
 
 HOUR_MS = timedelta(hours=1) // timedelta(milliseconds=1)
 DAY_MS = 24 * HOUR_MS
@@ -77,12 +77,13 @@ class Flow:
 def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_PERIOD_MS, MIN_RATE_INTERVALS * longest_ms)
-    commits = list_commits(metadata, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
+    history = [*ancestors(metadata)]
+    commits = list_commits(history, spec.name, since_ms=now_ms - max(DAY_MS, over_ms))
     recent_ms = min(max(RECENT_PERIOD_MS, longest_ms), HOUR_MS)
     if commits:  # the records of the oldest one arrived within an interval before it
         recent_ms = min(recent_ms, max(now_ms - commits[-1].at_ms + longest_ms, MIN_RECENT_PERIOD_MS))
-    lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - DAY_MS, ancestors(metadata))]
-    measured_since_ms = max(_measured_since(lately, spec.name, now_ms=now_ms), _history_start_ms(metadata) or 0)
+    lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - DAY_MS, history)]
+    measured_since_ms = max(_measured_since(lately, spec.name, now_ms=now_ms), _history_start_ms(history) or 0)
     found = replace(
         compute_rates(commits, over_ms=over_ms, now_ms=now_ms),
         measured=sum_commits(lately, spec.name, since_ms=measured_since_ms),
@@ -90,10 +91,8 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
         recent=sum_commits(lately, spec.name, since_ms=now_ms - recent_ms),
         recent_minutes=recent_ms / 60_000,
     )
-    since_ms, is_reset = counted_since(metadata, spec.name, since_ms=now_ms - DAY_MS)
-    counted = takewhile(
-        lambda one: one.timestamp_ms >= (since_ms or now_ms - DAY_MS), rejecting_commits(metadata, spec.name)
-    )
+    since_ms, is_reset = counted_since(history, spec.name, since_ms=now_ms - DAY_MS)
+    counted = rejecting_commits((one for one in lately if one.timestamp_ms >= (since_ms or 0)), spec.name)
     rejected = sum(parse_number(summary_value(one, "frazil.rejected")) for one in counted)
     if since_ms is None:
         return replace(found, rejected_last_day=rejected)
@@ -103,32 +102,34 @@ def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> F
     return replace(found, rejected_last_day=rejected, rejected_since_ms=since_ms, rejected_since_reset=is_reset)
 
 
-def counted_since(metadata: TableMetadata, stream: str, *, since_ms: int) -> tuple[int | None, bool]:
+def counted_since(history: Sequence[Snapshot], stream: str, *, since_ms: int) -> tuple[int | None, bool]:
     """Return when the count of rejected records starts (None: at `since_ms`), and whether a reset is the reason."""
-    for snapshot in ancestors(metadata):
+    for snapshot in history:
         if snapshot.timestamp_ms <= since_ms:
             return None, False
         is_own = summary_value(snapshot, "frazil.stream") == stream
         if is_own and summary_value(snapshot, "frazil.operation") == "reset":
             return snapshot.timestamp_ms, True
-    return _history_start_ms(metadata), False
+    return _history_start_ms(history), False
 
 
-def _history_start_ms(metadata: TableMetadata) -> int | None:
-    """Return the time of main's oldest snapshot, if older ones have expired."""
-    *_, oldest = None, *ancestors(metadata)
+def _history_start_ms(history: Sequence[Snapshot]) -> int | None:
+    """Return the time of the oldest snapshot, if older ones have expired."""
+    oldest = history[-1] if history else None
     # The parent's id does not show that older snapshots expired: PyIceberg removes it.
     has_gap = oldest and (oldest.parent_snapshot_id is not None or (oldest.sequence_number or 0) > 1)
     return oldest.timestamp_ms if oldest and has_gap else None
 
 
-def list_commits(metadata: TableMetadata, stream: str, *, since_ms: int) -> list[CommitCounts]:
+def list_commits(history: Sequence[Snapshot], stream: str, *, since_ms: int) -> list[CommitCounts]:
     """Return the stream's commits since `since_ms` and the last one before, newest first."""
     found: list[CommitCounts] = []
-    for snapshot, _ in commit_records(metadata, stream):
-        found.append(CommitCounts(snapshot.timestamp_ms, parse_number(summary_value(snapshot, "frazil.records"))))
-        if snapshot.timestamp_ms < since_ms:
-            break
+    for snapshot in history:
+        summary = snapshot_summary(snapshot)
+        if summary.get("frazil.stream") == stream and summary.get("frazil.commit-record"):
+            found.append(CommitCounts(snapshot.timestamp_ms, parse_number(summary.get("frazil.records"))))
+            if snapshot.timestamp_ms < since_ms:
+                break
     return found
 
 
@@ -146,7 +147,7 @@ def sum_commits(snapshots: Iterable[Snapshot], stream: str, *, since_ms: int) ->
     """Sum the stream's commits since `since_ms`. The snapshots are newest first."""
     found = CommitSums()
     for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, snapshots):
-        summary = snapshot.summary.additional_properties if snapshot.summary else {}
+        summary = snapshot_summary(snapshot)
         if summary.get("frazil.stream") == stream and "frazil.records" in summary:
             dead = parse_number(summary.get("frazil.rejected"))
             found.records += parse_number(summary["frazil.records"]) + dead

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
-from frazil.errors import NO_RESTART_EXIT_CODES
+from frazil.errors import NO_RESTART_EXIT_CODES, Failure
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import ProcessState
 from frazil.status.flow import Flow
@@ -83,7 +83,7 @@ class WriterProcess:
     exit_code: int | None = None
     exit_name: str | None = None
     ended_at_ms: int | None = None
-    error: str | None = None
+    error: Failure | None = None
     application: str | None = None
     fenced: bool = False
     epoch: int | None = None
@@ -120,7 +120,7 @@ class StreamState:
     desired_reason: str | None = None
     desired_at_ms: int | None = None
     problem: str | None = None
-    missing: str | None = None
+    missing: Failure | None = None
     """Why the catalog does not have the stream's own table under its name."""
     replaced_exit: str = ""
     """How the writer ended that a supervisor replaces; empty once the next writer has taken over."""
@@ -129,7 +129,7 @@ class StreamState:
     given_up: str | None = None
     unreachable_since_ms: int | None = None
     """When the first of these `crashes` ended, if a service is unreachable; otherwise None."""
-    last_error: str = ""
+    last_error: Failure | None = None
     accepted: str | None = None
     """The user and the reason of an acceptance of rejected records, while it covers records that are not read yet."""
     accepted_at_ms: int | None = None
@@ -152,10 +152,8 @@ class StreamState:
     snapshot_id: int | None = None
     """The table's current snapshot; the writer's last one if the table is unreadable."""
     table_exists: bool | None = None
-    unread: str = ""
+    unread: Failure | None = None
     """Why the table could not be read; also in `problems`."""
-    fix: str = ""
-    """How to make the table readable, if known."""
     alive: bool | None = None
     """Whether a writer runs, on this host or, as its commits show, on another host."""
     waiting_batches: int | None = 0
@@ -166,7 +164,7 @@ class StreamState:
     """The time of the last reset or adoption, if no writer has taken over since."""
     rows: int | None = None
     """Number of rows of `table`, without the rows in routed tables."""
-    problems: tuple[str, ...] = ()
+    problems: tuple[Failure, ...] = ()
     stall: Stall | None = None
     throttle: str | None = None
     """Why the writer commits, or should commit, less often than declared; also in `problems`."""

@@ -6,12 +6,11 @@ If no writer reports a lag, the lag is computed from Kafka's offsets.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import replace
 
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import Marker
-from frazil.errors import CircuitOpen, FrazilError, error_text
+from frazil.errors import CircuitOpen, Failure, FrazilError, explain, shorten_error
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation
@@ -22,7 +21,7 @@ from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.spec.units import format_count
-from frazil.status.derive import derive_from_decision, process_problems, refine_state, shorten_error
+from frazil.status.derive import derive_from_decision, drop_repeats, process_problems, refine_state
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import StreamState
 from frazil.status.table import TableReading, read_stream_table
@@ -41,8 +40,8 @@ from frazil.supervise.decision_rules import RESTARTABLE_EXIT_CODES, decide, exit
 from frazil.timetext import format_utc
 
 KAFKA_TIMEOUT_S = 1.0
-LAG_UNKNOWN_PREFIX = "the lag is unknown"
-ROLLED_BACK = f"{LAG_UNKNOWN_PREFIX}: the table was rolled back to a snapshot before the marker's"
+LAG_UNKNOWN = "the lag is unknown"
+ROLLED_BACK = Failure("the table was rolled back to a snapshot before the marker's", about=LAG_UNKNOWN)
 
 
 def read_stream_state(
@@ -61,7 +60,7 @@ def read_stream_state(
         notes, watch = read_notes(folder), read_supervision_times(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
         view = read_stream_table(spec, committed=False, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
-        unread = f"the run folder {folder} cannot be read: {error!r}"
+        unread = Failure(f"the run folder {folder} cannot be read: {error!r}")
         known = replace(view.state, problem=problem, problems=(unread, *view.state.problems))
         return _finish_state(known, spec, now_ms=now_ms)
     committed = has_committed(writer, spec.table.identifier)
@@ -76,7 +75,8 @@ def read_stream_state(
     observed = DecisionInput(
         writer,
         UnreadableState(problem) if problem else ValidDeclaration(spec.fingerprint()),
-        view.desired or UnreadableState(next(iter(view.state.problems), "")),
+        view.desired or UnreadableState(str(next(iter(view.state.problems), ""))),
+        SupervisionPolicy.for_stream(spec),
         notes,
         view.fingerprint,
         # The silence of a writer counts only while a supervisor watches it.
@@ -84,9 +84,9 @@ def read_stream_state(
         away_since_ms=watch.away_since_ms,
         returned_at_ms=watch.returned_at_ms,
     )
-    decision = decide(observed, now_ms=now_ms, policy=SupervisionPolicy.for_stream(spec))
+    decision = decide(observed, now_ms=now_ms)
     known = derive_from_decision(replace(view.state, problem=problem), observed, decision, now_ms=now_ms)
-    if known.replaced_exit and not find_supervision(spec.name, now_ms=now_ms, observed=writer).is_active:
+    if known.replaced_exit and not find_supervision(spec, now_ms=now_ms, observed=writer).is_active:
         known = replace(known, replaced_exit="")
     known = _add_writer_report(known, spec, observed, view, now_ms=now_ms)
     return _finish_state(known, spec, now_ms=now_ms)
@@ -100,15 +100,16 @@ def _add_writer_report(
     known: StreamState, spec: StreamSpec, observed: DecisionInput, view: TableReading, *, now_ms: int
 ) -> StreamState:
     heartbeat, marker = get_fresh_heartbeat(observed.writer, now_ms=now_ms), view.marker
-    problems = process_problems(known, observed.notes.given_up, observed.writer, now_ms=now_ms)
+    problems = process_problems(known, observed, now_ms=now_ms)
     last, unknown = observed.heartbeat, (None, None, None)
     stall, throttle, outage = (heartbeat.stall, heartbeat.throttle, heartbeat.outage) if heartbeat else unknown
-    problems += [reason for reason in (stall.reason if stall else None, throttle, outage) if reason]
+    problems += [stall.failure] if stall else []
+    problems += [Failure(reason) for reason in (throttle, outage) if reason]
     writer, lag, silent = known.writer, get_known_lag(heartbeat) if heartbeat else None, None
     if heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch):
         # Its lag counts from its own position, which is no longer the stream's position.
         writer, lag = replace(writer, fenced=True), None
-        problems.insert(0, _fenced_message(spec.name, heartbeat, marker))
+        problems.insert(0, _explain_fence(spec.name, heartbeat, marker))
     is_unreachable = stall is not None and stall.kind in {StallKind.KAFKA, StallKind.TOPIC}
     if lag is None and marker is not None and view.in_full and not is_unreachable:
         lag, silent = (None, ROLLED_BACK) if known.rolled_back else fetch_lag(spec, marker)
@@ -126,7 +127,7 @@ def _add_writer_report(
         notices=(*_notices(spec, observed.writer, now_ms=now_ms), *_recovery_notices(observed, known, now_ms=now_ms)),
         unreachable_since_ms=known.unreachable_since_ms
         or (stall.since_ms if stall is not None and is_unreachable else None),
-        problems=_drop_repeats((*problems, *known.problems)),
+        problems=drop_repeats((*problems, *known.problems)),
     )
     if last is None or known.table_exists is not None:
         return known
@@ -153,24 +154,13 @@ def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | 
     return None if unknown or committed_ms is not None else False
 
 
-def _fenced_message(stream: str, heartbeat: Heartbeat, marker: Marker) -> str:
-    return (
+def _explain_fence(stream: str, heartbeat: Heartbeat, marker: Marker) -> Failure:
+    return Failure(
         f"the writer of epoch {heartbeat.epoch} is fenced: a reset or another writer began epoch {marker.at.epoch}. It "
-        "commits nothing more, and exits with 13 (Fenced) within a minute, or after the batch that it stages. After a "
-        f"reset, `frazil resume {stream}` starts the next writer once this one has ended; in the foreground, use "
-        f"`frazil run {stream}`"
+        "commits nothing more, and exits with 13 (Fenced) within a minute, or after the batch that it stages",
+        f"After a reset, `frazil resume {stream}` starts the next writer once this one has ended; in the foreground, "
+        f"use `frazil run {stream}`",
     )
-
-
-def _drop_repeats(problems: tuple[str, ...]) -> tuple[str, ...]:
-    first = problems[0] if problems else ""
-
-    def is_repeat(problem: str) -> bool:
-        cause = problem.removeprefix(f"{LAG_UNKNOWN_PREFIX}: ").partition(": ")[2]
-        words = shorten_error(re.sub(r"^[A-Z]\w+: ", "", cause))  # without the error's class
-        return bool(words) and words in first
-
-    return (*problems[:1], *(one for one in problems[1:] if not is_repeat(one)))
 
 
 def _notices(spec: StreamSpec, observation: Observation, *, now_ms: int) -> tuple[str, ...]:
@@ -185,21 +175,21 @@ def _notices(spec: StreamSpec, observation: Observation, *, now_ms: int) -> tupl
 
 
 def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: int) -> tuple[str, ...]:
-    exits, window_ms = observed.exits, SupervisionPolicy().crash_window_ms
+    exits, window_ms = observed.exits, observed.policy.crash_window_ms
     if not exits or known.crashes or not observed.process.is_alive or now_ms - exits[-1].ended_at_ms > window_ms:
         return ()
     if exits[-1].code not in RESTARTABLE_EXIT_CODES or not (row := exits_without_commit(exits, window_ms=window_ms)):
         return ()
-    cause = " ".join((row[0].error or error_name(row[0].code)).split())
+    cause = row[0].cause or Failure(error_name(row[0].code))
     failed = f"failed {format_count(len(row), 'time')} before {format_utc(row[0].ended_at_ms)}, and runs again"
-    return (f"{failed}: {shorten_error(cause)}",)
+    return (f"{failed}: {shorten_error(str(cause))}",)
 
 
-def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, str | None]:
+def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, Failure | None]:
     try:
         return count_lag(spec, marker), None
     except FrazilError as error:
-        return None, f"{LAG_UNKNOWN_PREFIX}: {error_text(error)}"
+        return None, explain(error, LAG_UNKNOWN)
 
 
 def count_lag(spec: StreamSpec, marker: Marker, *, timeout_s: float = KAFKA_TIMEOUT_S) -> int:

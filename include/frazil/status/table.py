@@ -25,7 +25,7 @@ from frazil.commit.history import (
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import Marker, keep_same_topics, read_marker
 from frazil.commit.open_streams import explain_lost_table, open_read_only
-from frazil.errors import FrazilError, RolledBack, TableLost, error_text
+from frazil.errors import Failure, FrazilError, RolledBack, TableLost, error_text, explain
 from frazil.host.local import LocalLauncher
 from frazil.offsets.spans import count_unread
 from frazil.outdated_code import explain_outdated
@@ -71,7 +71,7 @@ def read_stream_table(  # noqa: PLR0913 - each choice is an argument
     """
     known = StreamState(spec.name, spec.table.identifier)
     if out_of_reach:
-        unread = f"the catalog {spec.table.catalog or 'default'!r} does not answer"
+        unread = Failure(f"the catalog {spec.table.catalog or 'default'!r} does not answer")
         return TableReading(replace(known, unread=unread, problems=(unread,)))
     try:
         table = load_stream_table(spec)
@@ -83,9 +83,8 @@ def read_stream_table(  # noqa: PLR0913 - each choice is an argument
         return TableReading(_with_desired(known, desired), desired=desired)
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
-        found = explain_error(Service.TABLE, error)
-        unread = f"the table cannot be read: {found.reason}"
-        return TableReading(replace(known, unread=unread, fix=found.remedy, problems=(unread,)))
+        unread = explain_error(Service.TABLE, error, "the table cannot be read")
+        return TableReading(replace(known, unread=unread, problems=(unread,)))
 
 
 def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamState:
@@ -103,21 +102,21 @@ def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamSta
 def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
     known: StreamState, table: Table, spec: StreamSpec, *, now_ms: int, in_full: bool, has_rejects: bool
 ) -> TableReading:
-    problems: list[str] = []
+    problems: list[Failure] = []
     marker, table_problems, rolled_back = None, dict[str, str](), False
     undeclared: tuple[str, ...] = ()
     try:
         check_declaration_fits(table, spec)
         undeclared = undeclared_columns(table, spec)
     except FrazilError as error:
-        problems.append(error_text(error))
+        problems.append(explain(error))
     try:
         marker = read_marker(table.properties, spec.name)
         if marker:
             check_ancestry(table.metadata, marker, table=spec.table.identifier)
     except FrazilError as error:
         rolled_back = isinstance(error, RolledBack)
-        problems.append(error_text(error))
+        problems.append(explain(error))
     missing = describe_missing_table(spec, table, committed=False)
     problems += [missing] if missing else []
     is_routed = marker is not None and marker.routed is not None
@@ -129,7 +128,7 @@ def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
         desired = DesiredStore(spec.name, table).read()
     except Exception as error:  # as above: storage raises what its clients raise
         raise_if_outdated(error)
-        problems.append(f"the desired state cannot be read: {error_text(error)}")
+        problems.append(explain(error, "the desired state cannot be read"))
     metadata = table.metadata
     committed_ms = last_commit_ms(metadata, spec.name)
     is_fresh = committed_ms is not None and now_ms - committed_ms <= freshness_limit_ms(spec)
@@ -170,19 +169,20 @@ def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
     return TableReading(known, marker, desired, table_fingerprint(table, spec.name), in_full)
 
 
-def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[str], dict[str, str]]:
+def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[Failure], dict[str, str]]:
     try:
         tables = open_read_only(spec).tables
         behind, dropped = find_lagging_and_dropped_tables(spec, tables, marker)
         now_ms = tables.clock_ms()
         missing = [b for b in behind if not b.is_about_to_commit(now_ms)]
-        found = [*map(str, missing), *map(str, dropped)]
+        found = [Failure(w.reason, w.remedy) for w in (*(b.explain() for b in missing), *(d.why for d in dropped))]
         table_problems = {b.target: b.problem for b in missing} | {d.target: str(d.absence) for d in dropped}
     except Exception as error:  # as above: catalogs raise what their clients raise
         raise_if_outdated(error)
-        return [f"the tables of its route cannot be read: {error_text(error)}"], {}
+        return [explain(error, "the tables of its route cannot be read")], {}
     if (more := len(found) - MAX_NAMED_TABLES) > 0:
-        found[MAX_NAMED_TABLES:] = [f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`"]
+        rest = f"{more:,} more are missing rows or were dropped: `frazil route {spec.name}`"
+        found[MAX_NAMED_TABLES:] = [Failure(rest)]
     return found, table_problems
 
 
@@ -233,15 +233,15 @@ def _describe_open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int
     return describe_progress(last, metadata, now_ms=now_ms) if last and last.is_open else None
 
 
-def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> str | None:
+def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> Failure | None:
     """Return why the stream's own table is missing or replaced. `committed`: a writer of this host has committed."""
     found = explain_lost_table(spec, table)
     if found is None and table is None and committed:
         found = explain_dropped_table(spec, open_existing_catalog(spec.table.catalog))
-    return found and f"{TableLost.__name__}: {found}"
+    return Failure(found, error=TableLost.__name__) if found else None
 
 
-def describe_own_missing_table(spec: StreamSpec, table: Table | None) -> str | None:
+def describe_own_missing_table(spec: StreamSpec, table: Table | None) -> Failure | None:
     """Call `describe_missing_table`. The run folder on this host shows whether a writer has committed."""
     try:
         committed = table is None and has_committed(LocalLauncher(spec.name).observe(), spec.table.identifier)
@@ -250,7 +250,7 @@ def describe_own_missing_table(spec: StreamSpec, table: Table | None) -> str | N
     return describe_missing_table(spec, table, committed=committed)
 
 
-def describe_missing_tables(spec: StreamSpec) -> dict[str, str]:
+def describe_missing_tables(spec: StreamSpec) -> dict[str, Failure]:
     """Return why each missing table of the stream and its route is missing. Raises the errors of the catalog."""
     table = load_stream_table(spec)
     if table is None:
@@ -263,8 +263,8 @@ def describe_missing_tables(spec: StreamSpec) -> dict[str, str]:
         behind, dropped = find_lagging_and_dropped_tables(
             spec, open_read_only(spec).tables, default_marker, only_gone=True
         )
-    found = {one.target: str(one) for one in behind if one.gone is TableAbsence.MISSING}
-    return found | {gone.target: str(gone) for gone in dropped}
+    found = {one.target: Failure(str(one)) for one in behind if one.gone is TableAbsence.MISSING}
+    return found | {gone.target: Failure(str(gone)) for gone in dropped}
 
 
 def raise_if_outdated(error: Exception) -> None:

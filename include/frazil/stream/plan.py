@@ -13,7 +13,7 @@ from pathlib import Path
 
 from frazil.commit.journal import Journal
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction, Marker
-from frazil.errors import StaleBatch
+from frazil.errors import Failure, StaleBatch
 from frazil.host.exchange import read_json, replace_json
 from frazil.ingest.contract import OffsetRange, RangeProgress, StageTask
 from frazil.offsets.spans import Offsets, TopicPartition
@@ -50,7 +50,7 @@ class PlannerReport:
     """Time of the last poll that Kafka answered; 0 before the first answer."""
     silent_since_ms: int | None = None
     """Time of the first poll since `observed_at_ms` without an answer or topic, if any."""
-    missing: str = ""
+    missing: Failure | None = None
     """The error of the last poll, if Kafka answers but has no topic of the stream."""
     leaderless: frozenset[TopicPartition] = frozenset()
     """Topic-partitions that have no leader now, so they cannot be read."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from frazil.clock import now_ms
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import NO_TRANSACTION, keep_topics, merge_identities
-from frazil.errors import KafkaUnavailable, SpecError, TopicMissing, TopicRecreated
+from frazil.errors import KafkaUnavailable, SpecError, TopicMissing, TopicRecreated, explain
 from frazil.kafka.admin import KafkaAdmin
 from frazil.kafka.logs import LogWatch, check_no_gap, check_not_truncated
 from frazil.offsets.spans import Offsets, SourceIdentity, TopicPartition
@@ -294,7 +294,7 @@ class BatchPlanner:
         now = self.clock()
         self.silent_since = since if self.silent_since is None else self.silent_since
         silent_s = now - self.silent_since
-        missing = str(error) if isinstance(error, TopicMissing) else ""
+        missing = explain(error) if isinstance(error, TopicMissing) else None
         since_ms = self.clock_ms() - round(silent_s * 1000)
         self.report(replace(self.reported, silent_since_ms=since_ms, missing=missing))
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_INTERVAL_S:
@@ -303,7 +303,8 @@ class BatchPlanner:
             log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
         if silent_s >= UNREACHABLE_TIMEOUT_S:
             if missing:
-                raise TopicMissing(f"{error}{self._unread_message(self.settings.topics, self.ends)}") from error
+                unread = self._unread_message(self.settings.topics, self.ends)
+                raise TopicMissing(f"{error.reason}{unread}", remedy=error.remedy) from error
             raise error
 
     def _choose_position(self, now: float) -> Position:

@@ -135,7 +135,7 @@ def log_event(event: Event) -> None:
                 "batch %s: rows are %s: %s", what.key, "shuffled" if what.shuffled else "not shuffled", what.reason
             )
         case StallBegan():
-            _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.reason)
+            _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.failure)
         case StallEnded(is_over=True):
             _stalls.info(
                 "stream %s: the stall (%s) is over after %s", stream, what.kind, format_elapsed(what.lasted_ms)

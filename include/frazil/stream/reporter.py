@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from frazil.commit.marker import BatchKey, Marker
+from frazil.errors import explain
 from frazil.events import (
     BatchCommitted,
     DistributionChosen,
@@ -29,6 +30,7 @@ from frazil.events import (
     ThrottleEvaluated,
 )
 from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.records import StoredError
 from frazil.host.writer_log import rotate_full_log
 from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.stream.hosting import Heartbeats
@@ -115,8 +117,7 @@ class Reporter:
             self._thread.join()
         else:
             self._heartbeats.remove(self)
-        text = f"{type(error).__name__}: {error}" if error else None
-        self._update(phase=Phase.ENDED, error=text)
+        self._update(phase=Phase.ENDED, **StoredError.fields_of(explain(error) if error else None))
         self._write()
 
     def take(self, event: Event) -> None:
@@ -259,7 +260,7 @@ class Reporter:
             state, marker, report, stretch = self._state, self._marker, self._report, self._stretch
         if marker is None:
             return
-        silent_since_ms, missing = (report.silent_since_ms, report.missing) if report else (None, "")
+        silent_since_ms, missing = (report.silent_since_ms, report.missing) if report else (None, None)
         report = report if report and report.observed_at_ms else None  # without an answer, nothing is known
         unread, counts = report.unread(marker.offsets) if report else {}, self._counts
         sample = _build_sample(state, marker, report, unread, at_ms=self._clock_ms())

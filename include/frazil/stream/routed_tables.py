@@ -41,7 +41,7 @@ from frazil.errors import (
     RouteBehind,
     SchemaIncompatible,
     TableLost,
-    format_error,
+    error_text,
 )
 from frazil.ingest.contract import StageContext, Target, TargetTable
 from frazil.ingest.schema_drift import SchemaDrift
@@ -268,7 +268,7 @@ class RoutedTables(RouteValues):
             try:
                 table = find_table(self.catalog, identifier)
             except Exception as error:  # catalogs' clients raise anything; its record has the table's value
-                log.warning("table %s cannot be loaded: %s", identifier, format_error(error))
+                log.warning("table %s cannot be loaded: %s", identifier, error_text(error))
                 self.unread.add(identifier)
                 return
             if table is None:

@@ -93,22 +93,30 @@ def build_declared_context(
 
 
 def hash_column_rules(context: StageContext) -> dict[str, str]:
-    """Return a hash of the rules that read each column. Empty except for an upsert of records from the topic."""
+    """Return a hash of the declared rules that read each column. Empty except for an upsert of records from the topic.
+
+    If an upgrade changes the hashes, audits compare no values of earlier batches, as after a changed declaration.
+    """
     if context.changes is None or not context.is_in_topic_format:
         return {}
-    sensitive = {**context.sensitive}
-    by_column = (sensitive.pop("fields", {}), context.key_header_columns, {} if context.transform else context.units)
-    units = context.units if context.transform else None  # of fields, not of columns
-    of_all = (context.format, context.is_lenient, context.key_columns, context.transform, units, sensitive)
+    sensitive, keys, transform = {**context.sensitive}, context.key_columns, context.transform
+    by_column = (sensitive.pop("fields", {}), context.key_header_columns, {} if transform else context.units)
+    of_keys = (keys.columns, keys.format, keys.is_whole) if keys else None
+    of_fields = (transform.records_json, transform.where, transform.unnested, context.units) if transform else None
+    expressions = {column.name: column.declared for column in transform.columns} if transform else {}
+    common = _sha256((context.format, context.is_lenient, of_keys, of_fields, sensitive))
 
     def rules(column: NestedField) -> str:
         own = [{path: how for path, how in of.items() if path.split(".")[0] == column.name} for of in by_column]
         names = sorted(name for name, field_id in context.aliases.items() if field_id == column.field_id)
-        field = column.field_id, column.field_type, column.write_default  # another id: it was dropped and added again
-        text = json.dumps((of_all, own, names, field), sort_keys=True, default=repr)
-        return hashlib.sha256(text.encode()).hexdigest()[:8]
+        field = column.field_id, str(column.field_type), column.write_default  # another id: dropped and added again
+        return _sha256((common, own, names, field, expressions.get(column.name)))[:8]
 
     return {column.name: rules(column) for column in context.main.schema.fields}
+
+
+def _sha256(rules: object) -> str:
+    return hashlib.sha256(json.dumps(rules, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def key_columns(spec: StreamSpec) -> KeyColumns | None:

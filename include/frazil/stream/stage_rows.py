@@ -53,14 +53,14 @@ class VersionRefusal:
 
 
 def error_answer(error: FrazilError) -> dict[str, object]:
-    return {"error_type": type(error).__name__, "error": str(error)}
+    return {"error_type": type(error).__name__, "error": error.reason, "stream": error.stream, "remedy": error.remedy}
 
 
 def parse_answer(answer: str) -> dict[str, Any]:
     """Parse a task's answer. Raises the task's FrazilError."""
     value: dict[str, Any] = json.loads(answer)
     if "error" in value:
-        raise getattr(errors, value["error_type"])(value["error"])
+        raise getattr(errors, value.pop("error_type"))(value.pop("error"), **value)
     return value
 
 

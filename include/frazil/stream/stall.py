@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from frazil.commit.marker import BatchKey
-from frazil.errors import BROKERS_REMEDY, restart_hint
+from frazil.errors import Failure, brokers_remedy, restart_hint
 from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Phase, Stall, StallKind
 from frazil.offsets.spans import Offsets, TopicPartition
@@ -76,7 +76,7 @@ class WriterSample:
     """Offsets that wait for transactions to end."""
     transaction: str = ""
     silent_since_ms: int | None = None
-    missing: str = ""
+    missing: Failure | None = None
     """Why the planner gets no offsets, if Kafka answers but has no topic of the stream."""
     planned_at_ms: int | None = None
     """When Kafka last answered the planner."""
@@ -192,12 +192,12 @@ def _find_silent_kafka(sample: WriterSample) -> Stall | None:
     if since_ms is None or sample.at_ms - since_ms < MIN_STALL_MS:
         return None
     if sample.missing:
-        return Stall(StallKind.TOPIC, since_ms, None, sample.missing)
+        return Stall(StallKind.TOPIC, since_ms, None, sample.missing.reason, sample.missing.remedy)
     reason = (
         f"Kafka has not answered since {_since_text(since_ms, sample)}. Nothing is lost, and the writer continues by "
-        f"itself once Kafka answers. {BROKERS_REMEDY}"
+        f"itself once Kafka answers"
     )
-    return Stall(StallKind.KAFKA, since_ms, None, reason)
+    return Stall(StallKind.KAFKA, since_ms, None, reason, brokers_remedy())
 
 
 def _find_silent_planner(

@@ -49,11 +49,58 @@ class ValidDeclaration:
     fingerprint: str
 
 
+SECOND_MS = 1_000
+MINUTE_MS = 60 * SECOND_MS
+
+ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
+    {
+        **dict.fromkeys((Phase.STARTING, Phase.STAGING, Phase.JOURNALING, Phase.STOPPING), 5 * MINUTE_MS),
+        **dict.fromkeys((Phase.TAKING_OVER, Phase.COMMITTING), 10 * MINUTE_MS),
+        Phase.WAITING: 6 * MINUTE_MS,
+        Phase.ENDED: MINUTE_MS,
+    }
+)
+"""Maximum time without progress in each phase, well above the phase's own timeouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionPolicy:
+    advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
+    """Maximum time without progress in each phase. A slower writer counts as hung; in WAITING only if it has lag."""
+    heartbeat_limit_ms: int = MINUTE_MS
+    hung_grace_ms: int = 30 * SECOND_MS
+    """How long a hung writer may take to stop before it is killed."""
+    removal_grace_ms: int = 10 * SECOND_MS
+    """How long a declaration may be missing until the writer stops: editors replace files."""
+    first_backoff_ms: int = SECOND_MS
+    max_backoff_ms: int = MINUTE_MS
+    max_denied_backoff_ms: int = 15 * MINUTE_MS
+    """Maximum backoff after refused access: a catalog may lock out frequent clients."""
+    moved_ms: int = 5 * MINUTE_MS
+    """Time without supervision after which another host may have supervised the stream."""
+    crash_limit: int = 5
+    """Crashes without a commit, within `crash_window_ms`, after which the supervisor gives up."""
+    crash_window_ms: int = 60 * MINUTE_MS
+
+    def backoff_ms(self, crashes: int) -> int:
+        return min(self.max_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
+
+    def denied_backoff_ms(self, denials: int) -> int:
+        return min(self.max_denied_backoff_ms, self.max_backoff_ms << min(max(denials - 1, 0), 30))
+
+    @classmethod
+    def for_stream(cls, spec: StreamSpec) -> SupervisionPolicy:
+        interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
+        waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
+        return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionInput:
     writer: Observation
     declared: ValidDeclaration | UnreadableState | RemovedDeclaration
     desired: DesiredState | UnreadableState
+    policy: SupervisionPolicy = field(default_factory=SupervisionPolicy)
     notes: SupervisorNotes = field(default_factory=SupervisorNotes)
     table_fingerprint: str | None = None
     """The table's fingerprint (`frazil.supervise.desired_state.table_fingerprint`), if it was read."""
@@ -158,52 +205,6 @@ class Decision:
     """The failed launch's id or the problem, for which the supervisor gives up; else empty."""
 
 
-SECOND_MS = 1_000
-MINUTE_MS = 60 * SECOND_MS
-
-ADVANCE_LIMITS_MS: Mapping[Phase, int] = MappingProxyType(
-    {
-        **dict.fromkeys((Phase.STARTING, Phase.STAGING, Phase.JOURNALING, Phase.STOPPING), 5 * MINUTE_MS),
-        **dict.fromkeys((Phase.TAKING_OVER, Phase.COMMITTING), 10 * MINUTE_MS),
-        Phase.WAITING: 6 * MINUTE_MS,
-        Phase.ENDED: MINUTE_MS,
-    }
-)
-"""Maximum time without progress in each phase, well above the phase's own timeouts."""
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisionPolicy:
-    advance_limits_ms: Mapping[Phase, int] = field(default_factory=lambda: ADVANCE_LIMITS_MS)
-    """Maximum time without progress in each phase. A slower writer counts as hung; in WAITING only if it has lag."""
-    heartbeat_limit_ms: int = MINUTE_MS
-    hung_grace_ms: int = 30 * SECOND_MS
-    """How long a hung writer may take to stop before it is killed."""
-    removal_grace_ms: int = 10 * SECOND_MS
-    """How long a declaration may be missing until the writer stops: editors replace files."""
-    first_backoff_ms: int = SECOND_MS
-    max_backoff_ms: int = MINUTE_MS
-    max_denied_backoff_ms: int = 15 * MINUTE_MS
-    """Maximum backoff after refused access: a catalog may lock out frequent clients."""
-    moved_ms: int = 5 * MINUTE_MS
-    """Time without supervision after which another host may have supervised the stream."""
-    crash_limit: int = 5
-    """Crashes without a commit, within `crash_window_ms`, after which the supervisor gives up."""
-    crash_window_ms: int = 60 * MINUTE_MS
-
-    def backoff_ms(self, crashes: int) -> int:
-        return min(self.max_backoff_ms, self.first_backoff_ms << min(max(crashes - 1, 0), 30))
-
-    def denied_backoff_ms(self, denials: int) -> int:
-        return min(self.max_denied_backoff_ms, self.max_backoff_ms << min(max(denials - 1, 0), 30))
-
-    @classmethod
-    def for_stream(cls, spec: StreamSpec) -> SupervisionPolicy:
-        interval_ms = int(spec.commit.longest_interval.total_seconds() * 1000)
-        waiting_ms = ADVANCE_LIMITS_MS[Phase.WAITING] + interval_ms
-        return cls(MappingProxyType({**ADVANCE_LIMITS_MS, Phase.WAITING: waiting_ms}))
-
-
 HEARTBEAT_TTL_MS = 10_000
 """Maximum age of a fresh heartbeat: ten missed heartbeats."""
 
@@ -253,13 +254,13 @@ def describe_progress(heartbeat: Heartbeat | None, launch: Launch, *, now_ms: in
     return f"{_describe_process(launch)}, up {since}, {heartbeat.phase}, {batch}, lag {lag}, last commit {committed}"
 
 
-def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy) -> Decision | None:
+def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int) -> Decision | None:
     """Return the decision to restart a hung writer. A waiting writer without records to read needs no progress."""
     heartbeat = observed.heartbeat
     if heartbeat is not None:
         heartbeat_age_ms = now_ms - max(heartbeat.written_at_ms, observed.watched_since_ms)
-        if heartbeat_age_ms > policy.heartbeat_limit_ms:
-            limit = format_elapsed(policy.heartbeat_limit_ms)
+        if heartbeat_age_ms > observed.policy.heartbeat_limit_ms:
+            limit = format_elapsed(observed.policy.heartbeat_limit_ms)
             silent = f"runs, but has sent no heartbeat for {format_elapsed(heartbeat_age_ms)} (limit {limit})"
             return Decision(WriterAction.RESTART, Cause.SILENT, f"{_describe_process(launch)} {silent}")
     phase = _phase(heartbeat)
@@ -268,7 +269,7 @@ def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy:
     if phase is Phase.WAITING and has_read_all:
         return None
     idle_ms = now_ms - max(_advanced_at_ms(heartbeat, launch), observed.watched_since_ms)
-    limit_ms = policy.advance_limits_ms[phase]
+    limit_ms = observed.policy.advance_limits_ms[phase]
     if idle_ms <= limit_ms:
         return None
     reason = (
@@ -278,13 +279,12 @@ def decide_hung(observed: DecisionInput, launch: Launch, *, now_ms: int, policy:
     return Decision(WriterAction.RESTART, Cause.HUNG, reason)
 
 
-def decide_stopping(
-    observed: DecisionInput, launch: Launch, stop: StopRequest, *, now_ms: int, policy: SupervisionPolicy
-) -> Decision:
+def decide_stopping(observed: DecisionInput, launch: Launch, stop: StopRequest, *, now_ms: int) -> Decision:
     heartbeat = observed.heartbeat
     phase = _phase(heartbeat)
     was_hung = stop.cause in {Cause.HUNG, Cause.SILENT}
     idle = phase is Phase.WAITING
+    policy = observed.policy
     limit_ms = policy.hung_grace_ms if was_hung else policy.advance_limits_ms[Phase.STOPPING if idle else phase]
     floor_ms = max(stop.requested_at_ms, observed.watched_since_ms)
     idle_ms = now_ms - max(floor_ms, 0 if was_hung else _advanced_at_ms(heartbeat, launch))

@@ -1,4 +1,4 @@
-"""Decides the next action for one writer. The decision is a pure function of the observation, the time and the policy.
+"""Decides the next action for one writer. The decision is a pure function of the observation, its policy and the time.
 
 The first rule that matches decides. While a writer process is alive:
   1. it runs in the foreground: keep; a shared application runs it: keep, or end if the stream was removed;
@@ -51,7 +51,6 @@ from frazil.supervise.decision import (
     DesiredMode,
     DesiredState,
     RemovedDeclaration,
-    SupervisionPolicy,
     UnreadableState,
     ValidDeclaration,
     WriterAction,
@@ -85,36 +84,34 @@ FAILURE_CAUSES = frozenset(
 """Causes of decisions after a writer ended without a request."""
 
 
-def decide(observed: DecisionInput, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
+def decide(observed: DecisionInput, *, now_ms: int) -> Decision:
     launch = observed.launch
     if observed.process.is_alive and launch is not None:
-        return _decide_running(observed, launch, now_ms=now_ms, policy=policy)
-    return _hold_or_end(observed, now_ms=now_ms, policy=policy) or _decide_ended(observed, now_ms=now_ms, policy=policy)
+        return _decide_running(observed, launch, now_ms=now_ms)
+    return _hold_or_end(observed, now_ms=now_ms) or _decide_ended(observed, now_ms=now_ms)
 
 
-def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
+def _decide_running(observed: DecisionInput, launch: Launch, *, now_ms: int) -> Decision:
     status = describe_progress(observed.heartbeat, launch, now_ms=now_ms)
     if observed.process is ProcessState.FOREGROUND:
         return Decision(WriterAction.KEEP, Cause.FOREGROUND, f"a user runs the writer in the foreground: {status}")
     if observed.process is ProcessState.HOSTED:
         declared, runs = observed.declared, f"the application {launch.application} runs the writer"
-        if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
+        if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + observed.policy.removal_grace_ms:
             return Decision(WriterAction.END, Cause.HOSTED, f"{runs} and supervises it: {status}")
         return Decision(WriterAction.KEEP, Cause.HOSTED, f"{runs}: {status}")
     if (stop := observed.stop_request) is not None:
-        return decide_stopping(observed, launch, stop, now_ms=now_ms, policy=policy)
+        return decide_stopping(observed, launch, stop, now_ms=now_ms)
     return (
-        _stop_or_restart(observed, launch, now_ms=now_ms, policy=policy)
-        or decide_hung(observed, launch, now_ms=now_ms, policy=policy)
+        _stop_or_restart(observed, launch, now_ms=now_ms)
+        or decide_hung(observed, launch, now_ms=now_ms)
         or Decision(WriterAction.KEEP, Cause.ADVANCING, status)
     )
 
 
-def _stop_or_restart(
-    observed: DecisionInput, launch: Launch, *, now_ms: int, policy: SupervisionPolicy
-) -> Decision | None:
+def _stop_or_restart(observed: DecisionInput, launch: Launch, *, now_ms: int) -> Decision | None:
     declared, desired = observed.declared, observed.desired
-    if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + policy.removal_grace_ms:
+    if isinstance(declared, RemovedDeclaration) and now_ms >= declared.since_ms + observed.policy.removal_grace_ms:
         reason = f"the stream's declaration was removed {format_elapsed(now_ms - declared.since_ms)} ago"
         return Decision(WriterAction.STOP, Cause.REMOVED, reason)
     if isinstance(desired, DesiredState):
@@ -129,13 +126,13 @@ def _stop_or_restart(
     return None
 
 
-def _hold_or_end(observed: DecisionInput, *, now_ms: int, policy: SupervisionPolicy) -> Decision | None:
+def _hold_or_end(observed: DecisionInput, *, now_ms: int) -> Decision | None:
     """Return the decision if no writer should run; None if one should run."""
     declared, desired = observed.declared, observed.desired
     if isinstance(declared, RemovedDeclaration):
         ago = format_elapsed(now_ms - declared.since_ms)
         reason = f"the stream's declaration was removed {ago} ago, and no writer is running"
-        grace_end_ms = declared.since_ms + policy.removal_grace_ms
+        grace_end_ms = declared.since_ms + observed.policy.removal_grace_ms
         if now_ms < grace_end_ms:
             return Decision(WriterAction.HOLD, Cause.REMOVED, reason, grace_end_ms)
         return Decision(WriterAction.END, Cause.REMOVED, reason)
@@ -151,7 +148,7 @@ def _hold_or_end(observed: DecisionInput, *, now_ms: int, policy: SupervisionPol
     return None
 
 
-def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
+def _decide_ended(observed: DecisionInput, *, now_ms: int) -> Decision:
     exit_ = observed.exit
     if exit_ is None:
         last = "the foreground writer ended" if observed.launch else "none has been launched before"
@@ -163,25 +160,23 @@ def _decide_ended(observed: DecisionInput, *, now_ms: int, policy: SupervisionPo
         when = format_elapsed(now_ms - exit_.ended_at_ms)
         reason = f"the writer ended {when} ago with {_code_text(exit_)} on request ({exit_.stopped_for}), and restarts"
         return Decision(WriterAction.START, Cause.STOPPED, reason)
-    if (retry := _retry_external_cause(observed, exit_, now_ms=now_ms, policy=policy)) is not None:
+    if (retry := _retry_external_cause(observed, exit_, now_ms=now_ms)) is not None:
         return retry
     if exit_.code in NO_RESTART_EXIT_CODES:
         name = error_name(exit_.code)
         reason = (
             f"the writer ended {format_elapsed(now_ms - exit_.ended_at_ms)} ago with exit code {exit_.code} ({name}); "
-            f"a restart would fail in the same way: {exit_.error or 'no error message'}"
+            f"a restart would fail in the same way: {exit_.cause or 'no error message'}"
         )
         return _give_up_or_hold(observed, Cause.NEEDS_ATTENTION, reason, subject=exit_.launch_id)
-    return _restart_or_give_up(observed, exit_, now_ms=now_ms, policy=policy)
+    return _restart_or_give_up(observed, exit_, now_ms=now_ms)
 
 
-def _restart_or_give_up(
-    observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy
-) -> Decision:
-    row = exits_without_commit(observed.exits, window_ms=policy.crash_window_ms)
+def _restart_or_give_up(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> Decision:
+    row = exits_without_commit(observed.exits, window_ms=observed.policy.crash_window_ms)
     crashes = [e for e in row if e.code not in RESTARTABLE_EXIT_CODES]
-    message = f": {exit_.error}" if exit_.error else ""
-    if len(crashes) >= policy.crash_limit:
+    message = f": {exit_.cause}" if exit_.cause else ""
+    if len(crashes) >= observed.policy.crash_limit:
         count = format_count(len(crashes), "crash")
         took = format_elapsed(crashes[0].ended_at_ms - crashes[-1].started_at_ms)
         reason = f"{count} within {took} without a commit, the last with {_code_text(exit_)}{message}"
@@ -190,7 +185,7 @@ def _restart_or_give_up(
     cause = Cause.UNAVAILABLE if exit_.code in RESTARTABLE_EXIT_CODES else cause
     lived = format_elapsed(exit_.ended_at_ms - exit_.started_at_ms)
     reason = f"the writer ended with {_code_text(exit_)} after {lived}{_repeat_text(row)}{message}"
-    return _restart_after(policy.backoff_ms(len(row)), exit_, cause, reason, now_ms=now_ms)
+    return _restart_after(observed.policy.backoff_ms(len(row)), exit_, cause, reason, now_ms=now_ms)
 
 
 def _restart_after(wait_ms: int, exit_: ExitRecord, cause: Cause, reason: str, *, now_ms: int) -> Decision:
@@ -202,12 +197,10 @@ def _restart_after(wait_ms: int, exit_: ExitRecord, cause: Cause, reason: str, *
     return Decision(WriterAction.START, cause, reason)
 
 
-def _retry_external_cause(
-    observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy
-) -> Decision | None:
+def _retry_external_cause(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> Decision | None:
     if exit_.code not in EXTERNAL_CAUSE_EXIT_CODES:
         return None
-    if _has_ended_unsupervised(observed, exit_, policy=policy):
+    if _has_ended_unsupervised(observed, exit_):
         reason = (
             f"the writer ended with {_code_text(exit_)} ({error_name(exit_.code)}) "
             f"{format_elapsed(now_ms - exit_.ended_at_ms)} ago, and supervision returned to this host "
@@ -216,11 +209,11 @@ def _retry_external_cause(
         return Decision(WriterAction.START, Cause.RETURNED, reason)
     same = _same_declaration_as(exit_)
     if exit_.code == AccessDenied.exit_code and any(e.committed and same(e) for e in observed.exits):
-        return _retry_denied(observed, exit_, now_ms=now_ms, policy=policy)
+        return _retry_denied(observed, exit_, now_ms=now_ms)
     return None
 
 
-def _has_ended_unsupervised(observed: DecisionInput, exit_: ExitRecord, *, policy: SupervisionPolicy) -> bool:
+def _has_ended_unsupervised(observed: DecisionInput, exit_: ExitRecord) -> bool:
     """Whether the writer ended while no supervisor was active here, or long before supervision returned."""
     if exit_.ended_at_ms >= observed.returned_at_ms:
         return False
@@ -228,17 +221,17 @@ def _has_ended_unsupervised(observed: DecisionInput, exit_: ExitRecord, *, polic
     was_seen = exit_.ended_at_ms <= observed.away_since_ms or (
         given_up is not None and given_up.subject == exit_.launch_id
     )
-    return not was_seen or observed.returned_at_ms - observed.away_since_ms > policy.moved_ms
+    return not was_seen or observed.returned_at_ms - observed.away_since_ms > observed.policy.moved_ms
 
 
-def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int, policy: SupervisionPolicy) -> Decision:
+def _retry_denied(observed: DecisionInput, exit_: ExitRecord, *, now_ms: int) -> Decision:
     """Restart the writer after a long backoff. Its credentials once worked, and permissions are often restored."""
     row = list(takewhile(lambda e: e.code == exit_.code and not e.committed, reversed(observed.exits)))
     reason = (
         f"the writer ended with {_code_text(exit_)} (AccessDenied){_repeat_text(row)}, although it committed with the "
-        f"same credentials before; last error: {exit_.error or 'none'}"
+        f"same credentials before; last error: {exit_.cause or 'none'}"
     )
-    return _restart_after(policy.denied_backoff_ms(len(row)), exit_, Cause.DENIED, reason, now_ms=now_ms)
+    return _restart_after(observed.policy.denied_backoff_ms(len(row)), exit_, Cause.DENIED, reason, now_ms=now_ms)
 
 
 def _same_declaration_as(last: ExitRecord) -> Callable[[ExitRecord], bool]:
@@ -261,9 +254,7 @@ def exits_without_commit(exits: tuple[ExitRecord, ...], *, window_ms: int) -> li
     return list(takewhile(belongs, reversed(exits)))
 
 
-def consecutive_crashes(
-    observed: DecisionInput, decision: Decision, *, now_ms: int, policy: SupervisionPolicy
-) -> list[ExitRecord]:
+def consecutive_crashes(observed: DecisionInput, decision: Decision, *, now_ms: int) -> list[ExitRecord]:
     """Return the latest consecutive exits without a commit, newest first; empty once the problem seems to be over.
     Without such exits, returns the last exit until the next take-over, if a restart may help. The problem seems over
     if the running writer has committed, or has no lag and outlived the earlier ones, or the failed service responds.
@@ -271,9 +262,9 @@ def consecutive_crashes(
     """
     exits, launch, heartbeat = observed.exits, observed.launch, observed.heartbeat
     counts = decision.action is WriterAction.KEEP or decision.cause in FAILURE_CAUSES
-    if not exits or not counts or now_ms - exits[-1].ended_at_ms > policy.crash_window_ms:
+    if not exits or not counts or now_ms - exits[-1].ended_at_ms > observed.policy.crash_window_ms:
         return []
-    row = exits_without_commit(exits, window_ms=policy.crash_window_ms)
+    row = exits_without_commit(exits, window_ms=observed.policy.crash_window_ms)
     took_over = observed.process.is_alive and heartbeat is not None and heartbeat.epoch is not None
     if not (row or took_over or _was_requested(exits[-1])) and exits[-1].code in RESTARTABLE_EXIT_CODES:
         row = [exits[-1]]
@@ -300,7 +291,7 @@ def replaced_failure(observed: DecisionInput, decision: Decision, *, now_ms: int
     else:
         is_replaced = decision.cause in {Cause.CRASHED, Cause.UNAVAILABLE}
     next_ms = launch.launched_at_ms if observed.process.is_alive else now_ms
-    return failed if is_replaced and abs(next_ms - failed.ended_at_ms) <= SupervisionPolicy().max_backoff_ms else None
+    return failed if is_replaced and abs(next_ms - failed.ended_at_ms) <= observed.policy.max_backoff_ms else None
 
 
 def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from frazil import clock
-from frazil.errors import DesiredMoved, FrazilError, SpecError
+from frazil.errors import DesiredMoved, FrazilError, SpecError, error_text
 from frazil.history.objects import HistoryStore
 from frazil.home import home, run_folder
 from frazil.host.launcher import Launcher, LaunchRequest, build_writer_environment
@@ -209,7 +209,7 @@ class SupervisedApplication(SupervisedProgram):
         try:
             return self._store.read()
         except (FrazilError, OSError) as error:
-            return UnreadableState(f"{type(error).__name__}: {error}")
+            return UnreadableState(error_text(error))
 
     def build_launch_request(self, *, generation: int, connections: FetchConnections) -> LaunchRequest:
         if (application := self._application) is None:
@@ -262,11 +262,9 @@ class TableReader:
             store = self._open(spec)
             problem = self._problem or "the table is not loaded yet; frazil will retry"
             return store.read() if store else UnreadableState(problem)
-        except FrazilError as error:
-            return UnreadableState(f"{type(error).__name__}: {error}")
         except Exception as error:  # catalogs and storage raise what their clients raise
-            self._store = None
-            return UnreadableState(f"{type(error).__name__}: {error}")
+            self._store = self._store if isinstance(error, FrazilError) else None
+            return UnreadableState(error_text(error))
 
     def fingerprint(self, spec: StreamSpec) -> str | None:
         read_at_ms, known = self._fingerprint
@@ -296,7 +294,7 @@ class TableReader:
                 self._store = open_desired_store(spec)
             except Exception as error:  # as in `desired`; kept until the next load
                 self._store = None
-                self._problem = f"{type(error).__name__}: {error}"
+                self._problem = error_text(error)
         return self._store
 
 

@@ -105,7 +105,7 @@ class Supervisor:
             self._last_step_ms = now_ms
             self._record_activity(now_ms, write=act)
             observed = self._observe()
-            decision = decide(observed, now_ms=now_ms, policy=self._program.policy())
+            decision = decide(observed, now_ms=now_ms)
             problem = None
             if act:
                 problem = self._carry_out(decision, observed, now_ms=now_ms)
@@ -133,6 +133,7 @@ class Supervisor:
             writer=writer,
             declared=declared,
             desired=self._program.desired(),
+            policy=self._program.policy(),
             notes=read_notes(self._folder),
             watched_since_ms=self._watched_since_ms,
             away_since_ms=self._watch.away_since_ms,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
@@ -14,8 +16,13 @@ def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
     return next((one for one in newest_first if one.snapshot_id == ref.snapshot_id), None) if ref else None
 
 
+def snapshot_summary(snapshot: Snapshot | None) -> Mapping[str, str]:
+    summary = None if snapshot is None else snapshot.summary
+    return {} if summary is None else summary.additional_properties
+
+
 def summary_value(snapshot: Snapshot | None, key: str) -> str | None:
-    return snapshot.summary.get(key) if snapshot and snapshot.summary else None
+    return snapshot_summary(snapshot).get(key)
 
 
 def count_live_rows(snapshot: Snapshot) -> int | None:

@@ -45,7 +45,7 @@ from frazil.errors import (
     FrazilError,
     SpecError,
     TableLost,
-    format_error,
+    error_text,
 )
 from frazil.extras import check_configuration, report_missing_extras
 from frazil.home import home, make_folder
@@ -205,11 +205,9 @@ def find_table(catalog: Catalog, identifier: str) -> Table | None:
 
 def explain_table_error(error: Exception) -> Explanation:
     if isinstance(error, ForbiddenError | PermissionError) and not is_credentials_expiry(error):
-        problem = f"access denied ({format_error(error)}): grant frazil's user read and write access to the table"
+        problem = f"access denied ({error_text(error)}): grant frazil's user read and write access to the table"
         return Explanation(problem)
-    return (
-        Explanation(error.reason, error.remedy) if isinstance(error, FrazilError) else Explanation(format_error(error))
-    )
+    return Explanation(error.reason, error.remedy) if isinstance(error, FrazilError) else Explanation(error_text(error))
 
 
 @contextmanager

@@ -40,8 +40,8 @@ def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
         return meant
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.ConnectionError | boto.HTTPClientError):
-        return StorageUnavailable(f"{path}: the object store cannot be reached: {_error_text(error)}")
-    return StorageUnavailable(f"{path}: the object store fails: {_error_text(error)}") if _is_outage(error) else None
+        return _store_failure(path, "cannot be reached", error)
+    return _store_failure(path, "fails", error) if _is_outage(error) else None
 
 
 def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None:
@@ -51,8 +51,12 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
     if error.errno in FULL_DISK_ERRORS:
         return None
     # A record is never the cause, and a retry may succeed.
-    outage = StorageUnavailable(f"{folder}: the object store fails: {_error_text(error)}")
-    return _translate_credentials_error(folder, error) or outage
+    return _translate_credentials_error(folder, error) or _store_failure(folder, "fails", error)
+
+
+def _store_failure(path: str, what: str, error: Exception) -> StorageUnavailable:
+    remedy = "Check the store's state and limits, and its endpoint in the catalog's configuration"
+    return StorageUnavailable(f"{path}: the object store {what}: {_error_text(error)}", remedy=remedy)
 
 
 def translate_local_failure(path: str, error: OSError) -> FrazilError | None:

@@ -170,7 +170,7 @@ def test_a_stream_with_unreachable_brokers_or_a_crash_is_restarted_after_a_backo
     FakeWriter.orders |= {"a": KafkaUnavailable("silent"), "b": ZeroDivisionError("a bug")}
     shared.until(lambda: shared.starts("a") == shared.starts("b") == 2 and shared.runs("a", "b"))
     assert [e.code for e in read_exits(run_folder("a"))] == [KafkaUnavailable.exit_code]
-    assert [(e.code, e.error) for e in read_exits(run_folder("b"))] == [(1, "ZeroDivisionError: a bug")]
+    assert [(e.code, str(e.cause)) for e in read_exits(run_folder("b"))] == [(1, "ZeroDivisionError: a bug")]
     assert shared.starts("c") == 1
 
 

@@ -19,7 +19,7 @@ from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset
 from frazil.doctor import CheckState as Result
 from frazil.doctor.streams import check_connections
-from frazil.errors import CommitUnavailable, Fenced, KafkaUnavailable, OffsetGap, TopicRecreated
+from frazil.errors import CommitUnavailable, Fenced, FrazilError, KafkaUnavailable, OffsetGap, TopicRecreated, explain
 from frazil.home import run_folder
 from frazil.host.exchange import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
@@ -47,11 +47,14 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
-def ends(code: int, error: str | None = None, *, kind: LaunchKind = LaunchKind.FOREGROUND, ago_ms: int = 0) -> None:
+def ends(
+    code: int, error: FrazilError | None = None, *, kind: LaunchKind = LaunchKind.FOREGROUND, ago_ms: int = 0
+) -> None:
     folder = run_folder("made")
     folder.mkdir(parents=True, exist_ok=True)
     replace_json(folder / "lock", dataclasses.asdict(Launch("l", kind, now() - 120_000)))
-    append_exit(folder, ExitRecord("l", code, now() - 120_000, now() - ago_ms, "", 0, committed=True, error=error))
+    fields = ExitRecord.fields_of(explain(error) if error else None)
+    append_exit(folder, ExitRecord("l", code, now() - 120_000, now() - ago_ms, "", 0, committed=True, **fields))
 
 
 def call(folder: Path, *arguments: str) -> str:
@@ -71,7 +74,7 @@ def faults(folder: Path, made: MadeStream) -> list[str]:
 def test_an_exit_after_which_no_writer_starts_is_an_immediate_alert(
     made: MadeStream, tmp_path: Path, error: type[OffsetGap]
 ) -> None:
-    ends(error.exit_code, f"{error.__name__}: {WORDS}")
+    ends(error.exit_code, error(WORDS, stream="made"))
     said = f"the last writer ended with {error.exit_code} ({error.__name__}): {WORDS}"
     (rule,) = json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"]
     assert (rule["rule"], rule["shown"], rule["hold-ms"]) == ("writer", f"stopped: {error.__name__}", 0)
@@ -81,13 +84,13 @@ def test_an_exit_after_which_no_writer_starts_is_an_immediate_alert(
 
 
 def test_an_exit_that_a_restart_may_fix_is_not_an_immediate_alert(made: MadeStream, tmp_path: Path) -> None:
-    ends(CommitUnavailable.exit_code, "CommitUnavailable: the catalog does not answer")
+    ends(CommitUnavailable.exit_code, CommitUnavailable("the catalog does not answer"))
     assert json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"] == []
     assert made.spec.name in call(tmp_path, "status")
 
 
 def test_a_writer_replaced_by_another_host_is_not_an_alert(made: MadeStream, tmp_path: Path) -> None:
-    ends(Fenced.exit_code, "Fenced: it was replaced", ago_ms=90_000)
+    ends(Fenced.exit_code, Fenced("it was replaced"), ago_ms=90_000)
     assert json.loads(call(tmp_path, "health", "--json"))["streams"][0]["beyond"] == []
     assert faults(tmp_path, made) == []
 
@@ -109,9 +112,9 @@ def test_doctor_names_a_recreated_topic_as_status_does(
 def test_the_last_writers_error_is_shown_once_until_the_stream_is_reset(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unknown = f"{status_stream.LAG_UNKNOWN_PREFIX}: TopicRecreated: {WORDS}"
+    unknown = explain(TopicRecreated(WORDS), status_stream.LAG_UNKNOWN)
     monkeypatch.setattr(status_stream, "fetch_lag", lambda *_: (None, unknown))
-    ends(TopicRecreated.exit_code, f"TopicRecreated: {WORDS}")
+    ends(TopicRecreated.exit_code, TopicRecreated(WORDS))
     assert state(tmp_path) == "stopped"
     assert " ".join(call(tmp_path, "status", "made").split()).count("it was made again") == 1
     monkeypatch.setattr(status_stream, "fetch_lag", lambda *_: (4, None))

@@ -7,7 +7,7 @@ import shlex
 import click
 import pytest
 
-from frazil.cli.output import ask, echo_table, prefix_subject, split_commands, wrap_command
+from frazil.cli.output import ask, echo_table, split_commands, wrap_command
 
 
 @pytest.mark.parametrize(
@@ -30,11 +30,6 @@ from frazil.cli.output import ask, echo_table, prefix_subject, split_commands, w
 )  # fmt: skip
 def test_each_command_after_a_colon_is_on_its_own_line(sentence: str, lines: list[str] | None) -> None:
     assert split_commands(sentence) == (lines or [sentence])
-
-
-def test_a_message_names_its_subject_once() -> None:
-    assert prefix_subject("a.b", "table a.b of the route is gone") == "table a.b of the route is gone"
-    assert prefix_subject("a.b", "it is gone") == "a.b: it is gone"
 
 
 def test_a_command_longer_than_the_screen_wraps_with_shell_continuations() -> None:

@@ -25,7 +25,15 @@ from frazil.cli.main import frazil
 from frazil.cli.marker import describe_next_step
 from frazil.cli.status import StatusReport, _count_dead_letters_left
 from frazil.commit.dead_letter_counts import Reason
-from frazil.errors import CommitUnavailable, WriterBusy
+from frazil.errors import (
+    MAX_ERROR_CHARACTERS,
+    CommitUnavailable,
+    Failure,
+    OffsetGap,
+    WriterBusy,
+    explain,
+    shorten_error,
+)
 from frazil.home import run_folder
 from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
@@ -34,10 +42,10 @@ from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.spec.load import load_stream
-from frazil.status.derive import MAX_ERROR_CHARACTERS, derive_from_decision, describe_writer_process, shorten_error
+from frazil.status.derive import derive_from_decision, describe_writer_process
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
-from frazil.supervise.decision import HEARTBEAT_TTL_MS, DecisionInput, DesiredState, SupervisionPolicy, ValidDeclaration
+from frazil.supervise.decision import HEARTBEAT_TTL_MS, DecisionInput, DesiredState, ValidDeclaration
 from frazil.supervise.decision_rules import decide
 from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
@@ -118,8 +126,9 @@ def test_an_unreachable_catalog_is_a_problem_of_its_stream_and_hides_no_other(
     replace_json(run_folder("other") / "lock", dataclasses.asdict(launch()))
     other, ticks = status(streams)["streams"]
     assert "cannot be reached" in other["problems"][-1]
-    assert other["fix"].startswith("Start the catalog and its storage, make them reachable from this host")
-    assert f"  → {other['fix']}" in CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).output
+    remedy = "Start the catalog and its storage, make them reachable from this host"
+    assert f". {remedy}" in other["problems"][-1]
+    assert f"  → {remedy}" in CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).output
     assert (other["table-exists"], other["desired"]) == (None, None)
     assert (other["epoch"], other["batch"], other["watermark-ms"]) == (4, 2, 5)
     assert ticks["table-exists"] is False
@@ -284,7 +293,7 @@ def test_a_stall_is_a_problem_only_while_its_writer_lives(streams: Path):
         people = CliRunner().invoke(frazil, ["status", "--streams", str(streams)]).stdout
     assert found["problems"] == [stall.reason]
     assert found["stall"] == {
-        "kind": "watermark", "since-ms": NOW_MS, "held-back-by": "ticks-3", "reason": stall.reason,
+        "kind": "watermark", "since-ms": NOW_MS, "held-back-by": "ticks-3", "reason": stall.reason, "remedy": "",
     }  # fmt: skip
     assert f"ticks: {stall.reason}" in people
     replace_json(run_folder("ticks") / "lock", dataclasses.asdict(Launch("l", LaunchKind.FOREGROUND, now_ms)))
@@ -316,14 +325,14 @@ def test_a_writer_that_has_run_and_committed_is_not_counted_with_earlier_crashes
     heartbeats = heartbeat(last_commit_at_ms=NOW_MS - committed_ago_ms)
     writer = Observation(ProcessState.RUNNING, present, heartbeats, tuple(failed))
     observed = DecisionInput(writer, ValidDeclaration("f"), DesiredState())
-    decision = decide(observed, now_ms=NOW_MS, policy=SupervisionPolicy())
+    decision = decide(observed, now_ms=NOW_MS)
     assert derive_from_decision(StreamState("ticks"), observed, decision, now_ms=NOW_MS).crashes == crashes
 
 
 def test_an_exit_is_reported_with_its_name_and_last_error():
-    end = ExitRecord("launch-1", 12, NOW_MS - 60_000, NOW_MS, "f", 0, committed=True, error="RolledBack: it went back")
+    end = ExitRecord("launch-1", 12, NOW_MS - 60_000, NOW_MS, "f", 0, committed=True, error="it went back")
     said = describe_writer_process(Observation(ProcessState.ENDED, launch(), heartbeat(epoch=3), (end,)), now_ms=NOW_MS)
-    assert (said.exit_code, said.exit_name, said.error) == (12, "RolledBack", "RolledBack: it went back")
+    assert (said.exit_code, said.exit_name, said.error) == (12, "RolledBack", Failure("it went back"))
     assert (said.has_ended, said.epoch) == (True, 3)
     assert said.pid is None
 
@@ -350,15 +359,25 @@ def test_a_writer_is_in_the_foreground_while_it_runs_and_after_its_end(process: 
     assert describe_writer_process(Observation(process, launched, heartbeat(), ()), now_ms=NOW_MS).foreground
 
 
-def test_a_failed_writer_s_error_is_among_the_problems(streams: Path):
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        (
+            ExitRecord.fields_of(explain(OffsetGap("records lost", stream="ticks", remedy="Reset"))),
+            "records lost. Reset",
+        ),
+        ({"error": "OffsetGap: stream ticks: records lost. Reset"}, "OffsetGap: stream ticks: records lost. Reset"),
+    ],
+    ids=["stored now", "stored by an earlier version"],
+)
+def test_a_failed_writer_s_error_is_among_the_problems(streams: Path, stored: dict[str, Any], shown: str):
     gone = Launch("launch-1", LaunchKind.SUPERVISED, NOW_MS - 60_000)
     replace_json(run_folder("ticks") / "lock", asdict(gone))
     append_exit(
-        run_folder("ticks"),
-        ExitRecord("launch-1", 11, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False, error="OffsetGap: records lost"),
+        run_folder("ticks"), ExitRecord("launch-1", 11, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False, **stored)
     )
     (found,) = status(streams)["streams"]
-    assert found["problems"] == ["the last writer ended with 11 (OffsetGap): records lost"]
+    assert found["problems"] == [f"the last writer ended with 11 (OffsetGap): {shown}"]
 
 
 def test_a_problem_that_ended_the_writer_and_persists_in_the_table_is_reported_once(streams: Path):
@@ -368,11 +387,14 @@ def test_a_problem_that_ended_the_writer_and_persists_in_the_table_is_reported_o
     ((problem,),) = (one["problems"] for one in status(streams)["streams"])
     gone = Launch("launch-1", LaunchKind.SUPERVISED, NOW_MS - 60_000)
     replace_json(run_folder("ticks") / "lock", asdict(gone))
-    end = ExitRecord("launch-1", 15, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False, error=problem)
-    append_exit(run_folder("ticks"), end)
+    error = read_stream_state(load_stream(streams / "ticks.yaml"), now_ms=NOW_MS).problems[0]
+    fields = ExitRecord.fields_of(error)
+    append_exit(
+        run_folder("ticks"), ExitRecord("launch-1", 15, NOW_MS - 60_000, NOW_MS, "f", 0, committed=False, **fields)
+    )
     (found,) = status(streams)["streams"]
-    words = problem.removeprefix("SchemaIncompatible: ")
-    assert found["problems"] == [f"the last writer ended with 15 (SchemaIncompatible): {words}"]
+    assert problem == str(error)
+    assert found["problems"] == [f"the last writer ended with 15 ({str(error).replace(':', '):', 1)}"]
 
 
 def test_a_writer_killed_with_its_application_is_reported_as_such(streams: Path):

@@ -114,7 +114,7 @@ def test_an_application_unknown_to_yarn_is_gone(api: Api) -> None:
         (Answer(200, {"apps": None}), "without an application"),
         (Answer(401, "<html>"), "requires Kerberos"),
         (Answer(403, {"RemoteException": {}}), "queue ACLs"),
-        (Answer(307, "", {"Location": PATH}), "cannot be reached: Exceeded 30 redirects"),
+        (Answer(307, "", {"Location": PATH}), "cannot be reached: TooManyRedirects: Exceeded 30 redirects"),
     ],
 )
 def test_an_unusable_answer_of_the_cluster_api_means_unknown_and_never_ended(

@@ -109,7 +109,7 @@ def test_a_table_that_cannot_be_loaded_is_reported_once_with_its_stream(
     table = ensure_table(load_catalog("lake"), load_stream(file))
     Path(table.metadata_location.removeprefix("file://")).unlink()
     (fault,) = Connections.check([load_stream(file)]).faults
-    assert fault.problem.reason.startswith("rides: table: TableLost: ")
+    assert fault.problem.headline.startswith("rides: table: TableLost: ")
 
 
 def test_a_declared_layout_that_an_existing_table_does_not_get_is_a_warning(
@@ -273,7 +273,7 @@ def test_a_refusal_names_its_stream_once(tmp_path: Path, monkeypatch: pytest.Mon
 def test_an_error_keeps_its_stream_in_another_process() -> None:
     for kind in (AccessDenied, MissingExtra):
         error = pickle.loads(pickle.dumps(kind("refused", stream="rides")))
-        assert (str(error), error.message) == ("stream rides: refused", "refused")
+        assert (str(error), error.reason) == ("stream rides: refused", "refused")
 
 
 def test_the_schema_registry_is_checked_and_each_error_is_reported_with_its_fix(
@@ -308,8 +308,7 @@ def connections_of(*files: Path) -> list[Finding]:
 @pytest.mark.parametrize(
     ("place", "error", "said"),
     [
-        (Service.SOURCE, TopicMissing(""), "kafka-topics.sh"),
-        (Service.SOURCE, AccessDenied(""), "kafka-acls.sh"),
+        (Service.SOURCE, TopicMissing("gone", remedy="Create it"), "Create it"),
         (Service.SOURCE, SpecError(""), "Set the variables"),
         (Service.TABLE, TableLost(""), "A lost catalog"),
         (Service.TABLE, AccessDenied(""), "credentials"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from frazil.errors import BROKERS_REMEDY, NO_RESTART_EXIT_CODES, AccessDenied, KafkaUnavailable, SpecError, TopicMissing
+from frazil.errors import NO_RESTART_EXIT_CODES, AccessDenied, KafkaUnavailable, SpecError, TopicMissing, brokers_remedy
 from frazil.ingest.contract import OffsetRange
 from frazil.ingest.kafka_columns import ColumnReader
 from frazil.kafka.admin import KafkaAdmin
@@ -73,7 +73,7 @@ def test_a_missing_response_is_reported_with_the_time_waited() -> None:
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
         found = offsets._as_frazil_error(TimeoutError(), "describing")
     assert "got no answer within 2 s" in found.reason
-    assert found.remedy == BROKERS_REMEDY
+    assert found.remedy == brokers_remedy()
 
 
 @pytest.mark.parametrize("code", [KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT])
@@ -81,14 +81,14 @@ def test_a_timeout_code_of_librdkafka_gives_the_same_message(code: int) -> None:
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"], timeout_s=2) as offsets:
         found = offsets._as_frazil_error(KafkaException(KafkaError(code)), "describing")
     assert "got no answer within 2 s" in found.reason
-    assert found.remedy == BROKERS_REMEDY
+    assert found.remedy == brokers_remedy()
 
 
 def test_a_kafka_error_is_quoted_with_its_description() -> None:
     with KafkaAdmin({"bootstrap.servers": "127.0.0.1:1"}, ["t"]) as offsets:
         found = offsets._as_frazil_error(KafkaException(KafkaError(KafkaError._TRANSPORT)), "describing")
     assert "got no answer: Local: Broker transport failure" in found.reason
-    assert found.remedy == BROKERS_REMEDY
+    assert found.remedy == brokers_remedy()
 
 
 def test_librdkafka_reports_problems_of_properties_that_can_be_checked_here() -> None:

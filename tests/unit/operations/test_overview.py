@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frazil.cli.status import _detail_fields
-from frazil.errors import BROKERS_REMEDY
+from frazil.errors import Failure, brokers_remedy
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.operations.overview import (
     GRACE_MS,
@@ -29,17 +29,19 @@ from frazil.operations.overview import (
 )
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.status.derive import MAX_START_DELAY_MS, refine_state
+from frazil.status.derive import refine_state
 from frazil.status.flow import Flow
 from frazil.status.freshness import freshness_limit_ms
 from frazil.status.state import Level, State, StreamState, WriterProcess
+from frazil.supervise.decision import SupervisionPolicy
 from tests.alerts_page import RULES
 
+POLICY = SupervisionPolicy()
 NOW_MS = 1_700_000_000_000
 RUNS = WriterProcess("running", pid=7, phase="waiting", heartbeat_at_ms=NOW_MS)
 ENDED = WriterProcess("ended", exit_code=70, exit_name="CommitUnavailable", ended_at_ms=NOW_MS - 1000)
 ENDED_WELL = WriterProcess("ended", exit_code=0, ended_at_ms=NOW_MS - 1000, epoch=1)
-LONG_MS = NOW_MS - MAX_START_DELAY_MS - 1
+LONG_MS = NOW_MS - POLICY.max_backoff_ms - 1
 LONG_ENDED = replace(ENDED_WELL, ended_at_ms=LONG_MS)
 
 
@@ -81,8 +83,8 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"backpressure_ms": 34_000}, "slow", Level.TROUBLE),
     ({"stall": STALL}, "stalled", Level.TROUBLE),
     ({"stall": replace(STALL, since_ms=NOW_MS - 60_000)}, "stalled", Level.QUIET),
-    ({"writer": replace(RUNS, stale=True), "problems": ("no heartbeat",)}, "silent", Level.TROUBLE),
-    ({"problems": ("the catalog is slow",)}, "has a problem", Level.TROUBLE),
+    ({"writer": replace(RUNS, stale=True), "problems": (Failure("no heartbeat"),)}, "silent", Level.TROUBLE),
+    ({"problems": (Failure("the catalog is slow"),)}, "has a problem", Level.TROUBLE),
     (PAUSING, "pausing", Level.QUIET),
     ({"state": State.STOPPING}, "restarting", Level.QUIET),
     ({**PAUSED, "writer": replace(ENDED, exit_code=0)}, "paused", Level.QUIET),
@@ -95,7 +97,7 @@ CASES: list[tuple[dict[str, Any], str, Level]] = [
     ({"state": State.STORAGE_UNAVAILABLE, "unreachable_since_ms": OLD_MS}, "storage unavailable", Level.TROUBLE),
     ({"crashes": 2}, "running", Level.WELL),
     ({"writer": ENDED, "state": State.GIVEN_UP, "crashes": 9}, "given up", Level.BROKEN),
-    ({"table_exists": None, "problems": ("no catalog",)}, "table unreadable", Level.BROKEN),
+    ({"table_exists": None, "problems": (Failure("no catalog"),)}, "table unreadable", Level.BROKEN),
     ({"table_exists": False, "missing": "the table is lost"}, "no table", Level.BROKEN),
     ({"writer": WriterProcess("never launched")}, "commits elsewhere", Level.WELL),
     ({"writer": WriterProcess("never launched"), "lag": 5, "last_commit_at_ms": OLD_MS}, "late", Level.TROUBLE),
@@ -156,20 +158,21 @@ def test_a_state_from_before_the_page_started_is_marked_and_a_rate_has_its_perio
 
 def test_an_unresponsive_kafka_is_reported_with_its_address_first():
     silent = Stall(StallKind.KAFKA, NOW_MS - 28_000, None, "Kafka has not answered since 12:00")
-    values = {"stall": silent, "problems": (silent.reason, "another")}
+    values = {"stall": silent, "problems": (silent.failure, Failure("another"))}
     found = status(state=State.KAFKA_UNREACHABLE, unreachable_since_ms=silent.since_ms, **values)
     for_ms = "Kafka at 127.0.0.1:1 has not answered for 28 s"
     calm = f"{for_ms}; nothing is lost, and the writer continues by itself once it does"
-    assert found.sentence == f"{calm}. {BROKERS_REMEDY}"
-    assert found.problems == (found.sentence, "another")
+    assert found.sentence == f"{calm}. {brokers_remedy()}"
+    assert [*map(str, found.problems)] == [found.sentence, "another"]
     assert (found.state, found.rule) == ("Kafka unreachable", "stall")
 
 
 def test_the_remedy_of_an_outage_is_shown_once() -> None:
     values = {"state": State.KAFKA_UNREACHABLE, "unreachable_since_ms": NOW_MS}
-    found = status(problems=(f"the lag is unknown: Connection refused. {BROKERS_REMEDY}",), **values)
-    assert found.problems == (found.sentence, "the lag is unknown: Connection refused")
-    assert BROKERS_REMEDY in found.sentence
+    unknown = Failure("Connection refused", brokers_remedy(), about="the lag is unknown")
+    found = status(problems=(unknown,), **values)
+    assert [*map(str, found.problems)] == [found.sentence, "the lag is unknown: Connection refused"]
+    assert brokers_remedy() in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -187,14 +190,16 @@ def test_brokers_of_a_variable_are_named_by_its_value_unless_it_may_have_credent
 
 def test_an_unreadable_table_is_reported_before_the_stall_that_it_causes():
     behind = replace(STALL, kind=StallKind.OFFSETS)
-    unread = "the catalog 'lake' does not answer"
-    found = status(table_exists=None, stall=behind, unread=unread, problems=(behind.reason, unread))
-    assert (found.state, found.sentence) == ("table unreadable", unread)
+    unread = Failure("the catalog 'lake' does not answer")
+    found = status(table_exists=None, stall=behind, unread=unread, problems=(behind.failure, unread))
+    assert (found.state, found.sentence) == ("table unreadable", str(unread))
 
 
 def test_a_writer_that_was_just_started_again_is_described_by_the_error_of_the_last_one():
     values = {"unreachable_since_ms": NOW_MS - 60_000, "sentence": "pid 7 was launched 0.0 s ago"}
-    gone = status(state=State.TOPIC_MISSING, last_error="TopicMissing: the topic ticks does not exist", **values)
+    gone = status(
+        state=State.TOPIC_MISSING, last_error=Failure("the topic ticks does not exist", error="TopicMissing"), **values
+    )
     assert gone.sentence == "the topic ticks does not exist; the writer has been trying again for 1 min 0 s"
 
 
@@ -207,7 +212,7 @@ def test_every_observed_state_has_a_word_and_one_that_needs_attention_has_a_reas
         [None, 0, 7],
         [None, OLD_MS, NOW_MS, NOW_MS + 10**9],
         [None, False, True],
-        [(), ("something is wrong",)],
+        [(), (Failure("something is wrong"),)],
     )
     for writer, state, desired, lag, last_ms, exists, problems in choices:
         one = status(
@@ -259,7 +264,7 @@ def test_commits_elsewhere_need_evidence_and_a_stream_without_a_writer_is_never_
             assert of_another
             assert desired != "paused"
         if writer.has_ended and not writer.exit_code and not of_another and desired != "paused":
-            held = NOW_MS - max(writer.ended_at_ms or 0, requested_ms or 0) <= MAX_START_DELAY_MS
+            held = NOW_MS - max(writer.ended_at_ms or 0, requested_ms or 0) <= POLICY.max_backoff_ms
             assert (found.state, found.level, found.rule) in {
                 ("starting", Level.QUIET, "") if held else ("stopped", Level.TROUBLE, "writer"),
                 ("stopped", Level.BROKEN, "writer"),  # without an exit code: it was killed
@@ -367,7 +372,7 @@ def test_a_file_that_is_broken_does_not_make_the_stream_unreadable_while_it_is_c
 
 def test_an_unreadable_table_is_not_reported_as_in_shape(spec: StreamSpec):
     around = RelatedState(health=Health(Level.WELL, "in shape"))
-    unreadable = status(table_exists=None, problems=("no catalog",))
+    unreadable = status(table_exists=None, problems=(Failure("no catalog"),))
     for reading in (
         StreamReading(unreadable, NOW_MS),
         StreamReading(problem="OSError: gone"),
@@ -407,7 +412,7 @@ def test_a_paused_dag_is_named_as_the_reason_only_if_no_writer_runs(
     gone = WriterProcess("never launched")
     assert dags(writer=gone, last_commit_at_ms=OLD_MS) == dags(writer=ENDED) == ["frazil_writer_ticks"]
     stopped = replace(ENDED, exit_code=0)
-    assert dags() == dags(writer=gone) == dags(**PAUSED, writer=stopped) == dags(problems=("slow",)) == []
+    assert dags() == dags(writer=gone) == dags(**PAUSED, writer=stopped) == dags(problems=(Failure("slow"),)) == []
 
 
 def test_a_declaration_that_was_never_valid_is_broken_and_each_of_its_errors_needs_attention():
@@ -449,11 +454,12 @@ def test_an_alert_that_repeats_the_stall_of_a_stream_is_not_shown_again(spec: St
 
 
 def test_the_reason_for_giving_up_a_stream_is_reported_once(spec: StreamSpec):
-    ended = replace(ENDED, error="no key")
+    ended = replace(ENDED, error=Failure("no key"))
     problems = ("the last writer ended: no key", "the supervisor gave up 7 min ago")
     alert = ActiveAlert("stream ticks", "writer", OLD_MS, "stream ticks has no writer: no key")
     reading = StreamReading(
-        status(writer=ended, state=State.GIVEN_UP, problems=(*problems, "the lag is unknown")), NOW_MS
+        status(writer=ended, state=State.GIVEN_UP, problems=(*map(Failure, problems), Failure("the lag is unknown"))),
+        NOW_MS,
     )
     line = build_line("ticks", spec, reading, RelatedState(None, (alert,)), now_ms=NOW_MS)
     assert [need.sentence for need in line.needs] == ["; ".join(problems), "the lag is unknown"]

@@ -12,6 +12,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot, Summary
 
 from frazil.commit.marker import BatchKey, Marker
+from frazil.errors import Failure, KafkaUnavailable, explain
 from frazil.history.points import MINUTE_MS, TEN_MINUTES_MS, Point, span_start
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind
@@ -35,7 +36,7 @@ from frazil.operations.stream_view import (
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.route import Route
-from frazil.status.stream import LAG_UNKNOWN_PREFIX
+from frazil.status.stream import LAG_UNKNOWN
 from tests.made_batches import MadeStream
 
 NOW_MS = 1_700_000_000_000
@@ -102,9 +103,9 @@ def test_the_most_important_partitions_are_shown_in_order():
 
 def test_the_view_does_not_repeat_problems_of_kafka_from_the_status():
     unread = {"Kafka": "Kafka cannot be read: no answer", "The table": "The table cannot be read: gone"}
-    silent: Any = SimpleNamespace(problems=("slow", f"{LAG_UNKNOWN_PREFIX}: KafkaUnavailable: no answer"))
+    silent: Any = SimpleNamespace(problems=(Failure("slow"), explain(KafkaUnavailable("no answer"), LAG_UNKNOWN)))
     assert unreported_problems(unread, silent) == (unread["The table"],)
-    for status in (None, SimpleNamespace(problems=("slow",))):
+    for status in (None, SimpleNamespace(problems=(Failure("slow"),))):
         reported: Any = status
         assert unreported_problems(unread, reported) == tuple(unread.values())
 

@@ -15,6 +15,7 @@ from frazil.status.stream import _recovery_notices
 from frazil.supervise.decision import (
     DecisionInput,
     RemovedDeclaration,
+    SupervisionPolicy,
     SupervisorNotes,
     UnreadableState,
     ValidDeclaration,
@@ -50,7 +51,7 @@ def well(**changes: object) -> Heartbeat:
 
 def shown(observed: DecisionInput, *, problem: str | None = None) -> StreamState:
     """The state on the writer's task."""
-    decision = decide(observed, now_ms=NOW, policy=POLICY)
+    decision = decide(observed, now_ms=NOW)
     return derive_from_decision(StreamState("s"), observed, decision, now_ms=NOW, problem=problem)
 
 
@@ -115,6 +116,20 @@ def test_an_outage_lasts_since_the_writer_stalled_although_writers_ended_meanwhi
         assert shown(ended(*exits)).unreachable_since_ms == NOW - 3 * MINUTE
     other = dataclasses.replace(stalled, code=21)
     assert shown(ended(other, exit_(22))).unreachable_since_ms == exit_(22).ended_at_ms
+
+
+def test_the_state_counts_ends_by_the_policy_of_the_decision() -> None:
+    short = SupervisionPolicy(crash_window_ms=MINUTE // 2)
+    stalled = exit_(22, ago=MINUTE, committed=True, stalled_since_ms=NOW - 3 * MINUTE)
+    ends = (exit_(22, ago=MINUTE), exit_(22))
+    for policy, count, since_ms in ((short, 1, NOW), (POLICY, 2, NOW - 3 * MINUTE)):
+        observed = ended(*ends, policy=policy)
+        assert ("2 times in a row" in decide(observed, now_ms=NOW).reason) is (count == 2)
+        assert shown(observed).crashes == count
+        assert shown(ended(stalled, exit_(22), policy=policy)).unreachable_since_ms == since_ms
+        runs = dataclasses.replace(alive(well(), policy=policy).writer, exits=ends)
+        (notice,) = _recovery_notices(alive(well(), policy=policy, writer=runs), StreamState("s"), now_ms=NOW)
+        assert notice.startswith(f"failed {count} time")
 
 
 def test_a_writer_that_took_over_after_an_outage_runs_before_its_first_commit() -> None:

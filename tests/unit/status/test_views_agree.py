@@ -81,7 +81,8 @@ def views(
     exits = tuple(
         ExitRecord(
             f"l{n}", one.code, int(NOW_MS - one.minutes_ago * MINUTE_MS - 1_000),
-            int(NOW_MS - one.minutes_ago * MINUTE_MS), spec.fingerprint(), 0, one.committed, "boom", one.stopped_for,
+            int(NOW_MS - one.minutes_ago * MINUTE_MS), spec.fingerprint(), 0, one.committed, one.stopped_for,
+            error="boom",
         )
         for n, one in enumerate(ends)
     )  # fmt: skip

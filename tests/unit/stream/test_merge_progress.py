@@ -95,8 +95,8 @@ class MergingWriter:
         self.now_ms += minutes * MINUTE_MS
         launch = Launch("L", LaunchKind.SUPERVISED, BEGAN_MS, "f", 0, writer=ProcessMark(1, 1.0))
         writer = Observation(ProcessState.RUNNING, launch, self.heartbeat(), ())
-        observed = DecisionInput(writer, ValidDeclaration("f"), DesiredState())
-        return decide_hung(observed, launch, now_ms=self.now_ms, policy=SupervisionPolicy.for_stream(SPEC))
+        observed = DecisionInput(writer, ValidDeclaration("f"), DesiredState(), SupervisionPolicy.for_stream(SPEC))
+        return decide_hung(observed, launch, now_ms=self.now_ms)
 
     def merge(self, plans: Sequence[str], work: MergeTasks) -> Sequence[str]:
         """Merge as an engine does."""

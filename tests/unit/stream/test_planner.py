@@ -425,7 +425,7 @@ def test_a_topic_that_stays_deleted_is_reported_with_its_unread_records(world: W
     world.after(1)
     world.kafka.gone = {"t"}
     world.after(25)
-    assert world.reports[-1].missing == "a topic does not exist"
+    assert str(world.reports[-1].missing) == "TopicMissing: a topic does not exist"
     with pytest.raises(TopicMissing, match=r"does not exist\. 200 records that Kafka had before were not read$"):
         world.after(UNREACHABLE_TIMEOUT_S + 5)
     assert "Kafka has had no topic of the stream for 10 s: a topic does not exist" in caplog.messages

@@ -16,6 +16,7 @@ from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import RecordSuspected, TaskAnswer, read_shuffled_answers
 from frazil.stream.plan import Position
 from frazil.stream.progress import ProgressFolder
+from frazil.stream.stage_rows import error_answer, parse_answer
 
 TABLE = TargetTable("{}", "{}", "{}", {}, "/data/1/1", 1)
 TARGETS: dict[Target, TargetTable] = {"main": TABLE, "dead-letters": TABLE}
@@ -76,6 +77,14 @@ def test_a_task_error_is_raised_and_takes_precedence_over_a_suspect_record() -> 
         answered(suspect, refused, *VALID)
     with pytest.raises(RecordSuspected, match="ValueError: a bug"):
         answered(*VALID, suspect)
+
+
+def test_a_task_error_keeps_its_stream_and_remedy_apart() -> None:
+    answer = json.dumps(error_answer(errors.AccessDenied("no", stream="s", remedy="Grant it")))
+    with pytest.raises(errors.AccessDenied) as raised:
+        parse_answer(answer)
+    assert str(raised.value) == "stream s: no. Grant it"
+    assert errors.error_text(raised.value) == "AccessDenied: no. Grant it"
 
 
 def test_a_batch_with_a_suspect_record_is_restaged_without_a_shuffle() -> None:

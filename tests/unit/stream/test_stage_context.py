@@ -19,7 +19,15 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import SchemaIncompatible
 from frazil.ingest import readers, table_writer
 from frazil.ingest import stage as stage_module
-from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask, TargetTable
+from frazil.ingest.contract import (
+    OffsetRange,
+    RecordFile,
+    StageContext,
+    StageTask,
+    TargetTable,
+    Transform,
+    TransformedColumn,
+)
 from frazil.spec.iceberg import table_schema
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties
@@ -205,6 +213,18 @@ def test_rules_of_all_columns_change_with_the_format() -> None:
     source = {**ORDERS["source"], "format": {"type": "json", "unwrap": "value"}}  # type: ignore[dict-item]
     before, after = hash_column_rules(orders_context()), hash_column_rules(orders_context(source=source))
     assert not before.items() & after.items()
+
+
+def test_only_the_declared_expression_of_a_transform_is_hashed_for_its_column() -> None:
+    columns = tuple(TransformedColumn(name, f"{name}_x", f"{name} + 1", (name,), "false") for name in ("price", "id"))
+    context = dataclasses.replace(orders_context(), transform=Transform("{}", "records", columns))
+    before = hash_column_rules(context)
+    computed = tuple(dataclasses.replace(column, expression="y", fails="true") for column in columns)
+    transform = Transform("{}", "r", computed, may_fail=("true",))
+    assert hash_column_rules(dataclasses.replace(context, transform=transform)) == before
+    changed = (dataclasses.replace(columns[0], declared="price + 2"), columns[1])
+    after = hash_column_rules(dataclasses.replace(context, transform=Transform("{}", "records", changed)))
+    assert {name for name in before if before[name] != after[name]} == {"price"}
 
 
 def test_rules_are_unknown_where_no_change_is_read_from_the_topics_format() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from frazil.commit.marker import BatchKey
+from frazil.errors import Failure
 from frazil.events import StallBegan, StallEnded, StreamEvent
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.stream.stall import (
@@ -146,9 +147,11 @@ def test_silent_brokers_are_one_stall_and_not_also_a_silent_planner():
 def test_a_deleted_topic_is_reported_although_no_record_waits():
     writer = Writer(limits=StallLimits(interval_ms=SECOND, idle_timeout_ms=INTERVAL))
     writer.planner_runs = False
-    writer.set(silent_since_ms=START, missing="Kafka has no topic t")
+    writer.set(silent_since_ms=START, missing=Failure("Kafka has no topic t", "Create it"))
     found = writer.passes(2 * MIN_STALL_MS)
-    assert {(stall.kind, stall.reason) for stall in found} == {(StallKind.TOPIC, "Kafka has no topic t")}
+    assert {(stall.kind, str(stall.failure)) for stall in found} == {
+        (StallKind.TOPIC, "Kafka has no topic t. Create it")
+    }
 
 
 @pytest.mark.parametrize(("unread", "text"), [(12, "(12 of them are known)"), (None, "(how many is unknown)")])

@@ -206,7 +206,7 @@ TABLE: list[tuple[str, DecisionInput, WriterAction, Cause]] = [
 def test_the_supervisor_decides_as_operators_expect(
     observed: DecisionInput, action: WriterAction, cause: Cause
 ) -> None:
-    decision = decide(observed, now_ms=NOW, policy=POLICY)
+    decision = decide(observed, now_ms=NOW)
     assert (decision.action, decision.cause) == (action, cause), decision.reason
 
 
@@ -217,7 +217,7 @@ def test_every_cause_and_every_action_is_in_the_decision_table() -> None:
 
 @pytest.mark.parametrize("code", sorted(NO_RESTART_EXIT_CODES))
 def test_giving_up_names_the_code_the_error_and_the_last_words(code: int) -> None:
-    decision = decide(ended(exit_(code)), now_ms=NOW, policy=POLICY)
+    decision = decide(ended(exit_(code)), now_ms=NOW)
     assert decision.action is WriterAction.GIVE_UP
     assert re.search(rf"exit code {code} \([A-Z]\w+\).*Boom: it broke", decision.reason)
 
@@ -225,22 +225,20 @@ def test_giving_up_names_the_code_the_error_and_the_last_words(code: int) -> Non
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_writer_is_hung_once_a_phase_exceeds_its_limit_by_any_amount(phase: Phase) -> None:
     limit = ADVANCE_LIMITS_MS[phase]
-    assert (
-        decide(alive(make_heartbeat(phase, advanced_ago=limit)), now_ms=NOW, policy=POLICY).action is WriterAction.KEEP
-    )
-    late = decide(alive(make_heartbeat(phase, advanced_ago=limit + 1)), now_ms=NOW, policy=POLICY)
+    assert decide(alive(make_heartbeat(phase, advanced_ago=limit)), now_ms=NOW).action is WriterAction.KEEP
+    late = decide(alive(make_heartbeat(phase, advanced_ago=limit + 1)), now_ms=NOW)
     assert late.cause is Cause.HUNG
 
 
 def test_the_waits_between_crashes_double_and_the_first_relaunch_is_within_ten_seconds() -> None:
-    waits = [decide(ended(*crashes(n)), now_ms=NOW, policy=POLICY).until_ms or 0 for n in range(1, 5)]
+    waits = [decide(ended(*crashes(n)), now_ms=NOW).until_ms or 0 for n in range(1, 5)]
     assert [wait - NOW for wait in waits] == [1_000, 2_000, 4_000, 8_000]
     assert POLICY.backoff_ms(1_000) == POLICY.max_backoff_ms == MINUTE
 
 
 def test_a_commit_between_crashes_resets_the_crash_count() -> None:
     row = (*crashes(4)[:-1], exit_(1, ago=500, launch_id="L10", committed=True), exit_(1))
-    decision = decide(ended(*row), now_ms=NOW, policy=POLICY)
+    decision = decide(ended(*row), now_ms=NOW)
     assert (decision.action, decision.until_ms) == (WriterAction.HOLD, NOW + 1_000)
 
 
@@ -298,7 +296,7 @@ def observations(draw: st.DrawFn) -> DecisionInput:
 
 
 def decided(observed: DecisionInput) -> Decision:
-    return decide(observed, now_ms=NOW, policy=POLICY)
+    return decide(observed, now_ms=NOW)
 
 
 @given(observations())
@@ -433,5 +431,5 @@ def test_a_stream_whose_access_worked_once_is_retried_after_any_number_of_access
         )
     exits = read_exits(tmp_path)
     assert len(exits) == MAX_RECORDED_EXITS + 1
-    found = decide(ended(*exits), now_ms=NOW, policy=POLICY)
+    found = decide(ended(*exits), now_ms=NOW)
     assert (found.cause, found.action in {WriterAction.START, WriterAction.HOLD}) == (Cause.DENIED, True), found.reason

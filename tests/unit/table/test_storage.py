@@ -279,6 +279,13 @@ def test_a_full_disk_of_a_local_warehouse_is_reported() -> None:
     assert translate_staging_failure("file:///lake/silo/data", OSError(errno.EINVAL, "broken")) is None
 
 
+def test_an_object_store_that_fails_has_a_remedy() -> None:
+    found = translate_staging_failure("s3://lake/t", OSError(errno.EIO, "broken"))
+    assert isinstance(found, StorageUnavailable)
+    assert "the object store fails" in found.reason
+    assert found.remedy.startswith("Check the store's state")
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

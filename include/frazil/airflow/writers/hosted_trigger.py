@@ -120,7 +120,8 @@ class HostedStreamTrigger(UserActionTrigger):
         from frazil.supervise.decision_rules import decide
 
         application = find_application(Path(self.streams), self.application)
-        if application is None or all(spec.name != self.stream for spec in application.streams):
+        spec = next((one for one in application.streams if one.name == self.stream), None) if application else None
+        if spec is None:
             ended = f"the application {self.application} no longer runs the stream"
             return HostedObservation(ended, belongs_to_application=False)
         if not LocalLauncher(self.application).observe().process.is_alive:
@@ -132,12 +133,12 @@ class HostedStreamTrigger(UserActionTrigger):
         given_up = read_active_given_up(self.stream, observation)
         remedy = "; the application gave up: fix the cause, then clear this task" if given_up else ""
         sentence = f"{observation.process}{ended}{remedy}"
-        declared = next(spec.fingerprint() for spec in application.streams if spec.name == self.stream)
         # Only `_describe_pause` reads the pause.
         desired = DesiredState(generation=observation.launch.generation if observation.launch else 0)
-        observed = DecisionInput(observation, ValidDeclaration(declared), desired, read_notes(run_folder(self.stream)))
+        declared, policy = ValidDeclaration(spec.fingerprint()), SupervisionPolicy.for_stream(spec)
+        observed = DecisionInput(observation, declared, desired, policy, read_notes(run_folder(self.stream)))
         now_ms = clock.now_ms()
-        decision = decide(observed, now_ms=now_ms, policy=SupervisionPolicy())
+        decision = decide(observed, now_ms=now_ms)
         known = derive_from_decision(StreamState(self.stream), observed, decision, now_ms=now_ms)
         if not observation.process.is_alive:
             return HostedObservation(sentence, known=known, given_up=given_up)
@@ -195,5 +196,5 @@ class HostedStreamTrigger(UserActionTrigger):
 
 def _describe_end(last: ExitRecord) -> str:
     if last.code is None:
-        return f": {last.error or 'killed with its application, or its host went down'}"
-    return f" with exit code {last.code}: {last.error or 'on request'}"
+        return f": {last.cause or 'killed with its application, or its host went down'}"
+    return f" with exit code {last.code}: {last.cause or 'on request'}"

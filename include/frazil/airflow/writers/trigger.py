@@ -316,7 +316,7 @@ class WriterTrigger(UserActionTrigger):
         if stall is None and before is not None:
             self.log.warning("%s: the stall (%s) is over.", self.stream, before.kind)
         elif stall is not None:
-            self.log.warning("%s: stalled (%s): %s", self.stream, stall.kind, stall.reason)
+            self.log.warning("%s: stalled (%s): %s", self.stream, stall.kind, stall.failure)
 
 
 async def run_in_thread(blocking: Callable[[], T]) -> T:
