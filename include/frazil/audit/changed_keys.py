@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -178,7 +178,7 @@ def _are_of_same_records(new: pa.Table, old: pa.Table) -> Mask:
     if not {*COORDINATES} <= {*new.column_names}:
         return np.zeros(len(new), np.bool_)
     equal = (are_values_equal(column(new, name), column(old, name)) for name in COORDINATES)
-    return np.logical_and.reduce([*equal])
+    return reduce(np.logical_and, equal)
 
 
 def _split_rows(rows: pa.Table, mask: Mask) -> tuple[pa.Table, pa.Table]:

@@ -19,6 +19,7 @@ _LOGICAL_TYPES = {
     **dict.fromkeys(("time-micros", "timestamp-millis", "timestamp-micros", "timestamp-nanos"), ("long",)),
     **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"), ("long",)),
     "decimal": ("bytes", "fixed"),
+    "big-decimal": ("bytes",),
 }
 """Supported logical types, and the Avro types that they may annotate. Other logical types are ignored."""
 MAX_SCHEMA_DEPTH = 250
@@ -258,8 +259,8 @@ def column_type_of(written: AvroType, inside: frozenset[int] = frozenset()) -> F
         case "decimal":
             fits = written.precision <= _MAX_DIGITS
             return f"decimal({written.precision}, {written.scale})" if fits else MIXED
-        case "time-millis" | "time-micros":
-            return MIXED  # Spark cannot read a table with a column of times
+        case "time-millis" | "time-micros" | "big-decimal":
+            return MIXED  # Spark cannot read a table with a column of times; each big decimal has its own scale
         case logical if logical:
             return "timestamp" if logical.startswith("local-") else "timestamptz"
     if written.kind == "fixed":
