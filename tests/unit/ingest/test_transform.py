@@ -19,7 +19,6 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.types import DateType, LongType, NestedField, StringType
 
-from frazil.errors import SpecError
 from frazil.errors import MissingExtra, SpecError
 from frazil.ingest import readers
 from frazil.ingest.chunk import RecordChunk
