@@ -103,24 +103,29 @@ def build_declared_context(
 
 
 def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageResult]) -> dict[str, str]:
-    """Return a hash of the rules that read each column in `results`, and a hash of the `DECIDING_RULES`.
+    """Return a hash of the declared rules that read each column in `results`, and a hash of the `DECIDING_RULES`.
 
-    Empty unless the commit compares records of the topic with the table's rows.
+    Empty unless the commit compares records of the topic with the table's rows. If an upgrade changes the hashes,
+    audits compare no values of earlier batches, as after a changed declaration.
     """
     if not spec.sinks.mode.merges or not context.is_in_topic_format:
         return {}
-    sensitive, secrets = context.sensitive.get("fields", {}), sorted({result.secret for result in results} - {""})
-    by_column = (sensitive, context.key_header_columns, {} if context.transform else context.units)
-    units = context.units if context.transform else None  # of fields, not of columns
-    of_all = (context.format, context.is_lenient, context.key_columns, context.transform, units)
+    sensitive, keys, transform = context.sensitive.get("fields", {}), context.key_columns, context.transform
+    secrets = sorted({result.secret for result in results} - {""})
+    by_column = (sensitive, context.key_header_columns, {} if transform else context.units)
+    of_keys = (keys.columns, keys.format, keys.is_whole) if keys else None
+    # With a transform, units are of fields, not of columns.
+    of_all = (transform.records_json, transform.where, transform.unnested, context.units) if transform else None
+    expressions = {column.name: column.declared for column in transform.columns} if transform else {}
+    common = _sha256((context.format, context.is_lenient, of_keys, of_all))
 
     def rules(column: NestedField) -> str:
         own = [{path: how for path, how in of.items() if path.split(".")[0] == column.name} for of in by_column]
         sealed = [secrets for path in own[0] if sensitive[path]["as"] != "mask"]
         names = sorted(name for name, field_id in context.aliases.items() if field_id == column.field_id)
         # Another id: the column was dropped and added again.
-        field = column.field_id, column.field_type, column.write_default, column.required
-        return _short_hash((of_all, own, sealed, names, field))
+        field = column.field_id, str(column.field_type), column.write_default, column.required
+        return _sha256((common, own, sealed, names, field, expressions.get(column.name)))
 
     columns = {column.name: rules(column) for column in context.main.schema.fields}
     return {**columns, DECIDING_RULES: _hash_deciding_rules(spec, context, columns)}
@@ -131,11 +136,11 @@ def _hash_deciding_rules(spec: StreamSpec, context: StageContext, columns: Mappi
     of_rows = (spec.order_by, delete.column) if spec.dedupe is None else (spec.event_time.column,)
     called = partial(current_column_name, context.main.schema, context.aliases)
     deciding = [None if name is None else (name, columns.get(called(name))) for name in (*spec.sinks.key, *of_rows)]
-    return _short_hash((deciding, delete.values, delete.tombstones, spec.dedupe and spec.dedupe.within))
+    return _sha256((deciding, delete.values, delete.tombstones, spec.dedupe and spec.dedupe.within))
 
 
-def _short_hash(rules: object) -> str:
-    return hashlib.sha256(json.dumps(rules, sort_keys=True, default=repr).encode()).hexdigest()[:8]
+def _sha256(rules: object) -> str:
+    return hashlib.sha256(json.dumps(rules, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def key_columns(spec: StreamSpec) -> KeyColumns | None:

@@ -20,7 +20,16 @@ from frazil.commit.stream_tables import StreamTables
 from frazil.errors import SchemaIncompatible
 from frazil.ingest import readers, table_writer
 from frazil.ingest import stage as stage_module
-from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult, StageTask, TargetTable
+from frazil.ingest.contract import (
+    OffsetRange,
+    RecordFile,
+    StageContext,
+    StageResult,
+    StageTask,
+    TargetTable,
+    Transform,
+    TransformedColumn,
+)
 from frazil.spec.iceberg import table_schema
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties
@@ -250,6 +259,18 @@ def test_another_secret_changes_the_rules_of_hashed_and_tokenized_columns() -> N
     spec = orders(sensitive={"fields": fields, "secret": "${env:S}"}, delete="tombstones")
     before, after = (rules_of(spec, secret=secret) for secret in ("one", "two"))
     assert differing(before, after) == {"ref", DECIDING_RULES}, "ref is the key"
+
+
+def test_only_the_declared_expression_of_a_transform_is_hashed_for_its_column() -> None:
+    columns = tuple(TransformedColumn(name, f"{name}_x", f"{name} + 1", (name,), "false") for name in ("price", "id"))
+    context = dataclasses.replace(context_of(orders()), transform=Transform("{}", "records", columns))
+    before = rules_of(orders(), context)
+    computed = tuple(dataclasses.replace(column, expression="y", fails="true") for column in columns)
+    transform = Transform("{}", "r", computed, may_fail=("true",))
+    assert rules_of(orders(), dataclasses.replace(context, transform=transform)) == before
+    changed = (dataclasses.replace(columns[0], declared="price + 2"), columns[1])
+    after = rules_of(orders(), dataclasses.replace(context, transform=Transform("{}", "records", changed)))
+    assert differing(before, after) == {"price"}
 
 
 def test_rules_are_unknown_where_no_change_is_read_from_the_topics_format() -> None:
