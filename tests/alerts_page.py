@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from frazil.aggregate.day_input import WaitingDay
 from frazil.commit.dead_letter_counts import Reason
+from frazil.errors import Failure
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.maintenance.alerts import CLEAR_RATIO, MIN_FILE_DIVISOR, Reading, evaluate_table_rules
 from frazil.maintenance.health import StreamHealth, TableHealth
@@ -180,13 +181,15 @@ def _table() -> TableHealth:
 
 
 def _of_stream() -> Iterator[Reading]:
-    reported = "RegistryUnavailable: http://registry:8081 does not answer"
+    reported = Failure("http://registry:8081 does not answer", error="RegistryUnavailable")
     reasons = {"NotJson": Reason(400, ("rides[3]@104",))}
     broken = StreamState(
         "rides",
         "city.rides",
         problem="streams/rides.yaml:5: event-tmie: unknown key; did you mean event-time?",
-        missing="TableLost: the table city.rides is not in the catalog 'lake', and its location holds one",
+        missing=Failure(
+            "the table city.rides is not in the catalog 'lake', and its location holds one", error="TableLost"
+        ),
         desired="running",
         table_exists=False,
         alive=False,

@@ -111,6 +111,27 @@ def test_the_audit_finds_rows_that_are_lost_or_doubled(stream: Any, source: Sour
         assert re.search(said, found.stdout), found.stdout
 
 
+def test_the_audit_does_not_compare_records_that_an_earlier_declaration_dropped_as_repeats(
+    stream: Any, frazil: Callable[..., Any]
+) -> None:
+    def send(key: int) -> None:
+        times = (START + timedelta(minutes=minute) for minute in (0, 2))
+        stream.produce(json.dumps({"id": key, "at": at.isoformat()}).encode() for at in times)
+        stream.catch_up()
+
+    stream.declare(DEDUPE)
+    send(1)
+    assert frazil("audit", "events", "--source").returncode == 0
+    stream.declare(DEDUPE.replace("1h", "1m"))
+    found = frazil("audit", "events", "--source")
+    dropped = "1 record in Kafka has no row and is not a repeat by the current declaration"
+    assert (found.returncode, dropped in found.stdout) == (3, True), found.stdout
+    send(2)
+    stream.table().delete("id == 2 and at > '2026-01-01T00:01:00+00:00'")
+    found = frazil("audit", "events", "--source")
+    assert (found.returncode, bool(re.search(LOST, found.stdout))) == (1, True), found.stdout
+
+
 def test_rows_without_event_time_cause_no_finding_and_restoring_a_row_makes_the_audit_clean(
     stream: Any, source: Source, frazil: Callable[..., Any]
 ) -> None:

@@ -190,9 +190,57 @@ def test_the_audit_does_not_compare_values_that_an_earlier_declaration_wrote(
     stream.table().overwrite(rows.set_column(kind, rows.schema.field(kind), [["odd"]]), "id == 3")
     found = frazil("audit", "events", "--source")
     assert (found.returncode, "1 key (id 3): each has other values in the table" in found.stdout) == (1, True)
-    assert "This also replaces values of kind, remark that an earlier declaration wrote" in found.stdout
+    assert "A reset also replaces values of kind, remark that an earlier declaration wrote" in found.stdout
     declare(first)
     assert "1 key (id 3)" in frazil("audit", "events", "--source").stdout, "rules that are back are compared again"
+
+
+def test_the_audit_does_not_compare_keys_that_an_earlier_declaration_found_or_deleted_otherwise(
+    stream: Any, frazil: Callable[..., Any]
+) -> None:
+    def declare(deleted: str = "gone", key: str = "id", size: str = "int", more: str = "") -> None:
+        rules = (
+            f"mode: upsert\nkey: id\ndelete: {{column: note, values: [{deleted}]}}\n{more}commit: {{interval: 1s}}\n"
+        )
+        stream.declare(rules)
+        path = stream.streams / "events.yaml"
+        text = path.read_text().replace("note: string}", f"note: string, size: {size}}}")
+        path.write_text(text.replace("id: long not null", f"id: {{type: long, required: true, from: {key}}}"))
+
+    def send(*records: dict[str, Any]) -> None:
+        stream.produce(json.dumps({"at": START.isoformat(), **record}).encode() for record in records)
+        stream.catch_up()
+
+    def check_not_compared(keys: str) -> None:
+        found = frazil("audit", "events", "--source")
+        differs = f"{keys}: each differs from its newest change in Kafka by the current declaration"
+        advises = "frazil reset" in found.stdout
+        assert (found.returncode, advises, differs in found.stdout) == (3, False, True), found.stdout
+
+    declare()
+    send({"id": 1, "note": "gone", "other": 7}, {"id": 2, "note": "left", "other": 8}, {"id": 3, "size": 2**32})
+    assert frazil("audit", "events", "--source").returncode == 0
+    declare(deleted="left")
+    check_not_compared("2 keys (id 1; id 2)")
+    declare(key="other")
+    check_not_compared("1 key (id 8)")
+    declare(size="long")
+    stream.catch_up()
+    assert frazil("audit", "events", "--source").returncode == 0, "the record of key 3 has a dead letter"
+    declare(size="{type: long, cast: lenient}")
+    send({"id": 4, "note": "a"}, {"id": 4, "note": "b", "size": "1"})
+    send({"id": 6, "at": "2026-01-02T00:00:00Z"}, {"id": 6})
+    declare(size="long")
+    check_not_compared("1 key (id 4)")
+    declare(size="{type: long, cast: lenient}", more="order-by: at\n")
+    check_not_compared("1 key (id 6)")
+    send({"id": 5}, {"id": 7})
+    stream.table().delete("id == 5 or id == 7")
+    found = frazil("audit", "events", "--source")
+    assert (found.returncode, "2 keys (id 5; id 7): each is not in the table" in found.stdout) == (1, True), (
+        found.stdout
+    )
+    assert "A reset also inserts, replaces or deletes rows of 1 key by the current declaration" in found.stdout
 
 
 def test_the_audit_compares_a_row_by_the_declaration_that_wrote_it_last(

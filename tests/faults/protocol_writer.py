@@ -185,7 +185,7 @@ class Writer:
         folder = Path(self.world.folder, f"run-{self.stream}-{self.epoch}")
         folder.mkdir(exist_ok=True)
         return BatchPlanner(
-            settings=PlannerSettings(self.stream, self.topics, policy, IDLE_S, str(folder)),
+            settings=PlannerSettings(self.stream, self.topics, policy, IDLE_S, folder),
             kafka=self.kafka,
             source=marker.source,
             position=Position.from_marker(marker),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,12 @@ from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from frazil.audit.claims import CommittedRange
+from frazil.commit.journal import DECIDING_RULES
 from frazil.ingest.arrow_values import empty_table
 from frazil.merge.changes import TOPIC, Mask, are_values_equal, column, to_mask
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask
 from frazil.merge.table_files import TableFileReader, nullable_arrow_schema
-from frazil.offsets.spans import Span, TopicPartition, iter_runs, join_spans
+from frazil.offsets.spans import Span, TopicPartition, covered_offsets, iter_runs, join_spans
 from frazil.table.landed_offsets import COORDINATES
 
 MAX_LISTED_KEYS = 10
@@ -41,6 +42,9 @@ class ChangedKeys:
     redeclared_count: int = 0
     redeclared_columns: tuple[str, ...] = ()
     """Columns with different values that an earlier declaration read, also of keys in `updated`."""
+    undecided: tuple[Key, ...] = ()
+    """Keys whose records an earlier declaration may have committed with other keys, order or deletes."""
+    undecided_counts: MergeCounts = field(default_factory=MergeCounts)
     deleted: tuple[Key, ...] = ()
     others_updated: int = 0
     """Number of updated keys that are not listed: keys with rows of topics that were not read."""
@@ -54,20 +58,31 @@ class ColumnRules:
 
     now: Mapping[str, str]
     ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
+    rejects: bool = False
+    """Whether the current declaration rejects records that have no dead letter."""
 
     def changed(self, rows: pa.Table) -> dict[str, Mask]:
-        """Return by column a mask of the rows whose records were last committed by other rules of this column."""
+        """Return by column a mask of the rows whose records were last committed by other rules of this column.
+
+        If the current declaration rejects more records, the mask of `DECIDING_RULES` has the rows of all these masks.
+        """
         of_rules = defaultdict[frozenset[str], dict[TopicPartition, list[Span]]](dict)
         for tp, ranges in self.ranges.items():
-            for changed, spans in self._find_last_rules(ranges, replaces={*COORDINATES} <= {*rows.column_names}):
+            replaces = {*COORDINATES} <= {*rows.column_names}
+            for changed, spans in self._find_last_rules(ranges, replaces=replaces):
                 of_rules[changed].setdefault(tp, []).extend(spans)
-        masks = {name: np.zeros(rows.num_rows, np.bool_) for name in rows.column_names}
+        masks = {name: np.zeros(rows.num_rows, np.bool_) for name in (*rows.column_names, DECIDING_RULES)}
         for changed, by_tp in of_rules.items():
             if columns := changed & masks.keys():
                 mask = _rows_in_spans(rows, by_tp)
                 for name in columns:
                     masks[name] |= mask
         return masks
+
+    def undecided(self, tp: TopicPartition) -> BitMap64:
+        """Return the offsets of the records that were last committed by other `DECIDING_RULES`."""
+        rules = self._find_last_rules(self.ranges.get(tp, ()), replaces=True)
+        return covered_offsets(span for changed, spans in rules if DECIDING_RULES in changed for span in spans)
 
     def _find_last_rules(
         self, ranges: Sequence[CommittedRange], *, replaces: bool
@@ -85,7 +100,8 @@ class ColumnRules:
                 again |= r.offsets
 
     def _changed_columns(self, r: CommittedRange) -> frozenset[str]:
-        return frozenset(name for name, rules in self.now.items() if r.column_rules.get(name) != rules)
+        changed = {name for name, rules in self.now.items() if r.column_rules.get(name) != rules}
+        return frozenset(changed | {DECIDING_RULES} if changed and self.rejects else changed)
 
 
 def _rows_in_spans(rows: pa.Table, spans: Mapping[TopicPartition, Iterable[Span]]) -> Mask:
@@ -125,22 +141,49 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     others_deleted = others.num_rows - others_updated
     new, old = (rows.join(others, names, join_type="left anti") for rows in (new, old))
     both = new.join(old, names, join_type="inner").group_by([*names, _NEW]).aggregate([(_OLD, "min")])
-    other_rules, columns = _find_redeclared(
-        new_rows.take(both[_NEW]), old_rows.take(both[f"{_OLD}_min"]), context.rules, column_rules
-    )
-    redeclared, updated = both.filter(pa.array(other_rules)), both.filter(pa.array(~other_rules))
     absent, gone = (rows.join(both, names, join_type="left anti") for rows in (new, old))
+    changed = column_rules.changed(new_rows)
+    new_undecided, old_undecided = changed[DECIDING_RULES], column_rules.changed(old_rows)[DECIDING_RULES]
+    absent, inserted = _split_rows(absent, new_undecided[absent[_NEW]])
+    gone, deleted = _split_rows(gone, old_undecided[gone[_OLD]])
+    undecided = new_undecided[both[_NEW]] | old_undecided[both[f"{_OLD}_min"]]
+    of_both = new_rows.take(both[_NEW]), old_rows.take(both[f"{_OLD}_min"])
+    both, updated = _split_rows(both, undecided & ~_are_of_same_records(*of_both))
+    taken = both[_NEW].to_numpy()
+    other_rules, columns = _find_redeclared(
+        new_rows.take(taken),
+        old_rows.take(both[f"{_OLD}_min"]),
+        context.rules,
+        {name: mask[taken] for name, mask in changed.items()},
+    )
+    both, redeclared = _split_rows(both, other_rules)
     first = partial(_first_keys, schema=new_rows.select(names).schema)
+    differing = pa.concat_tables(rows.select(names) for rows in (inserted, updated, deleted))
     return ChangedKeys(
-        first(absent, counts.inserted),
-        first(updated, counts.updated - others_updated - len(redeclared)),
+        first(absent, counts.inserted - len(inserted)),
+        first(both, counts.updated - others_updated - len(redeclared) - len(updated)),
         first(redeclared, len(redeclared)),
         len(redeclared),
         columns,
-        first(gone, counts.deleted - others_deleted),
+        first(differing, len(differing)),
+        MergeCounts(inserted=len(inserted), updated=len(updated), deleted=len(deleted)),
+        first(gone, counts.deleted - others_deleted - len(deleted)),
         others_updated,
         others_deleted,
     )
+
+
+def _are_of_same_records(new: pa.Table, old: pa.Table) -> Mask:
+    """Return a mask of the rows with equal coordinates; no rows without coordinates."""
+    if not {*COORDINATES} <= {*new.column_names}:
+        return np.zeros(len(new), np.bool_)
+    equal = (are_values_equal(column(new, name), column(old, name)) for name in COORDINATES)
+    return reduce(np.logical_and, equal)
+
+
+def _split_rows(rows: pa.Table, mask: Mask) -> tuple[pa.Table, pa.Table]:
+    """Return the rows outside the mask, and the rows of the mask."""
+    return rows.filter(pa.array(~mask)), rows.filter(pa.array(mask))
 
 
 def _read_changed_rows(
@@ -157,10 +200,10 @@ def _read_changed_rows(
 
 
 def _find_redeclared(
-    new: pa.Table, old: pa.Table, rules: MergeRules, column_rules: ColumnRules
+    new: pa.Table, old: pa.Table, rules: MergeRules, changed: Mapping[str, Mask]
 ) -> tuple[Mask, tuple[str, ...]]:
     """Return a mask of the rows that differ only in columns read by other rules, and all such columns that differ."""
-    changed, columns = column_rules.changed(new), []
+    columns = []
     wrong, former = (np.zeros(len(new), np.bool_) for _ in range(2))
     for name in new.column_names:
         if name in rules.key or name in rules.ignored:

@@ -53,7 +53,7 @@ from frazil.merge.task import run_merge_task
 from frazil.offsets.spans import Offsets, TopicPartition, iter_runs, offset_bitmap
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
-from frazil.stream.stage_context import hash_column_rules
+from frazil.stream.stage_context import hash_rules
 from frazil.table.landed_offsets import COORDINATES, split_by_partition
 
 _CompletedTask = tuple[MergeTask, MergeResult]
@@ -61,6 +61,13 @@ LATE_AFTER_DELETE = (
     ". The table does not record deletes. So an older change in a later batch than the delete may have restored the "
     "row. Send the delete again. If one batch can read both, you can also reset to before the delete"
 )
+
+_BY_OTHERS = "An earlier declaration or version of frazil, or a backfill of files, committed"
+UNDECIDED = (
+    f"differs from its newest change in Kafka by the current declaration. {_BY_OTHERS} its records by other rules, "
+    "which may decide otherwise. It was not compared, and a reset would insert, replace or delete its row"
+)
+UNDECIDED_REPEATS = f" by the current declaration. {_BY_OTHERS} them by other rules, so they were not compared"
 
 
 def audit_upserts(
@@ -252,7 +259,8 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
     stream = replay.spec.name
     with scratch_folder(stream) as folder:
         result, staged = replay.stage(folder)
-        column_rules = ColumnRules(hash_column_rules(staged), replay.committed)
+        now = hash_rules(replay.spec, staged, [result])
+        column_rules = ColumnRules(now, replay.committed, rejects=result.rejects.total > 0)
         if values := result.values:
             sentence = f"records of {format_count(len(values), 'route value')} have no table: {[*values[:3]]}"
             yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
@@ -286,12 +294,19 @@ def _report_table_differences(  # noqa: PLR0913 - each source is an argument
             may_delete = f"a record of {', '.join(replay.not_read)}, which cannot be read,"
         yield from _report_keys(counts, keys, replay.spec, subject, may_delete, by_others=deleted or 0)
         return
-    if missing := _inserted_offsets(done, changes, context):
-        count = sum(map(len, missing.values()))
-        where = "; ".join(f"{tp[0]}-{tp[1]} {format_at_offsets(offsets)}" for tp, offsets in sorted(missing.items()))
-        verbs = "has no row and is not a repeat" if count == 1 else "have no row and are not repeats"
-        sentence = f"{format_count(count, 'record')} in Kafka {verbs}: {where}"
-        yield Finding(FindingKind.MISSING, count, sentence, subject)
+    missing = _inserted_offsets(done, changes, context)
+    undecided = {tp: offsets & column_rules.undecided(tp) for tp, offsets in missing.items()}
+    for kind, of, note in (
+        (FindingKind.MISSING, {tp: offsets - undecided[tp] for tp, offsets in missing.items()}, ""),
+        (FindingKind.NOT_COMPARED, undecided, UNDECIDED_REPEATS),
+    ):
+        if count := sum(map(len, of.values())):
+            where = "; ".join(
+                f"{tp[0]}-{tp[1]} {format_at_offsets(offsets)}" for tp, offsets in sorted(of.items()) if offsets
+            )
+            verbs = "has no row and is not a repeat" if count == 1 else "have no row and are not repeats"
+            sentence = f"{format_count(count, 'record')} in Kafka {verbs}{note}: {where}"
+            yield Finding(kind, count, sentence, subject)
 
 
 def _inserted_offsets(
@@ -323,30 +338,39 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     by_others: int = 0,
 ) -> Iterator[Finding]:
     """Report keys that merging all records would change. `may_delete` names possible causes of missing keys."""
-    again = f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream"
+    undecided, also = keys.undecided_counts, ""
+    undecided_count = undecided.inserted + undecided.updated + undecided.deleted
     if keys.redeclared_columns:
         columns = ", ".join(keys.redeclared_columns)
-        again += f". This also replaces values of {columns} that an earlier declaration wrote"
+        also = f". A reset also replaces values of {columns} that an earlier declaration wrote"
+    if undecided_count:
+        of_keys = format_count(undecided_count, "key")
+        also += f". A reset also inserts, replaces or deletes rows of {of_keys} by the current declaration"
+    again = (
+        f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream{also}"
+    )
     restored = (
         f". This also restores {format_count(by_others, 'row')} that other streams of the table deleted"
         if by_others
         else ""
     )
-    late = LATE_AFTER_DELETE if spec.order_by else again
+    late = f"{LATE_AFTER_DELETE}{also}" if spec.order_by else again
     absent, of_key = FindingKind.MISSING, "the key's newest change in Kafka"
     of_absent = f"is not in the table, although {of_key} is not a delete{again}{restored}"
     if may_delete:
         absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"
-    updated = counts.updated - keys.others_updated - keys.redeclared_count
-    deleted = counts.deleted - keys.others_deleted
+    inserted = counts.inserted - undecided.inserted
+    updated = counts.updated - keys.others_updated - keys.redeclared_count - undecided.updated
+    deleted = counts.deleted - keys.others_deleted - undecided.deleted
     of_redeclared = (
         f"has values of {', '.join(keys.redeclared_columns)} that an earlier declaration of the stream, or a backfill "
         "of files, wrote. These values were not compared, and a reset would replace them"
     )
     for kind, count, which, what in (
-        (absent, counts.inserted, keys.inserted, of_absent),
+        (absent, inserted, keys.inserted, of_absent),
         (FindingKind.MISCOUNTED, updated, keys.updated, f"has other values in the table than in {of_key}{again}"),
         (FindingKind.NOT_COMPARED, keys.redeclared_count, keys.redeclared, of_redeclared),
+        (FindingKind.NOT_COMPARED, undecided_count, keys.undecided, UNDECIDED),
         (FindingKind.UNCLAIMED, deleted, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
     ):
         if count:

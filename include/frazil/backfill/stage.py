@@ -19,7 +19,7 @@ from frazil.ingest.dead_letters import join_rejects
 from frazil.offsets.spans import Spans
 from frazil.stream.engine import TaskRunner
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.stage_context import hash_column_rules
+from frazil.stream.stage_context import hash_rules
 from frazil.stream.stage_rows import StageRows
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def _stage_chunk(
         idle=frozenset(),
         offsets_after={},
         cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
-        column_rules=hash_column_rules(context),
+        column_rules=hash_rules(opened.spec, context, results),
         reasons=count_reasons(join_rejects(result.rejects for result in results)),
     )
     return journal, results

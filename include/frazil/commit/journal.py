@@ -37,6 +37,8 @@ VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
+DECIDING_RULES = ""
+"""The name, among column names, of the rules that decide which rows a record changes: keys, order and deletes."""
 
 
 class BatchCost(NamedTuple):
@@ -93,7 +95,7 @@ class Journal:
     accepted: Reasons = field(default_factory=dict)
     """The dead letters that an operator accepted. The circuit breaker, and alerts on the rate, ignore them."""
     column_rules: Mapping[str, str] = field(default_factory=dict)
-    """`hash_column_rules` of the batch. Audits compare a value only if its column's rules are still the same."""
+    """`hash_rules` of the batch. Audits compare a value only if its column's rules are still the same."""
 
     @property
     def records(self) -> int:

@@ -412,6 +412,8 @@ class StageResult:
     """Route values that need new tables. Their rows were not written, so the batch must be staged again."""
     accepted: Rejects = Rejects()
     """The new dead letters that an operator accepted, so that the circuit breaker ignores them."""
+    secret: str = ""
+    """A fingerprint of the secret that hashed or tokenized values; see `Sealer.fingerprint`."""
 
     def to_json(self) -> dict[str, Any]:
         drift = {target: found.to_json() for target, found in self.drift.items()}

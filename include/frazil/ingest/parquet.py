@@ -39,6 +39,7 @@ from frazil.ingest.arrow_values import VARIANT_GROUP, fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
 from frazil.ingest.formats.fields import find_defaults
 from frazil.spec.iceberg import check_variants, variant_columns
+from frazil.spec.property_rules import ENCODINGS_PROPERTY, find_writing_property_problem
 
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""
@@ -147,10 +148,6 @@ def _delta_bits(words: NDArray[Any]) -> float:
     return float(np.mean(np.ceil(np.log2(greatest.astype(np.float64) + 1))))
 
 
-ENCODINGS_PROPERTY = "write.parquet.format-version"
-"""Table property for the encodings' version: v2 in frazil's new tables. The page format is always v1."""
-
-
 @dataclass(frozen=True)
 class FileLayout:
     """Settings for a table's files, parsed once per task from the table's metadata."""
@@ -193,9 +190,9 @@ def _parse(
     schema, spec = parse_schema(texts[0]), PartitionSpec.model_validate_json(texts[1])
     check_variants(schema)  # another program may have added one since the table was opened
     properties = dict(all_properties)
-    version = properties.get(ENCODINGS_PROPERTY, "v1")
-    if version not in ("v1", "v2"):
-        raise SpecError(f"table property {ENCODINGS_PROPERTY}: {version!r} is not v1 or v2")
+    for name, text in all_properties:
+        if problem := find_writing_property_problem(name, text):
+            raise SpecError(f"table property {name}: {text!r} {problem}")
     statistics, column_ids = map_variant_statistics(
         schema, compute_statistics_plan(schema, properties), parquet_path_to_id_mapping(schema)
     )
@@ -205,9 +202,9 @@ def _parse(
         spec=spec,
         order=SortOrder.model_validate_json(texts[2]),
         arrow_schema=variant_groups_schema(schema_to_pyarrow(schema, include_field_ids=True), variant_columns(schema)),
-        row_group_bytes=_positive_integer(properties, "write.parquet.row-group-size-bytes", 128 * 2**20),
-        row_group_rows=_positive_integer(properties, "write.parquet.row-group-limit", 1_048_576),
-        allows_v2=(version == "v2"),
+        row_group_bytes=int(properties.get("write.parquet.row-group-size-bytes", 128 * 2**20)),
+        row_group_rows=int(properties.get("write.parquet.row-group-limit", 1_048_576)),
+        allows_v2=properties.get(ENCODINGS_PROPERTY) == "v2",
         writer_options=_writer_options(properties),
         statistics=statistics,
         column_ids=column_ids,
@@ -217,29 +214,16 @@ def _parse(
     )
 
 
-def _positive_integer(properties: Mapping[str, str], name: str, default: int) -> int:
-    """Return a table property, or Iceberg's `default` if it is not set. Raises SpecError for a value below 1."""
-    try:
-        value = int(properties.get(name, default))
-    except ValueError:
-        value = 0
-    if value <= 0:
-        raise SpecError(f"table property {name}: {properties[name]!r} is not an integer above 0")
-    return value
-
-
 def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     codec = properties.get("write.parquet.compression-codec", "zstd").lower()
     codec = "none" if codec == "uncompressed" else codec
-    if codec not in ("none", "snappy", "gzip", "brotli", "lz4", "zstd"):
-        raise SpecError(f"table property write.parquet.compression-codec: {codec!r} is not a codec; use zstd")
     level = properties.get("write.parquet.compression-level")
     return {
         "compression": codec,
         "compression_level": None if level is None or codec in ("none", "snappy", "lz4") else int(level),
-        "data_page_size": _positive_integer(properties, "write.parquet.page-size-bytes", 2**20),
-        "max_rows_per_page": _positive_integer(properties, "write.parquet.page-row-limit", 20_000),
-        "dictionary_pagesize_limit": _positive_integer(properties, "write.parquet.dict-size-bytes", 2 * 2**20),
+        "data_page_size": int(properties.get("write.parquet.page-size-bytes", 2**20)),
+        "max_rows_per_page": int(properties.get("write.parquet.page-row-limit", 20_000)),
+        "dictionary_pagesize_limit": int(properties.get("write.parquet.dict-size-bytes", 2 * 2**20)),
         "store_schema": False,
         "store_decimal_as_integer": True,  # required by the Iceberg specification, appendix A
     }

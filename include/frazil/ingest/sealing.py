@@ -49,6 +49,11 @@ class Sealer:
         return HKDF(SHA256(), length=size, salt=None, info=f"frazil {purpose}".encode()).derive(self._text)
 
     @cached_property
+    def fingerprint(self) -> str:
+        """A short text that differs for another secret, for comparisons. The secret cannot be derived from it."""
+        return self._derive_key("fingerprint", 4).hex()
+
+    @cached_property
     def _hash_key(self) -> bytes:
         return self._derive_key("hash", 32)
 

@@ -58,6 +58,11 @@ class Protector:
             rows = rows.set_column(place, rows.schema.field(place), pa.chunked_array(changed, column.type))
         return rows
 
+    @property
+    def secret(self) -> str:
+        """The secret's fingerprint; empty without a secret."""
+        return self._sealer.fingerprint if self._sealer else ""
+
     def mask_errors(self, rejections: Sequence[Rejection]) -> list[Rejection]:
         """Return the rejections without texts that may quote a value."""
         places = (

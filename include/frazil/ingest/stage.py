@@ -368,6 +368,7 @@ class _Stage:
             self._other_events,
             tuple(sorted(self._divide.values)) if self._divide else (),
             self._rejects.accepted.result(),
+            self._protect.secret if self._protect else "",
         )
 
     def close(self) -> None:

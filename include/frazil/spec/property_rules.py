@@ -43,7 +43,14 @@ _INTEGER_PROPERTIES = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|n
 """Table properties with an integer value, according to Iceberg's configuration page."""
 
 PAGE_VERSION_PROPERTY = "write.parquet.page-version"
-_VERSION_PROPERTIES = ("write.parquet.format-version", PAGE_VERSION_PROPERTY)
+ENCODINGS_PROPERTY = "write.parquet.format-version"
+"""Table property for the encodings' version: v2 in frazil's new tables. The page format is always v1."""
+CODECS = ("none", "uncompressed", "snappy", "gzip", "brotli", "lz4", "zstd")
+_PARQUET_INTEGERS = re.compile(
+    r"write\.parquet\.(row-group-size-bytes|row-group-limit|(page|dict)-size-bytes|page-row-limit)"
+)
+_METRICS_PROPERTIES = re.compile(r"write\.metadata\.metrics\.(default|column\..*)")
+_METRICS_MODE = re.compile(r"|none|counts|full|truncate\(0*[1-9]\d*\)", re.IGNORECASE)
 
 FORMAT_3_READERS = (
     "only a new table gets version 3, which fewer engines read, and it cannot go back to version 2. Spark with Iceberg "
@@ -116,9 +123,26 @@ def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
         yield Problem("table.location", spec.table.location, problem)
 
 
+def find_writing_property_problem(key: str, value: str) -> str | None:
+    """Return why files cannot be written with this value of a table property; None if they can."""
+    if key == ENCODINGS_PROPERTY and value not in ("v1", "v2"):
+        return "is not v1 or v2"
+    if _PARQUET_INTEGERS.fullmatch(key) and not re.fullmatch(r"0*[1-9]\d*", value):
+        return "is not an integer above 0"
+    if key == "write.parquet.compression-codec" and value.lower() not in CODECS:
+        return "is not a codec; use zstd"
+    if key == "write.parquet.compression-level" and not re.fullmatch(r"-?\d+", value):
+        return "is not an integer"
+    if _METRICS_PROPERTIES.fullmatch(key) and not _METRICS_MODE.fullmatch(value.strip()):
+        return "is not a metrics mode; use none, counts, full or truncate(16)"
+    return None
+
+
 def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
     for key, value in spec.table.properties.items():
         path = f"table.properties.{key}"
+        is_folder = key in FOLDER_PROPERTIES
+        problem = find_path_problem(value) if is_folder else find_writing_property_problem(key, value)
         if is_secret(key):
             what = "is a secret, which everyone who reads the table could see; set it in the catalog's configuration"
             yield Problem(path, None, what)
@@ -128,9 +152,9 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(path, value, "is not supported; frazil writes format versions 2 and 3")
         elif key == "write.format.default" and value.lower() != "parquet":
             yield Problem(path, value, "is not supported; frazil writes parquet, so leave it out")
-        elif key in _VERSION_PROPERTIES and value not in ("v1", "v2"):
+        elif key == PAGE_VERSION_PROPERTY and value not in ("v1", "v2"):
             yield Problem(path, value, "is not v1 or v2")
-        elif key in FOLDER_PROPERTIES and (problem := find_path_problem(value)):
+        elif problem:
             yield Problem(path, value, problem)
         elif _INTEGER_PROPERTIES.fullmatch(key) and not re.fullmatch(r"\d+", value):
             yield Problem(path, value, "is not an integer, as Iceberg requires")

@@ -58,7 +58,7 @@ from frazil.stream.plan import Position, join_ranges, update_rates
 from frazil.stream.progress import ProgressFolder
 from frazil.stream.route import StreamRoute
 from frazil.stream.session import cost_meter
-from frazil.stream.stage_context import build_stage_context, hash_column_rules
+from frazil.stream.stage_context import build_stage_context, hash_rules
 from frazil.stream.stage_rows import StageRows
 from frazil.stream.throttle import MetadataBounds, Throttle, measure_metadata, throttle
 from frazil.table.catalogs import translate_catalog_errors
@@ -368,7 +368,7 @@ class BatchRunner:
             cost=BatchCost(cpu_ms, requests.writes + sum(uploads), requests.reads),
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
             accepted=count_reasons(join_rejects(result.accepted for result in results)),
-            column_rules=hash_column_rules(context),
+            column_rules=hash_rules(self.spec, context, results),
         )
 
     def _record_rates(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -14,12 +14,22 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
+from frazil.commit.journal import DECIDING_RULES
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import current_column_name, merge_config
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import batch_folder
-from frazil.ingest.contract import ChangeRules, Destinations, KeyColumns, StageContext, Target, TargetTable, Transform
+from frazil.ingest.contract import (
+    ChangeRules,
+    Destinations,
+    KeyColumns,
+    StageContext,
+    StageResult,
+    Target,
+    TargetTable,
+    Transform,
+)
 from frazil.ingest.formats.fields import Unit, may_have_aliases
 from frazil.spec.column import COORDINATES, LINE_COLUMN
 from frazil.spec.formats import dump_portable_format
@@ -92,31 +102,45 @@ def build_declared_context(
     )
 
 
-def hash_column_rules(context: StageContext) -> dict[str, str]:
-    """Return a hash of the declared rules that read each column. Empty except for an upsert of records from the topic.
+def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageResult]) -> dict[str, str]:
+    """Return a hash of the declared rules that read each column in `results`, and a hash of the `DECIDING_RULES`.
 
-    If an upgrade changes the hashes, audits compare no values of earlier batches, as after a changed declaration.
+    Empty unless the commit compares records of the topic with the table's rows. If an upgrade changes the hashes,
+    audits compare no values of earlier batches, as after a changed declaration.
     """
-    if context.changes is None or not context.is_in_topic_format:
+    if not spec.sinks.mode.merges or not context.is_in_topic_format:
         return {}
-    sensitive, keys, transform = {**context.sensitive}, context.key_columns, context.transform
-    by_column = (sensitive.pop("fields", {}), context.key_header_columns, {} if transform else context.units)
+    sensitive, keys, transform = context.sensitive.get("fields", {}), context.key_columns, context.transform
+    secrets = sorted({result.secret for result in results} - {""})
+    by_column = (sensitive, context.key_header_columns, {} if transform else context.units)
     of_keys = (keys.columns, keys.format, keys.is_whole) if keys else None
-    of_fields = (transform.records_json, transform.where, transform.unnested, context.units) if transform else None
+    # With a transform, units are of fields, not of columns.
+    of_all = (transform.records_json, transform.where, transform.unnested, context.units) if transform else None
     expressions = {column.name: column.declared for column in transform.columns} if transform else {}
-    common = _sha256((context.format, context.is_lenient, of_keys, of_fields, sensitive))
+    common = _sha256((context.format, context.is_lenient, of_keys, of_all))
 
     def rules(column: NestedField) -> str:
         own = [{path: how for path, how in of.items() if path.split(".")[0] == column.name} for of in by_column]
+        sealed = [secrets for path in own[0] if sensitive[path]["as"] != "mask"]
         names = sorted(name for name, field_id in context.aliases.items() if field_id == column.field_id)
-        field = column.field_id, str(column.field_type), column.write_default  # another id: dropped and added again
-        return _sha256((common, own, names, field, expressions.get(column.name)))[:8]
+        # Another id: the column was dropped and added again.
+        field = column.field_id, str(column.field_type), column.write_default, column.required
+        return _sha256((common, own, sealed, names, field, expressions.get(column.name)))
 
-    return {column.name: rules(column) for column in context.main.schema.fields}
+    columns = {column.name: rules(column) for column in context.main.schema.fields}
+    return {**columns, DECIDING_RULES: _hash_deciding_rules(spec, context, columns)}
+
+
+def _hash_deciding_rules(spec: StreamSpec, context: StageContext, columns: Mapping[str, str]) -> str:
+    delete = spec.delete or Delete.model_construct()
+    of_rows = (spec.order_by, delete.column) if spec.dedupe is None else (spec.event_time.column,)
+    called = partial(current_column_name, context.main.schema, context.aliases)
+    deciding = [None if name is None else (name, columns.get(called(name))) for name in (*spec.sinks.key, *of_rows)]
+    return _sha256((deciding, delete.values, delete.tombstones, spec.dedupe and spec.dedupe.within))
 
 
 def _sha256(rules: object) -> str:
-    return hashlib.sha256(json.dumps(rules, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(rules, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def key_columns(spec: StreamSpec) -> KeyColumns | None:

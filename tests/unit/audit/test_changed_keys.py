@@ -15,7 +15,8 @@ from pyiceberg.types import BinaryType, LongType, NestedField, PrimitiveType, St
 
 from frazil.audit.changed_keys import MAX_LISTED_KEYS, ChangedKeys, ColumnRules, find_changed_keys
 from frazil.audit.claims import CommittedRange
-from frazil.merge.contract import MergeContext, MergeRules, MergeTask
+from frazil.commit.journal import DECIDING_RULES
+from frazil.merge.contract import MergeContext, MergeCounts, MergeRules, MergeTask
 from frazil.merge.table_files import TableFileReader
 from frazil.merge.task import run_merge_task
 from tests.unit.merge.made_table import MadeTable, Row, deleted
@@ -88,6 +89,27 @@ def test_values_that_other_rules_wrote_are_listed_apart_from_errors(tmp_path: Pa
     assert found({**now, "note": "other"}) == redeclared
     assert found({}) == redeclared, "the rules are unknown"
     assert found({**now, "k1": "other"}) == ChangedKeys(updated=({"k1": 1},)), "another column's rules changed"
+
+
+def test_keys_of_records_with_other_deciding_rules_are_not_compared(tmp_path: Path) -> None:
+    audited = Audited(tmp_path, LongType(), coordinates=False)
+    audited.table.land([row(1, note="former"), row(2)])
+    now = {"k1": "a", "note": "b", DECIDING_RULES: "c"}
+    changes = [row(1, note="new"), deleted(k1=2), row(3)]
+
+    def found(rules: Mapping[str, str], *, rejects: bool = False) -> ChangedKeys:
+        ranges = {("t", 0): [CommittedRange(0, 9, 9, 0, "", column_rules=rules)]}
+        audited.column_rules = ColumnRules(now, ranges, rejects=rejects)
+        return audited.keys(changes)
+
+    compared = ChangedKeys(({"k1": 3},), ({"k1": 1},), deleted=({"k1": 2},))
+    undecided = ChangedKeys(
+        undecided=({"k1": 1}, {"k1": 2}, {"k1": 3}), undecided_counts=MergeCounts(inserted=1, updated=1, deleted=1)
+    )
+    assert found(now) == found(now, rejects=True) == compared
+    assert found({**now, DECIDING_RULES: "other"}) == undecided
+    assert found({**now, "k1": "other"}) == compared
+    assert found({**now, "k1": "other"}, rejects=True) == undecided, "a record of another key may be rejected now"
 
 
 def test_the_rules_of_a_row_are_those_of_its_records_batches() -> None:

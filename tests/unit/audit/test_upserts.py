@@ -62,7 +62,7 @@ def test_values_of_an_earlier_declaration_are_not_compared_and_no_advice_replace
     assert (wrong.kind, wrong.count, former.kind, former.count) == (
         FindingKind.MISCOUNTED, 1, FindingKind.NOT_COMPARED, 1,
     )  # fmt: skip
-    assert wrong.sentence.endswith("This also replaces values of kind, remark that an earlier declaration wrote")
+    assert wrong.sentence.endswith("A reset also replaces values of kind, remark that an earlier declaration wrote")
     assert former.sentence.startswith("1 key (ref b): each has values of kind, remark that an earlier declaration")
 
 
@@ -248,7 +248,9 @@ def test_records_that_a_dedupe_table_is_missing_are_named(
     monkeypatch.setattr(upserts, "_inserted_offsets", lambda *_: {T0: BitMap64(offsets)})
     mode: Any = SimpleNamespace(sinks=SimpleNamespace(mode=SimpleNamespace(replaces_rows=False)))
     rest: Any = None
-    (found,) = upserts._report_table_differences(SimpleNamespace(spec=mode), rest, (), rest, "s", column_rules=rest)  # type: ignore[arg-type]
+    (found,) = upserts._report_table_differences(
+        SimpleNamespace(spec=mode), rest, (), rest, "s", column_rules=ColumnRules({}, {})
+    )  # type: ignore[arg-type]
     assert (found.kind, found.count, found.sentence) == (FindingKind.MISSING, len(offsets), said)
 
 

@@ -271,6 +271,17 @@ def test_a_dead_letter_value_that_resembles_an_encrypted_one_is_not_kept(world: 
     assert protect.dead_letter_value(b"frazil", "p") == b"frazil"
 
 
+def test_a_result_names_the_secret_that_hashed_its_values(world: Callable[..., World], monkeypatch: pytest.MonkeyPatch):
+    def fingerprint(text: str) -> str:
+        monkeypatch.setenv("TEST_SECRET", text)
+        land = world(spec_of({"email": "hash"}, {"email": "string"}))
+        return staged(land, [Record(f'{{{TS}, "email": "a@b"}}'.encode())]).secret
+
+    found = [fingerprint(text) for text in (SECRET, f"another {SECRET}", SECRET)]
+    assert found[0] == found[2] != found[1]
+    assert found[0] not in SECRET.encode().hex()
+
+
 def test_rows_of_parquet_are_refused(world: Callable[..., World], tmp_path: Path):
     land = world(spec_of({"email": "hash"}, {"email": "string"}))
     of = context(land)

@@ -223,6 +223,16 @@ def test_columns_and_types_that_differ_from_the_schema_are_refused_and_both_are_
     assert "Binder Error" in refusal("SELECT n + txt AS a FROM records")
 
 
+def test_names_that_engines_take_for_the_same_are_refused() -> None:
+    """DuckDB keeps the micro sign and the Greek letter apart; Spark does not."""
+    said = refusal('SELECT n AS "\u00b5", n AS "\u03bc" FROM records', schema={"\u00b5": "long"})
+    assert said == "transform: the column \u03bc of the SELECT is not a column of schema (long)"
+    nested = refusal("SELECT {'\u00b5': n, '\u03bc': n} AS a FROM records", schema={"a": "struct<\u00b5: long>"})
+    assert "but struct<\u00b5: long> in schema" in nested
+    with pytest.raises(SpecError, match="names the column"):
+        stream('SELECT n AS "\u00b5", n AS "\u03bc" FROM records', schema={"\u00b5": "long", "\u03bc": "long"})
+
+
 @pytest.mark.parametrize(
     ("expression", "kind", "expected"),
     [

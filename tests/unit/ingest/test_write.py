@@ -387,7 +387,10 @@ def test_files_carry_field_ids_and_no_arrow_schema(make_table: MakeTable, make_w
     [
         ("write.parquet.page-size-bytes", "1MB"),
         ("write.parquet.compression-codec", "zip"),
+        ("write.parquet.compression-level", "high"),
         ("write.parquet.format-version", "2"),
+        ("write.metadata.metrics.default", "bounds"),
+        ("write.metadata.metrics.column.n", "truncate(0)"),
     ],
 )
 def test_a_property_that_cannot_be_used_is_refused(

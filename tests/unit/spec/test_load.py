@@ -396,6 +396,25 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         ["table.properties.write.format.default: 'orc' is not supported; frazil writes parquet"],
     ),
     (
+        "metrics and codec",
+        {
+            "table": {
+                "identifier": "a.b",
+                "properties": {
+                    "write.metadata.metrics.default": "Truncate(8)",
+                    "write.metadata.metrics.column.id": "bounds",
+                    "write.parquet.compression-codec": "zip",
+                    "write.parquet.page-row-limit": "0",
+                },
+            }
+        },
+        [
+            "table.properties.write.metadata.metrics.column.id: 'bounds' is not a metrics mode; use none, counts, full",
+            "table.properties.write.parquet.compression-codec: 'zip' is not a codec; use zstd",
+            "table.properties.write.parquet.page-row-limit: '0' is not an integer above 0",
+        ],
+    ),
+    (
         "size of a file",
         {"table": {"identifier": "a.b", "properties": {"write.target-file-size-bytes": "128MiB"}}},
         ["'128MiB' is not an integer"],

@@ -21,6 +21,7 @@ from frazil.host.heartbeat import Phase
 from frazil.ingest.contract import RangeProgress, StagedFile, StageResult
 from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import SourceIdentity
+from frazil.spec.sinks import APPEND
 from frazil.stream.batch import BatchRunner
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.notices import Notices
@@ -134,13 +135,13 @@ def test_a_journal_has_the_last_transaction_before_its_end():
     source = SourceIdentity("cluster", {"t": "id-1"})
     table = SimpleNamespace(metadata=SimpleNamespace(table_uuid="u"))
     runner: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s"),
+        spec=SimpleNamespace(name="s", sinks=SimpleNamespace(mode=APPEND)),
         marker=SimpleNamespace(source=source),
         kafka=SimpleNamespace(describe=lambda: SimpleNamespace(identity=source)),
         tables=SimpleNamespace(main=SimpleNamespace(current=lambda: table), clock_ms=lambda: 7),
         committer=SimpleNamespace(newest_dead_letters=lambda: BatchKey(0, 0)),
     )
-    context: Any = SimpleNamespace(topic_ids=source.topic_ids, epoch=1, batch=2, window_us=None, changes=None)
+    context: Any = SimpleNamespace(topic_ids=source.topic_ids, epoch=1, batch=2, window_us=None)
     end: Any = SimpleNamespace(
         idle=frozenset(), offsets={("t", 0): 3}, leader_epochs={}, transaction=LastTransaction("571", "24")
     )

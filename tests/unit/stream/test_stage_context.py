@@ -14,6 +14,7 @@ from pyspark.cloudpickle import dumps
 
 from frazil.commit import compare_and_swap
 from frazil.commit.compare_and_swap import TableHandle
+from frazil.commit.journal import DECIDING_RULES
 from frazil.commit.marker import BatchKey
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import SchemaIncompatible
@@ -23,6 +24,7 @@ from frazil.ingest.contract import (
     OffsetRange,
     RecordFile,
     StageContext,
+    StageResult,
     StageTask,
     TargetTable,
     Transform,
@@ -32,7 +34,7 @@ from frazil.spec.iceberg import table_schema
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties
 from frazil.stream.progress import ProgressFolder
-from frazil.stream.stage_context import build_declared_context, build_stage_context, hash_column_rules
+from frazil.stream.stage_context import build_declared_context, build_stage_context, hash_rules
 from frazil.stream.stage_rows import StageRows
 from frazil.table.catalogs import load_catalog
 from frazil.table.declared_tables import declared_table
@@ -178,11 +180,22 @@ def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(
         build_stage_context(wider, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
 
 
-def orders_context(*, schema: dict[str, Any] | None = None, **changed: Any) -> StageContext:
-    spec = StreamSpec.model_validate({**ORDERS, **changed, "schema": {**ORDERS["schema"], **(schema or {})}})  # type: ignore[dict-item]
+def orders(*, schema: dict[str, Any] | None = None, **changed: Any) -> StreamSpec:
+    return StreamSpec.model_validate({**ORDERS, **changed, "schema": {**ORDERS["schema"], **(schema or {})}})  # type: ignore[dict-item]
+
+
+def context_of(spec: StreamSpec) -> StageContext:
     columns = table_schema(spec)
     main = TargetTable(columns.model_dump_json(), "{}", "{}", {}, "data", 1)
     return build_declared_context(spec, columns, {}, targets={"main": main}, units=spec.units)
+
+
+def rules_of(spec: StreamSpec, context: StageContext | None = None, secret: str = "") -> dict[str, str]:
+    return hash_rules(spec, context or context_of(spec), [StageResult((), (), secret=secret)])
+
+
+def differing(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before if before[name] != after.get(name)}
 
 
 @pytest.mark.parametrize(
@@ -192,42 +205,77 @@ def orders_context(*, schema: dict[str, Any] | None = None, **changed: Any) -> S
         {"type": "int", "cast": "lenient"},
         {"type": "int", "null-if": [-1]},
         {"type": "int", "from": "cost"},
+        "int",
         "long",
     ],
 )
 def test_only_the_rules_of_a_changed_column_have_another_hash(price: Any) -> None:
-    before, after = (hash_column_rules(orders_context(schema=schema)) for schema in ({}, {"price": price}))
-    assert {name for name in before if before[name] != after[name]} == {"price"}
-    assert before == hash_column_rules(orders_context())
+    before = rules_of(orders())
+    assert differing(before, rules_of(orders(schema={"price": price}))) == {"price"}
+    assert before == rules_of(orders())
 
 
 def test_a_column_that_was_dropped_and_added_again_has_another_hash() -> None:
-    context = orders_context()
+    context = context_of(orders())
     fields = [f.model_copy(update={"field_id": 99}) if f.name == "price" else f for f in context.main.schema.fields]
     main = dataclasses.replace(context.main, schema_json=Schema(*fields).model_dump_json())
-    before, after = map(hash_column_rules, (context, dataclasses.replace(context, targets={"main": main})))
-    assert {name for name in before if before[name] != after[name]} == {"price"}
+    after = rules_of(orders(), dataclasses.replace(context, targets={"main": main}))
+    assert differing(rules_of(orders()), after) == {"price"}
 
 
 def test_rules_of_all_columns_change_with_the_format() -> None:
     source = {**ORDERS["source"], "format": {"type": "json", "unwrap": "value"}}  # type: ignore[dict-item]
-    before, after = hash_column_rules(orders_context()), hash_column_rules(orders_context(source=source))
-    assert not before.items() & after.items()
+    assert not rules_of(orders()).items() & rules_of(orders(source=source)).items()
+
+
+@pytest.mark.parametrize(
+    ("changed", "columns"),
+    [
+        ({"delete": {"column": "op", "values": ["x"], "tombstones": True}}, set()),
+        ({"delete": {"column": "op", "values": ["d"]}}, set()),
+        ({"order-by": "at"}, set()),
+        ({"schema": {"op": {"type": "string", "default": "d"}}}, {"op"}),
+        ({"key": ["ref", "at"], "delete": {"column": "op", "values": ["d"]}}, set()),
+    ],
+)
+def test_the_deciding_rules_change_with_the_key_the_order_and_the_deletes(
+    changed: dict[str, Any], columns: set[str]
+) -> None:
+    assert differing(rules_of(orders()), rules_of(orders(**changed))) == {DECIDING_RULES, *columns}
+
+
+def test_the_deciding_rules_of_a_dedupe_stream_change_with_its_key_and_span() -> None:
+    plain = {name: value for name, value in ORDERS.items() if name not in {"mode", "key", "delete"}}
+
+    def found(**dedupe: Any) -> dict[str, str]:
+        return rules_of(StreamSpec.model_validate({**plain, "dedupe": {"key": "ref", "within": "1h"} | dedupe}))
+
+    assert differing(found(), found(within="2h")) == {DECIDING_RULES}
+    assert differing(found(), found(key=["ref", "price"])) == {DECIDING_RULES}
+
+
+def test_another_secret_changes_the_rules_of_hashed_and_tokenized_columns() -> None:
+    fields = {"ref": "hash", "op": "mask"}
+    spec = orders(sensitive={"fields": fields, "secret": "${env:S}"}, delete="tombstones")
+    before, after = (rules_of(spec, secret=secret) for secret in ("one", "two"))
+    assert differing(before, after) == {"ref", DECIDING_RULES}, "ref is the key"
 
 
 def test_only_the_declared_expression_of_a_transform_is_hashed_for_its_column() -> None:
     columns = tuple(TransformedColumn(name, f"{name}_x", f"{name} + 1", (name,), "false") for name in ("price", "id"))
-    context = dataclasses.replace(orders_context(), transform=Transform("{}", "records", columns))
-    before = hash_column_rules(context)
+    context = dataclasses.replace(context_of(orders()), transform=Transform("{}", "records", columns))
+    before = rules_of(orders(), context)
     computed = tuple(dataclasses.replace(column, expression="y", fails="true") for column in columns)
     transform = Transform("{}", "r", computed, may_fail=("true",))
-    assert hash_column_rules(dataclasses.replace(context, transform=transform)) == before
+    assert rules_of(orders(), dataclasses.replace(context, transform=transform)) == before
     changed = (dataclasses.replace(columns[0], declared="price + 2"), columns[1])
-    after = hash_column_rules(dataclasses.replace(context, transform=Transform("{}", "records", changed)))
-    assert {name for name in before if before[name] != after[name]} == {"price"}
+    after = rules_of(orders(), dataclasses.replace(context, transform=Transform("{}", "records", changed)))
+    assert differing(before, after) == {"price"}
 
 
 def test_rules_are_unknown_where_no_change_is_read_from_the_topics_format() -> None:
-    context = orders_context()
-    assert hash_column_rules(dataclasses.replace(context, changes=None)) == {}
-    assert hash_column_rules(dataclasses.replace(context, files=(RecordFile("a.parquet", 1, 1, ()),))) == {}
+    context = context_of(orders())
+    append = {name: value for name, value in ORDERS.items() if name not in {"mode", "key", "delete"}}
+    assert rules_of(StreamSpec.model_validate(append)) == {}
+    files = (RecordFile("a.parquet", 1, 1, ()),)
+    assert rules_of(orders(), dataclasses.replace(context, files=files)) == {}

@@ -28,7 +28,7 @@ from frazil.cli.main import frazil
 from frazil.commit.marker import property_name
 from frazil.errors import AccessDenied, SpecError, TableLost
 from frazil.home import run_folder
-from frazil.host.exchange import open_exchange, replace_json
+from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
@@ -133,7 +133,7 @@ def test_a_table_is_not_registered_while_its_writer_runs(catalog: Catalog, strea
     run_folder("flights").mkdir(parents=True)
     replace_json(run_folder("flights") / "lock", dataclasses.asdict(launch))
     heartbeat = Heartbeat("flights", 1, "f", Phase.WAITING, 1, 1, 1, 1, table="demo.flights")
-    heartbeat.write(open_exchange(run_folder("flights")))
+    heartbeat.write(run_folder("flights"))
     assert "a writer of stream flights runs on this host" in refusal("demo.flights", made.metadata_location)
     (run_folder("flights") / "lock").unlink()
     assert register("demo.flights", made.metadata_location).exit_code == 0

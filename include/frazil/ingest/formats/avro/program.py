@@ -268,7 +268,7 @@ def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
             return {op.OPERATION: op.FLOAT}
         case "double", iceberg.FloatType() | iceberg.DoubleType():
             return {op.OPERATION: op.DOUBLE}
-        case (("bytes" | "string"), iceberg.StringType()):
+        case (("bytes" | "string"), iceberg.StringType()) if not written.logical:  # a decimal's bytes are not text
             return {op.OPERATION: op.TEXT}
         case (("bytes" | "string"), iceberg.BinaryType()):
             return {op.OPERATION: op.BYTES}

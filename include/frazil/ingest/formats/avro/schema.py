@@ -21,6 +21,7 @@ _LOGICAL_TYPES = {
     **dict.fromkeys(("time-micros", "timestamp-millis", "timestamp-micros", "timestamp-nanos"), ("long",)),
     **dict.fromkeys(("local-timestamp-millis", "local-timestamp-micros", "local-timestamp-nanos"), ("long",)),
     "decimal": ("bytes", "fixed"),
+    "big-decimal": ("bytes",),
 }
 """Supported logical types, and the Avro types that they may annotate. Other logical types are ignored."""
 MAX_SCHEMA_DEPTH = 250
@@ -268,8 +269,8 @@ def _type_of(written: AvroType, inside: frozenset[int]) -> FoundType:  # noqa: P
         case "decimal":
             fits = written.precision <= _MAX_DIGITS
             return f"decimal({written.precision}, {written.scale})" if fits else MIXED
-        case "time-millis" | "time-micros":
-            return MIXED  # Spark cannot read a table with a column of times
+        case "time-millis" | "time-micros" | "big-decimal":
+            return MIXED  # Spark cannot read a table with a column of times; each big decimal has its own scale
         case logical if logical:
             return "timestamp" if logical.startswith("local-") else "timestamptz"
     if written.kind == "fixed":
