@@ -187,9 +187,7 @@ def _of_stream() -> Iterator[Reading]:
         "rides",
         "city.rides",
         problem="streams/rides.yaml:5: event-tmie: unknown key; did you mean event-time?",
-        missing=Failure(
-            "the table city.rides is not in the catalog 'lake', and its location holds one", error="TableLost"
-        ),
+        missing=Failure("city.rides is not in the catalog 'lake', and its location holds one", error="TableLost"),
         desired="running",
         table_exists=False,
         alive=False,
