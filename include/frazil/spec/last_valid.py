@@ -184,10 +184,10 @@ class DeclarationMemory:
         if seen is not None and _known_records.get(target) == (spec, seen):
             return
         declared = kind.read(path)
-        kind.validate(declared, path)
         record = {"format": FORMAT_VERSION, "declared": declared}
         before = self._read(path)
         if before != record:
+            kind.validate(declared, path)
             last = self.recall(path, kind)
             if last is not None and last.name != spec.name:
                 renamed = path.with_name(f"{path.name}~{last.name}")

@@ -6,10 +6,13 @@ import json
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from frazil.spec import last_valid
 from frazil.spec.last_valid import (
     MAX_FILE_ABSENCE_MS,
     MAX_FOLDER_ABSENCE_MS,
@@ -93,6 +96,21 @@ def test_records_written_by_another_process_are_read(folder: Path, frazil_home: 
     check(folder)
     (folder / "a.yaml").unlink()
     assert not check(folder)["a"].removed, "it was back since"
+
+
+def test_another_process_validates_a_recorded_declaration_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(folder)
+    monkeypatch.setattr(last_valid, "_known_records", {})
+    validated: list[Path] = []
+    validate = STREAMS.validate
+
+    def counted(declared: dict[str, Any], path: Path) -> StreamSpec:
+        validated.append(path)
+        return validate(declared, path)
+
+    kind = replace(STREAMS, validate=counted, load=lambda path: counted(STREAMS.read(path), path))
+    assert [one.problem for one in find_declared(folder, kind, now_ms=NOW)] == [None, None]
+    assert sorted(path.stem for path in validated) == ["a", "b"]
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o555])
