@@ -164,6 +164,11 @@ def keep_catalogs() -> Iterator[None]:
         _kept_catalogs.reset(token)
 
 
+def keep_catalogs_of_thread() -> None:
+    """Reuse opened catalogs, as `keep_catalogs` does, until this thread ends."""
+    _kept_catalogs.set({})
+
+
 def _open_existing(name: str | None) -> Catalog:
     config = catalog_config(name)
     uri = config.properties.get("uri", "")

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from frazil.errors import FrazilError
+from frazil.table.catalogs import keep_catalogs_of_thread
 
 log = logging.getLogger(__name__)
 
@@ -23,11 +24,14 @@ MAX_THREADS = 8
 
 
 def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, max_threads: int = MAX_THREADS) -> list[B]:
-    """Call `step` for each item, and return the results in order. The calling thread handles the last item."""
+    """Call `step` for each item, and return the results in order. The calling thread handles the last item.
+
+    Other threads open each catalog once.
+    """
     if len(items) < 2 or max_threads < 2:
         return [step(item) for item in items]
     *others, last = items
-    with ThreadPoolExecutor(min(len(others), max_threads), "tables") as threads:
+    with ThreadPoolExecutor(min(len(others), max_threads), "tables", keep_catalogs_of_thread) as threads:
         steps = [threads.submit(step, item) for item in others]
         done = step(last)
     return [*(one.result() for one in steps), done]

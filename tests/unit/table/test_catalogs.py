@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,7 @@ from frazil.table.catalogs import (
     spark_properties,
     translate_catalog_errors,
 )
+from frazil.table.parallel import run_in_parallel
 from frazil.table.spark_catalog import needed_jar_sets, to_spark_properties
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -406,3 +408,11 @@ def test_a_cached_catalog_is_reopened_only_after_some_seconds(monkeypatch: pytes
         monkeypatch.setattr(catalogs, "CATALOG_CACHE_S", 0.0)
         assert open_existing_catalog(None) is not first
     assert open_existing_catalog(None) is not open_existing_catalog(None)
+
+
+def test_parallel_reads_open_a_catalog_once_in_each_thread() -> None:
+    load_catalog(None)
+    opened = run_in_parallel(lambda _: (threading.get_ident(), open_existing_catalog(None)), range(20), max_threads=2)
+    others = [item for item in opened if item[0] != threading.get_ident()]
+    assert len(others) == 19
+    assert len(set(others)) == len({thread for thread, _ in others})
