@@ -110,7 +110,7 @@ def test_a_certificate_that_is_refused_is_an_error_at_once(
     assert isinstance(refused, AccessDenied)
     assert text.startswith(f"stream flights: brokers {at}: the TLS connection fails: ")
     assert said in text
-    check = "Check ssl.* in source.properties, and the authority, host name and expiry of the broker's certificate."
+    check = "Check ssl.* in source.properties, and the authority, host name and expiry of the broker's certificate"
     assert text.endswith(check)
 
 
