@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -29,6 +30,8 @@ INTERACTIVE_TIMEOUT_S = 5.0
 """Timeout (s) of an interactive command, which does not retry."""
 LEADERS_TIMEOUT_S = 2.0
 """Timeout (s) for fetching the leaders after a failed request."""
+_ATTEMPT_STATE = re.compile(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)$")
+"""What librdkafka adds to a connection's error. It differs from one attempt to the next."""
 MAX_NAMED_PARTITIONS = 5
 MAX_TOPICS = 1000
 """Maximum number of topics that a pattern may match. Each commit stores all their offsets."""
@@ -274,9 +277,12 @@ class KafkaAdmin:
             )
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()
-        last = f"; the last error was: {errors[-1].str()}" if is_late and errors else ""
-        found = KafkaUnavailable(f"{what} got no answer{why}{last}", remedy=brokers_remedy(self._servers_setting))
-        found.all_brokers = is_late and doing == DESCRIBING
+        text = _ATTEMPT_STATE.sub("", errors[-1].str()) if errors else ""
+        last = f"; the last error was: {text}" if is_late and text else ""
+        all_brokers = is_late and doing == DESCRIBING
+        asked = f"Kafka at {self._servers} did not answer" if all_brokers else f"{what} got no answer"
+        found = KafkaUnavailable(f"{asked}{why}{last}", remedy=brokers_remedy(self._servers_setting))
+        found.all_brokers = all_brokers
         return found
 
     def _partitions_without_leader(self) -> list[str]:

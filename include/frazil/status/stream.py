@@ -6,11 +6,12 @@ If no writer reports a lag, the lag is computed from Kafka's offsets.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import replace
 
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import Marker
-from frazil.errors import CircuitOpen, Failure, FrazilError, explain, shorten_error
+from frazil.errors import CircuitOpen, Failure, FrazilError, KafkaUnavailable, explain, shorten_error
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation
@@ -19,7 +20,7 @@ from frazil.host.records import read_notes, read_supervision_times
 from frazil.host.supervision import MAX_WATCH_AGE_MS, find_supervision
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import resolve_kafka_properties
+from frazil.spec.references import resolve_kafka_properties, shown_servers
 from frazil.spec.units import format_count
 from frazil.status.derive import derive_from_decision, drop_repeats, process_problems, refine_state
 from frazil.status.freshness import freshness_limit_ms
@@ -37,10 +38,13 @@ from frazil.supervise.decision import (
     is_fenced,
 )
 from frazil.supervise.decision_rules import RESTARTABLE_EXIT_CODES, decide, exits_without_commit
+from frazil.table.parallel import kept_in_thread
 from frazil.timetext import format_utc
 
 KAFKA_TIMEOUT_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
+SILENT_BROKERS_S = 3.0
+"""How long a thread takes brokers that did not answer for silent."""
 ROLLED_BACK = Failure("the table was rolled back to a snapshot before the marker's", about=LAG_UNKNOWN)
 
 
@@ -186,10 +190,18 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
 
 
 def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, Failure | None]:
+    """Return the lag, or why it is unknown. Brokers that did not answer are not asked again for other streams."""
+    kept, brokers = kept_in_thread.get(), (fetch_lag, shown_servers(spec, os.environ))
+    failed, at_s = (kept or {}).get(brokers, (None, 0.0))
+    if failed and time.monotonic() - at_s < SILENT_BROKERS_S:
+        return None, failed
     try:
         return count_lag(spec, marker), None
     except FrazilError as error:
-        return None, explain(error, LAG_UNKNOWN)
+        failed = explain(error, LAG_UNKNOWN)
+        if kept is not None and isinstance(error, KafkaUnavailable) and error.all_brokers:
+            kept[brokers] = failed, time.monotonic()
+        return None, failed
 
 
 def count_lag(spec: StreamSpec, marker: Marker, *, timeout_s: float = KAFKA_TIMEOUT_S) -> int:

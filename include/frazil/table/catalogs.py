@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -59,6 +58,7 @@ from frazil.table.catalog_errors import (
 )
 from frazil.table.faster_commits import reuse_metadata, write_small_objects_in_one_request
 from frazil.table.metadata_times import keep_times_in_order
+from frazil.table.parallel import kept_in_thread
 from frazil.table.spark_catalog import catalog_type, to_spark_properties
 from frazil.table.storage_errors import is_credentials_expiry, translate_local_failure
 
@@ -71,8 +71,6 @@ _engines: WeakValueDictionary[str, SqlEngine] | None = None
 """Shared SQL engines by URI. An unused engine is closed."""
 CATALOG_CACHE_S = 10.0
 """Age (s) at which `keep_catalogs` reopens a catalog, with current credentials."""
-_kept_catalogs: ContextVar[dict[str | None, tuple[Catalog, float]] | None] = ContextVar("kept catalogs", default=None)
-"""Catalogs by name, with the time of opening; None outside of `keep_catalogs`."""
 MAX_ERROR_CHARACTERS = 300
 """Maximum number of characters quoted from a server's error."""
 METADATA_SUFFIX = ".metadata.json"
@@ -145,7 +143,7 @@ def load_catalog(name: str | None) -> Catalog:
 
 def open_existing_catalog(name: str | None) -> Catalog:
     """Open a catalog for reading. A missing SQLite file counts as an empty catalog."""
-    kept = _kept_catalogs.get()
+    kept = kept_in_thread.get()
     if kept is None:
         return _open_existing(name)
     opened, now_s = kept.get(name), time.monotonic()
@@ -157,16 +155,11 @@ def open_existing_catalog(name: str | None) -> Catalog:
 @contextmanager
 def keep_catalogs() -> Iterator[None]:
     """Reuse opened catalogs for `CATALOG_CACHE_S` seconds in this context and thread."""
-    token = _kept_catalogs.set({})
+    token = kept_in_thread.set({})
     try:
         yield
     finally:
-        _kept_catalogs.reset(token)
-
-
-def keep_catalogs_of_thread() -> None:
-    """Reuse opened catalogs, as `keep_catalogs` does, until this thread ends."""
-    _kept_catalogs.set({})
+        kept_in_thread.reset(token)
 
 
 def _open_existing(name: str | None) -> Catalog:

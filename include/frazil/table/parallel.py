@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from frazil.errors import FrazilError
-from frazil.table.catalogs import keep_catalogs_of_thread
 
 log = logging.getLogger(__name__)
 
@@ -21,20 +21,26 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 MAX_THREADS = 8
+kept_in_thread: ContextVar[dict[Any, Any] | None] = ContextVar("kept in thread", default=None)
+"""What a step keeps for the next steps of its thread, such as an opened catalog; None if it keeps nothing."""
 
 
 def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, max_threads: int = MAX_THREADS) -> list[B]:
     """Call `step` for each item, and return the results in order. The calling thread handles the last item.
 
-    Other threads open each catalog once.
+    The steps of each other thread share what is in `kept_in_thread`.
     """
     if len(items) < 2 or max_threads < 2:
         return [step(item) for item in items]
     *others, last = items
-    with ThreadPoolExecutor(min(len(others), max_threads), "tables", keep_catalogs_of_thread) as threads:
+    with ThreadPoolExecutor(min(len(others), max_threads), "tables", _keep_in_thread) as threads:
         steps = [threads.submit(step, item) for item in others]
         done = step(last)
     return [*(one.result() for one in steps), done]
+
+
+def _keep_in_thread() -> None:
+    kept_in_thread.set({})
 
 
 def read_in_parallel(

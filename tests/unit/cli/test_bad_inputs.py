@@ -143,7 +143,7 @@ def test_brokers_that_are_down_are_waited_for_briefly(
     assert (code, waits_s) == (KafkaUnavailable.exit_code, [INTERACTIVE_TIMEOUT_S])
     # librdkafka may have tried to connect by then, and its error is added.
     assert re.fullmatch(
-        r"KafkaUnavailable: describing topics rides at 127\.0\.0\.1:1 got no answer within 0\.1 s(; the "
+        r"KafkaUnavailable: Kafka at 127\.0\.0\.1:1 did not answer within 0\.1 s(; the "
         r"last error was: .*)?\. Start the brokers, make them reachable from this host, or correct "
         r"source\.bootstrap-servers\n",
         said,

@@ -19,7 +19,8 @@ from frazil import outdated_code
 from frazil.cli.main import frazil
 from frazil.cli.status import _overview_cells
 from frazil.commit.dead_letter_counts import Reason
-from frazil.errors import Failure
+from frazil.commit.marker import Marker, first_marker
+from frazil.errors import Failure, KafkaUnavailable
 from frazil.home import run_folder
 from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase
@@ -27,19 +28,21 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.offsets.spans import SourceIdentity
 from frazil.operations.dead_letters import count_rejected
 from frazil.operations.overview import OverviewLine, RelatedState, StreamReading, build_line
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.model import StreamSpec
-from frazil.status import table
+from frazil.status import stream, table
 from frazil.status.derive import derive_from_decision, refine_state
 from frazil.status.state import Level, State, StreamState
-from frazil.status.stream import read_stream_state
+from frazil.status.stream import fetch_lag, read_stream_state
 from frazil.stream.circuit_breaker import AcceptedRejects, store_acceptance
 from frazil.supervise.decision import DecisionInput, DesiredState, ValidDeclaration
 from frazil.supervise.decision_rules import decide
 from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
+from frazil.table.parallel import kept_in_thread
 from tests.made_batches import MadeStream
 
 DECLARED = {
@@ -157,7 +160,36 @@ def test_the_lag_of_a_rolled_back_table_is_unknown_with_the_reason(spec: StreamS
     assert (found.lag, found.rolled_back) == (None, True)
     unknown = "the lag is unknown: the table was rolled back to a snapshot before the marker's"
     assert unknown in map(str, found.problems)
-    assert not any("got no answer" in str(one) for one in found.problems), "the marker says nothing about it"
+    assert not any("did not answer" in str(one) for one in found.problems), "the marker says nothing about it"
+
+
+@pytest.mark.parametrize(
+    ("kept", "silent", "asked"),
+    [({}, True, ["a", "d"]), ({}, False, ["a", "b", "d"]), (None, True, ["a", "b", "d"])],
+    ids=["silent brokers", "one silent leader", "reads that keep nothing"],
+)
+def test_silent_brokers_are_not_asked_again_for_other_streams(
+    spec: StreamSpec, monkeypatch: pytest.MonkeyPatch, *, kept: dict[Any, Any] | None, silent: bool, asked: list[str]
+) -> None:
+    calls = []
+
+    def time_out(of: StreamSpec, _: Marker) -> int:
+        calls.append(of.name)
+        error = KafkaUnavailable("Kafka did not answer")
+        error.all_brokers = silent
+        raise error
+
+    monkeypatch.setattr(stream, "count_lag", time_out)
+    elsewhere = spec.source.model_copy(update={"bootstrap_servers": "elsewhere:9092"})
+    marker = first_marker("a", epoch=1, offsets={}, source=SourceIdentity("c", {}))
+    token = kept_in_thread.set(kept)
+    try:
+        for name, source in (("a", spec.source), ("b", spec.source), ("d", elsewhere)):
+            lag, why = fetch_lag(spec.model_copy(update={"name": name, "source": source}), marker)
+            assert (lag, str(why)) == (None, "the lag is unknown: KafkaUnavailable: Kafka did not answer")
+    finally:
+        kept_in_thread.reset(token)
+    assert calls == asked
 
 
 @pytest.mark.parametrize(("after_ms", "runs"), [(0, True), (86_400_000, None)])
