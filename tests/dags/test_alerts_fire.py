@@ -18,6 +18,7 @@ from frazil.maintenance import measure
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.load import load_stream
 from frazil.table import rest_catalog
+from frazil.table.catalog_errors import CATALOG_REMEDY
 from tests.dags.test_maintenance import Store
 from tests.made_batches import MadeStream
 from tests.made_catalog import MadeCatalog, Mood, made_catalog
@@ -156,7 +157,7 @@ def test_a_catalog_that_hangs_long_is_reported_and_delays_no_stream_of_another_c
         found = measure_all(streams, store)
     (cause,) = found["active"]
     assert (cause["table"], cause["rule"]) == ("stream rides", "unmeasured")
-    assert cause["sentence"] == "stream rides: the catalog 'far' does not answer"
+    assert cause["sentence"] == f"stream rides: the catalog 'far' does not answer. {CATALOG_REMEDY}"
     assert (found["due"]["city.rides"], found["due"]["city.walks"]) == ([NOT_MEASURED], [])
 
 

@@ -40,6 +40,7 @@ from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
 from frazil.supervise.decision import DesiredState, has_committed
 from frazil.supervise.desired_state import DesiredStore, table_fingerprint
 from frazil.table.branches import count_live_rows, head_of, summary_value
+from frazil.table.catalog_errors import CATALOG_REMEDY
 from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
 from frazil.table.lost_tables import explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
@@ -71,7 +72,7 @@ def read_stream_table(  # noqa: PLR0913 - each choice is an argument
     """
     known = StreamState(spec.name, spec.table.identifier)
     if out_of_reach:
-        unread = Failure(f"the catalog {spec.table.catalog or 'default'!r} does not answer")
+        unread = Failure(f"the catalog {spec.table.catalog or 'default'!r} does not answer", CATALOG_REMEDY)
         return TableReading(replace(known, unread=unread, problems=(unread,)))
     try:
         table = load_stream_table(spec)

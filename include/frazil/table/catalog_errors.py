@@ -37,11 +37,11 @@ _NO_LOCATION = "No default path is set"
 """PyIceberg's error for a new table without location in a catalog without warehouse."""
 _HIVE_3_TYPE = "timestamp with local time zone"
 _EXPIRED_CODES = frozenset({"ExpiredTokenException", "ExpiredToken"})
+CATALOG_REMEDY = "Start the catalog and its storage, make them reachable from this host, or correct .pyiceberg.yaml"
 
 
 def unreachable_error(problem: str) -> CommitUnavailable:
-    remedy = "Start the catalog and its storage, make them reachable from this host, or correct .pyiceberg.yaml"
-    return CommitUnavailable(problem, remedy=remedy)
+    return CommitUnavailable(problem, remedy=CATALOG_REMEDY)
 
 
 class NotIcebergResponse(RESTError):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -55,13 +56,20 @@ def read_in_parallel(
 
     `group` returns what a read depends on, such as its catalog. Groups do not wait for each other. If no read of a
     group ends for `timeout_s`, the group's unfinished reads are abandoned, and each of their entries is a TimeoutError.
+    Abandoned reads do not keep the process from ending. The reads of a thread share what is in `kept_in_thread`.
     """
+
+    def read_and_keep(name: str) -> A:
+        if kept_in_thread.get() is None:
+            _keep_in_thread()
+        return read(name)
+
     groups = {name: group(name) for name in names}
-    pools = {key: ThreadPoolExecutor(max_threads) for key in groups.values()}
-    futures = {name: pools[key].submit(read, name) for name, key in groups.items()}
+    pools = {key: DaemonThreads(max_threads, f"read_{key}") for key in groups.values()}
+    futures = {name: pools[key].submit(partial(read_and_keep, name)) for name, key in groups.items()}
     _wait_while_groups_progress({future: groups[name] for name, future in futures.items()}, timeout_s)
     for pool in pools.values():
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.close()
     return {name: _result(name, future, timeout_s) for name, future in futures.items()}
 
 
