@@ -401,7 +401,7 @@ def _without_accepted(e: Evidence) -> Evidence:
 
 
 def _report_resets(e: Evidence) -> Iterable[Finding]:
-    """Name each reset that made the stream read committed offsets again, or will do so."""
+    """Report each reset that made, or will make, the stream read committed offsets again."""
     current = e.ranges_by_topic_id.get(e.topic_id, [])
     pending = offset_bitmap(e.marker, max((r.end for r in current), default=0)) if e.covers_history else BitMap64()
     for epoch, at_ms in e.reset_times.items():  # only the newest reset explains the position

@@ -380,7 +380,9 @@ def _describe_change(summary: Summary | None) -> str:
     deleted = count("deleted-records") + max(count("added-position-deletes") - count("removed-position-deletes"), 0)
     if by_value:
         counted = f"deleted {format_count(deleted, 'row')}, added {added:,}, and " if deleted or added else ""
-        return f"{counted}wrote {format_count(by_value, 'equality delete')}, each of any number of rows"
+        return (
+            f"{counted}wrote {format_count(by_value, 'equality delete')}, each of which may delete any number of rows"
+        )
     if deleted <= added:
         return f"replaced {format_count(deleted, 'row')} with {added:,}"
     rewritten = f" ({deleted:,} rewritten as {added:,})" if added else ""

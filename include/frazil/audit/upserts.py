@@ -64,10 +64,10 @@ LATE_AFTER_DELETE = (
 
 _BY_OTHERS = "An earlier declaration or version of frazil, or a backfill of files, committed"
 UNDECIDED = (
-    f"differs from its newest change in Kafka by the current declaration. {_BY_OTHERS} its records by other rules, "
-    "which may decide otherwise. It was not compared, and a reset would insert, replace or delete its row"
+    f"differs from its newest change in Kafka under the current declaration. {_BY_OTHERS} its records under other "
+    "rules, so this may be correct, and it was not compared. A reset would insert, replace or delete its row"
 )
-UNDECIDED_REPEATS = f" by the current declaration. {_BY_OTHERS} them by other rules, so they were not compared"
+UNDECIDED_REPEATS = f" under the current declaration. {_BY_OTHERS} them under other rules, so they were not compared"
 
 
 def audit_upserts(
@@ -345,7 +345,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
         also = f". A reset also replaces values of {columns} that an earlier declaration wrote"
     if undecided_count:
         of_keys = format_count(undecided_count, "key")
-        also += f". A reset also inserts, replaces or deletes rows of {of_keys} by the current declaration"
+        also += f". A reset also inserts, replaces or deletes rows of {of_keys} under the current declaration"
     again = (
         f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream{also}"
     )

@@ -177,7 +177,7 @@ def check_no_writer(table: str, metadata: TableMetadata) -> None:
         heartbeat = observed.heartbeat if observed.process.is_alive else None
         if heartbeat is not None and heartbeat.epoch is not None and heartbeat.table in {table, ""}:
             raise SpecError(
-                f"a writer of stream {stream} runs on this host, and has taken {table} over: another catalog may "
+                f"a writer of stream {stream} runs on this host, and has taken over {table}: another catalog may "
                 "have the table. Nothing was registered. Find out which catalog the writer uses, and stop it: "
                 f"`frazil pause {stream}`"
             )
@@ -189,8 +189,8 @@ def check_not_new(catalog: Catalog, table: str, metadata: TableMetadata | None) 
     last = f", which was last changed at {format_utc(metadata.last_updated_ms)}" if metadata else ""
     raise SpecError(
         f"nothing was registered in the catalog {catalog.name!r}: {new}, so another catalog may still have the table "
-        f"{table}{last}. The commits of one of them would be lost. Restore that catalog, or correct FRAZIL_HOME or "
-        ".pyiceberg.yaml. If no other catalog has the table, add --no-other-catalog"
+        f"{table}{last}. A table in two catalogs loses the commits of one of them. Restore that catalog, or correct "
+        "FRAZIL_HOME or .pyiceberg.yaml. If no other catalog has the table, add --no-other-catalog"
     )
 
 

@@ -104,7 +104,7 @@ def check_api_servers() -> Iterator[Finding]:
     found = list_running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
-        text = f"no process of this host serves the page for FRAZIL_HOME {home()}"
+        text = f"no process on this host serves the page for FRAZIL_HOME {home()}"
         yield Finding("api server", CheckState.SKIPPED, text)
     elif not old:
         yield Finding("api server", CheckState.OK, "the API server runs the installed version of frazil")

@@ -1,8 +1,8 @@
 """Copies librdkafka's messages into the columns of a chunk, and destroys the messages, in compiled code.
 
 In record format 2, the byte after a record's value is the number of headers. If the byte is zero, the loop does not
-request headers from librdkafka, which saves a third of the time. At one in `_CHECK_INTERVAL` offsets, the loop requests
-headers nevertheless.
+request headers from librdkafka, which saves a third of the time. As a check, the loop
+requests headers at every `_CHECK_INTERVAL`th offset nevertheless.
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def _has_ended(alert: ActiveAlert, state: StreamState) -> bool:
 
 
 def _repeats_reading(alert: ActiveAlert, windows: Windows | None) -> bool:
-    """Whether the held windows are shown already. The errors of the file always are: it is read more often."""
+    """Whether the page already shows the alert's held windows or declaration errors, which the page reads itself."""
     if alert.rule == "held":
         return windows is not None and bool(windows.held)
     return alert.rule == "declaration"

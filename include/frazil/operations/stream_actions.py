@@ -53,7 +53,7 @@ class ResetTarget:
         if (self.at is not None) != (self.to == "timestamp"):
             raise ValueError("give --at TIME together with --to timestamp, and only with it")
         if (self.offsets is not None) != (self.to == "offsets"):
-            raise ValueError("give --offsets together with --to offsets, and only with it")
+            raise ValueError("--offsets and --to offsets need each other: give both or neither")
 
 
 def fetch_available(kafka: KafkaAdmin, marker: Marker | None) -> AvailableOffsets:

@@ -21,7 +21,7 @@ MAX_VALUE_CHARACTERS = 200
 MAX_VALUE_CHARACTERS_IN_NAME = 64
 """Maximum length of the value in a table's name: some catalogs limit a whole table name to 128 characters."""
 MAX_SIGNALLED_TEMPLATE = 160
-"""Maximum length of a signalled template: Airflow's partition keys have 250 characters at most."""
+"""Maximum length of a signalled template: Airflow's partition keys have at most 250 characters."""
 
 IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")

@@ -103,7 +103,7 @@ def build_declared_context(
 
 
 def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageResult]) -> dict[str, str]:
-    """Return a hash of the declared rules that read each column in `results`, and a hash of the `DECIDING_RULES`.
+    """Return a hash of each column's declared rules, and a hash of the `DECIDING_RULES`.
 
     Empty unless the commit compares records of the topic with the table's rows. If an upgrade changes the hashes,
     audits compare no values of earlier batches, as after a changed declaration.

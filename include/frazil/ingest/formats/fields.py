@@ -184,7 +184,7 @@ class FieldsDecoder(FormatDecoder):
     def _text_decoders(
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str], options: DecoderOptions
     ) -> dict[str, FieldsDecoder]:
-        """Return decoders of the columns with fields inside another column's JSON text, by that other column's name."""
+        """Return decoders of JSON text columns, by column name. They fill the columns of fields inside the text."""
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
         outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]

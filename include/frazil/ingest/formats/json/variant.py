@@ -27,7 +27,7 @@ from frazil.ingest.formats.json.text import MAX_DEPTH
 INVALID, DUPLICATE, UNCERTAIN = -1, -2, -3
 """Errors: text that is not JSON, an object with a key twice, a number whose nearest double is uncertain."""
 _NULL, _TRUE, _FALSE, _INT8, _DOUBLE, _DECIMAL4, _LONG_TEXT = 0, 1, 2, 3, 7, 8, 16
-"""Ids of primitive types. The types of 16, 32 and 64 bits follow INT8, those of 8 and 16 bytes DECIMAL4."""
+"""Ids of primitive types. The types of 16, 32 and 64 bits follow INT8, the types of 8 and 16 bytes follow DECIMAL4."""
 _MAX_SHORT_TEXT = 63
 MAX_DIGITS = 38
 _MULTIPLIER, _ALL = np.uint64(0x9E3779B97F4A7C15), np.uint64(2**64 - 1)

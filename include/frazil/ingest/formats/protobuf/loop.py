@@ -21,8 +21,8 @@ from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8, loop
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, has_duplicate_key, parse_uuid
 from frazil.ingest.formats.protobuf import operations as code
 
-FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
-"""Maximum number of values for a record's absent fields: a fixed number, plus a number per byte of the record."""
+BASE_CELLS, CELLS_PER_BYTE = 65_536, 8
+"""Limit for the values of a record's absent fields: a fixed number, plus a number per byte of the record."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
 _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
@@ -302,7 +302,7 @@ def read_record(
     nodes, words, valid, entry_counts = memory
     frames = scratch.frames
     message, depth, e, next_ = root, 0, entry_counts[0, USED], 0
-    cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
+    cells = BASE_CELLS + CELLS_PER_BYTE * (end - p)
     valid[nodes[0, tree.FLAG] + e] = 1
     begin_message(root, e, plan, memory)
     while True:
