@@ -152,7 +152,7 @@ def commit_marker(tables: StreamTables, handle: TableHandle, decide: Decide, *, 
     return commit_snapshots((commit,), retry_policy=tables.retry_policy)
 
 
-def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
+def prepare_commit(  # noqa: PLR0913 - the contents and the target of a commit
     tables: StreamTables,
     handle: TableHandle,
     decide: Decide,

@@ -32,7 +32,7 @@ from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.fields import Unit, fill_nulls, find_defaults, units_of_fields
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RecordReader
-from frazil.ingest.sealing import Unsealer, header_part, place_of
+from frazil.ingest.sealing import Unsealer, header_part, name_part
 from frazil.pyiceberg_fixes import VariantType
 
 PARQUET_SUFFIXES = frozenset({".parquet"})
@@ -155,9 +155,9 @@ class FileReader(RecordReader):
         found = np.full(len(table), -1, np.int32)
         for (topic, partition), (starts, ends, index) in self._ranges.items():
             rows = np.flatnonzero(pc.equal(table["kafka_topic"], topic).to_numpy() & (partitions == partition))
-            place = np.searchsorted(starts, offsets[rows], "right") - 1
-            inside = (place >= 0) & (offsets[rows] < ends[place])
-            found[rows[inside]] = index[place[inside]]
+            position = np.searchsorted(starts, offsets[rows], "right") - 1
+            inside = (position >= 0) & (offsets[rows] < ends[position])
+            found[rows[inside]] = index[position[inside]]
         return found
 
 
@@ -181,11 +181,11 @@ def _build_chunk(
 
 def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
     for dead_letter, at in zip(dead_letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
-        place = partial(place_of, at["kafka_topic"], at["kafka_partition"], at["kafka_offset"])
+        part_name = partial(name_part, at["kafka_topic"], at["kafka_partition"], at["kafka_offset"])
         for part in ("key", "value"):
-            dead_letter[part] = unseal(dead_letter[part], place(part))
+            dead_letter[part] = unseal(dead_letter[part], part_name(part))
         for header in dead_letter["headers"] or ():
-            header["value"] = unseal(header["value"], place(header_part(header["name"])))
+            header["value"] = unseal(header["value"], part_name(header_part(header["name"])))
     return dead_letters
 
 

@@ -290,8 +290,8 @@ def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
         return pa.array(np.zeros(rows.num_rows, np.bool_))
     names, ends = zip(*rules.landed, strict=True)
     text = pa.large_string()
-    place = [column(rows, name).cast(text) for name in (TOPIC, PARTITION)]
-    at = pc.index_in(pc.binary_join_element_wise(*place, pa.scalar("/", text)), pa.array(names, text))
+    coordinates = [column(rows, name).cast(text) for name in (TOPIC, PARTITION)]
+    at = pc.index_in(pc.binary_join_element_wise(*coordinates, pa.scalar("/", text)), pa.array(names, text))
     return pc.fill_null(pc.greater_equal(column(rows, OFFSET), pa.array(ends, pa.int64()).take(at)), False)
 
 

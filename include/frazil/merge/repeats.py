@@ -286,8 +286,8 @@ def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
     kept: list[int] = []
     dropped = []
     for time in times:
-        place = bisect.bisect_left(kept, time - within_us)
-        repeat = place < len(kept) and kept[place] <= time + within_us
+        position = bisect.bisect_left(kept, time - within_us)
+        repeat = position < len(kept) and kept[position] <= time + within_us
         dropped.append(repeat)
         if not repeat:
             bisect.insort(kept, time)
@@ -303,16 +303,16 @@ def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
 def _rank_rows(rows: pa.Table) -> Numbers:
     """Rank rows by offset within a partition. Across partitions, rank by the highest timestamp reached so far."""
     count = rows.num_rows
-    places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
+    partitions, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
     stamps = rank_values(column(rows, TIMESTAMP))
-    ordered = np.lexsort((np.arange(count), offsets, places))
-    begins = np.flatnonzero(np.r_[True, np.diff(places[ordered]) != 0][:count])
+    ordered = np.lexsort((np.arange(count), offsets, partitions))
+    begins = np.flatnonzero(np.r_[True, np.diff(partitions[ordered]) != 0][:count])
     reached = stamps[ordered]
     for start, end in pairwise([*begins.tolist(), count]):
         reached[start:end] = np.maximum.accumulate(reached[start:end])
     stamps[ordered] = reached
     found = np.empty(count, np.int64)
-    found[np.lexsort((np.arange(count), offsets, places, stamps))] = np.arange(count)
+    found[np.lexsort((np.arange(count), offsets, partitions, stamps))] = np.arange(count)
     return found
 
 

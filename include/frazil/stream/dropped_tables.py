@@ -221,11 +221,11 @@ def _find_leftovers(tables: StreamTables, record: RoutedTableRecord) -> tuple[st
     if not record.location:
         return None, False
     try:
-        place = TableFolder(record.location, open_store(record.location, tables.main.io_properties))
+        folder = TableFolder(record.location, open_store(record.location, tables.main.io_properties))
         if record.uuid is not None:
-            newest = find_newest_metadata(place.store, place.location, record.uuid)
+            newest = find_newest_metadata(folder.store, folder.location, record.uuid)
             return (newest.path, True) if newest and newest.snapshots else (None, False)
-        found = read_remains(place)
+        found = read_remains(folder)
     except (FrazilError, OSError):
         return None, False
     return (found.newest.path if found and found.newest else None), found is not None

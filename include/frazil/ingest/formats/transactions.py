@@ -68,11 +68,11 @@ class TransactionDecoder:
             source = {name: _nested_column(rows, "source", name) for name in ("file", "pos", "ts_ms", "server_id")}
             sequence = _nested_column(rows, "source", "sequence")
             commit_before = pc.struct_field(pc.extract_regex(sequence, _PREVIOUS_COMMIT), "lsn").cast(pa.int64())
-            ops, places = (
+            ops, positions = (
                 rows["op"].to_pylist(),
                 encode_positions({**source, "lsn": commit_before, "row": pa.nulls(len(rows), pa.int64())}).to_pylist(),
             )
-            for i, op, transaction, order, position, *name in zip(records, ops, *of, places, *names, strict=True):
+            for i, op, transaction, order, position, *name in zip(records, ops, *of, positions, *names, strict=True):
                 if transaction is None or order is None:
                     transactions[i] = EventTransaction(unmarked=op in _CHANGE_OPERATIONS)
                 else:
