@@ -61,7 +61,7 @@ def _row_key(catalog: SqlCatalog, identifier: str | Identifier) -> dict[str, str
     return {"catalog": catalog.name, "namespace": namespace, "name": Catalog.table_name_from(identifier)}
 
 
-_PLACE = (
+_IS_ROW = (
     IcebergTables.catalog_name == bindparam("catalog"),
     IcebergTables.table_namespace == bindparam("namespace"),
     IcebergTables.table_name == bindparam("name"),
@@ -72,14 +72,14 @@ _PLACE = (
 def _find(schema_version: str) -> Executable:
     """Return the statement that finds a table. Catalogs of schema version 0 have no types, and no views."""
     columns = (IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location)
-    found = select(*columns).where(*_PLACE)
+    found = select(*columns).where(*_IS_ROW)
     is_table = (IcebergTables.iceberg_type == ICEBERG_TABLE_TYPE) | IcebergTables.iceberg_type.is_(None)
     return found.where(is_table) if schema_version == "v1" else found
 
 
 _MOVE_POINTER = (
     update(IcebergTables.__table__)  # type: ignore[arg-type]
-    .where(*_PLACE, IcebergTables.metadata_location == bindparam("before"))
+    .where(*_IS_ROW, IcebergTables.metadata_location == bindparam("before"))
     .values(metadata_location=bindparam("after"), previous_metadata_location=bindparam("before"))
 )
 
