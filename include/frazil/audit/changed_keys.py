@@ -110,9 +110,9 @@ def _rows_in_spans(rows: pa.Table, spans: Mapping[TopicPartition, Iterable[Span]
         return np.ones(rows.num_rows, np.bool_)
     found = np.zeros(rows.num_rows, np.bool_)
     partitions, offsets = (column(rows, name).to_numpy(zero_copy_only=False) for name in COORDINATES[1:3])
-    for (topic, partition), of in spans.items():
+    for (topic, partition), parts in spans.items():
         positions = np.flatnonzero(to_mask(pc.equal(column(rows, TOPIC), topic)) & (partitions == partition))
-        starts, ends = np.array(join_spans(of), np.int64).reshape(-1, 2).T
+        starts, ends = np.array(join_spans(parts), np.int64).reshape(-1, 2).T
         index = np.searchsorted(starts, offsets[positions], "right") - 1
         found[positions] = (index >= 0) & (offsets[positions] < ends[index])
     return found

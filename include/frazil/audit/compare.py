@@ -363,7 +363,7 @@ def compare_repeats(
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     bounds = (group.bounds(_row_claims(e).claimed).values() for e in evidence for group in e.groups)
-    records = sum(highest for of in bounds for _, highest in of)
+    records = sum(highest for limits in bounds for _, highest in limits)
     if repeats is None:
         if by_source or records <= rows:
             return ()
@@ -456,7 +456,7 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
     )  # fmt: skip
     if e.kafka is not None:
         of_ranges = (g.bounds(lambda r: r.records + e.replayed_of(r)).items() for g in e.groups)
-        former = sum(highest for of in of_ranges for topic_id, (_, highest) in of if topic_id != e.topic_id)
+        former = sum(highest for group in of_ranges for topic_id, (_, highest) in group if topic_id != e.topic_id)
         sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}{BY_COMMIT_RECORDS}"
         yield _make_finding(e, FindingKind.UNCHECKED, former, sentence)
         gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))

@@ -90,7 +90,7 @@ class Evidence:
 
     @property
     def dead_letter_groups(self) -> list[OverlappingRanges]:
-        current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.ranges_outside_period))
+        current = ([r for r in rs if r.topic_id == self.topic_id] for rs in (self.ranges, self.ranges_outside_period))
         return group_overlapping_ranges(*current)
 
 

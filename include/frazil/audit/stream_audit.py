@@ -160,7 +160,7 @@ class _AuditRun:
             staged = replace(wanted, branch=branch_name(backfill.stream))
             return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)]), former
         settled = {
-            tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in dead_letters
+            tp: each.get(ids.get(tp[0], ""), BitMap64()) for tp, each in claimed.replayed.items() if tp in dead_letters
         }
         left = {tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()}
         return {**dead_letters, **left}, former
@@ -171,7 +171,7 @@ class _AuditRun:
     def _within(self, claimed: Claims) -> OffsetRanges | None:
         if self.window is None:
             return None
-        return {tp: spans for tp, of in claimed.ranges.items() if (spans := merge_ranges(of))}
+        return {tp: spans for tp, parts in claimed.ranges.items() if (spans := merge_ranges(parts))}
 
 
 def audit_stream(  # noqa: PLR0913 - each choice is an argument
@@ -291,7 +291,7 @@ def _has_new_replay(run: _AuditRun) -> bool:
 def _has_newer_rows_at_former_offsets(run: _AuditRun, claimed: Claims) -> bool:
     """Return whether routed tables may have rows past the marker at offsets of a former topic."""
     reached = run.marker.offsets
-    if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
+    if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, parts in claimed.ranges.items() for r in parts):
         return False
     return require_own_marker(run.tables.stream, run.tables.marker()).settled != run.marker.settled
 

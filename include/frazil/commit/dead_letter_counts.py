@@ -116,7 +116,7 @@ def reasons_summary(reasons: Reasons, key: str = REASONS_KEY) -> dict[str, str]:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))
     if len(text) > MAX_SUMMARY_CHARACTERS:
-        text = json.dumps(reasons_json({name: Reason(of.count) for name, of in reasons.items()}), separators=(",", ":"))
+        text = json.dumps(reasons_json({name: Reason(r.count) for name, r in reasons.items()}), separators=(",", ":"))
     return {key: text}
 
 
@@ -129,7 +129,7 @@ def parse_reasons(summary: Mapping[str, str], key: str = REASONS_KEY) -> Reasons
 
 
 def reasons_json(reasons: Reasons) -> dict[str, list[Any]]:
-    return {name: [of.count, *of.coordinates] for name, of in reasons.items()}
+    return {name: [reason.count, *reason.coordinates] for name, reason in reasons.items()}
 
 
 def reasons_from_json(raw: Mapping[str, Any]) -> Reasons:

@@ -145,7 +145,7 @@ def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[R
         for one in days.group_by(["day", "error_class"]).aggregate(aggregates).to_pylist():
             counts[one.pop("day"), one.pop("error_class")].update(one)
     names = ("count_all", "replays_count", "discarded_at_count")
-    return sorted(ReasonCount(*key, *(of[name] for name in names)) for key, of in counts.items())
+    return sorted(ReasonCount(*key, *(count[name] for name in names)) for key, count in counts.items())
 
 
 def read_samples(
@@ -273,7 +273,7 @@ def find_former_ends(opened: OpenStream) -> Offsets:
         return {}
     marker = require_own_marker(opened.spec.name, opened.tables.marker())
     claimed = load_all_claims(opened.tables.journals, marker, opened.tables.main.current().metadata)
-    return {tp: of.max() + 1 for tp, of in claimed.former_offsets(marker.source.topic_ids).items() if of}
+    return {tp: offsets.max() + 1 for tp, offsets in claimed.former_offsets(marker.source.topic_ids).items() if offsets}
 
 
 def may_omit_records(spec: StreamSpec) -> bool:

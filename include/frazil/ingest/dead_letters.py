@@ -110,8 +110,8 @@ class DeadLetterTable:
     def _seal_part(self, value: bytes | None, chunk: RecordChunk, index: int, part: str) -> bytes | None:
         if self._seal is None:
             return value
-        of = self._ranges[chunk.range_index[index]]
-        return self._seal(value, name_part(of.topic, of.partition, int(chunk.offsets[index]), part))
+        range_ = self._ranges[chunk.range_index[index]]
+        return self._seal(value, name_part(range_.topic, range_.partition, int(chunk.offsets[index]), part))
 
 
 def _timestamp_remark(rejection: Rejection, stamp_ms: int) -> str:
@@ -157,9 +157,9 @@ class RejectCounter:
         first = self._first.get(index)
         samples = self._samples.setdefault(rejection.error_class, [])
         if (first is None or offset < first.offset) or len(samples) < MAX_SAMPLES:
-            of = self._ranges[index]
+            range_ = self._ranges[index]
             text = escape_unsafe(rejection.error[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)
-            reject = Reject(of.topic, of.partition, offset, rejection.error_class, text)
+            reject = Reject(range_.topic, range_.partition, offset, rejection.error_class, text)
             if first is None or offset < first.offset:
                 self._first[index] = reject
             if len(samples) < MAX_SAMPLES:

@@ -131,7 +131,7 @@ class FileReader(RecordReader):
         self._lowest, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
         in_order = sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges))
         groups = groupby(in_order, itemgetter(0, 1))
-        self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in groups}
+        self._ranges = {tp: np.array([r[2:] for r in parts], np.int64).T for tp, parts in groups}
 
     def __iter__(self) -> Iterator[RecordChunk]:
         for file in self._files:
@@ -314,7 +314,7 @@ def can_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_dictionary(found):
         return can_cast(found.value_type, wanted)
     if pa.types.is_nested(wanted):
-        if not any(of(found) and of(wanted) for of in _NESTED_KINDS):
+        if not any(fits(found) and fits(wanted) for fits in _NESTED_KINDS):
             return False
         ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, found))
         named = not pa.types.is_struct(wanted) or [f.name for f in ours] == [f.name for f in theirs]
@@ -324,7 +324,7 @@ def can_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_decimal(wanted):
         alike = pa.types.is_decimal(found) and found.scale == wanted.scale
         return bool(alike and found.precision <= wanted.precision)
-    family = next((of for of in _TYPE_FAMILIES if of(wanted)), None)
+    family = next((fits for fits in _TYPE_FAMILIES if fits(wanted)), None)
     return bool(found == wanted if family is None else family(found) and _width(found) <= _width(wanted))
 
 

@@ -243,10 +243,10 @@ class TransformedDecoder:
         texts = {}
         values = zip(*(map(repr, rows.column(field).to_pylist()) for field in reads), strict=True)
         for position, row in enumerate(rows.column(ROW).to_pylist()):
-            of = next(values, ())
-            pairs = zip(reads, of, strict=True) if not self._withheld else ()
+            cells = next(values, ())
+            pairs = zip(reads, cells, strict=True) if not self._withheld else ()
             shown = ", ".join(f"{field} = {shorten(value, MAX_QUOTED_CHARACTERS)}" for field, value in pairs)
-            reason = self._find_reason(expression, (expression, *(of or (row,))), rows, position)
+            reason = self._find_reason(expression, (expression, *(cells or (row,))), rows, position)
             texts[row] = f"{name}: {written} failed{' for ' if shown else ''}{shown}{reason}"
         return texts
 

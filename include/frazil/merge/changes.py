@@ -195,12 +195,12 @@ class _ChangesByKey:
 
     def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
         """Search backwards from `at` for missing values. Returns the field ids that are still missing."""
-        of = self.ordered[at]
+        change = self.ordered[at]
         left = set(missing)
         while left and at > 0:
             at -= 1
             before = self.ordered[at]
-            if (self.keys[before], self.partitions[before]) != (self.keys[of], self.partitions[of]):
+            if (self.keys[before], self.partitions[before]) != (self.keys[change], self.partitions[change]):
                 break
             # A delete clears all columns except the key.
             deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE

@@ -72,9 +72,9 @@ class KeyIndex:
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
         if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
-            of = pc.index_in(first, self._values.cast(first.type))
-            found = np.flatnonzero(to_mask(of.is_valid()))
-            return found, of.drop_null().to_numpy().astype(np.int64)
+            key_ids = pc.index_in(first, self._values.cast(first.type))
+            found = np.flatnonzero(to_mask(key_ids.is_valid()))
+            return found, key_ids.drop_null().to_numpy().astype(np.int64)
         likely = np.flatnonzero(to_mask(pc.is_in(first, self._values)))
         if not len(likely):
             return likely, likely
@@ -115,11 +115,11 @@ _Match = tuple[Numbers, Numbers]
 def _match_pending(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
     if not pending:
         return
-    indexes, of = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))
+    indexes, key_ids = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))
     first = 0
     for number, start, rows in pending:
         rows_of_group = slice(*np.searchsorted(indexes, (first, first + rows.num_rows)))
-        found[number].append((indexes[rows_of_group] - first + start, of[rows_of_group]))
+        found[number].append((indexes[rows_of_group] - first + start, key_ids[rows_of_group]))
         first += rows.num_rows
 
 

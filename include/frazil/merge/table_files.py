@@ -187,9 +187,11 @@ class DataFileReader:
             ]
             found = pa.Table.from_batches(batches) if batches else empty_table(expected)
             for index, value in values.items():
-                of = expected.field(index)
-                rows = pa.nulls(len(found), of.type) if value is None else pa.repeat(value, len(found)).cast(of.type)
-                found = found.set_column(index, of, rows)
+                into = expected.field(index)
+                rows = (
+                    pa.nulls(len(found), into.type) if value is None else pa.repeat(value, len(found)).cast(into.type)
+                )
+                found = found.set_column(index, into, rows)
             yield starts[group], fill_hidden_nulls(found).cast(expected)
 
     def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
@@ -207,8 +209,8 @@ class DataFileReader:
         columns = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
 
         def may(group: int) -> bool:
-            of = metadata.row_group(group)
-            return all(_may_overlap(of.column(index).statistics, names[path]) for path, index in columns.items())
+            row_group = metadata.row_group(group)
+            return all(_may_overlap(row_group.column(index).statistics, names[path]) for path, index in columns.items())
 
         return [group for group in range(metadata.num_row_groups) if may(group)]
 

@@ -135,10 +135,10 @@ def refuse_sensitive_fields(
         path = tuple(part.lower() for part in change.path)
         if not isinstance(change, Addition):
             kept.append(change)
-        elif any(path[: len(of)] == of for of in hidden):
+        elif any(path[: len(hidden_path)] == hidden_path for hidden_path in hidden):
             reason = "is sensitive, so it is not added as a column; declare it to store it"
             refused.append(RefusedField(change.path, reason))
-        elif any(of[: len(path)] == path for of in hidden):
+        elif any(hidden_path[: len(path)] == path for hidden_path in hidden):
             refused.append(RefusedField(change.path, "has a sensitive field; declare the column without it"))
         else:
             kept.append(change)

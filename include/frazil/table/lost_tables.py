@@ -128,8 +128,8 @@ def check_own_folder(catalog: Catalog, table: Table) -> None:
 
 
 def registration_command(catalog: str, identifier: str, metadata: str) -> str:
-    of = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
-    return f"frazil register {identifier} {shlex.quote(metadata)}{of}"
+    flag = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
+    return f"frazil register {identifier} {shlex.quote(metadata)}{flag}"
 
 
 def find_lost_table(spec: StreamSpec) -> str | None:

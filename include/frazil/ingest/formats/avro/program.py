@@ -289,8 +289,8 @@ def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
         case (("bytes" | "fixed"), iceberg.DecimalType(scale=scale)) if written.logical == "decimal":
             if written.scale > scale:
                 return None
-            of = op.BYTES_AS_DECIMAL if written.kind == "bytes" else op.FIXED_AS_DECIMAL
-            return {op.OPERATION: of, op.SIZE: written.size, **decimal_fields(written.scale, kind)}
+            operation = op.BYTES_AS_DECIMAL if written.kind == "bytes" else op.FIXED_AS_DECIMAL
+            return {op.OPERATION: operation, op.SIZE: written.size, **decimal_fields(written.scale, kind)}
     return None
 
 

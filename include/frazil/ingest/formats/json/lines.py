@@ -94,10 +94,10 @@ def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]
     low, high = low[order], (low + values.lengths[filled])[order]
     window = (int(low[0]), int(high.max())) if len(low) else (0, 0)
     breaks = np.flatnonzero(values.data[slice(*window)] == _NEWLINE) + window[0]
-    of = np.searchsorted(low, breaks, "right") - 1
-    inside = breaks < high[of] if len(breaks) else np.zeros(0, np.bool_)
-    breaks, of = breaks[inside], of[inside]
-    record = np.concatenate([np.arange(len(low)), of])
+    owner = np.searchsorted(low, breaks, "right") - 1
+    inside = breaks < high[owner] if len(breaks) else np.zeros(0, np.bool_)
+    breaks, owner = breaks[inside], owner[inside]
+    record = np.concatenate([np.arange(len(low)), owner])
     begins = np.concatenate([low, breaks + 1])
     ends = np.concatenate([high, breaks])
     by_begin = np.lexsort((begins, record))
