@@ -56,7 +56,7 @@ from frazil.timetext import format_utc
 
 FindRemainingOffsets = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
 """Returns the claimed offsets that Kafka has, and findings about ranges that Kafka can no longer show."""
-FindTargets = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
+AssignRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
 """Returns the offsets in these spans that belong in each table, according to the declared route."""
 
 
@@ -72,7 +72,7 @@ class _AuditRun:
     drops_repeats: bool
     candidate_names: Collection[Target]
     """The tables that the declared route names."""
-    find_targets: FindTargets | None = None
+    assign: AssignRecords | None = None
     signals: bool = True
     """Whether frazil signals complete windows of the table."""
 
@@ -131,7 +131,7 @@ class _AuditRun:
             return ()
         if all(map(is_counted_once, evidence)):
             return compare_table_counts(default, routed, claimed, replays)
-        if self.find_targets is None:
+        if self.assign is None:
             return report_uncounted_tables(default[0], claimed)
         spans = {
             e.topic_partition: (e.kafka.offsets.min(), e.kafka.offsets.max() + 1)
@@ -139,7 +139,7 @@ class _AuditRun:
             if e.kafka and e.kafka.offsets
         }
         placed, counts = (
-            self.find_targets(self.table, self.marker, spans),
+            self.assign(self.table, self.marker, spans),
             row_counts(default, routed, claimed, replays),
         )
         return find_misplaced_rows(evidence, default, routed, placed, counts)
@@ -183,7 +183,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     drops_repeats: bool = False,
     replayed_from_source: bool = False,
     candidate_names: Collection[Target] = (),
-    find_targets: FindTargets | None = None,
+    assign: AssignRecords | None = None,
     signals: bool = True,
 ) -> Audit:
     """Read all evidence of one stream, compare it, and return the audit.
@@ -196,7 +196,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
         table = tables.main.refresh()
         marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
         run = _AuditRun(
-            tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, find_targets, signals
+            tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, assign, signals
         )
         claimed = load_claims(tables.journals, marker, table.metadata, window)
         before = report_metadata_problems(table, marker, claimed)
@@ -383,9 +383,7 @@ def _describe_change(summary: Summary | None) -> str:
     deleted = count("deleted-records") + max(count("added-position-deletes") - count("removed-position-deletes"), 0)
     if by_value:
         counted = f"deleted {format_count(deleted, 'row')}, added {added:,}, and " if deleted or added else ""
-        return (
-            f"{counted}wrote {format_count(by_value, 'equality delete')}, each of which may delete any number of rows"
-        )
+        return f"{counted}wrote {format_count(by_value, 'equality delete')}, each for any number of rows"
     if deleted <= added:
         return f"replaced {format_count(deleted, 'row')} with {added:,}"
     rewritten = f" ({deleted:,} rewritten as {added:,})" if added else ""

@@ -287,15 +287,13 @@ def find_left_out_reasons(
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
     coordinates = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [
-        LeftOutReason.CONTENT_OMITTED if value == OMITTED else _reason_for(row_coordinates, marker, former)
-        for row_coordinates, value in zip(coordinates, values, strict=True)
+        LeftOutReason.CONTENT_OMITTED if value == OMITTED else _reason_for(record, marker, former)
+        for record, value in zip(coordinates, values, strict=True)
     ]
 
 
-def _reason_for(
-    row_coordinates: tuple[str, int, int, str | None], marker: Marker, former: Offsets
-) -> LeftOutReason | None:
-    topic, partition, offset, topic_id = row_coordinates
+def _reason_for(record: tuple[str, int, int, str | None], marker: Marker, former: Offsets) -> LeftOutReason | None:
+    topic, partition, offset, topic_id = record
     if topic_id not in {None, marker.source.topic_ids.get(topic)}:
         return LeftOutReason.RECREATED
     if offset >= marker.offsets.get((topic, partition), 0):

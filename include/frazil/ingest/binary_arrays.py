@@ -61,11 +61,9 @@ def find_failures(values: BinaryColumn, field: NestedField, *, what: str) -> dic
         found = dict.fromkeys(np.flatnonzero(values.lengths == NULL).tolist(), missing)
     if isinstance(field.field_type, StringType):
         at = locate_invalid_utf8(values)
-        for position in np.flatnonzero(at >= 0).tolist():
-            text = (
-                f"{field.name}: the {what} is not UTF-8 (byte {at[position]}): write UTF-8, or make the column binary"
-            )
-            found[position] = ("InvalidUtf8", text)
+        for index in np.flatnonzero(at >= 0).tolist():
+            text = f"{field.name}: the {what} is not UTF-8 (byte {at[index]}): write UTF-8, or make the column binary"
+            found[index] = ("InvalidUtf8", text)
     return found
 
 

@@ -57,8 +57,8 @@ class BinaryColumn(Sequence[bytes | None]):
         for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
             yield None if length == NULL else self.data[start : start + length].tobytes()
 
-    def take(self, positions: NDArray[np.int64]) -> Self:
-        return type(self)(self.data, self.starts[positions], self.lengths[positions])
+    def take(self, picked: NDArray[np.int64]) -> Self:
+        return type(self)(self.data, self.starts[picked], self.lengths[picked])
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the values of this column, not the whole buffer."""
@@ -100,12 +100,10 @@ class RecordChunk:
         }
         return dataclasses.replace(self, **parts)
 
-    def select(self, positions: NDArray[np.int64], target: str) -> RecordChunk:
-        headers = None if self.headers is None else self.headers.take(positions)
-        numbers = self.range_index[positions], self.offsets[positions], self.timestamps_ms[positions]
-        return RecordChunk(
-            self.values.take(positions), self.keys.take(positions), *numbers, headers=headers, target=target
-        )
+    def select(self, picked: NDArray[np.int64], target: str) -> RecordChunk:
+        headers = None if self.headers is None else self.headers.take(picked)
+        numbers = self.range_index[picked], self.offsets[picked], self.timestamps_ms[picked]
+        return RecordChunk(self.values.take(picked), self.keys.take(picked), *numbers, headers=headers, target=target)
 
 
 HEADER_LENGTHS = struct.Struct("<ii")

@@ -27,11 +27,11 @@ from frazil.maintenance.orphan_references import (
 from frazil.maintenance.orphans import (
     Evaluation,
     ListedFile,
-    NormalisedPath,
     OrphanMemory,
     OrphanRun,
     Progress,
     References,
+    StorePath,
     TableFolders,
     UndecidedFiles,
     classify_files,
@@ -185,7 +185,7 @@ class _Cleanup:
         others, roots = self._load_other_folders(), self._find_roots()
         listing = self._list_files(roots)
         table, references = self._load_references()
-        if lost := listing_problem({file.normalised.path for file in listing}, references, roots):
+        if lost := listing_problem({file.resolved.path for file in listing}, references, roots):
             raise _CleanupRefused(lost)
         files = select_own_files(listing, roots=roots, others=others)
         if apart := find_apart_metadata(files, table, self.resolve):
@@ -225,7 +225,7 @@ class _Cleanup:
             raise _CleanupRefused(f"{shared}, so the owner of its files is unknown")
         return others
 
-    def _find_roots(self) -> dict[NormalisedPath, str]:
+    def _find_roots(self) -> dict[StorePath, str]:
         """Return the folders to list: the table's location, and data and metadata folders elsewhere."""
         folders, properties = table_folders(self.before, self.resolve), self.before.properties
         roots = {folders.location: self.before.location()}
@@ -234,7 +234,7 @@ class _Cleanup:
                 roots[folder] = properties[name]
         return roots
 
-    def _list_files(self, roots: dict[NormalisedPath, str]) -> list[ListedFile]:
+    def _list_files(self, roots: dict[StorePath, str]) -> list[ListedFile]:
         """List the files in these folders. Refuses the cleanup if there are more than `max-listed`."""
         listing: list[ListedFile] = []
         for root in roots.values():
@@ -273,7 +273,7 @@ class _Cleanup:
         stopped.
         """
         done: list[ListedFile] = []
-        for _, group in groupby(ready, key=lambda file: file.normalised.store):
+        for _, group in groupby(ready, key=lambda file: file.resolved.store):
             files = list(group)
             for batch in (
                 files[start : start + FILES_PER_DELETION] for start in range(0, len(files), FILES_PER_DELETION)
@@ -281,9 +281,7 @@ class _Cleanup:
                 try:
                     table = self._reload()
                     needed, undecided = read_new_references(table, references, self.resolve), _read_undecided(table)
-                    waste = [
-                        f for f in batch if f.normalised.path not in needed and not undecided.holds(f.normalised.path)
-                    ]
+                    waste = [f for f in batch if f.resolved.path not in needed and not undecided.holds(f.resolved.path)]
                     left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
                 except Exception as error:  # catalogs and storages raise anything
                     return done, _error_text(error)

@@ -18,14 +18,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.typedef import Identifier
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from frazil.maintenance.orphans import (
-    ListedFile,
-    NormalisedPath,
-    References,
-    TableFolders,
-    UndecidedFiles,
-    normalise_path,
-)
+from frazil.maintenance.orphans import ListedFile, References, StorePath, TableFolders, UndecidedFiles, normalise_path
 from frazil.table.lost_tables import METADATA_SUFFIX
 from frazil.table.tables import data_location
 
@@ -36,11 +29,11 @@ _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 
 @dataclass(slots=True)
 class Resolver:
-    """Normalises paths to `NormalisedPath`. Resolves local symbolic links once per folder."""
+    """Normalises paths to `StorePath`. Resolves local symbolic links once per folder."""
 
     folders: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, path: str) -> NormalisedPath:
+    def __call__(self, path: str) -> StorePath:
         if not (path.startswith(("file:", "/")) or ":" not in path):
             return normalise_path(path)
         folder, _, name = ("/" + path.removeprefix("file:").lstrip("/")).rstrip("/").rpartition("/")
@@ -49,7 +42,7 @@ class Resolver:
         return normalise_path(f"{self.folders[folder]}/{name}")
 
 
-def table_folders(table: Table, resolve: Callable[[str], NormalisedPath]) -> TableFolders:
+def table_folders(table: Table, resolve: Callable[[str], StorePath]) -> TableFolders:
     location = table.location().rstrip("/")
     metadata = table.properties.get(TableProperties.WRITE_METADATA_PATH) or f"{location}/metadata"
     return TableFolders(".".join(table.name()), resolve(location), resolve(data_location(table)), resolve(metadata))
@@ -71,7 +64,7 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
             yield from _namespaces(catalog, namespace)
 
 
-def read_references(table: Table, resolve: Callable[[str], NormalisedPath], *, before: Table) -> References:
+def read_references(table: Table, resolve: Callable[[str], StorePath], *, before: Table) -> References:
     """Return all files that the table references. Its `live` files are in the newest snapshot of `before`."""
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
@@ -110,7 +103,7 @@ def _list_files(manifest: ManifestFile, io: FileIO) -> list[str]:
     return [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)]
 
 
-def read_new_references(table: Table, known: References, resolve: Callable[[str], NormalisedPath]) -> set[str]:
+def read_new_references(table: Table, known: References, resolve: Callable[[str], StorePath]) -> set[str]:
     """Return the paths of all metadata files, and of files in manifests that `known` does not have."""
     found = {resolve(path).path for path in _metadata_files(table)}
     for snapshot in table.metadata.snapshots:
@@ -127,9 +120,7 @@ def read_new_references(table: Table, known: References, resolve: Callable[[str]
 def find_undecided_manifests(candidates: Iterable[ListedFile], table: Table, undecided: UndecidedFiles) -> set[str]:
     """Return the candidate manifests with files that may still be committed."""
     avro = [
-        f.info.path
-        for f in candidates
-        if f.normalised.name.endswith(".avro") and not f.normalised.name.startswith("snap-")
+        f.info.path for f in candidates if f.resolved.name.endswith(".avro") and not f.resolved.name.startswith("snap-")
     ]
 
     def names_undecided(path: str) -> bool:
@@ -151,21 +142,17 @@ def _bare_manifest(path: str) -> ManifestFile:
     return ManifestFile.from_args(manifest_path=path, content=ManifestContent.DATA, **zeros)
 
 
-def find_apart_metadata(
-    files: Iterable[ListedFile], table: Table, resolve: Callable[[str], NormalisedPath]
-) -> str | None:
+def find_apart_metadata(files: Iterable[ListedFile], table: Table, resolve: Callable[[str], StorePath]) -> str | None:
     """Return the path of another table's `metadata.json`, if any: its folder never held this table's metadata."""
     own = {resolve(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
     own.add(table_folders(table, resolve).metadata.path)
-    found = (
-        f for f in files if METADATA_SUFFIX in f.normalised.name and f.normalised.path.rsplit("/", 1)[0] not in own
-    )
+    found = (f for f in files if METADATA_SUFFIX in f.resolved.name and f.resolved.path.rsplit("/", 1)[0] not in own)
     return next((file.info.path for file in found), None)
 
 
 def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str | None:
     """Return the path of a candidate `metadata.json` with another table's UUID, if any."""
-    paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.normalised.name]
+    paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.resolved.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))
     return next((path for path, found in zip(paths, ids, strict=True) if found not in own), None)

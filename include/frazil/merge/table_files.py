@@ -187,11 +187,9 @@ class DataFileReader:
             ]
             found = pa.Table.from_batches(batches) if batches else empty_table(expected)
             for index, value in values.items():
-                into = expected.field(index)
-                rows = (
-                    pa.nulls(len(found), into.type) if value is None else pa.repeat(value, len(found)).cast(into.type)
-                )
-                found = found.set_column(index, into, rows)
+                kind = expected.field(index).type
+                rows = pa.nulls(len(found), kind) if value is None else pa.repeat(value, len(found)).cast(kind)
+                found = found.set_column(index, expected.field(index), rows)
             yield starts[group], fill_hidden_nulls(found).cast(expected)
 
     def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:

@@ -165,21 +165,21 @@ class SchemaRegistry:
 
     def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[str, str] = {}
-        deadline_s = time.monotonic() + self._timeout_s * REFERENCES_TIMEOUT_FACTOR
+        deadline = time.monotonic() + self._timeout_s * REFERENCES_TIMEOUT_FACTOR
         try:
-            self._add_references(answer, references, inside=(), deadline_s=deadline_s)
+            self._add_references(answer, references, inside=(), deadline=deadline)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # Another error class would suggest that the records are at fault.
             raise self._unavailable_error(f"returns invalid references ({type(error).__name__})") from None
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.items()))
 
     def _add_references(
-        self, answer: Mapping[str, Any], found: dict[str, str], inside: tuple[str, ...], deadline_s: float
+        self, answer: Mapping[str, Any], found: dict[str, str], inside: tuple[str, ...], deadline: float
     ) -> None:
         """Add the schemas that `answer` references to `found`, by name, each after its own references.
 
         If a name is referenced with several versions, the first one counts, as in Confluent's clients. `inside` has
-        the enclosing schemas, whose references are still being fetched. `deadline_s` is a time of the monotonic clock.
+        the enclosing schemas, whose references are still being fetched. `deadline` is a time of the monotonic clock.
         """
         for reference in answer.get("references") or ():
             name, key = str(reference["name"]), (str(reference["subject"]), int(reference["version"]))
@@ -189,24 +189,22 @@ class SchemaRegistry:
                 raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} other schemas")
             if len(inside) >= MAX_REFERENCE_DEPTH:
                 raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} other schemas")
-            referred = self._fetch_reference(key, deadline_s)
-            self._add_references(referred, found, (*inside, name), deadline_s)
+            referred = self._fetch_reference(key, deadline)
+            self._add_references(referred, found, (*inside, name), deadline)
             found[name] = str(referred["schema"])
 
-    def _fetch_reference(self, key: tuple[str, int], deadline_s: float) -> Mapping[str, Any]:
+    def _fetch_reference(self, key: tuple[str, int], deadline: float) -> Mapping[str, Any]:
         """Fetch a schema, even a deleted one, and keep it for later attempts."""
         if (kept := self._referred.get(key)) is not None:
             return kept
-        if time.monotonic() >= deadline_s:
+        if time.monotonic() >= deadline:
             timeout_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
             raise self._unavailable_error(
                 f"did not return all references of a schema within {timeout_s:g} s; the next attempt fetches "
                 "only the missing ones"
             )
         subject, version = key
-        answer = self._fetch(
-            f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", deadline_s=deadline_s
-        )
+        answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", deadline=deadline)
         if answer is None:
             what = f"the schema refers to version {version} of {subject}, which the registry does not have"
             raise UnknownSchema(what)
@@ -214,12 +212,12 @@ class SchemaRegistry:
         _evict_oldest(self._referred, MAX_CACHED_SCHEMAS)
         return answer
 
-    def _fetch(self, path: str, *, deadline_s: float = math.inf) -> Mapping[str, Any] | None:
-        """Return the response; None if it is missing. Retries until the timeout, or until `deadline_s`."""
-        deadline_s = min(deadline_s, time.monotonic() + self._timeout_s)
+    def _fetch(self, path: str, *, deadline: float = math.inf) -> Mapping[str, Any] | None:
+        """Return the response; None if it is missing. Retries until the timeout, or until `deadline`."""
+        deadline = min(deadline, time.monotonic() + self._timeout_s)
         tries = 0
         while True:
-            left = max(0.05, deadline_s - time.monotonic())
+            left = max(0.05, deadline - time.monotonic())
             try:
                 response = bounded_http.get(self._session, self._url + path, timeout_s=left)
             except (requests.exceptions.InvalidURL, requests.exceptions.MissingSchema, ValueError) as error:
@@ -227,7 +225,7 @@ class SchemaRegistry:
             except requests.exceptions.SSLError as error:
                 raise self._unavailable_error(f"does not respond: {innermost_error_text(error)}") from None
             except (requests.RequestException, OSError) as error:
-                late = time.monotonic() >= deadline_s
+                late = time.monotonic() >= deadline
                 reason = f" within {self._timeout_s:g} s" if late else f": {innermost_error_text(error)}"
                 failure = f"does not respond{reason}"
             else:
@@ -235,7 +233,7 @@ class SchemaRegistry:
                     return self._parse_response(response)
                 failure = f"responds with status {response.status_code}"
             wait_s = _RETRY_PAUSES_S[min(tries, len(_RETRY_PAUSES_S) - 1)]
-            if time.monotonic() + wait_s >= deadline_s:
+            if time.monotonic() + wait_s >= deadline:
                 raise self._unavailable_error(failure)
             time.sleep(wait_s)
             tries += 1

@@ -39,9 +39,7 @@ def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
     if {"schema", "payload"} <= set(names):
         remedy = "Kafka Connect wraps such records: declare source.format: {type: json, unwrap: payload}"
     else:
-        remedy = (
-            "Compare the names of the declared columns with the records' field names; `frazil infer` proposes columns"
-        )
+        remedy = "Compare the declared columns' names with the records' fields; `frazil infer` proposes columns"
     found = format_count(counted_so_far.unknown, "record", "has|have")
     return f"{found} no field that matches a column of {table}{fields}. {remedy}"
 

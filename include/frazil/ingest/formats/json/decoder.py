@@ -94,11 +94,9 @@ class JsonDecoder(FormatDecoder):
     def _find_drift(self, chunk: RecordChunk, flags: NDArray[np.uint8]) -> SchemaDrift:
         """Return the drift in the records that the loop read: new fields, and records without a known field."""
         unknown = SchemaDrift()
-        if len(positions := np.flatnonzero(flags & UNKNOWN)) and self._columns.field_names:
-            some = chunk.values.take(positions[:MAX_REPORTED_NAMES])
-            unknown = SchemaDrift(
-                unknown=len(positions), names=select_names(n for one in some for n in field_names(one))
-            )
+        if len(others := np.flatnonzero(flags & UNKNOWN)) and self._columns.field_names:
+            some = chunk.values.take(others[:MAX_REPORTED_NAMES])
+            unknown = SchemaDrift(unknown=len(others), names=select_names(n for one in some for n in field_names(one)))
         records = int(np.count_nonzero(flags & NEW))
         if self._beyond is None or not records:
             return unknown

@@ -39,9 +39,7 @@ class LinesDecoder(WrappingDecoder):
         if len(filled):
             breaks[filled] = _count_true(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
         too_many = np.flatnonzero(breaks >= MAX_LINES)
-        parts = [
-            self._decode_group(values.take(positions)).with_indexes(positions) for positions in _group_records(breaks)
-        ]
+        parts = [self._decode_group(values.take(picked)).with_indexes(picked) for picked in _group_records(breaks)]
         rejections = [
             Rejection(position, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
             for position in too_many.tolist()
@@ -82,9 +80,9 @@ def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: ND
 
 def _group_records(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield groups of record indexes to decode together. Skips records that have too many lines."""
-    positions = np.flatnonzero(breaks < MAX_LINES)
-    group = np.cumsum(breaks[positions] + 1) // TARGET_LINES
-    yield from np.split(positions, np.flatnonzero(np.diff(group)) + 1)
+    picked = np.flatnonzero(breaks < MAX_LINES)
+    group = np.cumsum(breaks[picked] + 1) // TARGET_LINES
+    yield from np.split(picked, np.flatnonzero(np.diff(group)) + 1)
 
 
 def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
