@@ -68,9 +68,9 @@ class MergeTasks:
         except FrazilError as error:
             return json.dumps(error_answer(error))
         except OSError as error:
-            if (meant := translate_staging_failure(context.target.folder, error)) is None:
+            if (translated := translate_staging_failure(context.target.folder, error)) is None:
                 raise
-            return json.dumps(error_answer(meant))
+            return json.dumps(error_answer(translated))
 
     def _progress_reporter(self, task: int) -> Callable[[int], None]:
         period_s = max(self.progress.period_s, MIN_MERGE_WRITE_INTERVAL_S)

@@ -237,7 +237,7 @@ def _translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, BotoCoreError) as error:
-        meant = translate_client_failure(path, error)
-        if meant is None:
+        translated = translate_client_failure(path, error)
+        if translated is None:
             raise
-        raise meant from error
+        raise translated from error

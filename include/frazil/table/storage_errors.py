@@ -36,8 +36,8 @@ _OUTAGE_STATUSES = frozenset({429, 500, 502, 503, 504})
 
 def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
     """Translate an outage or a denial of access; None for another error, such as a missing object."""
-    if meant := _translate_credentials_error(path, error):
-        return meant
+    if translated := _translate_credentials_error(path, error):
+        return translated
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.ConnectionError | boto.HTTPClientError):
         return _store_failure(path, "cannot be reached", error)
@@ -76,9 +76,9 @@ def translate_local_failures(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if (meant := translate_local_failure(path, error)) is None:
+        if (translated := translate_local_failure(path, error)) is None:
             raise
-        raise meant from error
+        raise translated from error
 
 
 def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:
