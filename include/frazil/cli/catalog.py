@@ -61,10 +61,10 @@ def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
 @click.argument("metadata")
 @click.option("--catalog", "name", help="The catalog. Default: the default catalog.")
 @click.option("--older", is_flag=True, help="Register METADATA although the table has a newer file.")
-@click.option("--no-other-catalog", "is_sole", is_flag=True, help="Register in a catalog without tables.")
+@click.option("--no-other-catalog", is_flag=True, help="Register in a catalog without tables.")
 @json_option
 def register(  # noqa: PLR0913 - one per option
-    table: str, metadata: str, *, name: str | None, older: bool, is_sole: bool, as_json: bool
+    table: str, metadata: str, *, name: str | None, older: bool, no_other_catalog: bool, as_json: bool
 ) -> None:
     """Restore TABLE to its catalog, as its metadata file METADATA describes it.
 
@@ -88,7 +88,7 @@ def register(  # noqa: PLR0913 - one per option
         if described is not None:
             check_no_writer(table, described)
             check_no_other_name(catalog, table, described)
-        if not is_sole:
+        if not no_other_catalog:
             check_not_new(catalog, table, described)
         if described is not None and not older:
             check_newest(catalog, table, metadata, described)
