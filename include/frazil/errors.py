@@ -227,7 +227,7 @@ def innermost_error_text(error: BaseException) -> str:
 
 
 def shorten_error(text: str) -> str:
-    """Return an error on one line of `MAX_ERROR_CHARACTERS` at most, without splitting a command in backquotes."""
+    """Return an error on one line of at most `MAX_ERROR_CHARACTERS`, without splitting a command in backquotes."""
     words = " ".join(text.split())
     shown = words[:MAX_ERROR_CHARACTERS]
     if shown == words:

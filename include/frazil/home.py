@@ -44,9 +44,9 @@ def run_folder(name: str) -> Path:
 
 def full_disk_message(folder: Path) -> str:
     """Return a sentence that says what to do, if the folder's disk is full; otherwise an empty string."""
-    place = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    existing = next((one for one in (folder, *folder.parents) if one.exists()), folder)
     try:
-        free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(existing).free
     except OSError:
         return ""
     return f"the disk of {folder} is full: free some space" if free < MIN_FREE_BYTES else ""

@@ -124,7 +124,7 @@ def test_the_audit_does_not_compare_records_that_an_earlier_declaration_dropped_
     assert frazil("audit", "events", "--source").returncode == 0
     stream.declare(DEDUPE.replace("1h", "1m"))
     found = frazil("audit", "events", "--source")
-    dropped = "1 record in Kafka has no row and is not a repeat by the current declaration"
+    dropped = "1 record in Kafka has no row and is not a repeat under the current declaration"
     assert (found.returncode, dropped in found.stdout) == (3, True), found.stdout
     send(2)
     stream.table().delete("id == 2 and at > '2026-01-01T00:01:00+00:00'")

@@ -213,7 +213,7 @@ def test_the_audit_does_not_compare_keys_that_an_earlier_declaration_found_or_de
 
     def check_not_compared(keys: str) -> None:
         found = frazil("audit", "events", "--source")
-        differs = f"{keys}: each differs from its newest change in Kafka by the current declaration"
+        differs = f"{keys}: each differs from its newest change in Kafka under the current declaration"
         advises = "frazil reset" in found.stdout
         assert (found.returncode, advises, differs in found.stdout) == (3, False, True), found.stdout
 
@@ -240,7 +240,7 @@ def test_the_audit_does_not_compare_keys_that_an_earlier_declaration_found_or_de
     assert (found.returncode, "2 keys (id 5; id 7): each is not in the table" in found.stdout) == (1, True), (
         found.stdout
     )
-    assert "A reset also inserts, replaces or deletes rows of 1 key by the current declaration" in found.stdout
+    assert "A reset also inserts, replaces or deletes rows of 1 key under the current declaration" in found.stdout
 
 
 def test_the_audit_compares_a_row_by_the_declaration_that_wrote_it_last(

@@ -117,9 +117,9 @@ class ShownState:
 
     async def _set_xcom(self, instance: Instance, state: str, sentence: str) -> None:
         value = {"state": state, "since": self._since, "as_of": format_utc(clock.now_ms()), "says": sentence[:1_000]}
-        of = {"dag_id": instance.dag_id, "run_id": instance.run_id, "task_id": instance.task_id}
+        task_ids = {"dag_id": instance.dag_id, "run_id": instance.run_id, "task_id": instance.task_id}
         # Awaited, not sent from a thread: a slow Airflow would exhaust the threads.
-        await task_runner.SUPERVISOR_COMMS.asend(SetXCom(key=XCOM_KEY, value=value, **of))
+        await task_runner.SUPERVISOR_COMMS.asend(SetXCom(key=XCOM_KEY, value=value, **task_ids))
 
 
 MAX_WARNINGS_PER_HOUR, MAX_OTHERS_PER_HOUR = 200, 30

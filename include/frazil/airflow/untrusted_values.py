@@ -117,16 +117,16 @@ def extra_text(extra: Any, key: str) -> str | None:
     return _text_or_none(value, f"{key} in the connection's extra") or None
 
 
-def _text_or_none(value: Any, place: str) -> str | None:
+def _text_or_none(value: Any, source: str) -> str | None:
     if isinstance(value, str):
         return value
-    _warn_if_ignored(value, place, "a string")
+    _warn_if_ignored(value, source, "a string")
     return None
 
 
-def _warn_if_ignored(value: Any, place: str, expected: str) -> None:
+def _warn_if_ignored(value: Any, source: str, expected: str) -> None:
     if value is not None:
-        log.warning("ignoring %s, because it is not %s: %s", place, expected, _short_repr(value))
+        log.warning("ignoring %s, because it is not %s: %s", source, expected, _short_repr(value))
 
 
 def _valid_number(value: Any, limit: int) -> int | None:

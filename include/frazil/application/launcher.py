@@ -1,4 +1,4 @@
-"""Launches a stream's writer as a thread of this process. Its run folder is like that of a separate process.
+"""Launches a stream's writer as a thread of this process. Its run folder is like a separate process's.
 The writers share one Spark engine.
 """
 

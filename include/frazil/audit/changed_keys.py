@@ -62,9 +62,9 @@ class ColumnRules:
     """Whether the current declaration rejects records that have no dead letter."""
 
     def changed(self, rows: pa.Table) -> dict[str, Mask]:
-        """Return by column a mask of the rows whose records were last committed by other rules of this column.
+        """Return a mask for each column: the rows whose records were last committed under other rules for the column.
 
-        If the current declaration rejects more records, the mask of `DECIDING_RULES` has the rows of all these masks.
+        If the current declaration rejects records, the mask for `DECIDING_RULES` includes the rows of all other masks.
         """
         of_rules = defaultdict[frozenset[str], dict[TopicPartition, list[Span]]](dict)
         for tp, ranges in self.ranges.items():
@@ -105,16 +105,16 @@ class ColumnRules:
 
 
 def _rows_in_spans(rows: pa.Table, spans: Mapping[TopicPartition, Iterable[Span]]) -> Mask:
-    """Return a mask of the rows with offsets in these spans; of all rows without coordinates."""
+    """Return a mask of the rows with offsets in these spans. Without coordinates, the mask has all rows."""
     if not {*COORDINATES} <= {*rows.column_names}:
         return np.ones(rows.num_rows, np.bool_)
     found = np.zeros(rows.num_rows, np.bool_)
     partitions, offsets = (column(rows, name).to_numpy(zero_copy_only=False) for name in COORDINATES[1:3])
-    for (topic, partition), of in spans.items():
-        places = np.flatnonzero(to_mask(pc.equal(column(rows, TOPIC), topic)) & (partitions == partition))
-        starts, ends = np.array(join_spans(of), np.int64).reshape(-1, 2).T
-        index = np.searchsorted(starts, offsets[places], "right") - 1
-        found[places] = (index >= 0) & (offsets[places] < ends[index])
+    for (topic, partition), parts in spans.items():
+        positions = np.flatnonzero(to_mask(pc.equal(column(rows, TOPIC), topic)) & (partitions == partition))
+        starts, ends = np.array(join_spans(parts), np.int64).reshape(-1, 2).T
+        index = np.searchsorted(starts, offsets[positions], "right") - 1
+        found[positions] = (index >= 0) & (offsets[positions] < ends[index])
     return found
 
 
@@ -202,7 +202,7 @@ def _read_changed_rows(
 def _find_redeclared(
     new: pa.Table, old: pa.Table, rules: MergeRules, changed: Mapping[str, Mask]
 ) -> tuple[Mask, tuple[str, ...]]:
-    """Return a mask of the rows that differ only in columns read by other rules, and all such columns that differ."""
+    """Return a mask of the rows that differ only in columns with changed rules, and the names of these columns."""
     columns = []
     wrong, former = (np.zeros(len(new), np.bool_) for _ in range(2))
     for name in new.column_names:

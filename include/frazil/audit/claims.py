@@ -200,12 +200,12 @@ class Claims:
     """Number of repeats that batches dropped, except in accepted losses. None if unknown."""
 
     def of_topics(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-        return {tp: tuple(r for r in of if r.topic_id == topic_ids.get(tp[0], "")) for tp, of in self.ranges.items()}
+        return {tp: tuple(r for r in rs if r.topic_id == topic_ids.get(tp[0], "")) for tp, rs in self.ranges.items()}
 
     def former_offsets(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, BitMap64]:
         """Return the committed offsets of earlier topics with the same names, by topic-partition."""
         current = self.of_topics(topic_ids)
-        return {tp: claimed_offsets({*of} - {*current[tp]}) for tp, of in self.ranges.items()}
+        return {tp: claimed_offsets({*parts} - {*current[tp]}) for tp, parts in self.ranges.items()}
 
     def without(self, others: Claims) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
         """Return `ranges` minus those of `others` (multiset difference), by topic-partition."""
@@ -383,4 +383,4 @@ def _committed_ranges(
             counts = p.records, p.rejected, topic_id, selects, p.dropped
             claim = CommittedRange(p.start, p.end, *counts, epoch, leader, rules)
             ranges[p.topic_partition].append(claim)
-    return {tp: tuple(of) for tp, of in ranges.items()}
+    return {tp: tuple(parts) for tp, parts in ranges.items()}

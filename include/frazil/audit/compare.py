@@ -363,7 +363,7 @@ def compare_repeats(
     evidence = [_without_accepted(e) for e in evidence]
     rows = sum(e.rows.copies + len(e.rows.seen & claimed_offsets(e.ranges)) for e in evidence)
     bounds = (group.bounds(_row_claims(e).claimed).values() for e in evidence for group in e.groups)
-    records = sum(highest for of in bounds for _, highest in of)
+    records = sum(highest for limits in bounds for _, highest in limits)
     if repeats is None:
         if by_source or records <= rows:
             return ()
@@ -401,7 +401,7 @@ def _without_accepted(e: Evidence) -> Evidence:
 
 
 def _report_resets(e: Evidence) -> Iterable[Finding]:
-    """Name each reset that made the stream read committed offsets again, or will do so."""
+    """Report each reset that made, or will make, the stream read committed offsets again."""
     current = e.ranges_by_topic_id.get(e.topic_id, [])
     pending = offset_bitmap(e.marker, max((r.end for r in current), default=0)) if e.covers_history else BitMap64()
     for epoch, at_ms in e.reset_times.items():  # only the newest reset explains the position
@@ -456,7 +456,7 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
     )  # fmt: skip
     if e.kafka is not None:
         of_ranges = (g.bounds(lambda r: r.records + e.replayed_of(r)).items() for g in e.groups)
-        former = sum(highest for of in of_ranges for topic_id, (_, highest) in of if topic_id != e.topic_id)
+        former = sum(highest for group in of_ranges for topic_id, (_, highest) in group if topic_id != e.topic_id)
         sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}{BY_COMMIT_RECORDS}"
         yield _make_finding(e, FindingKind.UNCHECKED, former, sentence)
         gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))

@@ -34,17 +34,17 @@ def audit_declared_stream(spec: StreamSpec, *, window: Period | None, with_sourc
         from frazil.audit.source_records import dropped_offsets  # imports decoding, only if needed
 
         ask = partial(ask, dropped=partial(dropped_offsets, spec, tables))
-    place = None
+    assign = None
     if with_source and sinks.has_routed_tables:
         from frazil.audit.source_records import records_by_table
 
-        place = partial(records_by_table, spec, tables)
+        assign = partial(records_by_table, spec, tables)
     return audit_stream(
         tables,
         coordinates=spec.coordinates,
         window=window,
         find_remaining_offsets=ask,
         candidate_names=sinks.named_tables,
-        place=place,
+        assign=assign,
         signals=signals,
     )

@@ -90,7 +90,7 @@ class Evidence:
 
     @property
     def dead_letter_groups(self) -> list[OverlappingRanges]:
-        current = ([r for r in of if r.topic_id == self.topic_id] for of in (self.ranges, self.ranges_outside_period))
+        current = ([r for r in rs if r.topic_id == self.topic_id] for rs in (self.ranges, self.ranges_outside_period))
         return group_overlapping_ranges(*current)
 
 
@@ -136,7 +136,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
 def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
     """Return a period's evidence, with all claims outside the period added. `own` are the period's claims."""
     elsewhere, replayed = every.without(own), every.replayed
-    places = ((e, e.topic_partition) for e in evidence)
+    by_partition = ((e, e.topic_partition) for e in evidence)
     return tuple(
-        replace(e, ranges_outside_period=elsewhere.get(tp, ()), replayed=replayed.get(tp, {})) for e, tp in places
+        replace(e, ranges_outside_period=elsewhere.get(tp, ()), replayed=replayed.get(tp, {})) for e, tp in by_partition
     )

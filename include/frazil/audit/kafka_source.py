@@ -89,8 +89,8 @@ def find_truncated_logs(
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
     found = dict(find_truncations(kafka, position, marker.leader_epochs))
     reached = defaultdict[TopicPartition, Counter[int]](Counter)
-    for tp, of in ranges.items():
-        for r in of:
+    for tp, parts in ranges.items():
+        for r in parts:
             if r.leader_epoch is not None:
                 reached[tp][r.leader_epoch] = max(r.end, reached[tp][r.leader_epoch])
     left = {tp: sorted(ends.items()) for tp, ends in reached.items()}

@@ -84,8 +84,8 @@ class PublishedReplays:
         rows: dict[TopicPartition, BitMap64] = defaultdict(BitMap64)
         routed: dict[Target, dict[TopicPartition, BitMap64]] = defaultdict(lambda: defaultdict(BitMap64))
         for record in published_records(tables.journals, default_table.metadata, tables.stream):
-            for found, of in ((rows, record.replayed), *((routed[t], of) for t, of in record.routed.items())):
-                for tp, offsets in of.items():
+            for found, added in ((rows, record.replayed), *((routed[t], added) for t, added in record.routed.items())):
+                for tp, offsets in added.items():
                     found[tp] |= offsets
         last = unsettled_backfill(default_table.properties, tables.dead_letters.refresh().properties, tables.stream)
         if last is None:
@@ -110,12 +110,12 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
     candidate_names: Collection[Target] = (),
 ) -> tuple[RoutedRows, ...]:
     """Read the rows of the routed tables that commit records name. `candidate_names` are possible new names."""
-    targets = sorted(claimed.routed.keys() | {t for t, of in replays.routed.items() if _count_claimed(of, claimed)})
+    targets = sorted(claimed.routed.keys() | {t for t, each in replays.routed.items() if _count_claimed(each, claimed)})
     if not targets:
         return ()
     waiting = Followers.load(tables, marker).waiting
     if within is None:  # rows of a former topic may be past the marker
-        ends = {tp: max((r.end for r in of), default=0) for tp, of in claimed.ranges.items()}
+        ends = {tp: max((r.end for r in parts), default=0) for tp, parts in claimed.ranges.items()}
         within = {
             tp: ((0, max(ends.get(tp, 0), marker.offsets.get(tp, 0))),) for tp in ends.keys() | marker.offsets.keys()
         }
@@ -179,9 +179,9 @@ def _read_rows(search: _RowSearch, waiting: Sequence[Journal], target: Target) -
     files += [(file, default_io) for file in search.replays.find_waiting_files(properties, target)]
     for file, from_io in files:
         try:
-            for tp, of in tally_files(from_io, [file.path], within).items():
-                found[tp].merge(of)
-                waits += of.rows
+            for tp, tally in tally_files(from_io, [file.path], within).items():
+                found[tp].merge(tally)
+                waits += tally.rows
         except FileNotFoundError:
             problem = problem or f"a file whose rows wait for the table is missing: {file.path}"
     return RoutedRows(target, dict(found), waits, problem, renamed_to, None if problem else table)
@@ -287,7 +287,7 @@ def find_misplaced_rows(
     counts: Mapping[Target, tuple[int, int]],
 ) -> Iterator[Finding]:
     """Report rows outside their route's table. `counts` shows whether an earlier route may have written such rows."""
-    expected = {default[0] if target == "main" else target: of for target, of in by_target.items()}
+    expected = {default[0] if target == "main" else target: parts for target, parts in by_target.items()}
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:
             tp = e.topic_partition
@@ -318,7 +318,7 @@ def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dic
     by_name = defaultdict[Target, list[Tallies]](list)
     for one in routed:
         by_name[one.renamed or one.target].append(one.rows)
-    return {default[0]: default[1], **{name: merge_tallies(of) for name, of in by_name.items()}}
+    return {default[0]: default[1], **{name: merge_tallies(tallies) for name, tallies in by_name.items()}}
 
 
 def _count_claimed(offsets: OffsetSets, claimed: Claims) -> int:

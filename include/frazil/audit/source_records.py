@@ -65,7 +65,7 @@ class SourceRecords:
 
     @property
     def topics(self) -> set[str]:
-        return {topic for (topic, _), of in self.spans.items() if of}
+        return {topic for (topic, _), parts in self.spans.items() if parts}
 
     def stage(self, folder: Path) -> tuple[StageResult, StageContext]:
         """Stage the records in subfolders of `folder`."""
@@ -76,9 +76,9 @@ class SourceRecords:
         base = stage_below(self.sinks.add_route(self.spec, base), str(folder))
         wanted = RowSelection(self.topics, None, self.topic_ids, self.spec.name)
         dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted)
-        existing = {tp: of.seen.serialize() for tp, of in dead_letters.items() if of.seen}
+        existing = {tp: tally.seen.serialize() for tp, tally in dead_letters.items() if tally.seen}
         context = dataclasses.replace(base, existing_dead_letters=existing)
-        task = StageTask(0, tuple(OffsetRange(*tp, *span) for tp, of in self.spans.items() for span in of))
+        task = StageTask(0, tuple(OffsetRange(*tp, *span) for tp, parts in self.spans.items() for span in parts))
         return stage(context, task, isolated=self.spec.transform is not None), context
 
 
@@ -93,7 +93,7 @@ def records_by_table(
         for file in replay.stage(folder)[0].files:
             paths[file.target].append(file.path)
         io = load_file_io({}, location=str(folder))
-        return {target: tally_files(io, of) for target, of in paths.items() if target != "dead-letters"}
+        return {target: tally_files(io, files) for target, files in paths.items() if target != "dead-letters"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ from frazil.timetext import format_utc
 
 FindRemainingOffsets = Callable[[Marker, Claims], tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]]
 """Returns the claimed offsets that Kafka has, and findings about ranges that Kafka can no longer show."""
-PlaceRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
+AssignRecords = Callable[[Table, Marker, Mapping[TopicPartition, Span]], Mapping[Target, Tallies]]
 """Returns the offsets in these spans that belong in each table, according to the declared route."""
 
 
@@ -72,7 +72,7 @@ class _AuditRun:
     drops_repeats: bool
     candidate_names: Collection[Target]
     """The tables that the declared route names."""
-    place: PlaceRecords | None = None
+    assign: AssignRecords | None = None
     signals: bool = True
     """Whether frazil signals complete windows of the table."""
 
@@ -131,14 +131,17 @@ class _AuditRun:
             return ()
         if all(map(is_counted_once, evidence)):
             return compare_table_counts(default, routed, claimed, replays)
-        if self.place is None:
+        if self.assign is None:
             return report_uncounted_tables(default[0], claimed)
         spans = {
             e.topic_partition: (e.kafka.offsets.min(), e.kafka.offsets.max() + 1)
             for e in evidence
             if e.kafka and e.kafka.offsets
         }
-        placed, counts = self.place(self.table, self.marker, spans), row_counts(default, routed, claimed, replays)
+        placed, counts = (
+            self.assign(self.table, self.marker, spans),
+            row_counts(default, routed, claimed, replays),
+        )
         return find_misplaced_rows(evidence, default, routed, placed, counts)
 
     def tally_dead_letters(self, claimed: Claims) -> tuple[Tallies, Mapping[TopicPartition, int]]:
@@ -157,7 +160,7 @@ class _AuditRun:
             staged = replace(wanted, branch=branch_name(backfill.stream))
             return merge_tallies([dead_letters, tally_rows(self.tables.dead_letters.current(), staged)]), former
         settled = {
-            tp: of.get(ids.get(tp[0], ""), BitMap64()) for tp, of in claimed.replayed.items() if tp in dead_letters
+            tp: each.get(ids.get(tp[0], ""), BitMap64()) for tp, each in claimed.replayed.items() if tp in dead_letters
         }
         left = {tp: OffsetTally([*(dead_letters[tp].seen - offsets)]) for tp, offsets in settled.items()}
         return {**dead_letters, **left}, former
@@ -168,7 +171,7 @@ class _AuditRun:
     def _within(self, claimed: Claims) -> OffsetRanges | None:
         if self.window is None:
             return None
-        return {tp: spans for tp, of in claimed.ranges.items() if (spans := merge_ranges(of))}
+        return {tp: spans for tp, parts in claimed.ranges.items() if (spans := merge_ranges(parts))}
 
 
 def audit_stream(  # noqa: PLR0913 - each choice is an argument
@@ -180,7 +183,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
     drops_repeats: bool = False,
     replayed_from_source: bool = False,
     candidate_names: Collection[Target] = (),
-    place: PlaceRecords | None = None,
+    assign: AssignRecords | None = None,
     signals: bool = True,
 ) -> Audit:
     """Read all evidence of one stream, compare it, and return the audit.
@@ -193,7 +196,7 @@ def audit_stream(  # noqa: PLR0913 - each choice is an argument
         table = tables.main.refresh()
         marker = require_own_marker(tables.stream, read_marker(table.properties, tables.stream))
         run = _AuditRun(
-            tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, place, signals
+            tables, table, marker, window, find_remaining_offsets, drops_repeats, candidate_names, assign, signals
         )
         claimed = load_claims(tables.journals, marker, table.metadata, window)
         before = report_metadata_problems(table, marker, claimed)
@@ -288,7 +291,7 @@ def _has_new_replay(run: _AuditRun) -> bool:
 def _has_newer_rows_at_former_offsets(run: _AuditRun, claimed: Claims) -> bool:
     """Return whether routed tables may have rows past the marker at offsets of a former topic."""
     reached = run.marker.offsets
-    if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, of in claimed.ranges.items() for r in of):
+    if not claimed.routed or all(r.end <= reached.get(tp, 0) for tp, parts in claimed.ranges.items() for r in parts):
         return False
     return require_own_marker(run.tables.stream, run.tables.marker()).settled != run.marker.settled
 
@@ -380,7 +383,7 @@ def _describe_change(summary: Summary | None) -> str:
     deleted = count("deleted-records") + max(count("added-position-deletes") - count("removed-position-deletes"), 0)
     if by_value:
         counted = f"deleted {format_count(deleted, 'row')}, added {added:,}, and " if deleted or added else ""
-        return f"{counted}wrote {format_count(by_value, 'equality delete')}, each of any number of rows"
+        return f"{counted}wrote {format_count(by_value, 'equality delete')}, each for any number of rows"
     if deleted <= added:
         return f"replaced {format_count(deleted, 'row')} with {added:,}"
     rewritten = f" ({deleted:,} rewritten as {added:,})" if added else ""

@@ -64,10 +64,10 @@ LATE_AFTER_DELETE = (
 
 _BY_OTHERS = "An earlier declaration or version of frazil, or a backfill of files, committed"
 UNDECIDED = (
-    f"differs from its newest change in Kafka by the current declaration. {_BY_OTHERS} its records by other rules, "
-    "which may decide otherwise. It was not compared, and a reset would insert, replace or delete its row"
+    f"differs from its newest change in Kafka under the current declaration. {_BY_OTHERS} its records under other "
+    "rules, so this may be correct, and it was not compared. A reset would insert, replace or delete its row"
 )
-UNDECIDED_REPEATS = f" by the current declaration. {_BY_OTHERS} them by other rules, so they were not compared"
+UNDECIDED_REPEATS = f" under the current declaration. {_BY_OTHERS} them under other rules, so they were not compared"
 
 
 def audit_upserts(
@@ -120,21 +120,21 @@ def _load_claims(tables: StreamTables, window: Period | None) -> tuple[Table, Ma
 
 
 def _count_partitions(claimed: Claims, topic_ids: Mapping[str, str]) -> Iterator[PartitionAudit]:
-    for (topic, partition), of in sorted(item for item in claimed.ranges.items() if item[1]):
-        current, rejected = claimed.of_topics(topic_ids)[topic, partition] or of, sum(r.rejected for r in of)
+    for (topic, partition), rs in sorted(item for item in claimed.ranges.items() if item[1]):
+        current, rejected = claimed.of_topics(topic_ids)[topic, partition] or rs, sum(r.rejected for r in rs)
         start, end = min(r.start for r in current), max(r.end for r in current)
         replayed = claimed.replayed.get((topic, partition), {})
         spans = (
-            (replayed[i], span) for i, r in group_by_topic_id(of).items() if i in replayed for span in merge_ranges(r)
+            (replayed[i], span) for i, r in group_by_topic_id(rs).items() if i in replayed for span in merge_ranges(r)
         )
         merged = min(rejected, sum(offsets.range_cardinality(*span) for offsets, span in spans))
-        changes = sum(r.records for r in of) + merged
+        changes = sum(r.records for r in rs) + merged
         yield PartitionAudit(topic, partition, start, end, changes, changes, 0, None, rejected - merged)
 
 
 def _report_offsets_read_again(claimed: Claims) -> Iterator[Finding]:
-    for (topic, partition), of in sorted(claimed.ranges.items()):
-        if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(of).values()):
+    for (topic, partition), parts in sorted(claimed.ranges.items()):
+        if again := sum(len(offsets_claimed_again(ranges)) for ranges in group_by_topic_id(parts).values()):
             sentence = (
                 f"{format_count(again, 'offset', 'was|were')} committed more than once, by a backfill or a reset: "
                 "their changes and dead letters are counted each time"
@@ -170,7 +170,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         yield Finding(FindingKind.NOT_COMPARED, claimed.records, sentence, spec.name)
         return
     current = claimed.of_topics(marker.source.topic_ids)
-    starts = {tp: min(r.start for r in of) for tp, of in current.items() if of and tp in marker.offsets}
+    starts = {tp: min(r.start for r in parts) for tp, parts in current.items() if parts and tp in marker.offsets}
     if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
         sentence = f"{format_count(former, 'offset', 'is|are')} {FORMER_TOPIC_PREDICATE}"
         if by_records:
@@ -195,7 +195,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         log_ends = {tp: end for tp, end in ends.items() if tp not in truncated}
         yield from report_not_committed(spec, marker, topics.identity, first, log_ends)
     for topic, why in why_not.items():
-        offsets = sum(len(claimed_offsets(of)) for tp, of in current.items() if tp[0] == topic)
+        offsets = sum(len(claimed_offsets(parts)) for tp, parts in current.items() if tp[0] == topic)
         yield Finding(FindingKind.NOT_COMPARED, offsets, why, topic)
     for (topic, partition), offset in sorted(truncated.items()):
         sentence = (
@@ -217,7 +217,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         sinks = ComparedTables.load(spec, tables, table, marker)
         yield from sinks.findings
         topic_ids, own = topics.identity.topic_ids, every.of_topics(marker.source.topic_ids)
-        committed = {tp: (*of, *every.replays.get(tp, ())) for tp, of in own.items()}
+        committed = {tp: (*parts, *every.replays.get(tp, ())) for tp, parts in own.items()}
         yield from _report_differences(
             SourceRecords(spec, tables, sinks, topic_ids, spans, [*why_not], committed=committed)
         )
@@ -296,13 +296,13 @@ def _report_table_differences(  # noqa: PLR0913 - each source is an argument
         return
     missing = _inserted_offsets(done, changes, context)
     undecided = {tp: offsets & column_rules.undecided(tp) for tp, offsets in missing.items()}
-    for kind, of, note in (
+    for kind, found, note in (
         (FindingKind.MISSING, {tp: offsets - undecided[tp] for tp, offsets in missing.items()}, ""),
         (FindingKind.NOT_COMPARED, undecided, UNDECIDED_REPEATS),
     ):
-        if count := sum(map(len, of.values())):
+        if count := sum(map(len, found.values())):
             where = "; ".join(
-                f"{tp[0]}-{tp[1]} {format_at_offsets(offsets)}" for tp, offsets in sorted(of.items()) if offsets
+                f"{tp[0]}-{tp[1]} {format_at_offsets(offsets)}" for tp, offsets in sorted(found.items()) if offsets
             )
             verbs = "has no row and is not a repeat" if count == 1 else "have no row and are not repeats"
             sentence = f"{format_count(count, 'record')} in Kafka {verbs}{note}: {where}"
@@ -345,7 +345,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
         also = f". A reset also replaces values of {columns} that an earlier declaration wrote"
     if undecided_count:
         of_keys = format_count(undecided_count, "key")
-        also += f". A reset also inserts, replaces or deletes rows of {of_keys} by the current declaration"
+        also += f". A reset also inserts, replaces or deletes rows of {of_keys} under the current declaration"
     again = (
         f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream{also}"
     )

@@ -91,7 +91,7 @@ class BackfillRequest(Model):
     def offset_bounds(self, bound: Literal["from", "to"]) -> dict[TopicPartition, int]:
         """Return the lower or upper offset bounds by topic-partition; empty without such bounds."""
         given = (self.from_offsets if bound == "from" else self.to_offsets) or {}
-        return {(topic, partition): offset for topic, of in given.items() for partition, offset in of.items()}
+        return {(topic, partition): offset for topic, parts in given.items() for partition, offset in parts.items()}
 
 
 def parse_request(raw: Mapping[str, Any]) -> BackfillRequest:

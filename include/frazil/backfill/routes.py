@@ -141,7 +141,7 @@ class BackfillRoute:
         """Return the chunk's context with the route's tables. Their files are staged in the waiting folder."""
         context = self.routed.add_targets(context, key)
         folder, io = own.waiting_folder(key), context.main.io
-        routed = {t: dataclasses.replace(of, folder=folder, io=io) for t, of in context.targets.items() if is_routed(t)}
+        routed = {t: dataclasses.replace(to, folder=folder, io=io) for t, to in context.targets.items() if is_routed(t)}
         return dataclasses.replace(context, targets={**context.targets, **routed})
 
 

@@ -209,7 +209,7 @@ class Backfill:
                 audited = self._run_audit(committer)
                 if self.request.target == "branch":
                     return committer.backfill
-                routed = {target: seen_offsets(of) for target, of in audited.routed.items()}
+                routed = {target: seen_offsets(tallies) for target, tallies in audited.routed.items()}
                 late, replayed = self._count_late_rows(), seen_offsets(audited.replayed)
                 record = BackfillRecord(committer.backfill, late, replayed, routed)
                 return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
@@ -337,7 +337,7 @@ class Backfill:
         default = merge_tallies([tally_rows(table, branch), tally_files_to_merge(table, journals)])
         rows = merge_tallies([default, *routed.values()])
         if self.spec.sinks.mode.replaces_rows:  # a record may have several changes, which are always committed together
-            rows = {tp: OffsetTally([*of.seen]) for tp, of in rows.items()}
+            rows = {tp: OffsetTally([*tally.seen]) for tp, tally in rows.items()}
         if self._is_decided_by_dead_letters:
             table_tallies: tuple[Tallies, ...] = ()
         else:

@@ -56,7 +56,7 @@ def missing_spans(wanted: Spans, held: OffsetSets) -> Spans:
 def split_by_offsets(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
     """Divide the spans into chunks of about `limit` offsets, with the same share of every topic-partition."""
     count = math.ceil(count_offsets(spans) / limit)
-    pieces = ({tp: piece for tp, of in spans.items() if (piece := _take_share(of, i, count))} for i in range(count))
+    pieces = ({tp: piece for tp, each in spans.items() if (piece := _take_share(each, i, count))} for i in range(count))
     return tuple(filter(None, pieces))
 
 
@@ -65,7 +65,7 @@ def split_by_records(spans: Spans, records: OffsetSets, *, limit: int) -> tuple[
     within = offsets_within(spans, records)
     count = math.ceil(sum(map(len, within.values())) / limit)
     pieces = (
-        {tp: _slice_spans(spans[tp], of, *_share_bounds(len(of), i, count)) for tp, of in within.items()}
+        {tp: _slice_spans(spans[tp], offsets, *_share_bounds(len(offsets), i, count)) for tp, offsets in within.items()}
         for i in range(count)
     )
     present = ({tp: piece for tp, piece in pieces_by_tp.items() if piece} for pieces_by_tp in pieces)
@@ -75,7 +75,7 @@ def split_by_records(spans: Spans, records: OffsetSets, *, limit: int) -> tuple[
 def select_first_records(spans: Spans, records: OffsetSets, *, limit: int) -> Spans:
     """Return the parts of the spans with the first `limit` records of each topic-partition."""
     within = offsets_within(spans, records)
-    return {tp: _slice_spans(spans[tp], of, 0, min(limit, len(of))) for tp, of in within.items()}
+    return {tp: _slice_spans(spans[tp], offsets, 0, min(limit, len(offsets))) for tp, offsets in within.items()}
 
 
 def _take_share(spans: tuple[Span, ...], index: int, count: int, *, limit: int | None = None) -> tuple[Span, ...]:
@@ -148,7 +148,7 @@ class KafkaSource:
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
         """Return the offsets in these spans at which the source has a record. Uses a separate consumer."""
         first = self.kafka.earliest(spans)
-        ranges = {tp: (max(of[0][0], first[tp]), of[-1][1]) for tp, of in spans.items()}
+        ranges = {tp: (max(parts[0][0], first[tp]), parts[-1][1]) for tp, parts in spans.items()}
         return offsets_within(spans, seen_offsets(read_offsets(self.properties, ranges)))
 
     def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
@@ -159,11 +159,11 @@ class KafkaSource:
 
     def sample(self, spans: Spans) -> Spans:
         """Return the offsets of a few records at several points of the spans."""
-        longest = max((count_offsets({tp: of}) for tp, of in spans.items()), default=0)
+        longest = max((count_offsets({tp: parts}) for tp, parts in spans.items()), default=0)
         count = min(math.ceil(longest / MAX_SAMPLE_OFFSETS), MAX_SAMPLE_POINTS)
         return {
-            tp: tuple(s for index in range(count) for s in _take_share(of, index, count, limit=MAX_SAMPLE_OFFSETS))
-            for tp, of in spans.items()
+            tp: tuple(s for index in range(count) for s in _take_share(parts, index, count, limit=MAX_SAMPLE_OFFSETS))
+            for tp, parts in spans.items()
         }
 
     def context(self, context: StageContext) -> StageContext:
@@ -172,4 +172,4 @@ class KafkaSource:
 
 
 def offset_ranges(spans: Spans) -> tuple[OffsetRange, ...]:
-    return tuple(OffsetRange(*tp, *span) for tp, of in spans.items() for span in of if span[0] < span[1])
+    return tuple(OffsetRange(*tp, *span) for tp, parts in spans.items() for span in parts if span[0] < span[1])

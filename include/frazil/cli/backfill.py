@@ -166,7 +166,7 @@ def _print_result(last: BackfillMarker | None, opened: OpenStream, *, as_json: b
 def _option_text(value: object) -> str:
     if not isinstance(value, Mapping):
         return f"{value:,}" if isinstance(value, int) else str(value)
-    offsets = [f"{topic}[{partition}] {offset:,}" for topic, of in value.items() for partition, offset in of.items()]
+    offsets = [f"{topic}[{partition}] {offset:,}" for topic, tps in value.items() for partition, offset in tps.items()]
     return f"offsets {', '.join(offsets)}"
 
 

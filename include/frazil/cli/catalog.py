@@ -61,10 +61,10 @@ def catalog(name: str | None, reader: Reader, *, as_json: bool) -> None:
 @click.argument("metadata")
 @click.option("--catalog", "name", help="The catalog. Default: the default catalog.")
 @click.option("--older", is_flag=True, help="Register METADATA although the table has a newer file.")
-@click.option("--no-other-catalog", "is_sole", is_flag=True, help="Register in a catalog without tables.")
+@click.option("--no-other-catalog", is_flag=True, help="Register in a catalog without tables.")
 @json_option
 def register(  # noqa: PLR0913 - one per option
-    table: str, metadata: str, *, name: str | None, older: bool, is_sole: bool, as_json: bool
+    table: str, metadata: str, *, name: str | None, older: bool, no_other_catalog: bool, as_json: bool
 ) -> None:
     """Restore TABLE to its catalog, as its metadata file METADATA describes it.
 
@@ -88,7 +88,7 @@ def register(  # noqa: PLR0913 - one per option
         if described is not None:
             check_no_writer(table, described)
             check_no_other_name(catalog, table, described)
-        if not is_sole:
+        if not no_other_catalog:
             check_not_new(catalog, table, described)
         if described is not None and not older:
             check_newest(catalog, table, metadata, described)
@@ -177,7 +177,7 @@ def check_no_writer(table: str, metadata: TableMetadata) -> None:
         heartbeat = observed.heartbeat if observed.process.is_alive else None
         if heartbeat is not None and heartbeat.epoch is not None and heartbeat.table in {table, ""}:
             raise SpecError(
-                f"a writer of stream {stream} runs on this host, and has taken {table} over: another catalog may "
+                f"a writer of stream {stream} runs on this host, and has taken over {table}: another catalog may "
                 "have the table. Nothing was registered. Find out which catalog the writer uses, and stop it: "
                 f"`frazil pause {stream}`"
             )
@@ -189,8 +189,8 @@ def check_not_new(catalog: Catalog, table: str, metadata: TableMetadata | None) 
     last = f", which was last changed at {format_utc(metadata.last_updated_ms)}" if metadata else ""
     raise SpecError(
         f"nothing was registered in the catalog {catalog.name!r}: {new}, so another catalog may still have the table "
-        f"{table}{last}. The commits of one of them would be lost. Restore that catalog, or correct FRAZIL_HOME or "
-        ".pyiceberg.yaml. If no other catalog has the table, add --no-other-catalog"
+        f"{table}{last}. A table in two catalogs loses the commits of one of them. Restore that catalog, or correct "
+        "FRAZIL_HOME or .pyiceberg.yaml. If no other catalog has the table, add --no-other-catalog"
     )
 
 

@@ -155,12 +155,12 @@ def discard_(  # noqa: PLR0913 - a command's options
     if dry_run or not count:
         sentence = f"{format_count(count, 'dead letter')} of stream {stream} would be discarded."
         sentence = sentence if count else _nothing_message(stream, "to discard", selection)
-        _print_result(as_json, sentence, discarded=0, meant=count)
+        _print_result(as_json, sentence, discarded=0, selected=count)
         return
     ask(f"Discard {format_count(count, 'dead letter')} of stream {stream}?", yes=yes)
     done = discard(opened, selection, DiscardMark(by, because, clock.now_ms()))
     sentence = f"{format_count(done, 'dead letter')} of stream {stream} discarded."
-    _print_result(as_json, sentence, discarded=done, meant=count)
+    _print_result(as_json, sentence, discarded=done, selected=count)
     backfill = find_unfinished(opened.tables) if done < count else None
     if backfill and backfill.replays and not backfill.is_open:
         echo(
@@ -207,7 +207,7 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
             "would-fail": previewed.failing,
             "errors": _describe_errors(previewed),
         }
-        _print_result(as_json, sentence, landed=0, failed=0, meant=count, **shown, **_left_out_document(left))
+        _print_result(as_json, sentence, landed=0, failed=0, selected=count, **shown, **_left_out_document(left))
         return
     interrupted = find_unfinished(opened.tables)
     if interrupted and interrupted.replays and interrupted.request["dead-letters"] != str(selection):

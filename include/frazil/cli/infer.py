@@ -37,7 +37,7 @@ def _check_topic(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @click.option(
     "--bootstrap-servers", help="The brokers. Default: as in _defaults.yaml of the folder of streams, or FRAZIL_KAFKA."
 )
-@click.option("--registry", "registry_url", help="A schema registry. Default: that of _defaults.yaml, if it has one.")
+@click.option("--registry", "registry_url", help="A schema registry. Default: the registry in _defaults.yaml, if any.")
 @click.option("--name", help="The stream's name. Default: the topic's.")
 @click.option("--table", help="namespace.table. Default: default.<name>.")
 @click.option("--records", default=2_000, show_default=True, type=click.IntRange(1, 100_000), help="Records to read.")
@@ -81,7 +81,7 @@ def infer(  # noqa: PLR0913 - one for each option
     written = None
     if declared is not None:
         written = fetch_registered_schemas(
-            sample, declared, SchemaRegistry(declared, os.environ, meanwhile=NOTHING_INFERRED)
+            sample, declared, SchemaRegistry(declared, os.environ, effect=NOTHING_INFERRED)
         )
     text = propose_declaration(sample, named, written)
     echo_json({"stream": stream, "declaration": text}) if as_json else echo(text, nl=False)

@@ -100,8 +100,8 @@ class LazyGroup(click.Group):
             similar = get_close_matches(args[0], COMMANDS, n=1)
             if not similar:
                 raise
-            said = f"{error.message.rstrip('.')}; did you mean `frazil {similar[0]}`?"
-            raise click.UsageError(said, ctx) from None
+            text = f"{error.message.rstrip('.')}; did you mean `frazil {similar[0]}`?"
+            raise click.UsageError(text, ctx) from None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete subcommands' names without imports, because a shell calls this at each press of the Tab key."""
@@ -140,9 +140,9 @@ def _report_disk_faults() -> Iterator[None]:
     except OSError as error:
         from frazil.table.storage_errors import translate_local_failure  # loads PyIceberg
 
-        if (meant := translate_local_failure(error.filename or "a file", error)) is None:
+        if (translated := translate_local_failure(error.filename or "a file", error)) is None:
             raise
-        raise EnvironmentUnusable(f"{meant} (FRAZIL_HOME is {home()})") from error
+        raise EnvironmentUnusable(f"{translated} (FRAZIL_HOME is {home()})") from error
 
 
 def _check_current_folder() -> None:

@@ -121,7 +121,7 @@ def partitions(  # noqa: PLR0913 - a command's options
 
 
 def _find_streams(streams_folder: Path, name: str) -> tuple[StreamSpec, ...]:
-    """Return the streams that write to a table. `name` is the table's name, or that of one of these streams."""
+    """Return the streams that write to a table. `name` is the name of the table or of one of these streams."""
     specs = load_valid_streams(streams_folder)[0] if "." not in name else []
     table = next((spec.table.identifier for spec in specs if spec.name == name), None)
     if table is None:

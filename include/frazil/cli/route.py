@@ -160,8 +160,8 @@ def _give_up(  # noqa: PLR0913
         output.say(f"No row of a batch waits for {table}: nothing is given up.{more}")
         return False
     output.say(
-        f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits will report these rows, and "
-        "those of a dropped table, as missing."
+        f"Rows that never reach {table}: {rows:,}. Their files become orphans. Audits will report these rows as "
+        "missing, and all rows of a dropped table."
         if rows
         else f"No row waits for {table}. If it was dropped, audits will report its rows as missing."
     )

@@ -68,7 +68,7 @@ def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: 
 
     The name of a shared application selects all of its streams.
 
-    Reads the run folders of this host and the tables; starts nothing. For a writer on another host, it shows only its
+    Reads the run folders on this host and the tables; starts nothing. For a writer on another host, it shows only its
     commits. Exits with 0 even if a stream has problems, and with 10 if a declaration cannot be read.
 
     \b

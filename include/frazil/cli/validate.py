@@ -126,7 +126,7 @@ def _sibling_streams(files: tuple[Path, ...]) -> dict[Path, StreamSpec]:
 
 
 def _find_problems(spec: StreamSpec, partial: PartialStream | None = None) -> Iterator[str]:
-    """Yield errors that would also stop the writer's start, of an invalid declaration only those of its valid parts.
+    """Yield errors that would also stop the writer's start. Checks only the valid parts of an invalid declaration.
     Imports librdkafka, Arrow and DuckDB only if needed.
     """
     for check, needs in _CHECKS:

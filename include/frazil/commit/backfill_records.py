@@ -250,14 +250,14 @@ class BackfillRecord:
         if self.replayed:
             raw["replayed"] = _encode_offsets(self.replayed)
         if self.routed:
-            raw["routed"] = {target: _encode_offsets(of) for target, of in self.routed.items()}
+            raw["routed"] = {target: _encode_offsets(offsets) for target, offsets in self.routed.items()}
         return json.dumps(raw, separators=(",", ":")).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BackfillRecord:
         raw: dict[str, Any] = json.loads(data)
         late = {int(begin): rows for begin, rows in raw["late"].items()}
-        routed = {target: _decode_offsets(of) for target, of in raw.get("routed", {}).items()}
+        routed = {target: _decode_offsets(offsets) for target, offsets in raw.get("routed", {}).items()}
         return cls(BackfillMarker.from_json(raw["backfill"]), late, _decode_offsets(raw.get("replayed", ())), routed)
 
 

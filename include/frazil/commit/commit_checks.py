@@ -311,4 +311,4 @@ def _parse_note(text: str) -> Mapping[str, Any]:
 def continued_offsets(starts: Offsets, others: Mapping[str, Mapping[str, Offsets]]) -> dict[TopicPartition, int]:
     """Return each partition's start offset: the highest offset in `others`, or else the offset in `starts`."""
     read = [offsets for topics in others.values() for offsets in topics.values()]
-    return {tp: max((of[tp] for of in read if tp in of), default=start) for tp, start in starts.items()}
+    return {tp: max((ends[tp] for ends in read if tp in ends), default=start) for tp, start in starts.items()}

@@ -228,7 +228,7 @@ class Committer:
         if self._existing is None:
             table = self._tables.dead_letters.current()
             self._existing = existing_dead_letters(table, self._dead_letter_marker(), marker)
-        ahead = {tp: of for tp, of in self._existing.items() if of and of.max() >= marker.offsets.get(tp, 0)}
+        ahead = {tp: seen for tp, seen in self._existing.items() if seen and seen.max() >= marker.offsets.get(tp, 0)}
         return {tp: offsets.serialize() for tp, offsets in ahead.items()}
 
     def newest_dead_letters(self) -> BatchKey:

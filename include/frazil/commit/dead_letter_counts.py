@@ -91,11 +91,11 @@ def span_start(hour: int, span: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Reason:
     count: int
-    places: tuple[str, ...] = ()
+    coordinates: tuple[str, ...] = ()
     """Coordinates of a few of these dead letters, as `topic[partition]@offset`."""
 
     def __add__(self, other: Reason) -> Reason:
-        return Reason(self.count + other.count, (*self.places, *other.places)[:MAX_COORDINATES])
+        return Reason(self.count + other.count, (*self.coordinates, *other.coordinates)[:MAX_COORDINATES])
 
 
 Reasons = Mapping[str, Reason]
@@ -103,11 +103,11 @@ Reasons = Mapping[str, Reason]
 
 def count_reasons(rejects: Rejects) -> Reasons:
     """Return a batch's dead letters by error class."""
-    places: dict[str, list[str]] = {}
+    coordinates: dict[str, list[str]] = {}
     for reject in rejects.samples:
-        places.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
+        coordinates.setdefault(reject.error_class, []).append(f"{reject.topic}[{reject.partition}]@{reject.offset}")
     named = sorted(rejects.counts.items(), key=lambda item: -item[1])[:MAX_REASONS]
-    return {name: Reason(count, tuple(places.get(name, ())[:MAX_COORDINATES])) for name, count in named}
+    return {name: Reason(count, tuple(coordinates.get(name, ())[:MAX_COORDINATES])) for name, count in named}
 
 
 def reasons_summary(reasons: Reasons, key: str = REASONS_KEY) -> dict[str, str]:
@@ -116,7 +116,7 @@ def reasons_summary(reasons: Reasons, key: str = REASONS_KEY) -> dict[str, str]:
         return {}
     text = json.dumps(reasons_json(reasons), separators=(",", ":"))
     if len(text) > MAX_SUMMARY_CHARACTERS:
-        text = json.dumps(reasons_json({name: Reason(of.count) for name, of in reasons.items()}), separators=(",", ":"))
+        text = json.dumps(reasons_json({name: Reason(r.count) for name, r in reasons.items()}), separators=(",", ":"))
     return {key: text}
 
 
@@ -129,8 +129,8 @@ def parse_reasons(summary: Mapping[str, str], key: str = REASONS_KEY) -> Reasons
 
 
 def reasons_json(reasons: Reasons) -> dict[str, list[Any]]:
-    return {name: [of.count, *of.places] for name, of in reasons.items()}
+    return {name: [reason.count, *reason.coordinates] for name, reason in reasons.items()}
 
 
 def reasons_from_json(raw: Mapping[str, Any]) -> Reasons:
-    return {str(name): Reason(int(count), tuple(map(str, places))) for name, (count, *places) in raw.items()}
+    return {str(name): Reason(int(count), tuple(map(str, coordinates))) for name, (count, *coordinates) in raw.items()}

@@ -120,7 +120,7 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_sequence_conflict(error)):
             what = f"commit to {tables} lost a race ({text}): trying again"
-            if any(said in str(error) for said in _NO_ROW_ID):
+            if any(part in str(error) for part in _NO_ROW_ID):
                 what = f"commit to {tables}: the table became format version 3: preparing the commit again"
             return FailedAttempt(
                 logging.INFO,

@@ -89,8 +89,8 @@ class LaggingTable:
         return self.only_last and now_ms - self.since_ms < COMMIT_GRACE_MS
 
     def explain(self) -> Explanation:
-        of = format_count(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
-        missing = f"{self.target} is missing {format_count(self.rows, 'row')} of {of}"
+        source = format_count(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
+        missing = f"{self.target} is missing {format_count(self.rows, 'row')} of {source}"
         return dataclasses.replace(self.why, reason=f"{missing}: {self.why.reason}")
 
     def __str__(self) -> str:

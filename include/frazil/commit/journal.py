@@ -38,7 +38,7 @@ VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
 DECIDING_RULES = ""
-"""The name, among column names, of the rules that decide which rows a record changes: keys, order and deletes."""
+"""The key, in a mapping of columns to rules, of rules that apply to whole rows: keys, order and deletes."""
 
 
 class BatchCost(NamedTuple):

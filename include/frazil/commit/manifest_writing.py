@@ -230,7 +230,7 @@ def _entry(
     return ManifestEntry(status, snapshot_id, *numbers, file)
 
 
-def _write(  # noqa: PLR0913 - what a manifest consists of, and its place
+def _write(  # noqa: PLR0913 - what a manifest consists of, and its location
     entries: Iterable[ManifestEntry],
     layout: ManifestLayout,
     content: ManifestContent,
@@ -352,26 +352,26 @@ class CopiedEntries:
         next_id = first_row_id(manifest)
         if next_id is None:
             return self
-        copied = self if self._row_id_place is not None else self._with_row_id_field()
-        place = copied._row_id_place or 0
+        copied = self if self._row_id_index is not None else self._with_row_id_field()
+        index = copied._row_id_index or 0
         *_, (_, of_data_file) = construct_reader(copied.schema).field_readers  # type: ignore[attr-defined]
         readers = [reader for _, reader in of_data_file.field_readers]
         found = []
         for data_file, entry in zip(copied.data_files, entries, strict=True):
             decoder = new_decoder(data_file)
-            for reader in readers[:place]:
+            for reader in readers[:index]:
                 reader.read(decoder)
             start = decoder.tell()
-            if readers[place].read(decoder) is None:
+            if readers[index].read(decoder) is None:
                 data_file = data_file[:start] + _encode_long(next_id) + data_file[decoder.tell() :]  # noqa: PLW2901
                 next_id += entry.data_file.record_count
             found.append(data_file)
         return replace(copied, data_files=tuple(found))
 
     @property
-    def _row_id_place(self) -> int | None:
+    def _row_id_index(self) -> int | None:
         fields = self.schema.as_struct().fields[-1].field_type.fields  # type: ignore[attr-defined]
-        return next((place for place, field in enumerate(fields) if field.field_id == FIRST_ROW_ID), None)
+        return next((index for index, field in enumerate(fields) if field.field_id == FIRST_ROW_ID), None)
 
     def _with_row_id_field(self) -> CopiedEntries:
         schema = json.loads(self.header[SCHEMA_KEY])

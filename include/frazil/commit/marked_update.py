@@ -152,7 +152,7 @@ def commit_marker(tables: StreamTables, handle: TableHandle, decide: Decide, *, 
     return commit_snapshots((commit,), retry_policy=tables.retry_policy)
 
 
-def prepare_commit(  # noqa: PLR0913 - the contents and the place of a commit
+def prepare_commit(  # noqa: PLR0913 - the contents and the target of a commit
     tables: StreamTables,
     handle: TableHandle,
     decide: Decide,
@@ -239,7 +239,7 @@ class BranchRemoval:
         if own.isdisjoint(elsewhere):
             self.removed_ids = frozenset(s.snapshot_id for s in gone)
             listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(table.io), gone)
-            self.waste = frozenset({s.manifest_list for s in gone} | {m.manifest_path for of in listed for m in of})
+            self.waste = frozenset({s.manifest_list for s in gone} | {m.manifest_path for each in listed for m in each})
         removed = RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in gone])
         return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
 

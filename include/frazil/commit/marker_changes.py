@@ -95,9 +95,9 @@ def _reset_dead_letters(tables: StreamTables, seen: StateBeforeReset, *, epoch: 
         known = (before.offsets, before.source) if before else (dead_letter_ends(table, tables.stream, source), source)
         offsets: dict[TopicPartition, int] = {}
         topics = source
-        for ends, of in (*read, known):
-            topics = merge_identities(of, topics)
-            for tp, end in keep_same_topics(ends, of, source).items():
+        for ends, identities in (*read, known):
+            topics = merge_identities(identities, topics)
+            for tp, end in keep_same_topics(ends, identities, source).items():
                 offsets[tp] = max(end, offsets.get(tp, end))
         if before is None:
             first = first_marker(tables.stream, epoch=epoch, offsets=offsets, source=topics)

@@ -249,7 +249,7 @@ class PartitionKeys:
         self._table = table
         self._types: dict[int, list[PrimitiveType]] = {}
         self._identities: dict[int, dict[int, int]] = {}
-        """Source columns of identity partitions, by spec id and place in the spec."""
+        """Source columns of identity partitions, by spec id and position in the spec."""
 
     def for_file(self, file: DataFile) -> PartitionKey:
         if file.spec_id not in self._types:

@@ -163,7 +163,7 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
 
 def _landed_ends(before: Marker, source: SourceIdentity, truncated_at: Offsets) -> dict[TopicPartition, int]:
     """Return the end of the table's current records in each recreated or truncated partition."""
-    same, known = (keep_same_topics(of, before.source, source) for of in (before.offsets, before.landed))
+    same, known = (keep_same_topics(offsets, before.source, source) for offsets in (before.offsets, before.landed))
     ends = {tp: max(known.get(tp, 0), same.get(tp, 0)) for tp in before.offsets}
     former = {tp for tp in ends if tp in known or tp in truncated_at or tp not in same}
     return {tp: min(ends[tp], truncated_at.get(tp, ends[tp])) for tp in sorted(former)}

@@ -102,7 +102,7 @@ class StreamTables:
 
     def landed(self, table: Table) -> tuple[tuple[str, int], ...]:
         """Return the end of a table's records by `topic/partition`; see `MergeRules.landed`."""
-        own, main = (read_marker(of.metadata.properties, self.stream) for of in (table, self.main.current()))
+        own, main = (read_marker(handle.metadata.properties, self.stream) for handle in (table, self.main.current()))
         ends = landed_ends(own, main) if own and main else {}
         return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))
 

@@ -105,7 +105,7 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
 
 class _Attempt(Protocol):
     def __call__(self, target: Target, step: Callable[[], A], /) -> A | None:
-        """Run a step for one table. Returns None if it failed, and the other tables must continue."""
+        """Run a step for one table. Returns None if the step failed but the other tables' steps can continue."""
 
 
 def _sweep_tables(

@@ -38,7 +38,7 @@ from frazil.dead_letters.selection import (
 from frazil.errors import Fenced
 from frazil.ingest.contract import DEAD_LETTERS_SUFFIX, Rejects, StageTask, Target
 from frazil.ingest.record_files import DEAD_LETTER_COLUMNS
-from frazil.ingest.sealing import place_of, unsealer_of
+from frazil.ingest.sealing import name_part, unsealer_of
 from frazil.ingest.stage import stage
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.stage_rows import StageRows
@@ -179,7 +179,7 @@ def _copy_dead_letters(opened: OpenStream, selection: Selection, folder: str, *,
         kept = [reason is None for reason in find_left_out_reasons(rows, marker, former, omits=may_omit)]
         chosen = rows.filter(pa.array(kept, pa.bool_())).select(DEAD_LETTER_COLUMNS)
         for row in chosen.slice(0, 1).to_pylist():  # raises SpecError if the secret does not match
-            unseal(row["value"], place_of(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value"))
+            unseal(row["value"], name_part(row["kafka_topic"], row["kafka_partition"], row["kafka_offset"], "value"))
         return chosen
 
     dead_letters = (choose(rows) for rows in read_dead_letters(table, selection.row_filter(opened.spec), columns))

@@ -48,7 +48,7 @@ from frazil.commit.row_changes import (
     offset_spans,
 )
 from frazil.errors import WriterBusy
-from frazil.ingest.sealing import OMITTED, SEALED, header_part, place_of, unsealer_of
+from frazil.ingest.sealing import OMITTED, SEALED, header_part, name_part, unsealer_of
 from frazil.offsets.spans import Offsets
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
@@ -145,7 +145,7 @@ def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[R
         for one in days.group_by(["day", "error_class"]).aggregate(aggregates).to_pylist():
             counts[one.pop("day"), one.pop("error_class")].update(one)
     names = ("count_all", "replays_count", "discarded_at_count")
-    return sorted(ReasonCount(*key, *(of[name] for name in names)) for key, of in counts.items())
+    return sorted(ReasonCount(*key, *(count[name] for name in names)) for key, count in counts.items())
 
 
 def read_samples(
@@ -186,23 +186,23 @@ def _coordinates_filter(coordinates: pa.Table) -> str:
 def _parse_rows(rows: pa.Table, spec: StreamSpec, *, decrypt: bool) -> Iterator[DeadLetter]:
     unseal = unsealer_of(spec)
 
-    def text(value: bytes | None, place: str) -> str | None:
-        return _format_bytes(unseal(value, place) if decrypt else value)
+    def text(value: bytes | None, part_name: str) -> str | None:
+        return _format_bytes(unseal(value, part_name) if decrypt else value)
 
     for row in rows.to_pylist():
         moment: datetime | None = row["discarded_at"]
-        place = partial(place_of, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
+        part_name = partial(name_part, row["kafka_topic"], row["kafka_partition"], row["kafka_offset"])
         headers: dict[str, list[str | None]] = {}
         for header in row.get("headers") or ():
-            value = text(header["value"], place(header_part(header["name"])))
+            value = text(header["value"], part_name(header_part(header["name"])))
             headers.setdefault(header["name"], []).append(value)
         yield DeadLetter(
             where=f"{row['kafka_topic']}[{row['kafka_partition']}]@{row['kafka_offset']}",
             rejected_at_ms=int(row["rejected_at"].timestamp() * 1000),
             reason=row["error_class"],
             error=row["error"],
-            key=text(row["key"], place("key")),
-            value=text(row["value"], place("value")),
+            key=text(row["key"], part_name("key")),
+            value=text(row["value"], part_name("value")),
             headers=headers,
             replays=row["replays"] or 0,
             discarded=f"{row['discarded_by']}, {moment.isoformat()}: {row['discard_reason']}" if moment else None,
@@ -273,7 +273,7 @@ def find_former_ends(opened: OpenStream) -> Offsets:
         return {}
     marker = require_own_marker(opened.spec.name, opened.tables.marker())
     claimed = load_all_claims(opened.tables.journals, marker, opened.tables.main.current().metadata)
-    return {tp: of.max() + 1 for tp, of in claimed.former_offsets(marker.source.topic_ids).items() if of}
+    return {tp: offsets.max() + 1 for tp, offsets in claimed.former_offsets(marker.source.topic_ids).items() if offsets}
 
 
 def may_omit_records(spec: StreamSpec) -> bool:
@@ -285,15 +285,15 @@ def find_left_out_reasons(
 ) -> list[LeftOutReason | None]:
     """Return why each row is left out, or None for a row to replay. With `omits`, `rows` need the column `value`."""
     values = rows["value"].to_pylist() if omits else [None] * rows.num_rows
-    places = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
+    coordinates = zip(*(rows[name].to_pylist() for name in COORDINATES_AND_TOPIC_ID), strict=True)
     return [
-        LeftOutReason.CONTENT_OMITTED if value == OMITTED else _reason_for(place, marker, former)
-        for place, value in zip(places, values, strict=True)
+        LeftOutReason.CONTENT_OMITTED if value == OMITTED else _reason_for(record, marker, former)
+        for record, value in zip(coordinates, values, strict=True)
     ]
 
 
-def _reason_for(place: tuple[str, int, int, str | None], marker: Marker, former: Offsets) -> LeftOutReason | None:
-    topic, partition, offset, topic_id = place
+def _reason_for(record: tuple[str, int, int, str | None], marker: Marker, former: Offsets) -> LeftOutReason | None:
+    topic, partition, offset, topic_id = record
     if topic_id not in {None, marker.source.topic_ids.get(topic)}:
         return LeftOutReason.RECREATED
     if offset >= marker.offsets.get((topic, partition), 0):
@@ -381,7 +381,7 @@ def _add_mark(rows: pa.Table, mark: DiscardMark) -> pa.Table:
     at = datetime.fromtimestamp(mark.at_ms / 1000, UTC)
     marks = {"discarded_at": at, "discarded_by": mark.by, "discard_reason": mark.reason}
     for name, value in marks.items():
-        place = rows.schema.get_field_index(name)
+        index = rows.schema.get_field_index(name)
         column = pa.array([value] * rows.num_rows, rows.schema.field(name).type)
-        rows = rows.set_column(place, rows.schema.field(name), column)
+        rows = rows.set_column(index, rows.schema.field(name), column)
     return rows

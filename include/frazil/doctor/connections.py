@@ -25,7 +25,7 @@ class Fault:
     streams: list[str]
     service: Service
     cause: Failure
-    """Is about the namespace, if that is not the one of the stream's table."""
+    """`about` names the namespace, unless it is the namespace of the stream's table."""
 
     @property
     def problem(self) -> Failure:

@@ -84,16 +84,16 @@ def check_folders() -> Iterator[Finding]:
 
 
 def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Finding:
-    place = next(one for one in (folder, *folder.parents) if one.exists())
+    existing = next(one for one in (folder, *folder.parents) if one.exists())
     elsewhere = f"set {variable} to a folder on a local disk that this user may write to"
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
+        with tempfile.TemporaryFile(dir=existing) as file:
             if locked:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        text = f"{place} cannot be {'locked' if locked else 'written'}: {error}"
+        text = f"{existing} cannot be {'locked' if locked else 'written'}: {error}"
         return Finding(subject, CheckState.WRONG, text, elsewhere)
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(existing).free
     if free < MIN_FREE_BYTES:
         text = f"{folder} has {format_rounded_bytes(free)} left"
         return Finding(subject, CheckState.WARNING, text, "free space on its disk")
@@ -104,7 +104,7 @@ def check_api_servers() -> Iterator[Finding]:
     found = list_running_servers()
     old = [str(one.process.pid) for one in found if one.is_outdated]
     if not found:
-        text = f"no process of this host serves the page for FRAZIL_HOME {home()}"
+        text = f"no process on this host serves the page for FRAZIL_HOME {home()}"
         yield Finding("api server", CheckState.SKIPPED, text)
     elif not old:
         yield Finding("api server", CheckState.OK, "the API server runs the installed version of frazil")

@@ -74,7 +74,7 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         is_known = (state.table_exists is None or state.missing) and checked.fails(spec, Service.TABLE)
         if state.needs_operator and not is_known:
             wrong[f"{state.state}: {state.sentence}"].append(spec.name)
-    yield from (Finding("connections", CheckState.WRONG, f"{', '.join(of)}: {what}") for what, of in wrong.items())
+    yield from (Finding("connections", CheckState.WRONG, f"{', '.join(some)}: {what}") for what, some in wrong.items())
 
 
 def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:

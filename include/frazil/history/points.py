@@ -143,7 +143,7 @@ class StreamHistory:
     events: list[HistoryEvent] = field(default_factory=list)
 
     def add(self, point: Point) -> HistoryPart:
-        """Add a point to that of its minute or ten minutes. Return the changed part."""
+        """Merge a point into the stored point of its minute or ten minutes. Return the changed part."""
         ten = span_start(point.at_ms, TEN_MINUTES_MS)
         if ten in self.tens or point.span_ms == TEN_MINUTES_MS:
             earlier = [self.tens[ten]] if ten in self.tens else self._pop_one_minute_points(ten)

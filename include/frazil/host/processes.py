@@ -1,6 +1,6 @@
 """Finds, signals and ends processes that are identified by pid and start time. A reused pid is never signalled.
 Records agents, and asks them to kill their drivers. An agent is the local process of a writer whose Spark driver runs
-in a cluster. Records which processes of this host serve the page, and with which version of frazil.
+in a cluster. Records which processes on this host serve the page, and with which version of frazil.
 """
 
 from __future__ import annotations

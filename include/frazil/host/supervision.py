@@ -20,7 +20,7 @@ MAX_WATCH_AGE_MS = 30_000
 
 
 class Starter(StrEnum):
-    """What starts a stream's next writer, according to the run folders of this host."""
+    """What starts a stream's next writer, according to the run folders on this host."""
 
     USER = "user"
     """A user's `frazil run` is the running writer, and nothing replaces it."""

@@ -178,12 +178,12 @@ def _add_metadata_columns(
     columns: tuple[ProposedColumn, ...], key: tuple[str, ...], sources: Sequence[Mapping[str, Any]], *, is_guess: bool
 ) -> CapturedTable:
     taken = {column.name.lower() for column in columns}
-    place, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
+    position, committed_at = (_unused_name(name, taken) for name in ("place", "committed_at"))
     metadata: dict[str, str] = {}
     added = []
     if all(any(all(source.get(name) is not None for name in log) for log in _POSITION_FIELDS) for source in sources):
-        metadata[place] = POSITION
-        added.append(ProposedColumn(place, "string", remark="later events in the source's log have greater values"))
+        metadata[position] = POSITION
+        added.append(ProposedColumn(position, "string", remark="later events in the source's log have greater values"))
     if all(type(source.get("ts_ms")) is int for source in sources):
         metadata[committed_at] = "source.ts_ms"
         added.append(ProposedColumn(committed_at, "timestamptz", unit="ms"))
@@ -192,7 +192,7 @@ def _add_metadata_columns(
         key,
         is_guess,
         metadata,
-        order_by=place if place in metadata else None,
+        order_by=position if position in metadata else None,
         event_time=committed_at if committed_at in metadata else None,
     )
 

@@ -232,7 +232,7 @@ def _render_head(sample: Sample, rejected: Sequence[Rejection], remarks: Iterabl
     yield from remarks
     if rejected:
         counts = Counter(one.error_class for one in rejected)
-        reasons = ", ".join(f"{name} {of:,}" for name, of in counts.most_common())
+        reasons = ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
         yield f"# As declared below, {len(rejected):,} of these {sampled:,} would be dead letters: {reasons}."
         yield from _describe_rejections(rejected)
     yield from _describe_sizes(sample)

@@ -212,8 +212,8 @@ class _JsonSchema:
         for part in [*_select_mappings(node.get("allOf")), node]:
             inner, its = self._resolve_reference(part, document)
             properties = inner.get("properties")
-            for name, of in properties.items() if isinstance(properties, dict) else ():
-                found[str(name)] = self._read_type(of, its, depth + 1)
+            for name, schema in properties.items() if isinstance(properties, dict) else ():
+                found[str(name)] = self._read_type(schema, its, depth + 1)
         return found
 
     def _read_type(self, node: Any, document: Any, depth: int) -> tuple[FoundType, bool]:

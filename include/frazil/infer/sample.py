@@ -58,10 +58,10 @@ def read_sample(properties: Mapping[str, str], topic: str, *, records: int, serv
     with KafkaAdmin(quiet, [topic], topics_setting="TOPIC", servers_setting=servers_setting) as kafka:
         partitions = kafka.describe().partitions
         earliest, ends = kafka.earliest(partitions), kafka.ends(partitions)
-    spans = {place: (earliest[place], ends[place]) for place in partitions if earliest[place] < ends[place]}
+    spans = {tp: (earliest[tp], ends[tp]) for tp in partitions if earliest[tp] < ends[tp]}
     each = max(1, -(-records // (2 * max(1, len(spans)))))
-    heads = [OffsetRange(*place, start, min(end, start + each)) for place, (start, end) in spans.items()]
-    tails = [OffsetRange(*place, max(end - each, min(end, start + each)), end) for place, (start, end) in spans.items()]
+    heads = [OffsetRange(*tp, start, min(end, start + each)) for tp, (start, end) in spans.items()]
+    tails = [OffsetRange(*tp, max(end - each, min(end, start + each)), end) for tp, (start, end) in spans.items()]
     read = [record for ranges in (heads, tails) for record in _read_records(properties, ranges)]
     return Sample(topic, tuple(read), records_in_topic=sum(end - start for start, end in spans.values()))
 

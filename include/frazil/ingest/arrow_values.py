@@ -25,8 +25,8 @@ def to_mask(array: pa.Array) -> NDArray[np.bool_]:
 
 
 def select_where(mask: NDArray[np.bool_], first: pa.Array, second: pa.Array) -> pa.Array:
-    places = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
-    return pa.concat_arrays([first, cast_unchecked(second, first.type)]).take(pa.array(places))
+    positions = np.where(mask, np.arange(len(mask)), np.arange(len(mask)) + len(mask))
+    return pa.concat_arrays([first, cast_unchecked(second, first.type)]).take(pa.array(positions))
 
 
 def unwrap_extension(array: pa.Array) -> pa.Array:

@@ -28,8 +28,8 @@ def copy_values(data: Octets, starts: Numbers, lengths: Numbers, offsets: Number
 def find_each_invalid_utf8(data: Octets, starts: Numbers, lengths: Numbers, found: Numbers) -> None:
     """Write the position of each value's first invalid UTF-8 byte to `found`, or -1. A newline follows each value."""
     for i in range(len(starts)):
-        place = find_invalid_utf8(data, starts[i], starts[i] + max(lengths[i], 0))
-        found[i] = place - starts[i] if place >= 0 else -1
+        position = find_invalid_utf8(data, starts[i], starts[i] + max(lengths[i], 0))
+        found[i] = position - starts[i] if position >= 0 else -1
 
 
 def locate_invalid_utf8(values: BinaryColumn) -> Numbers:
@@ -61,9 +61,9 @@ def find_failures(values: BinaryColumn, field: NestedField, *, what: str) -> dic
         found = dict.fromkeys(np.flatnonzero(values.lengths == NULL).tolist(), missing)
     if isinstance(field.field_type, StringType):
         at = locate_invalid_utf8(values)
-        for place in np.flatnonzero(at >= 0).tolist():
-            text = f"{field.name}: the {what} is not UTF-8 (byte {at[place]}): write UTF-8, or make the column binary"
-            found[place] = ("InvalidUtf8", text)
+        for index in np.flatnonzero(at >= 0).tolist():
+            text = f"{field.name}: the {what} is not UTF-8 (byte {at[index]}): write UTF-8, or make the column binary"
+            found[index] = ("InvalidUtf8", text)
     return found
 
 
@@ -82,16 +82,16 @@ def header_column(headers: BinaryColumn | None, name: str, count: int) -> Binary
     """Return the value of each record's last header with this name, or null. Shares the buffer of `headers`."""
     if headers is None:
         return BinaryColumn.nulls(count)
-    places = np.empty((2, count), np.int64)
-    find_last_header(*as_loop_arguments(headers), read_only(np.frombuffer(name.encode(), np.uint8)), places)
-    return BinaryColumn(headers.data, *places)
+    spans = np.empty((2, count), np.int64)
+    find_last_header(*as_loop_arguments(headers), read_only(np.frombuffer(name.encode(), np.uint8)), spans)
+    return BinaryColumn(headers.data, *spans)
 
 
 @compiled
-def find_last_header(data: Octets, starts: Numbers, lengths: Numbers, name: Octets, places: Numbers) -> None:
+def find_last_header(data: Octets, starts: Numbers, lengths: Numbers, name: Octets, spans: Numbers) -> None:
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
-        places[0, i], places[1, i] = 0, NULL
+        spans[0, i], spans[1, i] = 0, NULL
         at = starts[i]
         end = at + max(lengths[i], 0)
         while at < end:
@@ -102,5 +102,5 @@ def find_last_header(data: Octets, starts: Numbers, lengths: Numbers, name: Octe
                 same = same and data[at + j] == name[j]
             at += name_bytes
             if same:
-                places[0, i], places[1, i] = at, value_bytes
+                spans[0, i], spans[1, i] = at, value_bytes
             at += max(value_bytes, 0) + 1

@@ -71,23 +71,23 @@ def _find_values(array: pa.Array, path: tuple[str, ...]) -> dict[int, OutOfRange
     if limits := _limits_of(kind):
         numbers = _as_integers(array)
         bad = pc.or_(pc.less(numbers, limits[0]), pc.greater(numbers, limits[1])).fill_null(False)
-        places = np.flatnonzero(bad.to_numpy(zero_copy_only=False))
+        positions = np.flatnonzero(bad.to_numpy(zero_copy_only=False))
         unit = "days" if limits is DATE_LIMITS_DAYS else "microseconds"
-        return {int(i): OutOfRangeValue(path, numbers[i].as_py(), unit) for i in places.tolist()}
+        return {int(i): OutOfRangeValue(path, numbers[i].as_py(), unit) for i in positions.tolist()}
     found: dict[int, OutOfRangeValue] = {}
     if pa.types.is_struct(kind):
         for i, part in enumerate(array.flatten()):
-            for place, beyond in _find_values(part, (*path, kind.field(i).name)).items():
-                found.setdefault(place, beyond)
+            for position, beyond in _find_values(part, (*path, kind.field(i).name)).items():
+                found.setdefault(position, beyond)
         return found
-    places = np.full(len(child_arrays(array)[0]), -1, np.int64)
+    entries = np.full(len(child_arrays(array)[0]), -1, np.int64)
     offsets = array.offsets.to_numpy()
     for entry in np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False)).tolist():
-        places[offsets[entry] : offsets[entry + 1]] = entry
+        entries[offsets[entry] : offsets[entry + 1]] = entry
     names = ("key", "value") if pa.types.is_map(kind) else ("element",)
     for part, called in zip(child_arrays(array), names, strict=True):
-        for place, beyond in _find_values(part, (*path, called)).items():
-            if (row := int(places[place])) >= 0:
+        for position, beyond in _find_values(part, (*path, called)).items():
+            if (row := int(entries[position])) >= 0:
                 found.setdefault(row, beyond)
     return found
 

@@ -57,8 +57,8 @@ class BinaryColumn(Sequence[bytes | None]):
         for start, length in zip(self.starts.tolist(), self.lengths.tolist(), strict=True):
             yield None if length == NULL else self.data[start : start + length].tobytes()
 
-    def take(self, places: NDArray[np.int64]) -> Self:
-        return type(self)(self.data, self.starts[places], self.lengths[places])
+    def take(self, picked: NDArray[np.int64]) -> Self:
+        return type(self)(self.data, self.starts[picked], self.lengths[picked])
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle only the values of this column, not the whole buffer."""
@@ -100,10 +100,10 @@ class RecordChunk:
         }
         return dataclasses.replace(self, **parts)
 
-    def select(self, places: NDArray[np.int64], target: str) -> RecordChunk:
-        headers = None if self.headers is None else self.headers.take(places)
-        numbers = self.range_index[places], self.offsets[places], self.timestamps_ms[places]
-        return RecordChunk(self.values.take(places), self.keys.take(places), *numbers, headers=headers, target=target)
+    def select(self, picked: NDArray[np.int64], target: str) -> RecordChunk:
+        headers = None if self.headers is None else self.headers.take(picked)
+        numbers = self.range_index[picked], self.offsets[picked], self.timestamps_ms[picked]
+        return RecordChunk(self.values.take(picked), self.keys.take(picked), *numbers, headers=headers, target=target)
 
 
 HEADER_LENGTHS = struct.Struct("<ii")

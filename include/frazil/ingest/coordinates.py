@@ -43,9 +43,9 @@ class CoordinateColumns:
         if not self._wanted:
             return rows
         whole = len(record_indexes) == len(chunk) and bool((record_indexes == np.arange(len(chunk))).all())
-        places = slice(None) if whole else record_indexes
+        positions = slice(None) if whole else record_indexes
         arrays = [
-            self._column(name, chunk, places, record_indexes)
+            self._column(name, chunk, positions, record_indexes)
             if name == LINE_COLUMN or name in COORDINATE_COLUMNS
             else rows.column(name)
             for name in self._schema.names
@@ -61,19 +61,19 @@ class CoordinateColumns:
         return {row: range_error("kafka_timestamp", int(stamps[row]), "milliseconds") for row in late}
 
     def _column(
-        self, name: str, chunk: RecordChunk, places: slice | NDArray[np.int64], record_indexes: NDArray[np.int64]
+        self, name: str, chunk: RecordChunk, positions: slice | NDArray[np.int64], record_indexes: NDArray[np.int64]
     ) -> pa.Array:
         match name:
             case "kafka_line":
                 numbers = number_rows_in_records(record_indexes) if self._lines else None
                 return pa.nulls(len(record_indexes), pa.int32()) if numbers is None else pa.array(numbers)
             case "kafka_topic":
-                return self._topics.take(pa.array(chunk.range_index[places]))
+                return self._topics.take(pa.array(chunk.range_index[positions]))
             case "kafka_partition":
-                return pa.array(self._partitions[chunk.range_index[places]])
+                return pa.array(self._partitions[chunk.range_index[positions]])
             case "kafka_offset":
-                return pa.array(chunk.offsets[places])
-        stamps = chunk.timestamps_ms[places]
+                return pa.array(chunk.offsets[positions])
+        stamps = chunk.timestamps_ms[positions]
         absent = (stamps < 0) | (stamps > MILLISECONDS[1])
         micros = pa.array(np.where(absent, 0, stamps) * 1000, mask=absent if absent.any() else None)
         return pc.cast(micros, pa.timestamp("us", "UTC"))

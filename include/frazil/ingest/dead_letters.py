@@ -20,7 +20,7 @@ from frazil.ingest.chunk import RecordChunk, unpack_headers
 from frazil.ingest.contract import OffsetRange, Reject, Rejects
 from frazil.ingest.decode import Rejection
 from frazil.ingest.formats.fields import fill_nulls, find_defaults
-from frazil.ingest.sealing import header_part, place_of
+from frazil.ingest.sealing import header_part, name_part
 from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import escape_unsafe
 from frazil.spec.iceberg import DEAD_LETTER_SCHEMA
@@ -31,7 +31,7 @@ _FILLED_COLUMNS = frozenset(DEAD_LETTER_SCHEMA.column_names).difference(
 )
 
 SealPart = Callable[[bytes | None, str], bytes | None]
-"""Returns what a dead letter stores for a part of a record, given the part and its place (`sealing.place_of`)."""
+"""Returns what a dead letter stores for a part of a record, given the part and its name (`sealing.name_part`)."""
 
 
 class ExistingDeadLetters:
@@ -45,8 +45,8 @@ class ExistingDeadLetters:
     def __call__(self, chunk: RecordChunk) -> NDArray[np.bool_]:
         there = np.zeros(len(chunk), np.bool_)
         for index, held in self._held.items():
-            places = np.flatnonzero(chunk.range_index == index)
-            there[places] = [offset in held for offset in chunk.offsets[places].tolist()]
+            positions = np.flatnonzero(chunk.range_index == index)
+            there[positions] = [offset in held for offset in chunk.offsets[positions].tolist()]
         return there
 
 
@@ -110,8 +110,8 @@ class DeadLetterTable:
     def _seal_part(self, value: bytes | None, chunk: RecordChunk, index: int, part: str) -> bytes | None:
         if self._seal is None:
             return value
-        of = self._ranges[chunk.range_index[index]]
-        return self._seal(value, place_of(of.topic, of.partition, int(chunk.offsets[index]), part))
+        range_ = self._ranges[chunk.range_index[index]]
+        return self._seal(value, name_part(range_.topic, range_.partition, int(chunk.offsets[index]), part))
 
 
 def _timestamp_remark(rejection: Rejection, stamp_ms: int) -> str:
@@ -157,9 +157,9 @@ class RejectCounter:
         first = self._first.get(index)
         samples = self._samples.setdefault(rejection.error_class, [])
         if (first is None or offset < first.offset) or len(samples) < MAX_SAMPLES:
-            of = self._ranges[index]
+            range_ = self._ranges[index]
             text = escape_unsafe(rejection.error[:MAX_SAMPLE_CHARACTERS].replace("\n", " "), lines=False)
-            reject = Reject(of.topic, of.partition, offset, rejection.error_class, text)
+            reject = Reject(range_.topic, range_.partition, offset, rejection.error_class, text)
             if first is None or offset < first.offset:
                 self._first[index] = reject
             if len(samples) < MAX_SAMPLES:

@@ -40,10 +40,10 @@ class DecodedChunk:
     def without_columns(cls, chunk: RecordChunk) -> DecodedChunk:
         return cls(pa.table({}), np.arange(len(chunk)))
 
-    def with_indexes(self, places: NDArray[np.int64]) -> DecodedChunk:
-        """Renumber the records as part of a larger chunk: record i becomes record `places[i]`."""
-        rejections = [Rejection(int(places[r.index]), r.error_class, r.error) for r in self.rejections]
-        return DecodedChunk(self.rows, places[self.record_indexes], rejections, self.drift, places[self.dropped])
+    def with_indexes(self, positions: NDArray[np.int64]) -> DecodedChunk:
+        """Renumber the records as part of a larger chunk: record i becomes record `positions[i]`."""
+        rejections = [Rejection(int(positions[r.index]), r.error_class, r.error) for r in self.rejections]
+        return DecodedChunk(self.rows, positions[self.record_indexes], rejections, self.drift, positions[self.dropped])
 
     def with_rejections(self, more: Iterable[Rejection]) -> DecodedChunk:
         return dataclasses.replace(self, rejections=[*self.rejections, *more])

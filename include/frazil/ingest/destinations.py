@@ -145,8 +145,8 @@ class RowDivider:
         return self._rejection(f"{shown} gets no table: {reason}") if reason else None
 
     def _rejection(self, reason: str) -> Rejection:
-        of = "" if self._to.by == "topic" else f" {self._to.name}"
-        return Rejection(0, NO_TABLE, f"{self._to.by}{of}: {reason}")
+        name = "" if self._to.by == "topic" else f" {self._to.name}"
+        return Rejection(0, NO_TABLE, f"{self._to.by}{name}: {reason}")
 
 
 def _superseded_deletes(decoded: DecodedChunk) -> NDArray[np.bool_]:

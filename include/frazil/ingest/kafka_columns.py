@@ -162,15 +162,15 @@ class ColumnReader(RecordReader):
                 raise self._failure or self._stalled_error()
         yield from self._take_last_chunk()
 
-    def _assign(self, places: Iterable[tuple[str, int, int]]) -> None:
-        assigned = self._library.partitions(places)
+    def _assign(self, partitions: Iterable[tuple[str, int, int]]) -> None:
+        assigned = self._library.partitions(partitions)
         try:
             self._library.check(self._library.assign(self._client, assigned))
         finally:
             self._library.topic_partition_list_destroy(assigned)
 
     def _unassign(self, partitions: Sequence[TopicPartition]) -> None:
-        ended = self._library.partitions((*place, None) for place in partitions)
+        ended = self._library.partitions((*tp, None) for tp in partitions)
         try:
             self._library.check_error(self._library.incremental_unassign(self._client, ended))
         finally:
@@ -204,9 +204,9 @@ class ColumnReader(RecordReader):
                 event = self._next_message()
                 topic = self._library.topic_name(event.rkt).decode() if event.rkt else ""
                 text = self._library.message_errstr(int(self._messages[self._at[loop.NEXT]])).decode(errors="replace")
-                code, place, offset = event.err, (topic, event.partition), event.offset
+                code, tp, offset = event.err, (topic, event.partition), event.offset
                 self._drop_message()
-                self._on_partition_event(code, text, place, offset)
+                self._on_partition_event(code, text, tp, offset)
             else:
                 rkt = self._next_message().rkt  # an address, which may be reused once the topic is no longer read
                 name = self._library.topic_name(rkt).decode()
@@ -246,9 +246,9 @@ class ColumnReader(RecordReader):
         return Message.from_address(int(self._messages[self._at[loop.NEXT]]))
 
     def _drop_message(self) -> None:
-        place = self._at[loop.NEXT]
-        address = int(self._messages[place])
-        self._messages[place] = 0
+        position = self._at[loop.NEXT]
+        address = int(self._messages[position])
+        self._messages[position] = 0
         self._at[loop.NEXT] += 1
         self._library.message_destroy(address)
 
@@ -287,13 +287,13 @@ class ColumnReader(RecordReader):
 
     def _finish_ranges(self, indexes: Iterable[int]) -> None:
         """Stop reading these ranges. Ranges that have already ended are ignored."""
-        places = [(self._ranges[i].topic, self._ranges[i].partition) for i in indexes]
-        ended = [place for place in places if self._open.pop(place, None) is not None]
+        partitions = [(self._ranges[i].topic, self._ranges[i].partition) for i in indexes]
+        ended = [tp for tp in partitions if self._open.pop(tp, None) is not None]
         if ended and self._open:  # a reader whose last range has ended is about to be closed
             self._unassign(ended)
 
-    def _on_partition_event(self, code: int, text: str, place: TopicPartition, offset: int) -> None:
-        index = self._open.get(place)
+    def _on_partition_event(self, code: int, text: str, tp: TopicPartition, offset: int) -> None:
+        index = self._open.get(tp)
         if index is None:  # the range has already ended
             return
         if code == KafkaError._PARTITION_EOF:
@@ -302,7 +302,7 @@ class ColumnReader(RecordReader):
                 self._finish_ranges([index])
         elif _DAMAGED_BATCH in text:
             raise KafkaUnavailable(
-                f"{place[0]}[{place[1]}] at {self._positions[index]}: a batch of records is damaged: {text}. Make a "
+                f"{tp[0]}[{tp[1]}] at {self._positions[index]}: a batch of records is damaged: {text}. Make a "
                 "replica with a valid copy the leader. If no replica has one, `frazil reset` skips the damaged batch"
             )
         elif code in _MISSING_OFFSET_ERRORS:
@@ -317,7 +317,7 @@ class ColumnReader(RecordReader):
                 "would be skipped, and skips them."
             )
         else:
-            self._on_error(code, text, where=f"{place[0]}[{place[1]}]")
+            self._on_error(code, text, where=f"{tp[0]}[{tp[1]}]")
 
     def _watermarks(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the partition's first offset and end offset in Kafka. Raises KafkaException."""
@@ -327,18 +327,18 @@ class ColumnReader(RecordReader):
     def _on_error(self, code: int, text: str, where: str = "") -> None:
         """Store a fatal error for the reading loop to raise."""
         self._troubles[code] = text
-        place = where or self._topics_text()
+        subject = where or self._topics_text()
         if code not in _SECONDARY_ERRORS and code not in self._logged:
             self._logged.add(code)
-            log.warning("%s: Kafka's client reports: %s", place, text)
-        refused = to_access_denied(code, text, what=f"access to {place}", stream=self._stream, servers=self._servers)
+            log.warning("%s: Kafka's client reports: %s", subject, text)
+        refused = to_access_denied(code, text, what=f"access to {subject}", stream=self._stream, servers=self._servers)
         if refused:
             self._failure = refused
         elif code in _MISSING_TOPIC_ERRORS:
-            self._failure = TopicMissing(f"Kafka does not know {place}: {text}. Was the topic deleted?")
+            self._failure = TopicMissing(f"Kafka does not know {subject}: {text}. Was the topic deleted?")
         elif code == KafkaError._BAD_COMPRESSION:
             self._failure = SpecError(
-                f"{place}: a batch of records cannot be decompressed: {text}. If the batch is not damaged, raise "
+                f"{subject}: a batch of records cannot be decompressed: {text}. If the batch is not damaged, raise "
                 f"{MAX_BYTES_PROPERTY} in source.properties (now {self._largest}) to three times the bytes of the "
                 "batch's records"
             )

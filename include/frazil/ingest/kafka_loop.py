@@ -1,8 +1,8 @@
 """Copies librdkafka's messages into the columns of a chunk, and destroys the messages, in compiled code.
 
 In record format 2, the byte after a record's value is the number of headers. If the byte is zero, the loop does not
-request headers from librdkafka, which saves a third of the time. At one in `_CHECK_INTERVAL` offsets, the loop requests
-headers nevertheless.
+request headers from librdkafka, which saves a third of the time. As a check, the loop
+requests headers at every `_CHECK_INTERVAL`th offset nevertheless.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ def has_no_headers(message: Any, leader_epoch: int) -> bool:
 @compiled
 def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the work per record
     messages: Any, at: Any, topics: Any, lookup: Any, ranges: Any, ended: Any,
-    values: Any, value_places: Any, keys: Any, key_places: Any, headers: Any, header_places: Any,
-    index: Any, places: Any, work: Any,
+    values: Any, value_spans: Any, keys: Any, key_spans: Any, headers: Any, header_spans: Any,
+    index: Any, stamps: Any, work: Any,
     destroy: int, timestamp: int, leader_epoch: int, headers_of: int, get_header: int,
 ) -> int:  # fmt: skip
     """Copy the messages from `at[NEXT]` to `at[COUNT]` into columns, and return why the loop stopped.
 
     `messages` has addresses of `rd_kafka_message_t`. `ended` receives the indexes of the ranges that end here.
-    `values`, `keys` and `headers` receive bytes; their `_places` receive each start and length. `index` receives each
-    record's range, and `places` its offset and timestamp (ms). `work` has three scratch words.
+    `values`, `keys` and `headers` receive bytes; their `_spans` receive each start and length. `index` receives each
+    record's range, and `stamps` its offset and timestamp (ms). `work` has three scratch words.
     """
     capacity = index.shape[0]
     i, count, record = at[NEXT], at[COUNT], at[RECORDS]
@@ -155,22 +155,22 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
                     break
                 memcpy(values.ctypes.data + values_end, payload, length)
                 values[values_end + length] = 10
-                value_places[0, record] = values_end
-                value_places[1, record] = length if payload != 0 else NULL
+                value_spans[0, record] = values_end
+                value_spans[1, record] = length if payload != 0 else NULL
                 values_end += length + 1
                 memcpy(keys.ctypes.data + keys_end, key, key_length)
                 keys[keys_end + key_length] = 10
-                key_places[0, record] = keys_end
-                key_places[1, record] = key_length if key != 0 else NULL
+                key_spans[0, record] = keys_end
+                key_spans[1, record] = key_length if key != 0 else NULL
                 keys_end += key_length + 1
-                header_places[0, record] = headers_end
-                header_places[1, record] = headers_length if headers_length != 0 else NULL
+                header_spans[0, record] = headers_end
+                header_spans[1, record] = headers_length if headers_length != 0 else NULL
                 if headers_length != 0:
                     copy_headers(header_list, get_header, work, headers, headers_end)
                     headers_end += headers_length
                 index[record] = r
-                places[0, record] = offset
-                places[1, record] = call64(timestamp, message, 0)
+                stamps[0, record] = offset
+                stamps[1, record] = call64(timestamp, message, 0)
                 record += 1
                 ranges[r, POSITION] = offset + 1
             if offset >= end - 1 and ranges[r, IS_OPEN] != 0:
@@ -191,16 +191,16 @@ class ChunkColumns:
         self.values = np.empty(values_bytes, np.uint8)
         self.keys = np.empty(keys_bytes, np.uint8)
         self.headers = np.empty(headers_bytes, np.uint8)
-        self.value_places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
-        self.key_places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
-        self.header_places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.value_spans = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.key_spans = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.header_spans = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
         self.index = np.empty(MAX_CHUNK_RECORDS, np.int32)
-        self.places = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
+        self.stamps = np.empty((2, MAX_CHUNK_RECORDS), np.int64)
 
     def arrays(self) -> tuple[Any, Any, Any, Any, Any, Any, Any, Any]:
         """Return the arrays in the order of the loop's arguments."""
-        of_values, of_keys = (self.values, self.value_places), (self.keys, self.key_places)
-        return (*of_values, *of_keys, self.headers, self.header_places, self.index, self.places)
+        of_values, of_keys = (self.values, self.value_spans), (self.keys, self.key_spans)
+        return (*of_values, *of_keys, self.headers, self.header_spans, self.index, self.stamps)
 
     def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int, headers_bytes: int) -> None:
         self.values = _ensure_room(self.values, int(at[VALUES_END]), value_bytes + 1)
@@ -210,11 +210,11 @@ class ChunkColumns:
     def chunk(self, at: NDArray[np.int64]) -> RecordChunk:
         count, end = at[RECORDS], at[HEADERS_END]
         return RecordChunk(
-            BinaryColumn(self.values[: at[VALUES_END]], *self.value_places[:, :count]),
-            BinaryColumn(self.keys[: at[KEYS_END]], *self.key_places[:, :count]),
+            BinaryColumn(self.values[: at[VALUES_END]], *self.value_spans[:, :count]),
+            BinaryColumn(self.keys[: at[KEYS_END]], *self.key_spans[:, :count]),
             self.index[:count],
-            *self.places[:, :count],
-            headers=BinaryColumn(self.headers[:end], *self.header_places[:, :count]) if end else None,
+            *self.stamps[:, :count],
+            headers=BinaryColumn(self.headers[:end], *self.header_spans[:, :count]) if end else None,
         )
 
 

@@ -64,9 +64,9 @@ def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> 
     codes = np.zeros(table.num_rows, np.int64)
     for code, dictionary in encoded:
         codes = codes * len(dictionary) + code
-    for places in split_by_code(codes):
-        key = tuple(dictionary[int(code[places[0]])].as_py() for code, dictionary in encoded)
-        yield PartitionRows(key, table.take(pa.array(places)))
+    for positions in split_by_code(codes):
+        key = tuple(dictionary[int(code[positions[0]])].as_py() for code, dictionary in encoded)
+        yield PartitionRows(key, table.take(pa.array(positions)))
 
 
 def split_by_code(codes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
@@ -202,5 +202,5 @@ def _pseudo_random(salts: NDArray[np.uint64], offsets: NDArray[np.int64]) -> NDA
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(31)
-    places: NDArray[np.float64] = (mixed >> np.uint64(11)) / 2**53
-    return places
+    positions: NDArray[np.float64] = (mixed >> np.uint64(11)) / 2**53
+    return positions

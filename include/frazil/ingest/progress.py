@@ -79,8 +79,8 @@ class ProgressCounter:
         counts = zip(self._records, self._rejected, self._future, self._dropped, strict=True)
         times = zip(self._max_event_time.tolist(), self._newest_future.tolist(), strict=True)
         found = []
-        for r, of, (newest, future) in zip(self._ranges, counts, times, strict=True):
-            records, rejected, in_future, dropped = map(int, of)
+        for r, counted, (newest, future) in zip(self._ranges, counts, times, strict=True):
+            records, rejected, in_future, dropped = map(int, counted)
             newest_us, future_us = (None if time_us == NO_EVENT_TIME else time_us for time_us in (newest, future))
             where = (r.topic, r.partition, r.start, r.end)
             found.append(RangeProgress(*where, records, rejected, newest_us, in_future, dropped, future_us))

@@ -32,7 +32,7 @@ from frazil.ingest.coordinates import COORDINATE_COLUMNS
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.fields import Unit, fill_nulls, find_defaults, units_of_fields
 from frazil.ingest.range_reader import MAX_CHUNK_BYTES, MAX_CHUNK_RECORDS, RecordReader
-from frazil.ingest.sealing import Unsealer, header_part, place_of
+from frazil.ingest.sealing import Unsealer, header_part, name_part
 from frazil.pyiceberg_fixes import VariantType
 
 PARQUET_SUFFIXES = frozenset({".parquet"})
@@ -131,7 +131,7 @@ class FileReader(RecordReader):
         self._lowest, self._end = min((r.start for r in ranges), default=0), max((r.end for r in ranges), default=0)
         in_order = sorted((r.topic, r.partition, r.start, r.end, i) for i, r in enumerate(ranges))
         groups = groupby(in_order, itemgetter(0, 1))
-        self._ranges = {tp: np.array([r[2:] for r in of], np.int64).T for tp, of in groups}
+        self._ranges = {tp: np.array([r[2:] for r in parts], np.int64).T for tp, parts in groups}
 
     def __iter__(self) -> Iterator[RecordChunk]:
         for file in self._files:
@@ -155,9 +155,9 @@ class FileReader(RecordReader):
         found = np.full(len(table), -1, np.int32)
         for (topic, partition), (starts, ends, index) in self._ranges.items():
             rows = np.flatnonzero(pc.equal(table["kafka_topic"], topic).to_numpy() & (partitions == partition))
-            place = np.searchsorted(starts, offsets[rows], "right") - 1
-            inside = (place >= 0) & (offsets[rows] < ends[place])
-            found[rows[inside]] = index[place[inside]]
+            position = np.searchsorted(starts, offsets[rows], "right") - 1
+            inside = (position >= 0) & (offsets[rows] < ends[position])
+            found[rows[inside]] = index[position[inside]]
         return found
 
 
@@ -181,11 +181,11 @@ def _build_chunk(
 
 def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
     for dead_letter, at in zip(dead_letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
-        place = partial(place_of, at["kafka_topic"], at["kafka_partition"], at["kafka_offset"])
+        part_name = partial(name_part, at["kafka_topic"], at["kafka_partition"], at["kafka_offset"])
         for part in ("key", "value"):
-            dead_letter[part] = unseal(dead_letter[part], place(part))
+            dead_letter[part] = unseal(dead_letter[part], part_name(part))
         for header in dead_letter["headers"] or ():
-            header["value"] = unseal(header["value"], place(header_part(header["name"])))
+            header["value"] = unseal(header["value"], part_name(header_part(header["name"])))
     return dead_letters
 
 
@@ -314,7 +314,7 @@ def can_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_dictionary(found):
         return can_cast(found.value_type, wanted)
     if pa.types.is_nested(wanted):
-        if not any(of(found) and of(wanted) for of in _NESTED_KINDS):
+        if not any(fits(found) and fits(wanted) for fits in _NESTED_KINDS):
             return False
         ours, theirs = ([kind.field(i) for i in range(kind.num_fields)] for kind in (wanted, found))
         named = not pa.types.is_struct(wanted) or [f.name for f in ours] == [f.name for f in theirs]
@@ -324,7 +324,7 @@ def can_cast(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_decimal(wanted):
         alike = pa.types.is_decimal(found) and found.scale == wanted.scale
         return bool(alike and found.precision <= wanted.precision)
-    family = next((of for of in _TYPE_FAMILIES if of(wanted)), None)
+    family = next((fits for fits in _TYPE_FAMILIES if fits(wanted)), None)
     return bool(found == wanted if family is None else family(found) and _width(found) <= _width(wanted))
 
 

@@ -139,7 +139,7 @@ def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, 
     groups = split_by_code(codes)
     if len(groups) == 1:
         return [(int(codes[0]), rows)]
-    return [(int(codes[places[0]]), rows.take(pa.array(places))) for places in groups]
+    return [(int(codes[positions[0]]), rows.take(pa.array(positions))) for positions in groups]
 
 
 def other_names(

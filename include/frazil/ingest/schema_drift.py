@@ -269,8 +269,8 @@ def _convert_type(
             return None if element is None else iceberg.ListType(next(ids), element, element_required=False)
         case MapOf():
             value = _convert_type((*path, "value"), found_type.value, problems, ids)
-            of = (next(ids), iceberg.StringType(), next(ids))
-            return None if value is None else iceberg.MapType(*of, value, value_required=False)
+            key = (next(ids), iceberg.StringType(), next(ids))
+            return None if value is None else iceberg.MapType(*key, value, value_required=False)
         case StructOf():
             fields = []
             taken: dict[str, str] = {}

@@ -88,21 +88,21 @@ class Sealer:
             raise ValueError("is not a token of this secret") from None
         return text[1:].decode()
 
-    def encrypt(self, value: bytes, place: str) -> bytes:
-        """Encrypt a value. Decryption requires the same `place` (see `place_of`)."""
+    def encrypt(self, value: bytes, part_name: str) -> bytes:
+        """Encrypt a value. Decryption requires the same `part_name` (see `name_part`)."""
         nonce = os.urandom(NONCE_BYTES)
-        return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, place.encode()))
+        return SEALED + nonce + bytes(self._gcm.encrypt(nonce, value, part_name.encode()))
 
-    def decrypt(self, sealed: bytes, place: str) -> bytes:
-        """Decrypt the result of `encrypt`. Raises SpecError for a different secret or `place`."""
+    def decrypt(self, sealed: bytes, part_name: str) -> bytes:
+        """Decrypt the result of `encrypt`. Raises SpecError for a different secret or `part_name`."""
         from cryptography.exceptions import InvalidTag  # from an optional package
 
         nonce, data = sealed[len(SEALED) : len(SEALED) + NONCE_BYTES], sealed[len(SEALED) + NONCE_BYTES :]
         try:
-            return bytes(self._gcm.decrypt(nonce, data, place.encode()))
+            return bytes(self._gcm.decrypt(nonce, data, part_name.encode()))
         except (InvalidTag, ValueError):
             raise SpecError(
-                f"the dead letter of {place} was not encrypted with the current sensitive.secret; "
+                f"the dead letter of {part_name} was not encrypted with the current sensitive.secret; "
                 "set the secret of that time while you read or replay such dead letters"
             ) from None
 
@@ -113,14 +113,14 @@ class Unsealer:
         self._reference, self._sensitive = reference, sensitive
         self._sealer: Sealer | None = None
 
-    def __call__(self, value: bytes | None, place: str) -> bytes | None:
+    def __call__(self, value: bytes | None, part_name: str) -> bytes | None:
         """Decrypt an encrypted part. Return other parts unchanged. Raises SpecError for a wrong secret."""
         if not self._sensitive or value is None or not value.startswith(SEALED):
             return value
         if self._reference is None:
-            raise SpecError(f"the dead letter of {place} is encrypted: declare sensitive.secret to read it")
+            raise SpecError(f"the dead letter of {part_name} is encrypted: declare sensitive.secret to read it")
         self._sealer = self._sealer or Sealer.of(self._reference, os.environ)
-        return self._sealer.decrypt(value, place)
+        return self._sealer.decrypt(value, part_name)
 
 
 def unsealer_of(spec: StreamSpec) -> Unsealer:
@@ -132,7 +132,7 @@ def check_secret(spec: StreamSpec) -> None:
         Sealer.of(spec.sensitive.secret, os.environ)
 
 
-def place_of(topic: str, partition: int, offset: int, part: str) -> str:
+def name_part(topic: str, partition: int, offset: int, part: str) -> str:
     """Return the coordinates of a record's part as text. `part` is `key`, `value` or a `header_part`."""
     return f"{topic}[{partition}]@{offset} {part}"
 

@@ -52,10 +52,10 @@ class Protector:
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         for (first, *rest), change in self._changes:
-            place = rows.schema.get_field_index(first)
-            column = rows.column(place)
+            position = rows.schema.get_field_index(first)
+            column = rows.column(position)
             changed = [_apply_change(chunk, rest, change) for chunk in column.chunks]
-            rows = rows.set_column(place, rows.schema.field(place), pa.chunked_array(changed, column.type))
+            rows = rows.set_column(position, rows.schema.field(position), pa.chunked_array(changed, column.type))
         return rows
 
     @property
@@ -65,12 +65,12 @@ class Protector:
 
     def mask_errors(self, rejections: Sequence[Rejection]) -> list[Rejection]:
         """Return the rejections without texts that may quote a value."""
-        places = (
+        fields = (
             next((f"{name}: " for name in self._names if r.error.startswith(f"{name}: ")), "") for r in rejections
         )
-        return [r._replace(error=f"{place}{WITHHELD_TEXT}") for r, place in zip(rejections, places, strict=True)]
+        return [r._replace(error=f"{field}{WITHHELD_TEXT}") for r, field in zip(rejections, fields, strict=True)]
 
-    def dead_letter_value(self, value: bytes | None, place: str) -> bytes | None:
+    def dead_letter_value(self, value: bytes | None, part_name: str) -> bytes | None:
         """Return what a dead letter stores for a part of a record: the part, its encryption, or a placeholder."""
         if value is None:
             return None
@@ -79,7 +79,7 @@ class Protector:
         if self._dead_letters != "encrypt":  # or a producer sent bytes that look like a placeholder
             return OMITTED
         assert self._sealer is not None, "the declaration's rules require a secret"
-        return self._sealer.encrypt(value, place)
+        return self._sealer.encrypt(value, part_name)
 
 
 def hidden_paths(context: StageContext, schema: Schema) -> list[Path]:

@@ -78,8 +78,8 @@ def is_before(one: str | None, other: str | None) -> bool:
     return one is not None and other is not None and one != other and not is_after(one, other)
 
 
-def parse_logs(places: pa.Array) -> PositionLogs:
-    found = pc.extract_regex(places.cast(pa.string()), _POSITION_PATTERN)
+def parse_logs(texts: pa.Array) -> PositionLogs:
+    found = pc.extract_regex(texts.cast(pa.string()), _POSITION_PATTERN)
     name, ms, server = (pc.fill_null(pc.struct_field(found, part), "") for part in ("name", "ms", "server"))
     milliseconds = pc.if_else(pc.equal(ms, ""), "0", ms).cast(pa.int64()).to_numpy(zero_copy_only=False)
     return PositionLogs(milliseconds, name, server)

@@ -303,9 +303,9 @@ class _Stage:
             shaped = reject_no_ops(shaped, np.flatnonzero(shaped.no_result_mask(len(chunk))))
         if shaped.rejections and isinstance(chunk, RowChunk):
             rejection = shaped.rejections[0]
-            of = self._ranges[chunk.range_index[rejection.index]]
+            range_ = self._ranges[chunk.range_index[rejection.index]]
             raise SpecError(
-                f"the record {of.topic}[{of.partition}]@{chunk.offsets[rejection.index]} cannot be backfilled: "
+                f"the record {range_.topic}[{range_.partition}]@{chunk.offsets[rejection.index]} cannot be backfilled: "
                 f"{rejection.error}. Rows of Parquet files have no raw bytes for a dead letter: fix the row or "
                 "leave it out"
             )

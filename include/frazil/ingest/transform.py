@@ -242,22 +242,22 @@ class TransformedDecoder:
         """
         texts = {}
         values = zip(*(map(repr, rows.column(field).to_pylist()) for field in reads), strict=True)
-        for place, row in enumerate(rows.column(ROW).to_pylist()):
-            of = next(values, ())
-            pairs = zip(reads, of, strict=True) if not self._withheld else ()
+        for position, row in enumerate(rows.column(ROW).to_pylist()):
+            cells = next(values, ())
+            pairs = zip(reads, cells, strict=True) if not self._withheld else ()
             shown = ", ".join(f"{field} = {shorten(value, MAX_QUOTED_CHARACTERS)}" for field, value in pairs)
-            reason = self._find_reason(expression, (expression, *(of or (row,))), rows, place)
+            reason = self._find_reason(expression, (expression, *(cells or (row,))), rows, position)
             texts[row] = f"{name}: {written} failed{' for ' if shown else ''}{shown}{reason}"
         return texts
 
-    def _find_reason(self, expression: str, key: tuple[object, ...], rows: pa.Table, place: int) -> str:
+    def _find_reason(self, expression: str, key: tuple[object, ...], rows: pa.Table, position: int) -> str:
         """Evaluate an expression again to find why it fails for a row. `key` identifies the values that it reads."""
         import duckdb  # as in open_connection
 
         if key not in self._reasons and len(self._reasons) < MAX_REASONS:
             query = select_query(self._transform, [f"{expression} AS c"], source="SELECT * FROM records")
             try:
-                self._query(query, rows.slice(place, 1))
+                self._query(query, rows.slice(position, 1))
             except (duckdb.Error, UnicodeDecodeError) as error:
                 self._reasons[key] = self._describe(error)
         return self._reasons.get(key, "")

@@ -280,8 +280,8 @@ def _load_functions() -> tuple[frozenset[str], Mapping[str, tuple[list[str], str
             macros[name] = (list(parameters), definition)
     stable = {
         name
-        for name, of in kinds.items()
-        if ("scalar", "CONSISTENT") in of and of <= {("scalar", "CONSISTENT"), ("table", None)}
+        for name, forms in kinds.items()
+        if ("scalar", "CONSISTENT") in forms and forms <= {("scalar", "CONSISTENT"), ("table", None)}
     }
     inner = {name for name in stable if name.startswith(("__internal", "json_serialize"))}
     usable = {name: macro for name, macro in macros.items() if {k for k, _ in kinds[name]} == {"macro"}}

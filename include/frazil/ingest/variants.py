@@ -94,7 +94,7 @@ def create_scratch(longest: int) -> loops.Scratch:
         names=np.zeros(longest + 32, np.uint8),
         ends=np.zeros(values, np.int64),
         slots=np.full(1 << max(6, values.bit_length()), NO, np.int64),
-        places=np.zeros(values, np.int64),
+        key_slots=np.zeros(values, np.int64),
         trace=np.zeros(values, np.int64),
         shapes=np.zeros(values, np.int64),
         orders=np.zeros(values, np.int64),

@@ -249,7 +249,7 @@ class KafkaAdmin:
     def _offsets(self, answers: Mapping[Any, Future[Any]]) -> dict[TopicPartition, Any]:
         found = {(tp.topic, tp.partition): self._wait_for(answer) for tp, answer in answers.items()}
         # librdkafka reports no error if a leader did not answer, but another did.
-        if silent := [f"{topic}-{p}" for (topic, p), of in sorted(found.items()) if of.offset == OFFSET_INVALID]:
+        if silent := [f"{topic}-{p}" for (topic, p), end in sorted(found.items()) if end.offset == OFFSET_INVALID]:
             raise _LeaderSilent(silent)
         return found
 

@@ -170,9 +170,9 @@ class Librdkafka:
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, problem.value.decode(errors="replace")))
         return int(client)
 
-    def partitions(self, places: Iterable[tuple[str, int, int | None]]) -> int:
+    def partitions(self, offsets: Iterable[tuple[str, int, int | None]]) -> int:
         """Return the address of a C list of topics, partitions and offsets. The caller must destroy it."""
-        positions = [(topic.encode(), partition, offset) for topic, partition, offset in places]
+        positions = [(topic.encode(), partition, offset) for topic, partition, offset in offsets]
         partitions = int(self.topic_partition_list_new(len(positions)))
         for topic, partition, offset in positions:
             self.topic_partition_list_add(partitions, topic, partition)

@@ -272,8 +272,8 @@ def evaluate_readings(  # noqa: PLR0913 - keywords, of which one has a default
     now_ms: int,
     unwatched: str = "no longer watched",
 ) -> AlertStep:
-    """Evaluate `seen`: the readings of a subject, or the problem that prevented them. Active alerts then stay, and
-    `unmeasured` may fire. `unwatched` tells why a rule without a reading has none.
+    """Evaluate the readings of a subject, or the problem that prevented them. After a problem, active alerts stay, and
+    `unmeasured` may fire. `unwatched` is the reason why a rule has no reading.
     """
     readings = _unmeasured_readings(previous, subject, seen) if isinstance(seen, str) else seen
     found = {r.rule: r for r in readings} if alerts.enabled else {}

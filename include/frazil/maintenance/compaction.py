@@ -278,7 +278,7 @@ def _select_within_budget(
     taken: list[Rewrite] = []
     left: list[SkippedPartition] = []
     rest, spent = budget, f"the run's budget of {budget:,} bytes is used for partitions that gain more"
-    for place, alone in enumerate(ordered):
+    for position, alone in enumerate(ordered):
         overlapping = [p for p in old if _may_share_rows(p, alone.partition)]
         rewrite = _add_older_specs(alone, overlapping)
         cost = rewrite.bytes + rewrite.old_spec_bytes
@@ -304,7 +304,7 @@ def _select_within_budget(
             rest -= fitting.bytes + fitting.old_spec_bytes
             old = [p for p in old if not _may_share_rows(p, alone.partition)]
         if fitting is not rewrite or rest <= 0:
-            later = ordered[place + 1 if fitting else place :]
+            later = ordered[position + 1 if fitting else position :]
             left += [SkippedPartition(r.partition, SkipReason.BUDGET, f"{r.reason}, and {spent}") for r in later]
             break
     return tuple(taken), left

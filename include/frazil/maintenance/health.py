@@ -131,8 +131,8 @@ class TableHealth:
     snapshots: int
     oldest_snapshot_at_ms: int | None
     last_compaction_at_ms: int | None
-    """Time of the last compaction; None if it is not in the history. Without one, `files_since_compaction` and
-    `bytes_since_compaction` count all files if they are small on average, else the files since the history's start.
+    """Time of the last compaction; None if it is not in the history. Then `files_since_compaction` and
+    `bytes_since_compaction` count from the history's start, or all files if files are small on average.
     """
     files_since_compaction: int
     """Increase in data files since the last compaction. Files that a merge only replaces do not count."""

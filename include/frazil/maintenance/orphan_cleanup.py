@@ -29,9 +29,9 @@ from frazil.maintenance.orphans import (
     ListedFile,
     OrphanMemory,
     OrphanRun,
-    Place,
     Progress,
     References,
+    StorePath,
     TableFolders,
     UndecidedFiles,
     classify_files,
@@ -132,11 +132,11 @@ def clean_orphans(
     return report
 
 
-def load_all_folders(catalog: Catalog, place: Resolver | None = None) -> list[TableFolders]:
+def load_all_folders(catalog: Catalog, resolve: Resolver | None = None) -> list[TableFolders]:
     """Load all tables in the catalog, and return their folders."""
-    place = place or Resolver()
+    resolve = resolve or Resolver()
     with translate_catalog_errors(catalog.name):
-        return [table_folders(table, place) for table in load_all_tables(catalog)]
+        return [table_folders(table, resolve) for table in load_all_tables(catalog)]
 
 
 @dataclass(slots=True)
@@ -146,7 +146,7 @@ class _Cleanup:
     before: Table
     now_ms: int
     neighbours: Sequence[TableFolders] | None = None
-    place: Resolver = field(default_factory=Resolver)
+    resolve: Resolver = field(default_factory=Resolver)
 
     def run(self, report: OrphanReport) -> OrphanReport:
         folder = state_location(self.before, MAINTENANCE_FOLDER)
@@ -185,10 +185,10 @@ class _Cleanup:
         others, roots = self._load_other_folders(), self._find_roots()
         listing = self._list_files(roots)
         table, references = self._load_references()
-        if lost := listing_problem({file.place.path for file in listing}, references, roots):
+        if lost := listing_problem({file.resolved.path for file in listing}, references, roots):
             raise _CleanupRefused(lost)
         files = select_own_files(listing, roots=roots, others=others)
-        if apart := find_apart_metadata(files, table, self.place):
+        if apart := find_apart_metadata(files, table, self.resolve):
             raise _CleanupRefused(
                 f"another table's files are in this table's folder: {apart}. Move one of the tables, or declare "
                 f"`maintenance: {{orphans: off}}`"
@@ -219,26 +219,26 @@ class _Cleanup:
     def _load_other_folders(self) -> list[TableFolders]:
         """Return all other tables' folders. Refuses the cleanup if one is shared with this table."""
         own = ".".join(self.before.name())
-        others = load_all_folders(self.catalog, self.place) if self.neighbours is None else self.neighbours
+        others = load_all_folders(self.catalog, self.resolve) if self.neighbours is None else self.neighbours
         others = [folders for folders in others if folders.identifier != own]
-        if shared := find_shared_folder(table_folders(self.before, self.place), others):
+        if shared := find_shared_folder(table_folders(self.before, self.resolve), others):
             raise _CleanupRefused(f"{shared}, so the owner of its files is unknown")
         return others
 
-    def _find_roots(self) -> dict[Place, str]:
+    def _find_roots(self) -> dict[StorePath, str]:
         """Return the folders to list: the table's location, and data and metadata folders elsewhere."""
-        folders, properties = table_folders(self.before, self.place), self.before.properties
+        folders, properties = table_folders(self.before, self.resolve), self.before.properties
         roots = {folders.location: self.before.location()}
         for name, folder in (("write.data.path", folders.data), ("write.metadata.path", folders.metadata)):
             if not any(folder.is_inside(root) for root in roots):
                 roots[folder] = properties[name]
         return roots
 
-    def _list_files(self, roots: dict[Place, str]) -> list[ListedFile]:
+    def _list_files(self, roots: dict[StorePath, str]) -> list[ListedFile]:
         """List the files in these folders. Refuses the cleanup if there are more than `max-listed`."""
         listing: list[ListedFile] = []
         for root in roots.values():
-            listing += [ListedFile(file, self.place(file.path)) for file in self._store(root).list_files(root)]
+            listing += [ListedFile(file, self.resolve(file.path)) for file in self._store(root).list_files(root)]
             if len(listing) > self.settings.max_listed:
                 raise _CleanupRefused(
                     f"{len(listing):,} files are listed, more than max-listed {self.settings.max_listed:,}: declare "
@@ -251,7 +251,7 @@ class _Cleanup:
         for _ in range(MAX_READ_ATTEMPTS):
             table = self._reload()
             try:
-                references = read_references(table, self.place, before=self.before)
+                references = read_references(table, self.resolve, before=self.before)
             except FileNotFoundError as error:
                 log.info("%s: a snapshot expired while it was read, reading again: %s", table.name(), error)
                 continue
@@ -273,15 +273,15 @@ class _Cleanup:
         stopped.
         """
         done: list[ListedFile] = []
-        for _, group in groupby(ready, key=lambda file: file.place.store):
+        for _, group in groupby(ready, key=lambda file: file.resolved.store):
             files = list(group)
             for batch in (
                 files[start : start + FILES_PER_DELETION] for start in range(0, len(files), FILES_PER_DELETION)
             ):
                 try:
                     table = self._reload()
-                    needed, undecided = read_new_references(table, references, self.place), _read_undecided(table)
-                    waste = [f for f in batch if f.place.path not in needed and not undecided.holds(f.place.path)]
+                    needed, undecided = read_new_references(table, references, self.resolve), _read_undecided(table)
+                    waste = [f for f in batch if f.resolved.path not in needed and not undecided.holds(f.resolved.path)]
                     left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
                 except Exception as error:  # catalogs and storages raise anything
                     return done, _error_text(error)

@@ -18,7 +18,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.typedef import Identifier
 from pyiceberg.utils.concurrent import ExecutorFactory
 
-from frazil.maintenance.orphans import ListedFile, Place, References, TableFolders, UndecidedFiles, normalise_path
+from frazil.maintenance.orphans import ListedFile, References, StorePath, TableFolders, UndecidedFiles, normalise_path
 from frazil.table.lost_tables import METADATA_SUFFIX
 from frazil.table.tables import data_location
 
@@ -29,11 +29,11 @@ _UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 
 @dataclass(slots=True)
 class Resolver:
-    """Normalises paths to `Place`. Resolves local symbolic links once per folder."""
+    """Normalises paths to `StorePath`. Resolves local symbolic links once per folder."""
 
     folders: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, path: str) -> Place:
+    def __call__(self, path: str) -> StorePath:
         if not (path.startswith(("file:", "/")) or ":" not in path):
             return normalise_path(path)
         folder, _, name = ("/" + path.removeprefix("file:").lstrip("/")).rstrip("/").rpartition("/")
@@ -42,10 +42,10 @@ class Resolver:
         return normalise_path(f"{self.folders[folder]}/{name}")
 
 
-def table_folders(table: Table, place: Callable[[str], Place]) -> TableFolders:
+def table_folders(table: Table, resolve: Callable[[str], StorePath]) -> TableFolders:
     location = table.location().rstrip("/")
     metadata = table.properties.get(TableProperties.WRITE_METADATA_PATH) or f"{location}/metadata"
-    return TableFolders(".".join(table.name()), place(location), place(data_location(table)), place(metadata))
+    return TableFolders(".".join(table.name()), resolve(location), resolve(data_location(table)), resolve(metadata))
 
 
 def load_all_tables(catalog: Catalog) -> Iterator[Table]:
@@ -64,7 +64,7 @@ def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
             yield from _namespaces(catalog, namespace)
 
 
-def read_references(table: Table, place: Callable[[str], Place], *, before: Table) -> References:
+def read_references(table: Table, resolve: Callable[[str], StorePath], *, before: Table) -> References:
     """Return all files that the table references. Its `live` files are in the newest snapshot of `before`."""
     snapshots, pool = table.metadata.snapshots, ExecutorFactory.get_or_create()
     lists = list(pool.map(lambda snapshot: snapshot.manifests(table.io), snapshots))
@@ -76,14 +76,16 @@ def read_references(table: Table, place: Callable[[str], Place], *, before: Tabl
         if newest and snapshot.snapshot_id == newest.snapshot_id
         for manifest in found
     }
-    live = {place(path) for path in of_newest}
-    paths = {place(path).path for path in (*_metadata_files(table), *manifests, *(s.manifest_list for s in snapshots))}
+    live = {resolve(path) for path in of_newest}
+    paths = {
+        resolve(path).path for path in (*_metadata_files(table), *manifests, *(s.manifest_list for s in snapshots))
+    }
     for path, files in zip(manifests, pool.map(lambda m: _list_files(m, table.io), manifests.values()), strict=True):
-        resolved = [place(file) for file in files]
+        resolved = [resolve(file) for file in files]
         paths.update(found.path for found in resolved)
         if path in of_newest:
             live.update(resolved)
-    kept = [place(path) for path in (before.metadata_location, *([newest.manifest_list] if newest else ()))]
+    kept = [resolve(path) for path in (before.metadata_location, *([newest.manifest_list] if newest else ()))]
     if not newest or kept[-1].path in paths:
         live.update(found for found in kept if found.path in paths)
     return References(paths, live, frozenset(manifests))
@@ -101,23 +103,25 @@ def _list_files(manifest: ManifestFile, io: FileIO) -> list[str]:
     return [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)]
 
 
-def read_new_references(table: Table, known: References, place: Callable[[str], Place]) -> set[str]:
+def read_new_references(table: Table, known: References, resolve: Callable[[str], StorePath]) -> set[str]:
     """Return the paths of all metadata files, and of files in manifests that `known` does not have."""
-    found = {place(path).path for path in _metadata_files(table)}
+    found = {resolve(path).path for path in _metadata_files(table)}
     for snapshot in table.metadata.snapshots:
-        if (listed := place(snapshot.manifest_list).path) in known.paths:
+        if (listed := resolve(snapshot.manifest_list).path) in known.paths:
             continue
         found.add(listed)
         for manifest in snapshot.manifests(table.io):
             if manifest.manifest_path not in known.manifests:
-                found.add(place(manifest.manifest_path).path)
-                found.update(place(path).path for path in _list_files(manifest, table.io))
+                found.add(resolve(manifest.manifest_path).path)
+                found.update(resolve(path).path for path in _list_files(manifest, table.io))
     return found
 
 
 def find_undecided_manifests(candidates: Iterable[ListedFile], table: Table, undecided: UndecidedFiles) -> set[str]:
     """Return the candidate manifests with files that may still be committed."""
-    avro = [f.info.path for f in candidates if f.place.name.endswith(".avro") and not f.place.name.startswith("snap-")]
+    avro = [
+        f.info.path for f in candidates if f.resolved.name.endswith(".avro") and not f.resolved.name.startswith("snap-")
+    ]
 
     def names_undecided(path: str) -> bool:
         try:
@@ -138,17 +142,17 @@ def _bare_manifest(path: str) -> ManifestFile:
     return ManifestFile.from_args(manifest_path=path, content=ManifestContent.DATA, **zeros)
 
 
-def find_apart_metadata(files: Iterable[ListedFile], table: Table, place: Callable[[str], Place]) -> str | None:
+def find_apart_metadata(files: Iterable[ListedFile], table: Table, resolve: Callable[[str], StorePath]) -> str | None:
     """Return the path of another table's `metadata.json`, if any: its folder never held this table's metadata."""
-    own = {place(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
-    own.add(table_folders(table, place).metadata.path)
-    found = (f for f in files if METADATA_SUFFIX in f.place.name and f.place.path.rsplit("/", 1)[0] not in own)
+    own = {resolve(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
+    own.add(table_folders(table, resolve).metadata.path)
+    found = (f for f in files if METADATA_SUFFIX in f.resolved.name and f.resolved.path.rsplit("/", 1)[0] not in own)
     return next((file.info.path for file in found), None)
 
 
 def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str | None:
     """Return the path of a candidate `metadata.json` with another table's UUID, if any."""
-    paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.place.name]
+    paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.resolved.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
     own = (None, str(table.metadata.table_uuid))
     return next((path for path, found in zip(paths, ids, strict=True) if found not in own), None)

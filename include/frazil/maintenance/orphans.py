@@ -111,7 +111,7 @@ _CANONICAL_SCHEMES = {
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
 
-class Place(NamedTuple):
+class StorePath(NamedTuple):
     store: str
     """Kind of storage, with its bucket or host: `s3:bucket`, `file:`."""
     path: str
@@ -121,7 +121,7 @@ class Place(NamedTuple):
     def name(self) -> str:
         return self.path.rsplit("/", 1)[-1]
 
-    def is_inside(self, folder: Place) -> bool:
+    def is_inside(self, folder: StorePath) -> bool:
         return self.store == folder.store and below(self.path, folder.path)
 
 
@@ -129,7 +129,7 @@ def below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def normalise_path(path: str) -> Place:
+def normalise_path(path: str) -> StorePath:
     """Normalise a path: `s3a://b//t/x` equals `s3://b/t/x/`, and `file:/t/x` equals `/t/x`."""
     match = _SCHEME.match(path)
     scheme = match[1].lower() if match else ""
@@ -137,7 +137,7 @@ def normalise_path(path: str) -> Place:
     authority = ""
     if family != "file" and rest.startswith("//"):
         authority, _, rest = rest[2:].partition("/")
-    return Place(f"{family}:{authority.lower()}", _clean_path(rest))
+    return StorePath(f"{family}:{authority.lower()}", _clean_path(rest))
 
 
 def _clean_path(path: str) -> str:
@@ -188,12 +188,12 @@ class UndecidedFiles:
 @dataclass(frozen=True, slots=True)
 class TableFolders:
     identifier: str
-    location: Place
-    data: Place
-    metadata: Place
+    location: StorePath
+    data: StorePath
+    metadata: StorePath
 
     @property
-    def all(self) -> tuple[Place, ...]:
+    def all(self) -> tuple[StorePath, ...]:
         return self.location, self.data, self.metadata
 
 
@@ -212,13 +212,13 @@ def find_shared_folder(own: TableFolders, others: Iterable[TableFolders]) -> str
 @dataclass(frozen=True, slots=True)
 class ListedFile:
     info: FileInfo
-    place: Place
+    resolved: StorePath
 
 
 @dataclass(frozen=True, slots=True)
 class References:
     paths: Set[str]
-    live: Collection[Place]
+    live: Collection[StorePath]
     """Files of the newest snapshot before the listing."""
     manifests: Set[str]
 
@@ -239,14 +239,14 @@ class Evaluation:
         return sum(file.info.bytes for file in self.candidates)
 
     def without(self, undecided: Set[str]) -> Self:
-        """Return the evaluation, with these candidates as registered files."""
+        """Count undecided candidates (their paths) as registered files instead."""
         left = tuple(file for file in self.candidates if file.info.path not in undecided)
         registered = self.registered + len(self.candidates) - len(left)
         return replace(self, registered=registered, candidates=left)
 
 
 def select_own_files(
-    listing: Iterable[ListedFile], *, roots: Iterable[Place], others: Iterable[TableFolders]
+    listing: Iterable[ListedFile], *, roots: Iterable[StorePath], others: Iterable[TableFolders]
 ) -> list[ListedFile]:
     """Return the listed files, without hidden files (such as those below `_frazil`) and other tables' files."""
     starts = [root.path for root in roots]
@@ -255,8 +255,8 @@ def select_own_files(
     return [
         file
         for file in listing
-        if not any(_is_hidden(file.place.path, start) for start in starts)
-        and not any(below(file.place.path, folder) for folder in theirs)
+        if not any(_is_hidden(file.resolved.path, start) for start in starts)
+        and not any(below(file.resolved.path, folder) for folder in theirs)
     ]
 
 
@@ -274,22 +274,22 @@ def classify_files(
     candidates = []
     for file in files:
         total_bytes += file.info.bytes
-        if file.place.path in references.paths:
+        if file.resolved.path in references.paths:
             referenced += 1
-        elif undecided.holds(file.place.path):
+        elif undecided.holds(file.resolved.path):
             registered += 1
         elif file.info.modified_ms > old_ms:
             young += 1
         else:
             candidates.append(file)
-    candidates.sort(key=lambda file: (file.place.store, file.info.path))
+    candidates.sort(key=lambda file: (file.resolved.store, file.info.path))
     found = Evaluation(len(files), referenced, registered, young, tuple(candidates))
     too_large = _share_problem(found, total_bytes, limit=settings.max_share)
     refused = _find_similar_paths(candidates, references) or too_large
     return replace(found, refused=refused)
 
 
-def listing_problem(present: Set[str], references: References, roots: Collection[Place]) -> str | None:
+def listing_problem(present: Set[str], references: References, roots: Collection[StorePath]) -> str | None:
     """Return why the listing is incomplete: it misses live files of its folders, or half of all."""
     lost = [p.path for p in references.live if p.path not in present and any(p.is_inside(root) for root in roots)]
     if lost:
@@ -309,7 +309,7 @@ def listing_problem(present: Set[str], references: References, roots: Collection
 def _find_similar_paths(candidates: Iterable[ListedFile], references: References) -> str | None:
     """Return why candidates with a referenced file's name must be kept: each may be that file or a copy."""
     names = {path.rsplit("/", 1)[-1] for path in references.paths}
-    alike = [file.info.path for file in candidates if file.place.name in names]
+    alike = [file.info.path for file in candidates if file.resolved.name in names]
     if not alike:
         return None
     return (

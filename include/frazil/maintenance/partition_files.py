@@ -44,7 +44,7 @@ class _EntryReader:
     def __init__(self, *wanted: int) -> None:
         data_file: Any = MANIFEST_ENTRY_SCHEMAS[3].find_type("data_file")
         fields = [f for f in data_file.fields if f.field_id in wanted or not f.field_type.is_primitive]
-        self.at = {f.field_id: place for place, f in enumerate(fields)}
+        self.at = {f.field_id: position for position, f in enumerate(fields)}
         self._schema = Schema(
             NestedField(0, "status", IntegerType(), required=True),
             NestedField(2, "data_file", StructType(*fields), required=True),

@@ -149,7 +149,7 @@ class _ActionRunner:
             return self._make_outcome(Action.MANIFESTS, Ending.SKIPPED, plan.sentence)
         began, opened = time.monotonic(), self._open(table)
         counts = [opened.rewrite_manifests(spec_id) for spec_id in plan.spec_ids]
-        removed, added = (sum(of) for of in zip(*counts, strict=True))
+        removed, added = (sum(column) for column in zip(*counts, strict=True))
         seconds = time.monotonic() - began
         if not removed:
             sentence = f"{plan.sentence}: another program rewrote them first"

@@ -157,7 +157,7 @@ def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
     for reason, found in sorted(flow.recent_reasons.items()):
         a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
         times = f"{found.count:,} in {format_count(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
-        first = f". Examples: {', '.join(found.places)}" if found.places else ""
+        first = f". Examples: {', '.join(found.coordinates)}" if found.coordinates else ""
         sentence = (
             f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
             f"that it committed{first}. `frazil dlq show {name} --reason {reason}` shows them"

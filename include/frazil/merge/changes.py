@@ -195,12 +195,12 @@ class _ChangesByKey:
 
     def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
         """Search backwards from `at` for missing values. Returns the field ids that are still missing."""
-        of = self.ordered[at]
+        change = self.ordered[at]
         left = set(missing)
         while left and at > 0:
             at -= 1
             before = self.ordered[at]
-            if (self.keys[before], self.partitions[before]) != (self.keys[of], self.partitions[of]):
+            if (self.keys[before], self.partitions[before]) != (self.keys[change], self.partitions[change]):
                 break
             # A delete clears all columns except the key.
             deletes = self.changes.column(CHANGE)[int(before)].as_py() == DELETE
@@ -290,8 +290,8 @@ def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
         return pa.array(np.zeros(rows.num_rows, np.bool_))
     names, ends = zip(*rules.landed, strict=True)
     text = pa.large_string()
-    place = [column(rows, name).cast(text) for name in (TOPIC, PARTITION)]
-    at = pc.index_in(pc.binary_join_element_wise(*place, pa.scalar("/", text)), pa.array(names, text))
+    coordinates = [column(rows, name).cast(text) for name in (TOPIC, PARTITION)]
+    at = pc.index_in(pc.binary_join_element_wise(*coordinates, pa.scalar("/", text)), pa.array(names, text))
     return pc.fill_null(pc.greater_equal(column(rows, OFFSET), pa.array(ends, pa.int64()).take(at)), False)
 
 

@@ -72,9 +72,9 @@ class KeyIndex:
         columns = {name: column(rows, name) for name in self._key}
         first = columns[self._first]
         if len(columns) == 1:  # keys are distinct, so the index of a value among them is the index of its change
-            of = pc.index_in(first, self._values.cast(first.type))
-            found = np.flatnonzero(to_mask(of.is_valid()))
-            return found, of.drop_null().to_numpy().astype(np.int64)
+            key_ids = pc.index_in(first, self._values.cast(first.type))
+            found = np.flatnonzero(to_mask(key_ids.is_valid()))
+            return found, key_ids.drop_null().to_numpy().astype(np.int64)
         likely = np.flatnonzero(to_mask(pc.is_in(first, self._values)))
         if not len(likely):
             return likely, likely
@@ -115,11 +115,11 @@ _Match = tuple[Numbers, Numbers]
 def _match_pending(index: KeyIndex, pending: list[tuple[int, int, pa.Table]], found: list[list[_Match]]) -> None:
     if not pending:
         return
-    indexes, of = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))
+    indexes, key_ids = index.find_rows(pa.concat_tables([rows for _, _, rows in pending]))
     first = 0
     for number, start, rows in pending:
         rows_of_group = slice(*np.searchsorted(indexes, (first, first + rows.num_rows)))
-        found[number].append((indexes[rows_of_group] - first + start, of[rows_of_group]))
+        found[number].append((indexes[rows_of_group] - first + start, key_ids[rows_of_group]))
         first += rows.num_rows
 
 
@@ -286,8 +286,8 @@ def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
     kept: list[int] = []
     dropped = []
     for time in times:
-        place = bisect.bisect_left(kept, time - within_us)
-        repeat = place < len(kept) and kept[place] <= time + within_us
+        position = bisect.bisect_left(kept, time - within_us)
+        repeat = position < len(kept) and kept[position] <= time + within_us
         dropped.append(repeat)
         if not repeat:
             bisect.insort(kept, time)
@@ -303,16 +303,16 @@ def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
 def _rank_rows(rows: pa.Table) -> Numbers:
     """Rank rows by offset within a partition. Across partitions, rank by the highest timestamp reached so far."""
     count = rows.num_rows
-    places, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
+    partitions, offsets = encode_partitions(rows), column(rows, OFFSET).to_numpy()
     stamps = rank_values(column(rows, TIMESTAMP))
-    ordered = np.lexsort((np.arange(count), offsets, places))
-    begins = np.flatnonzero(np.r_[True, np.diff(places[ordered]) != 0][:count])
+    ordered = np.lexsort((np.arange(count), offsets, partitions))
+    begins = np.flatnonzero(np.r_[True, np.diff(partitions[ordered]) != 0][:count])
     reached = stamps[ordered]
     for start, end in pairwise([*begins.tolist(), count]):
         reached[start:end] = np.maximum.accumulate(reached[start:end])
     stamps[ordered] = reached
     found = np.empty(count, np.int64)
-    found[np.lexsort((np.arange(count), offsets, places, stamps))] = np.arange(count)
+    found[np.lexsort((np.arange(count), offsets, partitions, stamps))] = np.arange(count)
     return found
 
 

@@ -186,10 +186,10 @@ class DataFileReader:
                 for batch in rows.to_batches()
             ]
             found = pa.Table.from_batches(batches) if batches else empty_table(expected)
-            for place, value in values.items():
-                of = expected.field(place)
-                rows = pa.nulls(len(found), of.type) if value is None else pa.repeat(value, len(found)).cast(of.type)
-                found = found.set_column(place, of, rows)
+            for index, value in values.items():
+                kind = expected.field(index).type
+                rows = pa.nulls(len(found), kind) if value is None else pa.repeat(value, len(found)).cast(kind)
+                found = found.set_column(index, expected.field(index), rows)
             yield starts[group], fill_hidden_nulls(found).cast(expected)
 
     def rows_at(self, schema: Schema, positions: Numbers) -> pa.Table:
@@ -204,11 +204,11 @@ class DataFileReader:
         """Return the indexes of the row groups that may have rows within these bounds."""
         there, metadata = self._schema, self.file.metadata
         names = {there.find_column_name(schema.find_field(name).field_id): ends for name, ends in bounds.items()}
-        places = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
+        columns = {path: i for i in range(metadata.num_columns) if (path := metadata.schema.column(i).path) in names}
 
         def may(group: int) -> bool:
-            of = metadata.row_group(group)
-            return all(_may_overlap(of.column(place).statistics, names[path]) for path, place in places.items())
+            row_group = metadata.row_group(group)
+            return all(_may_overlap(row_group.column(index).statistics, names[path]) for path, index in columns.items())
 
         return [group for group in range(metadata.num_row_groups) if may(group)]
 
@@ -217,16 +217,16 @@ class DataFileReader:
         partition values, and null for variants.
         """
         fields, values = list(schema.fields), {}
-        for place, wanted in enumerate(schema.fields):
+        for index, wanted in enumerate(schema.fields):
             if wanted.field_id in physical.field_ids:
                 continue
             if (text := self.constants.get(wanted.field_id)) is not None:
                 assert isinstance(wanted.field_type, PrimitiveType)
-                fields[place] = wanted.model_copy(update={"required": False})
+                fields[index] = wanted.model_copy(update={"required": False})
                 value = from_bytes(wanted.field_type, base64.b64decode(text))
-                values[place] = pa.scalar(value, schema_to_pyarrow(wanted.field_type))
+                values[index] = pa.scalar(value, schema_to_pyarrow(wanted.field_type))
             elif isinstance(wanted.field_type, VariantType) and not wanted.required:
-                values[place] = None
+                values[index] = None
             elif wanted.required and wanted.initial_default is None:
                 raise SchemaIncompatible(
                     f"{self.path} does not have the column {wanted.name}, which the table requires. Another program "

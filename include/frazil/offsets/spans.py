@@ -65,13 +65,13 @@ def offsets_within(spans: Spans, records: OffsetSets) -> dict[TopicPartition, Bi
 
 def spans_with_records(spans: Spans, records: OffsetSets) -> Spans:
     """Return only the spans that contain at least one of the record offsets."""
-    kept = {tp: tuple(s for s in of if records[tp].range_cardinality(*s)) for tp, of in spans.items()}
-    return {tp: of for tp, of in kept.items() if of}
+    kept = {tp: tuple(s for s in parts if records[tp].range_cardinality(*s)) for tp, parts in spans.items()}
+    return {tp: parts for tp, parts in kept.items() if parts}
 
 
 def count_offsets(spans: Spans) -> int:
     """Return the number of offsets. The number of records may be lower."""
-    return sum(end - start for of in spans.values() for start, end in of)
+    return sum(end - start for parts in spans.values() for start, end in parts)
 
 
 def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
@@ -79,8 +79,8 @@ def merge_spans(pieces: Iterable[tuple[TopicPartition, Span]]) -> Spans:
     by_tp: dict[TopicPartition, list[Span]] = defaultdict(list)
     for tp, piece in pieces:
         by_tp[tp].append(piece)
-    joined = {tp: tuple(join_spans(of)) for tp, of in sorted(by_tp.items())}
-    return {tp: of for tp, of in joined.items() if of}
+    joined = {tp: tuple(join_spans(parts)) for tp, parts in sorted(by_tp.items())}
+    return {tp: parts for tp, parts in joined.items() if parts}
 
 
 def join_spans(pieces: Iterable[Span]) -> list[Span]:
@@ -95,7 +95,7 @@ def join_spans(pieces: Iterable[Span]) -> list[Span]:
 
 
 def to_bitmaps(spans: Spans) -> dict[TopicPartition, BitMap64]:
-    return {tp: covered_offsets(of) for tp, of in spans.items()}
+    return {tp: covered_offsets(parts) for tp, parts in spans.items()}
 
 
 def covered_offsets(spans: Iterable[Span]) -> BitMap64:
@@ -116,4 +116,4 @@ def union_offsets(found: Iterable[OffsetSets]) -> dict[TopicPartition, BitMap64]
 
 def spans_overlap(some: Spans, others: Spans) -> bool:
     """Return whether the spans have an offset in common."""
-    return any(a < d and c < b for tp, of in some.items() for a, b in of for c, d in others.get(tp, ()))
+    return any(a < d and c < b for tp, parts in some.items() for a, b in parts for c, d in others.get(tp, ()))

@@ -39,7 +39,7 @@ class RejectedRecords:
 
     reason: str
     count: int
-    places: tuple[str, ...]
+    coordinates: tuple[str, ...]
     """Coordinates of examples rejected after the last replay or discard of this error class."""
     remaining: int
 
@@ -120,7 +120,7 @@ def count_rejected(
                 reasons.setdefault(name, Reason(0))
             elif known := reasons.get(name):
                 reasons[name] = Reason(known.count)
-    rejected = [RejectedRecords(name, found.count, found.places, remaining[name]) for name, found in reasons.items()]
+    rejected = [RejectedRecords(name, r.count, r.coordinates, remaining[name]) for name, r in reasons.items()]
     return sorted(rejected, key=lambda one: (-one.count, one.reason))
 
 

@@ -185,9 +185,9 @@ def build_message(
 
 def _incident_of(alert: Mapping[str, Any]) -> str:
     """Return the incident of an alert that a stream does not write; otherwise an empty string."""
-    subject, (rule, _, of) = str(alert.get("table", "")), str(alert.get("rule", "")).partition(":")
+    subject, (rule, _, named) = str(alert.get("table", "")), str(alert.get("rule", "")).partition(":")
     kind, _, name = subject.rpartition(" ")
-    stream = of or (name if kind == "stream" else "")
+    stream = named or (name if kind == "stream" else "")
     return f"stream {stream}/not writing" if stream and rule in NOT_WRITING_RULES else ""
 
 

@@ -142,24 +142,24 @@ class RelatedState:
 
 def build_headline(lines: Sequence[OverviewLine], *, airflow: Collection[str] = ()) -> str:
     levels = Counter(line.level for line in lines)
-    needing, of = levels[Level.BROKEN] + levels[Level.TROUBLE], format_count(len(lines), "stream")
+    needing, all_ = levels[Level.BROKEN] + levels[Level.TROUBLE], format_count(len(lines), "stream")
     if not lines:
         return ""
     if needing:
-        return f"{needing:,} of {of} {'needs' if needing == 1 else 'need'} attention"
+        return f"{needing:,} of {all_} {'needs' if needing == 1 else 'need'} attention"
     if loading := levels[Level.UNKNOWN]:
         return f"Loading {format_count(loading, 'stream')}"
     return "No stream needs attention, but Airflow does" if airflow else _headline_without_problems(lines)
 
 
 def _headline_without_problems(lines: Sequence[OverviewLine]) -> str:
-    one, of = len(lines) == 1, format_count(len(lines), "stream")
+    one, all_ = len(lines) == 1, format_count(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == State.NOT_BEGUN for line in lines):
-        return "The stream has not started yet" if one else f"None of {of} has started yet"
+        return "The stream has not started yet" if one else f"None of {all_} has started yet"
     if well < len(lines):
-        return f"The stream is {lines[0].word}" if one else f"No stream needs attention: {well:,} of {of} are healthy"
-    return "The stream is healthy" if one else f"All {of} are healthy"
+        return f"The stream is {lines[0].word}" if one else f"No stream needs attention: {well:,} of {all_} are healthy"
+    return "The stream is healthy" if one else f"All {all_} are healthy"
 
 
 def build_line(
@@ -287,7 +287,7 @@ def _has_ended(alert: ActiveAlert, state: StreamState) -> bool:
 
 
 def _repeats_reading(alert: ActiveAlert, windows: Windows | None) -> bool:
-    """Whether the held windows are shown already. The errors of the file always are: it is read more often."""
+    """Whether the page already shows the alert's held windows or declaration errors, which the page reads itself."""
     if alert.rule == "held":
         return windows is not None and bool(windows.held)
     return alert.rule == "declaration"

@@ -192,8 +192,8 @@ def describe_changes(action: PageAction, before: str, now: str) -> str:
 def _describe_dag_change(was: str, now: str) -> str:
     if was == "None":
         return "its DAG was added to Airflow"
-    said = {"True": "its DAG was paused in Airflow", "False": "its DAG is no longer paused in Airflow"}
-    return said.get(now, "its DAG was removed from Airflow")
+    texts = {"True": "its DAG was paused in Airflow", "False": "its DAG is no longer paused in Airflow"}
+    return texts.get(now, "its DAG was removed from Airflow")
 
 
 def _describe_backfill_change(was: str, now: str) -> str:
@@ -352,12 +352,12 @@ class RunResult:
 
 def describe_run(dag: str, run: str, state: str, tasks: Sequence[TaskResult], *, paused: bool) -> RunResult:
     """Return the state of a run. `tasks` are in the order in which they ended; those that have not ended come last."""
-    said, task = _sentence(dag, state, tasks, paused=paused)
+    sentence, task = _sentence(dag, state, tasks, paused=paused)
     path = f"/dags/{quote(dag)}/runs/{quote(run, safe='')}"
     if task is not None:
         mapped = f"/mapped/{task.map_index}" if task.map_index >= 0 else ""
         path = f"{path}/tasks/{quote(task.task)}{mapped}"
-    return RunResult(state, said, path, finished=state not in UNFINISHED)
+    return RunResult(state, sentence, path, finished=state not in UNFINISHED)
 
 
 def _sentence(dag: str, state: str, tasks: Sequence[TaskResult], *, paused: bool) -> tuple[str, TaskResult | None]:
@@ -369,8 +369,8 @@ def _sentence(dag: str, state: str, tasks: Sequence[TaskResult], *, paused: bool
         return f"The task {failed.task} failed{again}: {failed.message or 'its log has the error'}", failed
     if state == "success":
         reports = [one for one in tasks if one.message]
-        said = "; ".join(dict.fromkeys(one.message.rstrip(".") for one in reports)) or "The run succeeded"
-        return f"{said}.", reports[-1] if reports else None
+        text = "; ".join(dict.fromkeys(one.message.rstrip(".") for one in reports)) or "The run succeeded"
+        return f"{text}.", reports[-1] if reports else None
     if state == "failed":
         return "The run failed before any of its tasks did: see the run in Airflow.", None
     active = next((one for one in tasks if one.state in ACTIVE_TASKS), None)

@@ -51,9 +51,9 @@ class ResetTarget:
 
     def __post_init__(self) -> None:
         if (self.at is not None) != (self.to == "timestamp"):
-            raise ValueError("give --at TIME together with --to timestamp, and only with it")
+            raise ValueError("--at TIME and --to timestamp need each other: give both or neither")
         if (self.offsets is not None) != (self.to == "offsets"):
-            raise ValueError("give --offsets together with --to offsets, and only with it")
+            raise ValueError("--offsets and --to offsets need each other: give both or neither")
 
 
 def fetch_available(kafka: KafkaAdmin, marker: Marker | None) -> AvailableOffsets:

@@ -209,10 +209,10 @@ def _snapshot_event(snapshot: Snapshot) -> TimelineEvent:
         "dead-letters": DEAD_LETTER_OPERATIONS.get(operation, ""),
     }
     lost = f": {summary['frazil.lost'][:MAX_LOST_CHARACTERS]}" if summary.get("frazil.lost") else ""
-    said = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {gone:,} removed")
+    text = f"{did}{lost}" if did else words.get(kind, f"{added:,} files added, {gone:,} removed")
     names = ("frazil.stream", "frazil.backfill-stream", "frazil.dead-letters-of")
     stream = next((summary[name] for name in names if summary.get(name)), None)
-    return TimelineEvent(snapshot.timestamp_ms, kind, label, stream, added, said)
+    return TimelineEvent(snapshot.timestamp_ms, kind, label, stream, added, text)
 
 
 def _snapshot_kind(snapshot: Snapshot, summary: Mapping[str, str]) -> str:

@@ -95,8 +95,8 @@ def referenced_data_file(file: DataFile) -> str | None:
 
 def file_key(file: DataFile) -> str:
     """Return the path, which is unique except for deletion vectors: a Puffin file may have several."""
-    of = referenced_data_file(file)
-    return file.file_path if of is None else f"{file.file_path}#{of}"
+    data_file = referenced_data_file(file)
+    return file.file_path if data_file is None else f"{file.file_path}#{data_file}"
 
 
 def next_row_id(metadata: TableMetadata, before: Snapshot | None = None) -> int | None:

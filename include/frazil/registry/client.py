@@ -68,9 +68,9 @@ class SchemaSource(Protocol):
 class SchemaRegistry:
     """A client of one schema registry. Thread-safe."""
 
-    def __init__(self, declared: Registry, environment: Mapping[str, str], *, meanwhile: str = RECORDS_WAIT) -> None:
-        """Error messages end with `meanwhile`. Raises SpecError for an unresolved reference or a missing CA file."""
-        self._meanwhile = meanwhile
+    def __init__(self, declared: Registry, environment: Mapping[str, str], *, effect: str = RECORDS_WAIT) -> None:
+        """`effect` ends each error message. Raises SpecError for an unresolved reference or a missing CA file."""
+        self._effect = effect
         self._url = resolve(declared.url, environment).rstrip("/")
         self._timeout_s = declared.timeout.total_seconds()
         self._session = bounded_http.create_session()
@@ -165,21 +165,21 @@ class SchemaRegistry:
 
     def _parse_schema(self, answer: Mapping[str, Any]) -> SchemaText:
         references: dict[str, str] = {}
-        until_s = time.monotonic() + self._timeout_s * REFERENCES_TIMEOUT_FACTOR
+        deadline = time.monotonic() + self._timeout_s * REFERENCES_TIMEOUT_FACTOR
         try:
-            self._add_references(answer, references, inside=(), until_s=until_s)
+            self._add_references(answer, references, inside=(), deadline=deadline)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             # Another error class would suggest that the records are at fault.
             raise self._unavailable_error(f"returns invalid references ({type(error).__name__})") from None
         return SchemaText(str(answer.get("schemaType", "AVRO")), str(answer["schema"]), tuple(references.items()))
 
     def _add_references(
-        self, answer: Mapping[str, Any], found: dict[str, str], inside: tuple[str, ...], until_s: float
+        self, answer: Mapping[str, Any], found: dict[str, str], inside: tuple[str, ...], deadline: float
     ) -> None:
         """Add the schemas that `answer` references to `found`, by name, each after its own references.
 
         If a name is referenced with several versions, the first one counts, as in Confluent's clients. `inside` has
-        the enclosing schemas, whose references are still being fetched. `until_s` is a time of the monotonic clock.
+        the enclosing schemas, whose references are still being fetched. `deadline` is a time of the monotonic clock.
         """
         for reference in answer.get("references") or ():
             name, key = str(reference["name"]), (str(reference["subject"]), int(reference["version"]))
@@ -189,22 +189,22 @@ class SchemaRegistry:
                 raise UnknownSchema(f"the schema refers to more than {MAX_REFERENCES} other schemas")
             if len(inside) >= MAX_REFERENCE_DEPTH:
                 raise UnknownSchema(f"the schema refers to a chain of more than {MAX_REFERENCE_DEPTH} other schemas")
-            referred = self._fetch_reference(key, until_s)
-            self._add_references(referred, found, (*inside, name), until_s)
+            referred = self._fetch_reference(key, deadline)
+            self._add_references(referred, found, (*inside, name), deadline)
             found[name] = str(referred["schema"])
 
-    def _fetch_reference(self, key: tuple[str, int], until_s: float) -> Mapping[str, Any]:
+    def _fetch_reference(self, key: tuple[str, int], deadline: float) -> Mapping[str, Any]:
         """Fetch a schema, even a deleted one, and keep it for later attempts."""
         if (kept := self._referred.get(key)) is not None:
             return kept
-        if time.monotonic() >= until_s:
+        if time.monotonic() >= deadline:
             timeout_s = self._timeout_s * REFERENCES_TIMEOUT_FACTOR
             raise self._unavailable_error(
                 f"did not return all references of a schema within {timeout_s:g} s; the next attempt fetches "
                 "only the missing ones"
             )
         subject, version = key
-        answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", until_s=until_s)
+        answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", deadline=deadline)
         if answer is None:
             what = f"the schema refers to version {version} of {subject}, which the registry does not have"
             raise UnknownSchema(what)
@@ -212,9 +212,9 @@ class SchemaRegistry:
         _evict_oldest(self._referred, MAX_CACHED_SCHEMAS)
         return answer
 
-    def _fetch(self, path: str, *, until_s: float = math.inf) -> Mapping[str, Any] | None:
-        """Return the response; None if it is missing. Retries until the timeout, or until `until_s`."""
-        deadline = min(until_s, time.monotonic() + self._timeout_s)
+    def _fetch(self, path: str, *, deadline: float = math.inf) -> Mapping[str, Any] | None:
+        """Return the response; None if it is missing. Retries until the timeout, or until `deadline`."""
+        deadline = min(deadline, time.monotonic() + self._timeout_s)
         tries = 0
         while True:
             left = max(0.05, deadline - time.monotonic())
@@ -251,13 +251,13 @@ class SchemaRegistry:
             return None
         if status in (401, 403):
             raise self._unavailable_error(f"refuses the credentials ({status})")
-        what = f"responds with status {status}, but the response is not that of a schema registry"
+        what = f"responds with status {status}, but not like a schema registry"
         raise self._unavailable_error(what)
 
     def _unavailable_error(self, what: str) -> RegistryUnavailable:
         parts = urlsplit(self._url)
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        return RegistryUnavailable(f"the schema registry {where} {what}. {self._meanwhile}; see source.format.registry")
+        return RegistryUnavailable(f"the schema registry {where} {what}. {self._effect}; see source.format.registry")
 
 
 class _Bearer(requests.auth.AuthBase):

@@ -113,7 +113,7 @@ class DriverReporter:
         """How the writer ended; reported when the context ends."""
         self._folder, self._order, self._is_paused, self._stop = folder, order, is_paused, stop
         self._run_folder, self._interval_s = run_folder(stream), interval_s
-        self._number = int(time.time() * 1000)  # above those of an earlier process with the same order
+        self._number = int(time.time() * 1000)  # above the numbers of an earlier process with the same order
         self.is_stopping = False
         """Whether the reporter has stopped the writer."""
         self._polled_s = float("-inf")

@@ -36,7 +36,7 @@ class Application:
         return frozenset().union(*map(find_environment_names, self.streams))
 
     def fingerprint(self) -> str:
-        """Return a hash that changes if a restart is needed: of resources, and names of connections and variables."""
+        """Return a hash of the resources, connections and variables (names). A change of it needs a restart."""
         needs = (self.resources.model_dump_json(), sorted(self.connections), sorted(self.environment))
         return hashlib.sha256(repr(needs).encode()).hexdigest()[:16]
 

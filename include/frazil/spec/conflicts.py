@@ -98,8 +98,8 @@ def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
         for value, identifier in spec.sinks.by_value.items():
             owner = own.get((spec.table.catalog, identifier))
             if owner is not None and owner != path:
-                place = f"{path}: route.tables.{value}"
-                yield f"{place}: {identifier!r} is a table of the stream in {owner}; name another one"
+                setting = f"{path}: route.tables.{value}"
+                yield f"{setting}: {identifier!r} is a table of the stream in {owner}; name another one"
 
 
 def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
@@ -168,8 +168,8 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
             of_table = _evolution_conflict(first.evolution.mode, f"the stream in {first_path}", spec.table.identifier)
             yield f"{path}: evolution: {spec.evolution.mode}, but {of_table}"
         clashes = _find_field_conflicts(_table_struct(spec), _table_struct(first), ())
-        for place, mine, its in islice(clashes, MAX_SCHEMA_CONFLICTS):
-            yield f"{path}: schema.{place}: {mine}, but {earlier} has: {its}; declare the same"
+        for column, mine, its in islice(clashes, MAX_SCHEMA_CONFLICTS):
+            yield f"{path}: schema.{column}: {mine}, but {earlier} has: {its}; declare the same"
         for other_path, other in [(first_path, first), *others[:at]]:
             if not _split_servers(spec) & _split_servers(other):  # the same cluster if they share a server name
                 continue
@@ -223,19 +223,19 @@ def _find_field_conflicts(first: Type, second: Type, path: tuple[str, ...]) -> I
     fields = {name_key(field.name): field for field in second.fields}
     for field in first.fields:
         other = fields.pop(name_key(field.name), None)
-        place = (*path, field.name)
+        column = (*path, field.name)
         if other is None:
             if field.required:
-                yield ".".join(place), f"{field.type} not null", NO_COLUMN
+                yield ".".join(column), f"{field.type} not null", NO_COLUMN
         elif field.name != other.name:
-            yield ".".join(place), f"written {field.name!r}", repr(other.name)
+            yield ".".join(column), f"written {field.name!r}", repr(other.name)
         elif field.required != other.required:
             one, another = (f"{f.type}{' not null' if f.required else ''}" for f in (field, other))
-            yield ".".join(place), one, another
+            yield ".".join(column), one, another
         elif field.type.fields and type(field.type) is type(other.type):
-            yield from _find_field_conflicts(field.type, other.type, place)
+            yield from _find_field_conflicts(field.type, other.type, column)
         elif field.type != other.type:
-            yield ".".join(place), str(field.type), str(other.type)
+            yield ".".join(column), str(field.type), str(other.type)
     for other in fields.values():
         if other.required:
             yield ".".join((*path, other.name)), NO_COLUMN, f"{other.type} not null"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 class Refusal(NamedTuple):
     feature: str
-    place: str
+    setting: str
     """Dotted key of the other setting."""
     values: tuple[str, ...]
     why: str
@@ -110,9 +110,9 @@ REFUSALS = (
 
 
 def find_problems(spec: StreamSpec) -> Iterator[Problem]:
-    for feature, place, values, why in REFUSALS:
-        if _FEATURES[feature](spec) and (declared := _SETTINGS[place](spec)) in values:
-            yield Problem(place, declared, why)
+    for feature, setting, values, why in REFUSALS:
+        if _FEATURES[feature](spec) and (declared := _SETTINGS[setting](spec)) in values:
+            yield Problem(setting, declared, why)
     if (field := spec.sinks.field) and spec.sinks.mode.replaces_rows and field not in spec.key:
         what = (
             "is not in the key, so a change of this column would leave the old row in the former table. Add it to the "

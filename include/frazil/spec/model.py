@@ -89,7 +89,7 @@ class Commit(Model):
     """
 
     atomic: bool | tuple[str, ...] = False
-    """Commit a batch to all its tables in one step, if the catalog can. A list names the routed tables of this step."""
+    """Commit a batch to all its tables in one step, if the catalog supports it. A list names routed tables for it."""
 
     @property
     def longest_interval(self) -> timedelta:

@@ -25,8 +25,8 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
             for key in column.reading_settings():
                 what = "describes a record's field, but a transform computes this column; move it to source.schema"
                 yield Problem(f"schema.{column.name}.{key}", None, what)
-    place = "source.schema" if spec.source.columns else "schema"
-    yield from _find_key_problems(spec, place)
+    setting = "source.schema" if spec.source.columns else "schema"
+    yield from _find_key_problems(spec, setting)
     of_keys, key_header_columns = {*spec.key_columns}, spec.key_header_columns
     for column in spec.record_columns:
         from_key = column.name in of_keys
@@ -34,16 +34,16 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
             how = "a key or header" if column.name in key_header_columns else "all other fields"
             for key in column.reading_settings():
                 what = f"applies to fields of the value, but this column stores {how}; leave it out"
-                yield Problem(f"{place}.{column.name}.{key}", None, what)
+                yield Problem(f"{setting}.{column.name}.{key}", None, what)
             continue
         if reason := _find_key_field_problem(spec, column) if from_key else _find_from_problem(spec, column):
-            yield Problem(f"{place}.{column.name}.from", None if from_key else column.from_, reason)
+            yield Problem(f"{setting}.{column.name}.from", None if from_key else column.from_, reason)
         declared = spec.key_format if from_key else spec.source.format
         for key, value, reason in _find_conversion_problems(spec, column, declared):
-            yield Problem(f"{place}.{column.name}.{key}", value, reason)
+            yield Problem(f"{setting}.{column.name}.{key}", value, reason)
     of_value = [c for c in spec.record_columns if c.name not in key_header_columns and c.name != spec.rest]
-    yield from _find_overlaps(of_value, spec.source.format, place)
-    yield from _find_overlaps([c for c in spec.record_columns if c.is_from_key], spec.key_format, place)
+    yield from _find_overlaps(of_value, spec.source.format, setting)
+    yield from _find_overlaps([c for c in spec.record_columns if c.is_from_key], spec.key_format, setting)
 
 
 def find_format_problem(declared: ValueFormat) -> str:
@@ -52,7 +52,7 @@ def find_format_problem(declared: ValueFormat) -> str:
     return "" if declared.type in FORMATS_WITH_FIELD_NAMES else what
 
 
-def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, place: str) -> Iterator[Problem]:
+def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, setting: str) -> Iterator[Problem]:
     read: defaultdict[str | int, dict[FieldPath, str]] = defaultdict(dict)  # by first step: overlapping paths share it
     by_name = {column.name: column for column in columns}
     for column in columns:
@@ -64,11 +64,13 @@ def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, place: str)
                 named = column if column.from_ else by_name[other]
                 what = f"is also read by the column {other if named is column else column.name}; keep only one of them"
                 what = f"{what}, or compute both with a transform"
-                yield Problem(f"{place}.{named.name}.from", named.from_ if isinstance(named.from_, str) else None, what)
+                yield Problem(
+                    f"{setting}.{named.name}.from", named.from_ if isinstance(named.from_, str) else None, what
+                )
         read[column.path[0]][column.path] = column.name
 
 
-def _find_key_problems(spec: StreamSpec, place: str) -> Iterator[Problem]:
+def _find_key_problems(spec: StreamSpec, setting: str) -> Iterator[Problem]:
     form, key, whole = spec.key_format, spec.source.key, spec.whole_key_column
     parts = [column for column in spec.record_columns if column.is_from_key]
     reason = None
@@ -77,7 +79,7 @@ def _find_key_problems(spec: StreamSpec, place: str) -> Iterator[Problem]:
     elif form.type != "json" and registry_of(form) is None and not (key and (key.schema_file or key.schema_text)):
         reason = "needs the schema of keys; declare source.key.format and source.key.schema-file, or a registry"
     for column in parts if reason else ():
-        yield Problem(f"{place}.{column.name}.from", None, reason or "")
+        yield Problem(f"{setting}.{column.name}.from", None, reason or "")
     if key and key.column is None and not parts:
         yield Problem("source.key.column", None, "is missing; declare it, or columns with `from: {key: …}`")
     if whole is None or key is None:

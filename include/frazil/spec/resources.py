@@ -26,7 +26,7 @@ Cores = Annotated[int, IntegerBounds(1, 100_000)]
 
 
 class DeployMode(StrEnum):
-    """The place where the driver of a writer on a cluster runs."""
+    """Where the driver of a writer on a cluster runs."""
 
     CLIENT = "client"
     CLUSTER = "cluster"
@@ -65,7 +65,7 @@ class Resources(Model):
         AfterValidator(_check_master),
         YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`"),
     ] = LOCAL
-    """Place of the tasks: this host, a standalone cluster (several masters: `spark://host:port,host:port`), the YARN
+    """Where tasks run: on this host, a standalone cluster (several masters: `spark://host:port,host:port`), the YARN
     cluster of `HADOOP_CONF_DIR`, or Kubernetes.
     """
     deploy_mode: DeployMode = DeployMode.CLIENT

@@ -21,7 +21,7 @@ MAX_VALUE_CHARACTERS = 200
 MAX_VALUE_CHARACTERS_IN_NAME = 64
 """Maximum length of the value in a table's name: some catalogs limit a whole table name to 128 characters."""
 MAX_SIGNALLED_TEMPLATE = 160
-"""Maximum length of a signalled template: Airflow's partition keys have 250 characters at most."""
+"""Maximum length of a signalled template: Airflow's partition keys have at most 250 characters."""
 
 IDENTIFIER = re.compile(r"[\w-]+(\.[\w-]+)+")
 _TEMPLATE = re.compile(r"([\w-]+\.)+[\w-]*\{value\}[\w-]*")
@@ -57,7 +57,7 @@ class Route(Model):
     limit: Annotated[int, IntegerBounds(1, 10_000)] = 100
     """Maximum number of tables that `template` creates. Records for further tables become dead letters."""
     otherwise: Literal["table", "dead-letters"] = "table"
-    """The place of records without a value or a table."""
+    """Where records without a value or a table go."""
     complete: tuple[str, ...] = ()
     """The routed tables whose windows are signalled. The text of `template` stands for all its tables."""
     lag: PositiveDuration = timedelta(minutes=15)

@@ -41,13 +41,13 @@ def find_warnings(spec: StreamSpec) -> tuple[Problem, ...]:
     """Return settings that are errors for a new table, or that some engines cannot read."""
     found = []
     for column in spec.columns:
-        place = f"schema.{column.name}"
+        setting = f"schema.{column.name}"
         for name, reason in UNREADABLE_TYPES.items():
-            found += [(path, name, reason) for path in find_type_paths(name, parse_type(column.type), place)]
+            found += [(path, name, reason) for path in find_type_paths(name, parse_type(column.type), setting)]
         if name_key(column.name) in METADATA_COLUMNS:
-            found.append((place, column.type, METADATA_COLUMN_PROBLEM))
+            found.append((setting, column.type, METADATA_COLUMN_PROBLEM))
     still = "Existing tables with the column can still be written to, but no new table is created with it"
-    warnings = [Problem(place, value, f"{reason}. {still}") for place, value, reason in found]
+    warnings = [Problem(setting, value, f"{reason}. {still}") for setting, value, reason in found]
     if (version := spec.table.properties.get("format-version")) == "3":
         warnings.append(Problem("table.properties.format-version", version, property_rules.FORMAT_3_READERS))
     return tuple(warnings)
@@ -136,25 +136,27 @@ def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
     key_header_columns = spec.key_header_columns
     for column in spec.record_columns:
         for name in column.json_text_fields if column.name in columns else ():
-            place, value = (f"schema.{column.name}.as", "json") if column.as_ else (f"schema.{column.name}", "variant")
+            setting, value = (
+                (f"schema.{column.name}.as", "json") if column.as_ else (f"schema.{column.name}", "variant")
+            )
             path = name.split(".")
             found, outer = find_type(columns, path), find_type(columns, path[:-1] or path)
             if found is None:
-                yield Problem(place, name, f"does not exist in the column, which is {column.type}")
+                yield Problem(setting, name, f"does not exist in the column, which is {column.type}")
             elif column.as_ and column.type == "variant":
-                yield Problem(place, value, "is not needed for a variant, which is always any value; leave it out")
+                yield Problem(setting, value, "is not needed for a variant, which is always any value; leave it out")
             elif str(found) not in {"string", "variant"}:
-                yield Problem(place, value, f"needs a string, but {name} is of type {found}; make it a string")
+                yield Problem(setting, value, f"needs a string, but {name} is of type {found}; make it a string")
             elif isinstance(outer, Map) and path[-1] == "key":
-                yield Problem(place, value, f"cannot be used for {name}, which is the key of a map; leave it out")
+                yield Problem(setting, value, f"cannot be used for {name}, which is the key of a map; leave it out")
             elif column.name in key_header_columns and not column.is_from_key:
                 what = (
                     "cannot be used for a column that stores a key or header, whose text is not converted; leave it out"
                 )
-                yield Problem(place, value, what)
+                yield Problem(setting, value, what)
             elif spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
                 what = f"needs fields with types, but source.format is {spec.source.format.type}; leave it out"
-                yield Problem(place, value, what)
+                yield Problem(setting, value, what)
 
 
 def _check_variants(spec: StreamSpec) -> Iterator[Problem]:

@@ -69,16 +69,16 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     if len(columns) < len(spec.columns):
         return
     for name, how in sensitive.fields.items():
-        path, place = name.split("."), f"sensitive.fields.{name}"
+        path, setting = name.split("."), f"sensitive.fields.{name}"
         found = types.find_type(columns, path, ignore_case=how.as_ == "drop")
         if how.as_ == "drop" and found is not None:
-            yield Problem(place, "drop", "cannot be used for a column of the schema; remove the column")
+            yield Problem(setting, "drop", "cannot be used for a column of the schema; remove the column")
         elif how.as_ == "drop" and isinstance(types.find_type(columns, path[:1], ignore_case=True), types.Primitive):
-            yield Problem(place, "drop", "cannot be used within a column that is not a struct; remove the column")
+            yield Problem(setting, "drop", "cannot be used within a column that is not a struct; remove the column")
         elif how.as_ != "drop" and found is None:
-            yield Problem(place, how.as_, f"is not a column of the schema{suggest_names(name, columns)}")
+            yield Problem(setting, how.as_, f"is not a column of the schema{suggest_names(name, columns)}")
         elif how.as_ != "drop" and str(found) != "string":
             what = f"needs a string, but the column is {found}; declare it as string, or drop the field"
-            yield Problem(place, how.as_, what)
+            yield Problem(setting, how.as_, what)
     if sensitive.needs_secret and not sensitive.secret:
         yield Problem("sensitive.secret", None, "is missing: hash, tokenize and encrypted dead letters need it")

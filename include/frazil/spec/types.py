@@ -153,7 +153,7 @@ _TOKEN = re.compile(
 
 
 def parse_type(text: str) -> Type:
-    """Parse one Iceberg type. Raises ValueError, which names Iceberg's type for one of another system (`bigint`)."""
+    """Parse one Iceberg type. The ValueError for another system's type, such as `bigint`, names Iceberg's type."""
     tokens, position = [], 0
     stripped = text.rstrip()
     while position < len(stripped):

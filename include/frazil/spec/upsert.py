@@ -85,17 +85,17 @@ def _columns_by_name(spec: StreamSpec) -> dict[str, Column]:
 def _find_key_problems(spec: StreamSpec, where: str, key: tuple[str, ...]) -> Iterator[Problem]:
     columns = _columns_by_name(spec)
     for index, name in enumerate(key):
-        place = f"{where}.{index}"
+        setting = f"{where}.{index}"
         if (column := columns.get(name)) is None:
-            yield Problem(place, name, f"is not a column of the schema{suggest_names(name, columns)}")
+            yield Problem(setting, name, f"is not a column of the schema{suggest_names(name, columns)}")
         elif "<" in column.type or column.type in UNKEYABLE_TYPES:
-            yield Problem(place, name, f"is a column of type {column.type}, which cannot identify rows")
+            yield Problem(setting, name, f"is a column of type {column.type}, which cannot identify rows")
         elif not column.required:
-            yield Problem(place, name, "may be null; declare the column `not null`")
+            yield Problem(setting, name, "may be null; declare the column `not null`")
         elif name in key[:index]:
-            yield Problem(place, name, "is named twice")
+            yield Problem(setting, name, "is named twice")
         elif spec.sensitive and (how := spec.sensitive.kept_fields.get(name)) and how.as_ == "mask":
-            yield Problem(place, name, "is masked, so it no longer identifies rows; hash or tokenize it")
+            yield Problem(setting, name, "is masked, so it no longer identifies rows; hash or tokenize it")
 
 
 def _check_order(spec: StreamSpec) -> Iterator[Problem]:
@@ -157,42 +157,44 @@ def _check_envelope(spec: StreamSpec) -> Iterator[Problem]:
         what = "is not needed, because the envelope's events mark deletes themselves; leave it out"
         yield Problem("delete", None, what)
     for name, path in envelope.metadata.items():
-        place = f"source.format.envelope.metadata.{name}"
+        setting = f"source.format.envelope.metadata.{name}"
         if (column := columns.get(name)) is None:
-            yield Problem(place, path, f"is not a column of the schema{suggest_names(name, columns)}")
+            yield Problem(setting, path, f"is not a column of the schema{suggest_names(name, columns)}")
         elif name in spec.key:
-            yield Problem(place, path, "is a key column, which the row itself fills; leave it out")
+            yield Problem(setting, path, "is a key column, which the row itself fills; leave it out")
         elif path == POSITION:
             if column.type not in {"string", ""}:
-                yield Problem(place, path, f"is a string, but the column is {column.type}; make it string")
+                yield Problem(setting, path, f"is a string, but the column is {column.type}; make it string")
             elif column.required:
-                yield Problem(place, path, "is null for a snapshot's rows, but the column is not null; remove not null")
+                yield Problem(
+                    setting, path, "is null for a snapshot's rows, but the column is not null; remove not null"
+                )
         elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")):
             what = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
-            yield Problem(place, path, what)
+            yield Problem(setting, path, what)
         elif name == spec.order_by and path in UNSORTED and column.type in {"string", ""}:
             what = (
                 "has numbers, which sort wrongly in a string column, so it cannot be order-by; use a numeric column or "
                 f"{POSITION}"
             )
-            yield Problem(place, path, what)
+            yield Problem(setting, path, what)
 
 
 def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
     envelope = envelope_of(spec.source.format)
     if envelope is None or (topic := envelope.transactions) is None or spec.mode == "append":
         return
-    place = "source.format.envelope.transactions"
+    setting = "source.format.envelope.transactions"
     if len(spec.source.topics) != 1:
         what = "needs exactly one topic of events in source.topics, so that transactions are in order"
-        yield Problem(place, topic, what)
+        yield Problem(setting, topic, what)
     elif topic in spec.source.topics:
-        yield Problem(place, topic, "is the topic of the events; name the connector's topic of transactions")
+        yield Problem(setting, topic, "is the topic of the events; name the connector's topic of transactions")
     if isinstance(spec.source.format, AvroFormat) and spec.source.format.registry is None:
-        yield Problem(place, topic, "needs a registry, because that topic's records have their own schema")
+        yield Problem(setting, topic, "needs a registry, because that topic's records have their own schema")
     if spec.order_by is None:
         what = "needs order-by; without it, events that the connector repeats would show part of an older transaction"
-        yield Problem(place, topic, what)
+        yield Problem(setting, topic, what)
 
 
 def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:

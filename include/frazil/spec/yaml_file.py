@@ -138,8 +138,8 @@ def _check_size(text: str) -> None:
 
 def _suggest_fix(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
     problem, mark, began = error.problem or "", error.problem_mark or error.context_mark, error.context_mark
-    place = mark.line if mark else 0
-    before, line = ["", *lines, ""][place : place + 2]
+    number = mark.line if mark else 0
+    before, line = ["", *lines, ""][number : number + 2]
     opened = f"line {began.line + 1}" if began else "a line above"
     if strange := _BLANKS.search(f"{before} {line}"):
         return f"; in this line or the one above, replace the character U+{ord(strange[0]):04X} with a plain space"

@@ -1,4 +1,4 @@
-"""Sums what streams cost, from their commit records, and prices it."""
+"""Sums the resources that streams used, from their commit records, and computes the price."""
 
 from __future__ import annotations
 

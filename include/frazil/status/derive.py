@@ -261,7 +261,7 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
 
 
 def drop_repeats(problems: Sequence[Failure]) -> tuple[Failure, ...]:
-    """Return the problems without those whose reason the first one has already."""
+    """Remove problems whose reason is part of the first problem's reason."""
     first = problems[0].reason if problems else ""
     others = (one for one in problems[1:] if not one.reason or shorten_error(one.reason) not in first)
     return (*problems[:1], *others)

@@ -38,7 +38,7 @@ class State(StrEnum):
     PAUSING = "pausing"
     RESTARTING = "restarting"
     STARTING_AGAIN = "starting again"
-    """The last writer failed, and the one with which a supervisor replaces it has not taken over yet."""
+    """The last writer failed. The supervisor's next writer has not taken over yet."""
     SILENT = "silent"
     LATE = "late"
     """Records wait longer than the declaration allows."""
@@ -123,7 +123,7 @@ class StreamState:
     missing: Failure | None = None
     """Why the catalog does not have the stream's own table under its name."""
     replaced_exit: str = ""
-    """How the writer ended that a supervisor replaces; empty once the next writer has taken over."""
+    """How the failed writer ended, until the supervisor's next writer has taken over; then empty."""
     crashes: int = 0
     """Consecutive crashes of the writer; 0 once the running writer makes progress."""
     given_up: str | None = None

@@ -235,7 +235,7 @@ def _describe_open_backfill(metadata: TableMetadata, stream: str, *, now_ms: int
 
 
 def describe_missing_table(spec: StreamSpec, table: Table | None, *, committed: bool) -> Failure | None:
-    """Return why the stream's own table is missing or replaced. `committed`: a writer of this host has committed."""
+    """Return why the stream's own table is missing or replaced. `committed`: a writer on this host has committed."""
     found = explain_lost_table(spec, table)
     if found is None and table is None and committed:
         found = explain_dropped_table(spec, open_existing_catalog(spec.table.catalog))

@@ -168,8 +168,8 @@ def describe_dropped_table(
 ) -> Explanation:
     """Return what happened to a table of the route, and what to do. `replacement` is a table that now has the name."""
     target, catalog, has = record.target, tables.main.catalog_name, _may_include(spec, record)
-    of = f" (created for {record.value!r})" if record.value is not None else ""
-    whose = f" of the route of {spec.name!r}{of}" if has else f"{of}, which the route of {spec.name!r} no longer has,"
+    tag = f" (created for {record.value!r})" if record.value is not None else ""
+    whose = f" of the route of {spec.name!r}{tag}" if has else f"{tag}, which the route of {spec.name!r} no longer has,"
     newest, kept = _find_leftovers(tables, record)
     if replacement is not None:
         what = f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}"
@@ -221,11 +221,11 @@ def _find_leftovers(tables: StreamTables, record: RoutedTableRecord) -> tuple[st
     if not record.location:
         return None, False
     try:
-        place = TableFolder(record.location, open_store(record.location, tables.main.io_properties))
+        folder = TableFolder(record.location, open_store(record.location, tables.main.io_properties))
         if record.uuid is not None:
-            newest = find_newest_metadata(place.store, place.location, record.uuid)
+            newest = find_newest_metadata(folder.store, folder.location, record.uuid)
             return (newest.path, True) if newest and newest.snapshots else (None, False)
-        found = read_remains(place)
+        found = read_remains(folder)
     except (FrazilError, OSError):
         return None, False
     return (found.newest.path if found and found.newest else None), found is not None

@@ -39,7 +39,7 @@ def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
     if {"schema", "payload"} <= set(names):
         remedy = "Kafka Connect wraps such records: declare source.format: {type: json, unwrap: payload}"
     else:
-        remedy = "Compare the names of the declared columns with those of the records; `frazil infer` proposes columns"
+        remedy = "Compare the declared columns' names with the records' fields; `frazil infer` proposes columns"
     found = format_count(counted_so_far.unknown, "record", "has|have")
     return f"{found} no field that matches a column of {table}{fields}. {remedy}"
 
@@ -133,10 +133,10 @@ def refuse_sensitive_fields(
         path = tuple(part.lower() for part in change.path)
         if not isinstance(change, Addition):
             kept.append(change)
-        elif any(path[: len(of)] == of for of in hidden):
+        elif any(path[: len(hidden_path)] == hidden_path for hidden_path in hidden):
             reason = "is sensitive, so it is not added as a column; declare it to store it"
             refused.append(RefusedField(change.path, reason))
-        elif any(of[: len(path)] == path for of in hidden):
+        elif any(hidden_path[: len(path)] == path for hidden_path in hidden):
             refused.append(RefusedField(change.path, "has a sensitive field; declare the column without it"))
         else:
             kept.append(change)

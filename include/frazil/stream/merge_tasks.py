@@ -68,9 +68,9 @@ class MergeTasks:
         except FrazilError as error:
             return json.dumps(error_answer(error))
         except OSError as error:
-            if (meant := translate_staging_failure(context.target.folder, error)) is None:
+            if (translated := translate_staging_failure(context.target.folder, error)) is None:
                 raise
-            return json.dumps(error_answer(meant))
+            return json.dumps(error_answer(translated))
 
     def _progress_reporter(self, task: int) -> Callable[[int], None]:
         period_s = max(self.progress.period_s, MIN_MERGE_WRITE_INTERVAL_S)
@@ -123,9 +123,9 @@ class MergeRunner:
             progress.clear()
         except Exception as error:  # storages raise anything; only users and the supervisor need the count
             log.info("the progress files of an earlier merge were not deleted: %r", error)
-        each = [(place, task) for place, request in enumerate(job) for task in request.tasks]
+        each = [(index, task) for index, request in enumerate(job) for task in request.tasks]
         encode = msgspec.json.encode
-        plans = [encode(_Plan(place, number, task)).decode() for number, (place, task) in enumerate(each)]
+        plans = [encode(_Plan(index, number, task)).decode() for number, (index, task) in enumerate(each)]
         began = time.monotonic()
         try:
             answers = iter(self.merge(plans, MergeTasks(tuple(request.context for request in job), progress)))

@@ -35,7 +35,7 @@ class Notices:
     committed: SchemaDrift = NO_DRIFT
     """Counts over committed batches: records that fill no column, cast values, changes without a position."""
     counted: SchemaDrift = NO_DRIFT
-    """The counts, including the last staged batch."""
+    """`committed`, plus the counts of the last staged batch."""
     reported: SchemaDrift = NO_DRIFT
     """The part of `counted` that published notices have reported."""
     ignored: frozenset[tuple[str, ...]] = frozenset()

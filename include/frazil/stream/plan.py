@@ -215,7 +215,7 @@ def join_ranges(pieces: Iterable[RangeProgress]) -> tuple[RangeProgress, ...]:
     for (topic, partition), group in groupby(in_order, key=lambda p: p.topic_partition):
         parts = list(group)
         if any(a.end != b.start for a, b in pairwise(parts)):
-            raise StaleBatch(f"the ranges of {topic}-{partition} do not join: {[(p.start, p.end) for p in parts]}")
+            raise StaleBatch(f"ranges of {topic}-{partition} are not contiguous: {[(p.start, p.end) for p in parts]}")
         whole.append(
             RangeProgress(
                 topic,

@@ -59,7 +59,7 @@ class PlannerSettings:
     policy: BatchPolicy
     idle_timeout_s: float
     run_folder: Path
-    """The folder of the rates."""
+    """The run folder, which has the rates of earlier batches."""
     poll_s: float = POLL_INTERVAL_S
 
 

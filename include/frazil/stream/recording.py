@@ -61,7 +61,7 @@ class WriterRecorders:
             self.recording_threads.add(self.lineage, storage="openlineage")
 
     def finish(self, error: BaseException | None, *, at_ms: int) -> None:
-        """Record that the writer has ended, and why. Waits a few seconds at most for the last entries to be written."""
+        """Record that the writer has ended, and why. Waits at most a few seconds until the last entries are written."""
         words = None if error is None else f"{type(error).__name__}: {error}"
         if words is not None:
             self.recorder.ended(words, at_ms=at_ms)

@@ -103,7 +103,7 @@ def build_declared_context(
 
 
 def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageResult]) -> dict[str, str]:
-    """Return a hash of the declared rules that read each column in `results`, and a hash of the `DECIDING_RULES`.
+    """Return a hash of each column's declared rules, and a hash of the `DECIDING_RULES`.
 
     Empty unless the commit compares records of the topic with the table's rows. If an upgrade changes the hashes,
     audits compare no values of earlier batches, as after a changed declaration.
@@ -120,7 +120,7 @@ def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageR
     common = _sha256((context.format, context.is_lenient, of_keys, of_all))
 
     def rules(column: NestedField) -> str:
-        own = [{path: how for path, how in of.items() if path.split(".")[0] == column.name} for of in by_column]
+        own = [{path: how for path, how in paths.items() if path.split(".")[0] == column.name} for paths in by_column]
         sealed = [secrets for path in own[0] if sensitive[path]["as"] != "mask"]
         names = sorted(name for name, field_id in context.aliases.items() if field_id == column.field_id)
         # Another id: the column was dropped and added again.
@@ -169,7 +169,7 @@ def add_routed_targets(
 
 def stage_below(context: StageContext, folder: str) -> StageContext:
     """Return the context with the files of each target in a subfolder of `folder`."""
-    return replace(context, targets={t: replace(of, folder=f"{folder}/{t}") for t, of in context.targets.items()})
+    return replace(context, targets={t: replace(to, folder=f"{folder}/{t}") for t, to in context.targets.items()})
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:

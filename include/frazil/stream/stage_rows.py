@@ -175,10 +175,10 @@ class StageRows:
 
         found = error.error if isinstance(error, PossibleRecordError) else error
         if isinstance(found, OSError) and not isinstance(found, FrazilError):
-            meant = translate_staging_failure(self.context.main.folder, found)
-            if meant is None and found is error:
+            translated = translate_staging_failure(self.context.main.folder, found)
+            if translated is None and found is error:
                 raise error
-            found = meant or found
+            found = translated or found
         if isinstance(found, FrazilError):
             return error_answer(found)
         shown = to_safe_error(found, self.context)

@@ -217,7 +217,7 @@ def get_fresh_heartbeat(writer: Observation, *, now_ms: int) -> Heartbeat | None
 
 
 def has_committed(writer: Observation, table: str) -> bool:
-    """Return whether a writer of this host has committed to the table, according to its exits and heartbeat."""
+    """Return whether a writer on this host has committed to the table, according to its exits and heartbeat."""
     heartbeat = writer.heartbeat
     tables = {end.table for end in writer.exits if end.committed}
     if heartbeat is not None and heartbeat.last_commit_at_ms is not None:

@@ -278,9 +278,9 @@ def consecutive_crashes(observed: DecisionInput, decision: Decision, *, now_ms: 
 
 
 def replaced_failure(observed: DecisionInput, decision: Decision, *, now_ms: int) -> ExitRecord | None:
-    """Return the exit of a failed writer until the next writer has taken over, if the supervisor starts one; else None.
+    """Return the exit of a failed writer that the supervisor replaces; None once the next writer has taken over.
 
-    The next writer starts within the longest backoff. Later, the supervisor cannot start it, or a user does.
+    If no writer starts within the longest backoff, the supervisor cannot start one.
     """
     failed, launch = next(reversed(observed.exits), None), observed.launch
     if failed is None or launch is None or failed.code == 0 or _was_requested(failed):

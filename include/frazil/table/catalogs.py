@@ -247,12 +247,12 @@ def translate_catalog_errors(catalog: str) -> Iterator[None]:
             "or register the newest metadata file that exists"
         ) from error
     except Exception as error:
-        meant = translate_client_error(catalog, error)
-        if meant is None and isinstance(error, OSError):
-            meant = translate_local_failure(f"catalog {catalog!r}", error)
-        if meant is None:
+        translated = translate_client_error(catalog, error)
+        if translated is None and isinstance(error, OSError):
+            translated = translate_local_failure(f"catalog {catalog!r}", error)
+        if translated is None:
             raise
-        raise meant from error
+        raise translated from error
 
 
 def _unreachable_errors() -> tuple[type[Exception], ...]:
@@ -321,10 +321,10 @@ def _open_once(config: CatalogConfig) -> Catalog:
     except _unreachable_errors():
         raise
     except Exception as error:
-        meant = translate_loading_error(config.name, error)
-        if meant is None:
+        translated = translate_loading_error(config.name, error)
+        if translated is None:
             raise
-        raise meant from error
+        raise translated from error
     own = getattr(catalog, "engine", None)
     if _engines is not None and isinstance(own, SqlEngine) and ":memory:" not in uri:
         shared = _engines.setdefault(uri, own)

@@ -108,7 +108,7 @@ def _complete_expiry(before: TableMetadata, made: TableMetadata, updates: Iterab
     if not removed:
         return made
     stays = [entry.snapshot_id not in removed for entry in before.snapshot_log]
-    last = max((place for place, stay in enumerate(stays) if not stay), default=0)
+    last = max((index for index, stay in enumerate(stays) if not stay), default=0)
     log = made.snapshot_log[sum(stays[:last]) :]
     statistics = [file for file in made.partition_statistics if file.snapshot_id not in removed]
     return made.model_copy(update={"snapshot_log": log, "partition_statistics": statistics})

@@ -50,7 +50,7 @@ class FileBounds:
     def may_hold(self, file: DataFile) -> bool:
         lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
         topics, partitions, offsets = (
-            tuple(None if (bound := of.get(field_id)) is None else from_bytes(kind, bound) for of in (lower, upper))
+            tuple(None if (bound := side.get(field_id)) is None else from_bytes(kind, bound) for side in (lower, upper))
             for field_id, kind in self._columns
         )
         return any(
@@ -69,7 +69,7 @@ def topics_filter(topics: Collection[str]) -> str:
 
 def ranges_filter(within: OffsetRanges) -> str:
     """Return one row filter that includes all ranges, and maybe other rows."""
-    ranges = [r for of in within.values() for r in of]
+    ranges = [r for parts in within.values() for r in parts]
     lowest, end = min(start for start, _ in ranges), max(end for _, end in ranges)
     return f"{topics_filter({topic for topic, _ in within})} and kafka_offset >= {lowest} and kafka_offset < {end}"
 
@@ -144,7 +144,7 @@ def tally_files(
                 for tp, offsets in split_by_partition(batch.drop_null()):
                     for piece in clip_offsets(offsets, tp, within):
                         found[tp].add(piece)
-    return {tp: of for tp, of in found.items() if of.rows}
+    return {tp: tally for tp, tally in found.items() if tally.rows}
 
 
 def _read_offsets(table: Table, wanted: RowSelection) -> Iterator[_PartitionOffsets]:

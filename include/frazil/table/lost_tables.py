@@ -128,8 +128,8 @@ def check_own_folder(catalog: Catalog, table: Table) -> None:
 
 
 def registration_command(catalog: str, identifier: str, metadata: str) -> str:
-    of = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
-    return f"frazil register {identifier} {shlex.quote(metadata)}{of}"
+    flag = "" if catalog == catalog_config(None).name else f" --catalog {shlex.quote(catalog)}"
+    return f"frazil register {identifier} {shlex.quote(metadata)}{flag}"
 
 
 def find_lost_table(spec: StreamSpec) -> str | None:
@@ -181,7 +181,7 @@ def explain_dropped_table(spec: StreamSpec, catalog: Catalog) -> str:
     if not new:
         way = "Configure the right catalog, or register the table's newest metadata file"
     return (
-        f"a writer of this host committed to the table {spec.table.identifier}, but the catalog {catalog.name!r} does "
+        f"a writer on this host committed to the table {spec.table.identifier}, but the catalog {catalog.name!r} does "
         f"not have the table: {cause}. {way}. If the table was dropped on purpose, run `frazil forget {spec.name}`"
     )
 

@@ -194,7 +194,7 @@ def _delete_objects(files: Any, paths: Sequence[str]) -> dict[str, OSError | Fra
     keys = {tuple(files.split_path(path)[:2]): path for path in paths}
     left: dict[str, OSError | FrazilError] = {}
     for bucket in dict.fromkeys(bucket for bucket, _ in keys):
-        objects = [{"Key": key} for of, key in keys if of == bucket]
+        objects = [{"Key": key} for key_bucket, key in keys if key_bucket == bucket]
         response = files.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
         for found in response.get("Errors", ()):
             path, code = keys[bucket, found["Key"]], found.get("Code")
@@ -237,7 +237,7 @@ def _translate_errors(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, BotoCoreError) as error:
-        meant = translate_client_failure(path, error)
-        if meant is None:
+        translated = translate_client_failure(path, error)
+        if translated is None:
             raise
-        raise meant from error
+        raise translated from error

@@ -39,7 +39,7 @@ def use_current_names(declared: Schema, existing: Schema, former: FormerColumns)
 
 
 def find_dropped_columns(names: Iterable[str], existing: Schema, former: FormerColumns) -> list[str]:
-    """Return which of these names `frazil evolve` dropped. The table still has no column of the name."""
+    """Return the names of columns that `frazil evolve` dropped. Omits names that the table has again."""
     gone = (name for name in names if name in former and not _has_column(existing, name))
     return [name for name in gone if find_current_name(existing, former[name]) is None]
 

@@ -31,11 +31,11 @@ class PreparedSqlCatalog(SqlCatalog):
     """Loads tables and moves their pointers as PyIceberg's catalog does: same rows, transactions and errors."""
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        place = _place(self, identifier)
+        key = _row_key(self, identifier)
         with self.engine.connect() as connection:
-            row: Any = connection.execute(_find(self._schema_version), place).one_or_none()
+            row: Any = connection.execute(_find(self._schema_version), key).one_or_none()
         if row is None:
-            raise NoSuchTableError(f"Table does not exist: {place['namespace']}.{place['name']}")
+            raise NoSuchTableError(f"Table does not exist: {key['namespace']}.{key['name']}")
         return self._convert_orm_to_iceberg(row)
 
     def commit_table(
@@ -56,12 +56,12 @@ class PreparedSqlCatalog(SqlCatalog):
         return CommitTableResponse(metadata=staged.metadata, metadata_location=staged.metadata_location)
 
 
-def _place(catalog: SqlCatalog, identifier: str | Identifier) -> dict[str, str]:
+def _row_key(catalog: SqlCatalog, identifier: str | Identifier) -> dict[str, str]:
     namespace = Catalog.namespace_to_string(Catalog.namespace_from(identifier))
     return {"catalog": catalog.name, "namespace": namespace, "name": Catalog.table_name_from(identifier)}
 
 
-_PLACE = (
+_IS_ROW = (
     IcebergTables.catalog_name == bindparam("catalog"),
     IcebergTables.table_namespace == bindparam("namespace"),
     IcebergTables.table_name == bindparam("name"),
@@ -72,14 +72,14 @@ _PLACE = (
 def _find(schema_version: str) -> Executable:
     """Return the statement that finds a table. Catalogs of schema version 0 have no types, and no views."""
     columns = (IcebergTables.table_namespace, IcebergTables.table_name, IcebergTables.metadata_location)
-    found = select(*columns).where(*_PLACE)
+    found = select(*columns).where(*_IS_ROW)
     is_table = (IcebergTables.iceberg_type == ICEBERG_TABLE_TYPE) | IcebergTables.iceberg_type.is_(None)
     return found.where(is_table) if schema_version == "v1" else found
 
 
 _MOVE_POINTER = (
     update(IcebergTables.__table__)  # type: ignore[arg-type]
-    .where(*_PLACE, IcebergTables.metadata_location == bindparam("before"))
+    .where(*_IS_ROW, IcebergTables.metadata_location == bindparam("before"))
     .values(metadata_location=bindparam("after"), previous_metadata_location=bindparam("before"))
 )
 
@@ -87,7 +87,7 @@ _MOVE_POINTER = (
 def move_pointer(connection: Connection, catalog: SqlCatalog, current: Table, made: StagedTable) -> None:
     """Update a table's metadata pointer. Raises CommitFailedException if another commit has changed it."""
     pointers = {"before": current.metadata_location, "after": made.metadata_location}
-    if connection.execute(_MOVE_POINTER, {**_place(catalog, current.name()), **pointers}).rowcount != 1:
+    if connection.execute(_MOVE_POINTER, {**_row_key(catalog, current.name()), **pointers}).rowcount != 1:
         raise CommitFailedException(f"Table has been updated by another process: {'.'.join(current.name())}")
 
 

@@ -22,22 +22,22 @@ _DENIED_TEXTS = ("ACCESS_DENIED", "AccessDenied", "InvalidAccessKeyId", "Signatu
 _OUTAGE_CODES = frozenset({"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "Throttling", "503"})
 """S3's codes for an overloaded or failing store."""
 FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
-_FULL, _AWAY = ("is full", "Free space on it"), ("cannot be reached", "Mount it again, or bring its server back")
+_FULL, _UNREACHABLE = ("is full", "Free space on it"), ("cannot be reached", "Mount it again, or bring its server back")
 _DISK_FAULTS: Mapping[int | None, tuple[str, str]] = {
     **dict.fromkeys(FULL_DISK_ERRORS, _FULL),
     errno.EROFS: ("is read-only", "Remount it"),
     errno.EIO: ("fails", "Check the disk, or the server that it is on"),
-    **dict.fromkeys((errno.ESTALE, errno.ENODEV, errno.ENXIO), _AWAY),
+    **dict.fromkeys((errno.ESTALE, errno.ENODEV, errno.ENXIO), _UNREACHABLE),
 }
-"""What is wrong with a local or mounted disk, and the remedy, by the code of an error that another attempt may not
-raise. Permission errors become AccessDenied. Errors with other codes are raised unchanged."""
+"""The fault of a local or mounted disk and its remedy, by error code. A retry may succeed after these errors.
+Permission errors become AccessDenied. Errors with other codes are raised unchanged."""
 _OUTAGE_STATUSES = frozenset({429, 500, 502, 503, 504})
 
 
 def translate_client_failure(path: str, error: Exception) -> FrazilError | None:
     """Translate an outage or a denial of access; None for another error, such as a missing object."""
-    if meant := _translate_credentials_error(path, error):
-        return meant
+    if translated := _translate_credentials_error(path, error):
+        return translated
     boto = sys.modules.get("botocore.exceptions")
     if boto is not None and isinstance(error, boto.ConnectionError | boto.HTTPClientError):
         return _store_failure(path, "cannot be reached", error)
@@ -72,13 +72,13 @@ def translate_local_failure(path: str, error: OSError) -> FrazilError | None:
 
 @contextmanager
 def translate_local_failures(path: str) -> Iterator[None]:
-    """Raise what `translate_local_failure` returns. Writing a file raises errors that do not name it."""
+    """Raise what `translate_local_failure` returns. Errors of writes do not name the file."""
     try:
         yield
     except OSError as error:
-        if (meant := translate_local_failure(path, error)) is None:
+        if (translated := translate_local_failure(path, error)) is None:
             raise
-        raise meant from error
+        raise translated from error
 
 
 def _translate_credentials_error(path: str, error: Exception) -> FrazilError | None:

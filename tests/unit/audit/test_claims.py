@@ -95,10 +95,10 @@ def test_updates_and_merge_on_read_deletes_of_another_program_are_described() ->
         ({"added-position-deletes": "30"}, "removed 30 rows"),
         ({"added-position-deletes": "30", "added-records": "30"}, "replaced 30 rows with 30"),
         ({"added-position-deletes": "101", "removed-position-deletes": "100"}, "removed 1 row"),
-        ({"added-equality-deletes": "3"}, "wrote 3 equality deletes, each of any number of rows"),
+        ({"added-equality-deletes": "3"}, "wrote 3 equality deletes, each for any number of rows"),
         (
             {"added-equality-deletes": "3", "added-position-deletes": "1", "added-records": "4"},
-            "deleted 1 row, added 4, and wrote 3 equality deletes, each of any number of rows",
+            "deleted 1 row, added 4, and wrote 3 equality deletes, each for any number of rows",
         ),
         ({"deleted-records": "of another program", "added-position-deletes": "30"}, "removed 30 rows"),
     ]:

@@ -385,7 +385,7 @@ def test_all_offsets_that_kafka_still_has_are_located_if_some_were_committed_twi
     def ask(*_: object, **__: object) -> Any:
         return {("shop", 0): RemainingOffsets(1, BitMap64(range(1, 5)))}, ()
 
-    audit_stream(made.tables, find_remaining_offsets=ask, place=place)
+    audit_stream(made.tables, find_remaining_offsets=ask, assign=place)
     assert placed == [{("shop", 0): (1, 5)}]
 
 

@@ -274,7 +274,11 @@ def test_rejected_records_of_the_last_day_include_those_of_backfills(live: Any) 
     spec: Any = SimpleNamespace(name="events", commit=SimpleNamespace(longest_interval=timedelta(minutes=1)))
     assert compute_flow(metadata, spec, now_ms=now_ms).rejected_last_day == 2
     (rejected,) = count_rejected(metadata, "events", [], now_ms=now_ms)
-    assert (rejected.reason, rejected.count, rejected.places) == ("TypeMismatch", 2, ("events[0]@1", "events[0]@3"))
+    assert (rejected.reason, rejected.count, rejected.coordinates) == (
+        "TypeMismatch",
+        2,
+        ("events[0]@1", "events[0]@3"),
+    )
     later_ms = head_of(metadata).timestamp_ms + DAY_MS + 1
     assert compute_flow(metadata, spec, now_ms=later_ms).rejected_last_day == 0
 

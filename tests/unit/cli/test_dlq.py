@@ -225,7 +225,7 @@ def test_a_dry_run_of_a_replay_reports_what_would_land_and_why_the_rest_would_fa
     new = {**row, "kafka_offset": 5, "value": b'{"at": "2013-12-30T10:00:00Z"}'}
     dead_letters.append(pa.Table.from_pylist([new], schema=dead_letters.schema().as_arrow()))
     found = json.loads(call(streams, "replay", "made", "--dry-run", "--json"))
-    assert (found["would-land"], found["would-fail"], found["meant"]) == (2, 3, 5)
+    assert (found["would-land"], found["would-fail"], found["selected"]) == (2, 3, 5)
     assert len(before.snapshots) + 2 == len(opened.tables.dead_letters.refresh().metadata.snapshots)
     assert list(opened.tables.store.list_files(f"{opened.tables.state}/replays")) == []
 

@@ -122,12 +122,12 @@ def test_a_table_lost_with_its_folder_is_reported_on_the_host_that_committed_to_
     assert not [p for p in problems(tmp_path) if "TableLost" in p], "it committed to the table declared before"
     append_exit(run_folder("made"), ExitRecord("launch-1", 0, 1, 2, "f", 0, committed=True, table="demo.made"))
     (said,) = (p for p in problems(tmp_path) if "TableLost" in p)
-    assert "a writer of this host committed to the table demo.made" in said
+    assert "a writer on this host committed to the table demo.made" in said
     assert "or register the table's newest metadata file" in said
     load_catalog(None).drop_table("demo.made_dead_letters")
     (new,) = (p for p in problems(tmp_path) if "TableLost" in p)
     assert "the catalog has no tables. Restore the catalog, or configure the right one. If" in new
-    assert_refused_by_checks(tmp_path, made, "a writer of this host committed to the table demo.made")
+    assert_refused_by_checks(tmp_path, made, "a writer on this host committed to the table demo.made")
     call(tmp_path, "forget", "made", "--yes")
     assert not [p for p in problems(tmp_path) if "TableLost" in p]
 

@@ -41,7 +41,7 @@ from frazil.errors import (
     WriterBusy,
 )
 from frazil.ingest.contract import RangeProgress
-from frazil.ingest.sealing import OMITTED, SEALED, Sealer, place_of
+from frazil.ingest.sealing import OMITTED, SEALED, Sealer, name_part
 from frazil.ingest.stage import stage
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.offsets.spans import SourceIdentity
@@ -278,7 +278,7 @@ SECRET = "a secret of the tests"
 
 
 def _sealed(value: bytes, offset: int) -> bytes:
-    return Sealer(SECRET).encrypt(value, place_of("events", 0, offset, "value"))
+    return Sealer(SECRET).encrypt(value, name_part("events", 0, offset, "value"))
 
 
 def protected(live: Any, dead_letters: str) -> StreamSpec:

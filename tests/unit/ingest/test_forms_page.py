@@ -22,17 +22,17 @@ AVRO_TYPES = {str: "string", float: "double", int: "long", bool: "boolean"}
 PROTOBUF_TYPES = {str: "string", float: "double", int: "int64", bool: "bool"}
 EPOCH = "1970-01-01 00:00:00+00:00"
 FORMS: dict[str, tuple[Any, dict[str, Any], Any]] = {
-    "a text of an integer, in `long`": ("7", {"type": "long"}, 7),
+    "an integer as text, in `long`": ("7", {"type": "long"}, 7),
     "`7.0` in `long`": (7.0, {"type": "long"}, 7),
-    "a text of a number, in `double`": ("-1.5e3", {"type": "double"}, -1500.0),
+    "a number as text, in `double`": ("-1.5e3", {"type": "double"}, -1500.0),
     '`"true"` in `boolean`': ("true", {"type": "boolean"}, True),
     "`1` in `boolean`": (1, {"type": "boolean"}, True),
     "a number in `string`": (5, {"type": "string"}, "5"),
     "a boolean in `string`": (True, {"type": "string"}, "true"),
-    "a text of a number, in `decimal`": ("1.50", {"type": "decimal(5, 2)"}, "1.50"),
+    "a number as text, in `decimal`": ("1.50", {"type": "decimal(5, 2)"}, "1.50"),
     "`1.235` in `decimal(5, 2)`, with `rounding`": ("1.235", {"type": "decimal(5, 2)", "rounding": "half-up"}, "1.24"),
     "milliseconds in `timestamptz`, with `unit`": (0, {"type": "timestamptz", "unit": "ms"}, EPOCH),
-    "a text of milliseconds, with `unit`": ("0", {"type": "timestamptz", "unit": "ms"}, EPOCH),
+    "milliseconds as text, with `unit`": ("0", {"type": "timestamptz", "unit": "ms"}, EPOCH),
     "an ISO 8601 time, in `timestamptz`": ("1970-01-01T00:00:00Z", {"type": "timestamptz"}, EPOCH),
     "an ISO 8601 time, with `unit`": (
         "1970-01-01T00:00:00Z", {"type": "timestamptz", "unit": "ms"}, EPOCH

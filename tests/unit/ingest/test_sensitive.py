@@ -21,7 +21,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from frazil.errors import SpecError
 from frazil.ingest.chunk import pack_headers
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageResult
-from frazil.ingest.sealing import OMITTED, SEALED, Sealer, Unsealer, place_of
+from frazil.ingest.sealing import OMITTED, SEALED, Sealer, Unsealer, name_part
 from frazil.ingest.sensitive import Protector
 from frazil.ingest.stage import UNWRITABLE
 from frazil.ingest.table_writer import TableWriter
@@ -186,7 +186,7 @@ def test_an_undecodable_record_is_reported_and_stored_without_sensitive_values(
                 assert row[part] == OMITTED
             else:
                 assert row[part].startswith(SEALED)
-                assert Unsealer("${env:TEST_SECRET}", sensitive=True)(row[part], place_of("t", 0, offset, part)) == raw
+                assert Unsealer("${env:TEST_SECRET}", sensitive=True)(row[part], name_part("t", 0, offset, part)) == raw
 
 
 def test_keys_and_headers_as_columns_are_protected_too(world: Callable[..., World], secret: Sealer):

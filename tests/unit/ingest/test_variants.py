@@ -179,8 +179,8 @@ def test_keys_that_differ_in_their_last_byte_do_not_collide() -> None:
     scratch = create_scratch(1024)
     scratch.line[: len(text) + 1] = np.frombuffer(text + b"\n", np.uint8)
     encode_variant(len(text), np.zeros(1024, np.uint8), 0, scratch)
-    places = np.sort(scratch.places[: len(keys)])
-    assert (np.diff(places) > 1).all()
+    slots = np.sort(scratch.key_slots[: len(keys)])
+    assert (np.diff(slots) > 1).all()
 
 
 NUMBERS = st.integers(-(10**38) + 1, 10**38 - 1) | st.floats(allow_nan=False, allow_infinity=False)

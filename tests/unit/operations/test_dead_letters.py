@@ -111,7 +111,7 @@ def test_a_discard_is_reported_with_user_and_reason_and_remaining_counts_are_nev
     dead_letters = snapshots((NOW_MS - 500, {**reported, **dead_letter_summary(by_hour(NOW_MS - 900, NotJson=-5))}))
     treatments = find_treatments(dead_letters, MAIN, "orders", since_ms=BEGIN_MS)
     found = {one.reason: one for one in count_rejected(MAIN, "orders", treatments, now_ms=NOW_MS)}
-    assert (found["NotJson"].count, found["NotJson"].remaining, found["NotJson"].places) == (3, 0, ())
+    assert (found["NotJson"].count, found["NotJson"].remaining, found["NotJson"].coordinates) == (3, 0, ())
     later = HistoryEvent(NOW_MS, EventKind.STALL, "stalled")
     discarded = HistoryEvent(NOW_MS - 500, EventKind.DEAD_LETTERS, "dead letters were discarded by ada: a test")
     assert merge_treatments([later], treatments) == (discarded, later)

@@ -119,11 +119,11 @@ def test_a_reference_that_is_gone_is_an_unknown_schema(server: MadeRegistry) -> 
     [
         ((401, {"error_code": 401}), "refuses the credentials"),
         ((403, b"no"), "refuses the credentials"),
-        ((404, b"<html>"), "responds with status 404, but the response is not that of a schema registry"),
-        ((404, {"error_code": 404}), "responds with status 404, but the response is not that of a schema registry"),
-        ((200, b"<html>"), "responds with status 200, but the response is not that of a schema registry"),
-        ((200, {"schema": 5}), "responds with status 200, but the response is not that of a schema registry"),
-        ((200, b"[" * 100_000), "responds with status 200, but the response is not that of a schema registry"),
+        ((404, b"<html>"), "responds with status 404, but not like a schema registry"),
+        ((404, {"error_code": 404}), "responds with status 404, but not like a schema registry"),
+        ((200, b"<html>"), "responds with status 200, but not like a schema registry"),
+        ((200, {"schema": 5}), "responds with status 200, but not like a schema registry"),
+        ((200, b"[" * 100_000), "responds with status 200, but not like a schema registry"),
         ((200, {"schema": "{}", "references": [{}]}), r"returns invalid references \(KeyError\)"),
         ((200, {"schema": "{}", "references": 5}), r"returns invalid references \(TypeError\)"),
         (

@@ -88,7 +88,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
 
 
 def measure(streams: str, aggregations: str | None, names: list[str], expectations: str | None = None) -> AlertLists:
-    """Measure all tables and other watched subjects, and update the alerts. `names` are those of the aggregations."""
+    """Measure all tables and other watched subjects, and update the alerts. `names` are the aggregations' names."""
     from frazil.airflow.health import subjects as watched  # a parsed DAG file needs no PyIceberg
     from frazil.airflow.health import tasks as table_health
 

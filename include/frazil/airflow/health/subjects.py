@@ -84,8 +84,8 @@ def measure_route_share(
         except NotMadeByRoute:
             return None
         except Exception as error:  # anything that a catalog or storage raises: the others are still measured
-            said = error_text(error)
-            return [Reading(UNMEASURED, 1, 0, said, f"{name} cannot be measured: {said}")]
+            text = error_text(error)
+            return [Reading(UNMEASURED, 1, 0, text, f"{name} cannot be measured: {text}")]
         return None if found is None else [*evaluate_table_rules(found, table.settings, now_ms=now_ms)]
 
     seen = dict(zip(share, run_in_parallel(measure_table, share), strict=True))
@@ -231,8 +231,8 @@ def build_watched_subjects(
 def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> WatchedSubject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
-        said = f"the declaration of stream {stream.name} has never been valid: {problem}"
-        return WatchedSubject(Alerts(), lambda: [boolean_reading("declaration", True, said)])
+        text = f"the declaration of stream {stream.name} has never been valid: {problem}"
+        return WatchedSubject(Alerts(), lambda: [boolean_reading("declaration", True, text)])
     alerts = spec.maintenance.alerts
 
     def read(*, out_of_reach: bool = False) -> Iterator[Reading]:

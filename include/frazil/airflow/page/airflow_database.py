@@ -108,7 +108,7 @@ def _parse_audited(value: Any) -> dict[str, str] | None:
     audited = value.get("audited") if isinstance(value, Mapping) else None
     if not isinstance(audited, Mapping):
         return None
-    return {name: said for name, said in audited.items() if isinstance(said, str)}
+    return {name: text for name, text in audited.items() if isinstance(text, str)}
 
 
 def read_pauses(dag_ids: Collection[str]) -> dict[str, bool]:
@@ -136,12 +136,12 @@ def read_run_result(dag_id: str, run_id: str, *, subject: str) -> RunResult | No
         run = session.execute(one).first()
         if run is None or subject not in _subjects_of(run.conf):
             return None
-        said = {
+        texts = {
             (found.task_id, found.map_index): str(XComModel.deserialize_value(found))
             for found in session.scalars(reports)
         }
         ended = session.execute(tasks.order_by(TaskInstance.end_date.is_(None), TaskInstance.end_date)).all()
-    results = [TaskResult(task, str(state), said.get((task, index), ""), index) for task, index, state in ended]
+    results = [TaskResult(task, str(state), texts.get((task, index), ""), index) for task, index, state in ended]
     return describe_run(dag_id, run_id, str(run.state), results, paused=read_pauses([dag_id]).get(dag_id, False))
 
 

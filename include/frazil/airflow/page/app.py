@@ -176,8 +176,8 @@ def authorize_action(request: Request, name: str, action: str, user: GetUserDep)
 def _check_request(request: Request, name: str, action: Any, user: Any) -> AllowedAction:
     from frazil.airflow.page import actions
 
-    if said := origin_problem(request.headers, base_url=conf.get("api", "base_url", fallback="")):
-        raise HTTPException(403, f"refused: {said}")
+    if text := origin_problem(request.headers, base_url=conf.get("api", "base_url", fallback="")):
+        raise HTTPException(403, f"refused: {text}")
     subject = None if action is None else actions.find_action_subject(action, name, partial(visible_streams, user))
     if subject is None:
         raise HTTPException(404, f"{name} is not declared, you may not see it, or the action does not exist")
@@ -231,17 +231,17 @@ def _with_http_errors(work: Callable[[], Any]) -> Any:
     except (TimeoutError, forms.OutcomeUnknown) as error:
         raise HTTPException(504, str(error)) from error
     except Exception as error:  # whatever a catalog, storage, Kafka or Airflow raises
-        if said := outdated_code.explain_outdated(error):
-            log.warning("an action failed: %s", said, exc_info=error)
-            raise HTTPException(500, said) from error
+        if text := outdated_code.explain_outdated(error):
+            log.warning("an action failed: %s", text, exc_info=error)
+            raise HTTPException(500, text) from error
         raise HTTPException(409, f"{type(error).__name__}: {error}") from error
 
 
 async def _handle_unexpected(_: Request, error: Exception) -> Response:
-    said = outdated_code.explain_outdated(error) or (
+    text = outdated_code.explain_outdated(error) or (
         f"{type(error).__name__}: {error}. Check the state before you repeat it; the API server's log has details"
     )
-    return json_response({"detail": said}, 500)
+    return json_response({"detail": text}, 500)
 
 
 async def _handle_http_error(_: Request, error: Exception) -> Response:

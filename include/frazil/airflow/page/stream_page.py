@@ -174,8 +174,8 @@ def _routed_tables(
 ) -> RoutedTables | None:
     names, specs = _gather(read).value or {}, [one.spec for one in cached_declarations().value or () if one.spec]
     problems = {
-        names.get(table) or template_table(spec, table, specs).name: said
-        for table, said in (status.table_problems if status else {}).items()
+        names.get(table) or template_table(spec, table, specs).name: text
+        for table, text in (status.table_problems if status else {}).items()
     }
     return search_routed(tuple(names.values()), search, problems=problems, level=level)
 

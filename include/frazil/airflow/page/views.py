@@ -102,8 +102,8 @@ def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = 
     shared = health_of_stream.active_alerts.get("", ()) if len(shown) == len(everything) else ()
     needs = tuple(OpenProblem(alert.sentence, alert.runbook) for alert in shared)
     needs += find_measurement_problem(alerts.value, now_ms=now_ms) if shown else ()
-    said = build_headline(lines, airflow=airflow)
-    return Overview(now_ms, sort_lines(lines), pending, notes, needs, airflow, said)
+    text = build_headline(lines, airflow=airflow)
+    return Overview(now_ms, sort_lines(lines), pending, notes, needs, airflow, text)
 
 
 def _load_saved_overview(streams: Iterable[DeclaredStream]) -> None:
@@ -177,7 +177,7 @@ def group_health_by_stream(measured: Measurement | None, streams: Iterable[Decla
 
 
 def unreadable_parts(reads: Mapping[str, Answer[Any]]) -> dict[str, str]:
-    return {name: said for name, answer in reads.items() if (said := _unreadable_text(name, answer))}
+    return {name: text for name, answer in reads.items() if (text := _unreadable_text(name, answer))}
 
 
 def _unreadable_text(name: str, answer: Answer[Any]) -> str | None:

@@ -110,7 +110,7 @@ def create_decoder(
     if envelope := spec.envelope_of(declared):
         from frazil.ingest.formats.envelope import EnvelopeDecoder
 
-        events = partial(EnvelopeDecoder, lambda *of: _add_framing(declared, make(*of)), envelope)
+        events = partial(EnvelopeDecoder, lambda *args: _add_framing(declared, make(*args)), envelope)
         records = RecordShape(lists=lists, times=envelope.times == "numbers")
         made = create_fields_decoder(events, schema, units, records, options)
     else:
@@ -132,7 +132,7 @@ def create_key_decoder(
         from frazil.ingest.formats.avro.decoder import AvroDecoder, as_record_schemas
 
         schemas = as_record_schemas(_schemas_of(declared))
-        return create_fields_decoder(lambda of, plain, _: AvroDecoder(of, plain, schemas), schema, whole, RecordShape())
+        return create_fields_decoder(lambda to, plain, _: AvroDecoder(to, plain, schemas), schema, whole, RecordShape())
     from frazil.ingest.formats.whole_values import WholeKeyDecoder
 
     make = partial(make_format_decoder, declared)

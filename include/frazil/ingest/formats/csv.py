@@ -78,8 +78,8 @@ class CsvDecoder(FormatDecoder):
 
     def _decode_part(self, values: BinaryColumn, first: int) -> tuple[int, DecodedChunk]:
         """Decode as many records from index `first` as fit into the buffer. Returns the next index and the result."""
-        places, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
-        until, needed = write_objects(*as_loop_arguments(values), first, self._format, self._room, places, outcomes)
+        spans, outcomes = np.zeros((2, len(values)), np.int64), np.zeros(len(values), np.uint8)
+        until, needed = write_objects(*as_loop_arguments(values), first, self._format, self._room, spans, outcomes)
         if needed:
             usual, self._room = self._room, np.empty(needed, np.uint8)
             try:
@@ -90,7 +90,7 @@ class CsvDecoder(FormatDecoder):
         valid = first + np.flatnonzero(outcomes[first:until] == VALID)
         at = locate_invalid_utf8(values.take(valid))
         good = valid[at < 0]
-        objects = BinaryColumn(self._room, places[0, good], places[1, good])
+        objects = BinaryColumn(self._room, spans[0, good], spans[1, good])
         decoded = self._decode(RecordChunk.of_column(objects)).with_indexes(good)
         rejections = [
             Rejection(i, *self._line.explain_rejection(values[i], int(outcomes[i])))
@@ -147,12 +147,12 @@ class LineReader:
     def fields(self, record: bytes) -> list[str]:
         text = record.decode(errors="backslashreplace").removesuffix("\n").removesuffix("\r")
         found: list[str] = []
-        place = 0
-        while match := self._field.match(text, place):
+        position = 0
+        while match := self._field.match(text, position):
             quoted = match[1] if match.re.groups == 3 else None
             plain = match[match.re.groups - 1]
             found.append(plain if quoted is None else quoted.replace(f"{self._quote}" * 2, f"{self._quote}"))
-            place = match.end()
+            position = match.end()
             if not match[match.re.groups]:
                 break
         return found
@@ -331,12 +331,12 @@ def write_object(b: Octets, p: int, end: int, line_format: LineFormat, to: Octet
 @loop
 def write_objects(
     data: Octets, starts: Numbers, lengths: Numbers, first: int,
-    line_format: LineFormat, to: Octets, places: Numbers, outcomes: Octets,
+    line_format: LineFormat, to: Octets, spans: Numbers, outcomes: Octets,
 ) -> tuple[int, int]:  # fmt: skip
     """Write records as JSON objects, from index `first` on, until `to` is full.
 
     Returns the index of the first record that was not written, and 0. If this record does not fit into an empty `to`,
-    returns the necessary size instead of 0. `places` receives the start and length of each JSON object, and `outcomes`
+    returns the necessary size instead of 0. `spans` receives the start and length of each JSON object, and `outcomes`
     each record's outcome code.
     """
     at, record = 0, first
@@ -352,7 +352,7 @@ def write_objects(
             done, outcome = write_object(data, p, end, line_format, to, at)
         outcomes[record] = outcome
         if outcome == VALID:
-            places[0, record], places[1, record] = at, done - at
+            spans[0, record], spans[1, record] = at, done - at
             at = done + 1
         record += 1
     return record, 0

@@ -99,7 +99,7 @@ class PlaceholderFinder:
         found = np.zeros(len(values), np.bool_)
         if pa.types.is_map(kind):
             if pa.types.is_string(kind.item_type) or pa.types.is_large_string(kind.item_type):
-                keys, items = (pa.array([self._text], of) for of in (kind.key_type, kind.item_type))
+                keys, items = (pa.array([self._text], part) for part in (kind.key_type, kind.item_type))
                 found |= _equal_lists(values, values.keys, keys) & _equal_lists(values, values.items, items)
         elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
             elements = values.values.storage if _is_uuid(kind.value_type) else values.values

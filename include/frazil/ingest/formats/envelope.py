@@ -92,7 +92,7 @@ class EnvelopeDecoder(FormatDecoder):
     def rename(self, aliases: Mapping[str, str], required: Collection[str]) -> None:
         for alias, column in aliases.items():
             self._null_hiding.get(column, []).extend(self._null_hiding.pop(alias, []))
-        renamed = [[name, *(alias for alias, of in aliases.items() if of == name)] for name in required]
+        renamed = [[name, *(alias for alias, current in aliases.items() if current == name)] for name in required]
         if renamed:  # key columns, for which `before` still has the old names
             self._key += renamed
             self._decode = self._make_decoder()

@@ -184,7 +184,7 @@ class FieldsDecoder(FormatDecoder):
     def _text_decoders(
         self, schema: Schema, units: Mapping[int, Unit], plain: Mapping[int, str], options: DecoderOptions
     ) -> dict[str, FieldsDecoder]:
-        """Return decoders of the columns with fields inside another column's JSON text, by that other column's name."""
+        """Return decoders of JSON text columns, by column name. They fill the columns of fields inside the text."""
         from frazil.ingest.formats.json.decoder import JsonDecoder  # the compiler, only where records are read
 
         outer = [(self._paths[f.name], f.name) for f in schema.fields if plain.get(f.field_id) == AS_JSON]
@@ -304,8 +304,8 @@ class CastingDecoder(FormatDecoder):
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         def decode_some(decode: FieldsDecoder, mask: NDArray[np.bool_]) -> DecodedChunk:
-            places = np.flatnonzero(mask)
-            return decode(chunk.select(places, chunk.target)).with_indexes(places)
+            positions = np.flatnonzero(mask)
+            return decode(chunk.select(positions, chunk.target)).with_indexes(positions)
 
         if self._reports_drift and self._strict.may_omit_rows:
             return self._casting(chunk)  # `_strict` would decode rows twice, and samples a new field only once
@@ -374,8 +374,8 @@ class _TextColumns:
 def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection[str]) -> DecodedChunk:
     """Add the named columns and the rejections of `found` to `decoded`. Record i of `found` is row i of `decoded`."""
     order = np.argsort(found.record_indexes, kind="stable")
-    places = found.record_indexes[order]
-    rows = decoded.rows.take(pa.array(places))
+    positions = found.record_indexes[order]
+    rows = decoded.rows.take(pa.array(positions))
     for name in names:
         column, at = found.rows.column(name).take(pa.array(order)), rows.schema.get_field_index(name)
         rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
@@ -383,7 +383,7 @@ def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection
     return dataclasses.replace(
         decoded,
         rows=rows,
-        record_indexes=decoded.record_indexes[places],
+        record_indexes=decoded.record_indexes[positions],
         rejections=[*decoded.rejections, *rejections],
         drift=join_drift([decoded.drift, found.drift]),
     )
@@ -451,8 +451,8 @@ def fill_nulls(column: pa.ChunkedArray, other: pa.ChunkedArray | None) -> pa.Chu
     if other is None or not column.null_count or other.null_count == len(other):
         return column
     rows = np.arange(len(column))
-    places = np.where(column.is_null().to_numpy(), len(column) + (0 if len(other) == 1 else rows), rows)
-    return pa.chunked_array([*column.chunks, *other.chunks], column.type).take(pa.array(places))
+    positions = np.where(column.is_null().to_numpy(), len(column) + (0 if len(other) == 1 else rows), rows)
+    return pa.chunked_array([*column.chunks, *other.chunks], column.type).take(pa.array(positions))
 
 
 _PLAIN_SOURCE = ColumnSource()

@@ -63,16 +63,16 @@ class TransactionDecoder:
     def read_transactions(self, chunk: RecordChunk) -> list[EventTransaction]:
         transactions = [EventTransaction(unreadable=there) for there in (chunk.values.lengths != NULL).tolist()]
         for records, rows in self._decode_forms(chunk):
-            of = [_nested_column(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
+            parts = [_nested_column(rows, "transaction", name).to_pylist() for name in ("id", "data_collection_order")]
             names = [_nested_column(rows, "source", name).to_pylist() for name in ("db", "schema", "table")]
             source = {name: _nested_column(rows, "source", name) for name in ("file", "pos", "ts_ms", "server_id")}
             sequence = _nested_column(rows, "source", "sequence")
             commit_before = pc.struct_field(pc.extract_regex(sequence, _PREVIOUS_COMMIT), "lsn").cast(pa.int64())
-            ops, places = (
+            ops, positions = (
                 rows["op"].to_pylist(),
                 encode_positions({**source, "lsn": commit_before, "row": pa.nulls(len(rows), pa.int64())}).to_pylist(),
             )
-            for i, op, transaction, order, position, *name in zip(records, ops, *of, places, *names, strict=True):
+            for i, op, transaction, order, position, *name in zip(records, ops, *parts, positions, *names, strict=True):
                 if transaction is None or order is None:
                     transactions[i] = EventTransaction(unmarked=op in _CHANGE_OPERATIONS)
                 else:
@@ -87,7 +87,7 @@ class TransactionDecoder:
         self.unreadable += int((chunk.values.lengths != NULL).sum()) - sum(rows.num_rows for rows in forms)
         return [
             TransactionEnd(
-                _shorten_id(row["id"]), {of["data_collection"]: of["event_count"] for of in filter(None, counts)}
+                _shorten_id(row["id"]), {c["data_collection"]: c["event_count"] for c in filter(None, counts)}
             )
             for rows in forms
             for row in rows.select(["status", "id", "data_collections"]).to_pylist()

@@ -30,8 +30,8 @@ class WholeValueDecoder(FormatDecoder):
             return DecodedChunk(empty_table(self._arrow_schema), np.zeros(0, np.int64), rejections)
         wrong = find_failures(chunk.values, self._field, what="value")
         arrays = [pa.nulls(len(chunk), field.type) for field in self._arrow_schema]
-        place = self._arrow_schema.get_field_index(self._field.name)
-        arrays[place] = to_arrow_binary(chunk.values, self._arrow_schema.field(place).type)
+        position = self._arrow_schema.get_field_index(self._field.name)
+        arrays[position] = to_arrow_binary(chunk.values, self._arrow_schema.field(position).type)
         rows = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
         return DecodedChunk(rows, np.arange(len(chunk))).reject_rows(wrong)
 
@@ -46,11 +46,11 @@ class WholeKeyDecoder(WrappingDecoder):
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
         texts = to_arrow_binary(chunk.values, pa.large_binary())
         scalar = pc.match_substring_regex(texts, _JSON_SCALAR).fill_null(False).to_numpy(zero_copy_only=False)
-        places = np.flatnonzero(scalar)
+        positions = np.flatnonzero(scalar)
         around = (b'{"%s":' % WHOLE_KEY.encode(), b"}\n", b"")
         begin, end, between = (pa.scalar(text, pa.large_binary()) for text in around)
-        records = pc.binary_join_element_wise(begin, texts.take(pa.array(places)), end, between)
-        decoded = self._decode(RecordChunk.of_column(as_lines(records))).with_indexes(places)
+        records = pc.binary_join_element_wise(begin, texts.take(pa.array(positions)), end, between)
+        decoded = self._decode(RecordChunk.of_column(as_lines(records))).with_indexes(positions)
         text = "the key is not one JSON string, number or boolean"
-        others = [Rejection(place, "TypeMismatch", text) for place in np.flatnonzero(~scalar).tolist()]
+        others = [Rejection(position, "TypeMismatch", text) for position in np.flatnonzero(~scalar).tolist()]
         return decoded.with_rejections(others)

@@ -118,7 +118,7 @@ class AvroDecoder(FormatDecoder):
         for part in self._columns.parts(len(values)):
             wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
             rows = self._read(content[part], roots[part], wrong, where)
-            places = part.start + np.flatnonzero(wrong == op.VALID)
+            positions = part.start + np.flatnonzero(wrong == op.VALID)
             broken: dict[int, Fault] = {}
             for name in rows.column_names if self._has_json_faults else ():
                 for index, value in enumerate(rows.column(name).to_pylist()):
@@ -126,11 +126,11 @@ class AvroDecoder(FormatDecoder):
                         broken.setdefault(index, (op.MALFORMED, f"{name}: the value cannot be read: {text}"))
             self._has_json_faults = False
             if broken:
-                rejections.update({int(places[row]): fault for row, fault in broken.items()})
-                good = ~np.isin(np.arange(len(places)), [*broken])
-                rows, places = rows.filter(pa.array(good)), places[good]
+                rejections.update({int(positions[row]): fault for row, fault in broken.items()})
+                good = ~np.isin(np.arange(len(positions)), [*broken])
+                rows, positions = rows.filter(pa.array(good)), positions[good]
             tables.append(rows)
-            kept.append(places)
+            kept.append(positions)
             for i in np.flatnonzero((wrong != op.VALID) & (wrong != NOT_READ)).tolist():
                 rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
         found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
@@ -213,26 +213,26 @@ class AvroDecoder(FormatDecoder):
         if isinstance(self._schemas, SchemaText):
             self._assign(roots, np.flatnonzero(has_value), DECLARED_ID, rejections)
             return roots, values
-        places = self._find_framed(values, FRAME_BYTES, rejections)
-        self._assign_each(roots, places, read_schema_ids(values.data, values.starts[places]), rejections)
+        positions = self._find_framed(values, FRAME_BYTES, rejections)
+        self._assign_each(roots, positions, read_schema_ids(values.data, values.starts[positions]), rejections)
         content = BinaryColumn(values.data, values.starts + FRAME_BYTES, values.lengths - FRAME_BYTES)
         return roots, content
 
     def _find_framed(self, values: BinaryColumn, min_bytes: int, rejections: dict[int, Fault]) -> Numbers:
-        """Return the places of the values with a frame, and reject other values that are not empty."""
+        """Return the positions of the values with a frame, and reject other values that are not empty."""
         framed = framed_mask(values, min_bytes)
         for i in np.flatnonzero((values.lengths > 0) & ~framed).tolist():
             rejections[i] = ("NotFramed", not_framed_text(values[i] or b"", f"{self._name} with schema ids", _REMEDY))
         return np.flatnonzero(framed)
 
-    def _assign_each(self, roots: Numbers, places: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
+    def _assign_each(self, roots: Numbers, positions: Numbers, ids: Numbers, rejections: dict[int, Fault]) -> None:
         """Call `_assign` for each schema id. Requests schemas in groups, because unframed values look like many ids."""
         if len(ids) and (ids == ids[0]).all():
-            self._assign(roots, places, int(ids[0]), rejections)
+            self._assign(roots, positions, int(ids[0]), rejections)
             return
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
-        groups = np.split(places[order], first[1:])
+        groups = np.split(positions[order], first[1:])
         for at in range(0, len(distinct), MAX_IDS_PER_REQUEST):
             some = distinct[at : at + MAX_IDS_PER_REQUEST].tolist()
             self._request([schema_id for schema_id in some if schema_id not in self._roots])
@@ -243,19 +243,19 @@ class AvroDecoder(FormatDecoder):
         assert not isinstance(self._schemas, SchemaText)
         self._schemas.prefetch(schema_ids)
 
-    def _assign(self, roots: Numbers, places: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
+    def _assign(self, roots: Numbers, positions: Numbers, schema_id: int, rejections: dict[int, Fault]) -> None:
         """Set the first operation of these records. Rejects them if their schema cannot be read."""
         if schema_id not in self._roots:
             self._roots[schema_id] = self._add_schema(schema_id)
         root = self._roots[schema_id]
-        if len(places) and (names := self._unknown.get(schema_id)):
-            self._drift.append(SchemaDrift(unknown=len(places), names=names))
+        if len(positions) and (names := self._unknown.get(schema_id)):
+            self._drift.append(SchemaDrift(unknown=len(positions), names=names))
         if isinstance(root, int):
-            roots[places] = root
-            if len(places) and (beyond := self._beyond.get(schema_id)):
-                self._drift.append(dataclasses.replace(beyond, records=len(places) if beyond.new else 0))
+            roots[positions] = root
+            if len(positions) and (beyond := self._beyond.get(schema_id)):
+                self._drift.append(dataclasses.replace(beyond, records=len(positions) if beyond.new else 0))
         else:
-            rejections.update(dict.fromkeys(places.tolist(), root))
+            rejections.update(dict.fromkeys(positions.tolist(), root))
 
     def _add_schema(self, schema_id: int) -> int | Fault:
         if isinstance(self._schemas, SchemaText):
@@ -295,12 +295,12 @@ class AvroDecoder(FormatDecoder):
             return
         self._unknown[schema_id] = select_names(names) or ("",)
 
-    def _fault(self, wrong: int, place: int, byte: int) -> Fault:
+    def _fault(self, wrong: int, operation: int, byte: int) -> Fault:
         if wrong == self._op.UNFIT:
-            unfit: Fault = self._program.unfit[place]
+            unfit: Fault = self._program.unfit[operation]
             return unfit
         error_class, text = self._op.ERRORS[wrong]
-        where = self._program.paths[place] or "the record"
+        where = self._program.paths[operation] or "the record"
         return error_class, f"{where}: {text} (byte {byte} of the record's content)"
 
 

@@ -35,10 +35,10 @@ _0, _1 = np.uint64(0), np.uint64(1)
 
 
 class Plan(NamedTuple):
-    """The operations that read the records, and `places`: lists of numbers for the operations."""
+    """The operations that read the records, and `operands`: lists of numbers for the operations."""
 
     ops: Numbers
-    places: Numbers
+    operands: Numbers
 
 
 class Scratch(NamedTuple):
@@ -153,7 +153,7 @@ def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: 
 @loop
 def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory: Memory, slots: Numbers) -> int:
     """Read a scalar into entry e of its node. Returns the position after it, or a negative error code."""
-    ops, places = plan
+    ops, operands = plan
     nodes, words, valid, entry_counts = memory
     kind, node = ops[op, code.OPERATION], ops[op, code.NODE]
     if kind <= code.BLOB:
@@ -228,8 +228,8 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         if not 0 <= symbol < ops[op, code.COUNT]:
             return -code.NO_SYMBOL
         first = ops[op, code.FIRST] + 2 * symbol
-        words[at + e] = -1 - places[first]
-        words[at + e + 1] = places[first + 1]
+        words[at + e] = -1 - operands[first]
+        words[at + e + 1] = operands[first + 1]
         return p
     if kind == code.FIXED or kind == code.FIXED_AS_UUID or kind == code.FIXED_AS_DECIMAL:
         length = ops[op, code.SIZE]
@@ -265,7 +265,7 @@ def read_record(
     b: Octets, p: int, end: int, root: int, plan: Plan, memory: Memory, scratch: Scratch
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code, or NO_ROOM + d; also the operation and position of the error."""
-    ops, places = plan
+    ops, operands = plan
     nodes, words, valid, entry_counts = memory
     frames, slots, seed = scratch
     op, depth, e, empty = root, -1, entry_counts[0, USED], MAX_EMPTY_ELEMENTS
@@ -283,7 +283,7 @@ def read_record(
             if not 0 <= branch < ops[op, code.COUNT]:
                 return code.NO_BRANCH, op, p
             p = after
-            op = places[ops[op, code.FIRST] + branch]
+            op = operands[ops[op, code.FIRST] + branch]
             continue
         elif kind == code.REFUSED:
             return code.UNFIT, op, p
@@ -297,11 +297,11 @@ def read_record(
             frames[depth, 1] = -1 if kind == code.RECORD else 0
             if kind == code.SPAN:
                 words[nodes[node, tree.BASE] + 2 * e] = p
-                op = places[ops[op, code.FIRST]]
+                op = operands[ops[op, code.FIRST]]
                 continue
             if kind == code.RECORD:
                 for k in range(ops[op, code.FIRST_UNFILLED], ops[op, code.FIRST_UNFILLED] + ops[op, code.UNFILLED]):
-                    set_null(places[k], e, nodes, words, valid, entry_counts)
+                    set_null(operands[k], e, nodes, words, valid, entry_counts)
         # Advance to the next value.
         while True:
             if depth < 0:
@@ -310,7 +310,7 @@ def read_record(
             if ops[outer, code.OPERATION] == code.RECORD:
                 frames[depth, 1] += 1
                 if frames[depth, 1] < ops[outer, code.COUNT]:
-                    op = places[ops[outer, code.FIRST] + frames[depth, 1]]
+                    op = operands[ops[outer, code.FIRST] + frames[depth, 1]]
                     break
                 depth -= 1
                 continue
@@ -375,7 +375,7 @@ def read_record(
                     words[to] = after
                     words[to + 1] = length
                     valid[nodes[node + 1, tree.FLAG] + e] = 1
-            op = places[ops[outer, code.FIRST]]
+            op = operands[ops[outer, code.FIRST]]
             break
 
 

@@ -16,9 +16,9 @@ REFUSED = 21
 
 # Columns of the table of operations.
 (OPERATION, NODE, SIZE, FIRST, COUNT, FIRST_UNFILLED, UNFILLED) = range(7)
-"""NODE is -1 if the value fills no column. `places[FIRST:][:COUNT]` are the operations of a record's fields, a union's
-branches, an array's element or a map's value. For an enum, they are each symbol's start and length.
-`places[FIRST_UNFILLED:][:UNFILLED]` are the nodes that no field of the record fills.
+"""NODE is -1 if the value fills no column. `operands[FIRST:][:COUNT]` are the operations of a record's fields, a
+union's branches, an array's element or a map's value. For an enum, they are each symbol's start and length.
+`operands[FIRST_UNFILLED:][:UNFILLED]` are the nodes that no field of the record fills.
 """
 (BITS, MIN_VALUE, MAX_VALUE, FACTOR, TENS, LIMIT_HIGH, LIMIT_LOW, EMPTY, WIDTH) = range(7, 16)
 """BITS is the written number's size. The number must be between MIN_VALUE and MAX_VALUE; it is multiplied by FACTOR, or

@@ -64,7 +64,7 @@ class LoopProgram:
         self._record = TargetColumn(schema, 0, -1, "")
         self._rows: list[list[int]] = []
         self._max_rows = 0
-        self._places: list[int] = []
+        self._operands: list[int] = []
         self.paths: list[str] = []
         """The path of the column that each operation fills, or of the field that it skips."""
         self._symbols: dict[str, int] = {}
@@ -74,7 +74,7 @@ class LoopProgram:
         self.plan = Plan(np.zeros((0, self._width), np.int64), np.zeros(1, np.int64))
 
     def _complete_plan(self) -> None:
-        self.plan = Plan(np.array(self._rows, np.int64), np.array(self._places or [0], np.int64))
+        self.plan = Plan(np.array(self._rows, np.int64), np.array(self._operands or [0], np.int64))
 
     def _add_row(self, kind: int, target: TargetColumn) -> int:
         if len(self._rows) >= self._max_rows:
@@ -119,13 +119,13 @@ class AvroProgram(LoopProgram):
 
     def add(self, written: AvroType) -> int:
         """Add a writer schema, and return the first operation of its records. Adds nothing if it raises TooLarge."""
-        rows, places, skips = len(self._rows), len(self._places), dict(self._skips)
+        rows, operands, skips = len(self._rows), len(self._operands), dict(self._skips)
         self._max_rows = rows + MAX_OPERATIONS
         self._kept_types.append(written)  # `_skips` has ids of types, which must stay alive
         try:
             root = self._add_operation(written, self._record)
         except TooLarge:
-            del self._rows[rows:], self.paths[rows:], self._places[places:]
+            del self._rows[rows:], self.paths[rows:], self._operands[operands:]
             self.unfit = {row: fault for row, fault in self.unfit.items() if row < rows}
             self.spans = {row: kind for row, kind in self.spans.items() if row < rows}
             self.numbers = {row for row in self.numbers if row < rows}
@@ -138,7 +138,7 @@ class AvroProgram(LoopProgram):
         if written.kind == "union":
             row = self._add_row(op.UNION, target)
             branches = [self._add_operation(branch, target) for branch in written.parts]
-            return self._set_places(row, branches)
+            return self._set_operands(row, branches)
         if written.kind == "null":
             if self._columns.nodes[target.node, REQUIRED] or target.node == 0:
                 return self._add_rejection(target, MISSING, "required, and the record has null")
@@ -150,23 +150,25 @@ class AvroProgram(LoopProgram):
             self.spans[row] = written
             if unit == AS_TEXT and written.kind in {"float", "double"}:
                 self.numbers.add(row)
-            return self._set_places(row, [self._add_skip(written, target.path)])
+            return self._set_operands(row, [self._add_skip(written, target.path)])
         match written.kind, target.kind:
             case "record", iceberg.StructType():
                 return self._add_record(written, target, target.kind)
             case "array", iceberg.ListType():
                 inside = target.inside(target.kind.element_field, target.node + 1)
-                place = self._add_row(op.ARRAY, target)
-                self._set_field(place, op.EMPTY, may_be_empty(written.parts[0]))
-                return self._set_places(place, [self._add_operation(written.parts[0], inside)])
+                operation = self._add_row(op.ARRAY, target)
+                self._set_field(operation, op.EMPTY, may_be_empty(written.parts[0]))
+                return self._set_operands(operation, [self._add_operation(written.parts[0], inside)])
             case "map", iceberg.MapType():
                 inside = target.inside(target.kind.value_field, target.node + 2)
-                return self._set_places(self._add_row(op.MAP, target), [self._add_operation(written.parts[0], inside)])
+                return self._set_operands(
+                    self._add_row(op.MAP, target), [self._add_operation(written.parts[0], inside)]
+                )
             case "enum", iceberg.StringType():
-                places = [place for symbol in written.symbols for place in self._intern_symbol(symbol)]
-                place = self._set_places(self._add_row(op.ENUM, target), places)
-                self._set_field(place, op.COUNT, len(written.symbols))
-                return place
+                operands = [part for symbol in written.symbols for part in self._intern_symbol(symbol)]
+                operation = self._set_operands(self._add_row(op.ENUM, target), operands)
+                self._set_field(operation, op.COUNT, len(written.symbols))
+                return operation
         columns = scalar_operation(written, target.kind, self._units.get(target.field_id))
         if columns is None:
             what = "the record" if target.node == 0 else f"a column of type {target.kind}"
@@ -177,14 +179,14 @@ class AvroProgram(LoopProgram):
         return row
 
     def _add_record(self, written: AvroType, target: TargetColumn, kind: iceberg.StructType) -> int:
-        place = self._add_all_fields(written, target, kind)
+        operation = self._add_all_fields(written, target, kind)
         if (rest := int(self._columns.nodes[target.node, LEFT])) == 0:
-            return place
+            return operation
         # The whole record is stored. Fields that columns take are removed when it is converted to JSON.
         row = self._add_row(op.SPAN, TargetColumn(iceberg.StringType(), rest, -1, target.path))
         self.spans[row] = written
         self.rests[row] = use_written_names(column_parts(kind, self._units, self._hidden), written)
-        return self._set_places(row, [place])
+        return self._set_operands(row, [operation])
 
     def _add_all_fields(self, written: AvroType, target: TargetColumn, kind: iceberg.StructType) -> int:
         rests = {field.name for field in kind.fields if is_rest(field, self._units)}
@@ -198,16 +200,16 @@ class AvroProgram(LoopProgram):
                     inside, MISSING, f"required, and the writer schema's {name} has no such field"
                 )
         row = self._add_row(op.RECORD, target)
-        places = [
+        operands = [
             self._add_operation(part, wanted[filled[i]])
             if i in filled
             else self._add_skip(part, _nested_path(target, names[0]))
             for i, (part, names) in enumerate(zip(written.parts, written.fields, strict=True))
         ]
-        self._set_places(row, places)
-        self._set_field(row, op.FIRST_UNFILLED, len(self._places))
+        self._set_operands(row, operands)
+        self._set_field(row, op.FIRST_UNFILLED, len(self._operands))
         self._set_field(row, op.UNFILLED, len(unfilled))
-        self._places += [inside.node for inside in unfilled]
+        self._operands += [inside.node for inside in unfilled]
         return row
 
     def _add_skip(self, written: AvroType, path: str) -> int:
@@ -225,7 +227,7 @@ class AvroProgram(LoopProgram):
                 left += one.parts
             self._set_field(row, op.EMPTY, one.kind == "array" and may_be_empty(one.parts[0]))
         for row, parts in nested:
-            self._set_places(row, [self._skips[id(part)] for part in parts])
+            self._set_operands(row, [self._skips[id(part)] for part in parts])
         return self._skips[id(written)]
 
     def _add_rejection(self, target: TargetColumn, error_class: str, text: str) -> int:
@@ -233,10 +235,10 @@ class AvroProgram(LoopProgram):
         self.unfit[row] = (error_class, f"{target.path}: {text}" if target.path else text)
         return row
 
-    def _set_places(self, row: int, places: list[int]) -> int:
-        self._set_field(row, op.FIRST, len(self._places))
-        self._set_field(row, op.COUNT, len(places))
-        self._places += places
+    def _set_operands(self, row: int, operands: list[int]) -> int:
+        self._set_field(row, op.FIRST, len(self._operands))
+        self._set_field(row, op.COUNT, len(operands))
+        self._operands += operands
         return row
 
 
@@ -287,8 +289,8 @@ def scalar_operation(  # noqa: PLR0911, PLR0912 - a table of pairs of types
         case (("bytes" | "fixed"), iceberg.DecimalType(scale=scale)) if written.logical == "decimal":
             if written.scale > scale:
                 return None
-            of = op.BYTES_AS_DECIMAL if written.kind == "bytes" else op.FIXED_AS_DECIMAL
-            return {op.OPERATION: of, op.SIZE: written.size, **decimal_fields(written.scale, kind)}
+            operation = op.BYTES_AS_DECIMAL if written.kind == "bytes" else op.FIXED_AS_DECIMAL
+            return {op.OPERATION: operation, op.SIZE: written.size, **decimal_fields(written.scale, kind)}
     return None
 
 

@@ -68,8 +68,8 @@ class JsonDecoder(FormatDecoder):
             return dataclasses.replace(sure, drift=dataclasses.replace(sure.drift, cast=cast))
         if len(sure.record_indexes) == len(chunk):
             return sure
-        places = np.flatnonzero(flags & 1)
-        return join_results([sure, self._read_one_by_one([*chunk.values.take(places)], places.tolist())])
+        positions = np.flatnonzero(flags & 1)
+        return join_results([sure, self._read_one_by_one([*chunk.values.take(positions)], positions.tolist())])
 
     def read_in_loop(self, values: BinaryColumn) -> tuple[pa.Table, NDArray[np.uint8]]:
         """Return the rows of the records that the loop decoded, and the flags of all records (see `read_records`)."""
@@ -94,9 +94,9 @@ class JsonDecoder(FormatDecoder):
     def _find_drift(self, chunk: RecordChunk, flags: NDArray[np.uint8]) -> SchemaDrift:
         """Return the drift in the records that the loop read: new fields, and records without a known field."""
         unknown = SchemaDrift()
-        if len(places := np.flatnonzero(flags & UNKNOWN)) and self._columns.field_names:
-            some = chunk.values.take(places[:MAX_REPORTED_NAMES])
-            unknown = SchemaDrift(unknown=len(places), names=select_names(n for one in some for n in field_names(one)))
+        if len(others := np.flatnonzero(flags & UNKNOWN)) and self._columns.field_names:
+            some = chunk.values.take(others[:MAX_REPORTED_NAMES])
+            unknown = SchemaDrift(unknown=len(others), names=select_names(n for one in some for n in field_names(one)))
         records = int(np.count_nonzero(flags & NEW))
         if self._beyond is None or not records:
             return unknown
@@ -105,22 +105,22 @@ class JsonDecoder(FormatDecoder):
             self._new_keys = unknown_keys.allocate_memory(on=True)  # forget the keys found so far
         return join_drift([unknown, SchemaDrift(new, records=records)])
 
-    def _read_one_by_one(self, values: Sequence[bytes | None], places: Iterable[int]) -> DecodedChunk:
-        """Decode each value by itself. `places` are the positions of the values in the chunk."""
+    def _read_one_by_one(self, values: Sequence[bytes | None], positions: Iterable[int]) -> DecodedChunk:
+        """Decode each value by itself. `positions` are the positions of the values in the chunk."""
         rows: list[Row] = []
         kept: list[int] = []
         rejections: list[Rejection] = []
         unknown: list[Collection[str]] = []
         known = self._columns.field_names
         read = self._record.read_all(values)
-        for value, place, found in zip(values, places, read, strict=True):
+        for value, position, found in zip(values, positions, read, strict=True):
             if isinstance(found, RecordError):
-                rejections.append(Rejection(place, found.error_class, found.error))
+                rejections.append(Rejection(position, found.error_class, found.error))
                 if found.error_class != "MissingRequired":
                     continue
             else:
                 rows.append(found)
-                kept.append(place)
+                kept.append(position)
             if known and known.isdisjoint(names := field_names(value)):
                 unknown.append(names)
         drift = SchemaDrift(

@@ -48,7 +48,7 @@ class DriftFinder:
         for name in within[0].path:
             assert isinstance(self._examined, iceberg.StructType)
             self._examined = next(f.field_type for f in self._examined.fields if f.name == name)
-        self._reader = RecordReader(schema, units, notes_changes=True)
+        self._reader = RecordReader(schema, units, collects_changes=True)
 
     def __call__(self, values: Sequence[bytes | None], read: Sequence[Row | RecordError]) -> SchemaDrift:
         found = [(value, row) for value, row in zip(values, read, strict=True) if value is not None]

@@ -19,7 +19,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 class _DuplicateKey(Exception):
-    """An object of the record has a key twice, perhaps one that matters to no column."""
+    """An object of the record has a key twice, perhaps a key that no column uses."""
 
 
 def _require_distinct(pairs: list[tuple[str, Any]]) -> None:

@@ -39,10 +39,10 @@ class LinesDecoder(WrappingDecoder):
         if len(filled):
             breaks[filled] = _count_true(values.data == _NEWLINE, values.starts[filled], values.lengths[filled])
         too_many = np.flatnonzero(breaks >= MAX_LINES)
-        parts = [self._decode_group(values.take(places)).with_indexes(places) for places in _group_records(breaks)]
+        parts = [self._decode_group(values.take(picked)).with_indexes(picked) for picked in _group_records(breaks)]
         rejections = [
-            Rejection(place, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
-            for place in too_many.tolist()
+            Rejection(position, "TooManyLines", f"the value has more than {MAX_LINES:,} lines")
+            for position in too_many.tolist()
         ]
         return join_results([self._decode(RecordChunk.of_values([])).with_rejections(rejections), *parts])
 
@@ -64,9 +64,9 @@ class LinesDecoder(WrappingDecoder):
         several = np.bincount(record, minlength=len(values)) > 1
         first: dict[int, Rejection] = {}
         for rejection in sorted(decoded.rejections, key=lambda r: r.index):
-            place = int(record[rejection.index])
-            where = f"line {number[rejection.index] + 1}: " if several[place] else ""
-            first.setdefault(place, Rejection(place, rejection.error_class, f"{where}{rejection.error}"))
+            position = int(record[rejection.index])
+            where = f"line {number[rejection.index] + 1}: " if several[position] else ""
+            first.setdefault(position, Rejection(position, rejection.error_class, f"{where}{rejection.error}"))
         return drop_incomplete_records(DecodedChunk(rows, record[record_indexes], [*first.values()], decoded.drift))
 
 
@@ -80,9 +80,9 @@ def _count_true(marks: NDArray[np.bool_], starts: NDArray[np.int64], lengths: ND
 
 def _group_records(breaks: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Yield groups of record indexes to decode together. Skips records that have too many lines."""
-    places = np.flatnonzero(breaks < MAX_LINES)
-    group = np.cumsum(breaks[places] + 1) // TARGET_LINES
-    yield from np.split(places, np.flatnonzero(np.diff(group)) + 1)
+    picked = np.flatnonzero(breaks < MAX_LINES)
+    group = np.cumsum(breaks[picked] + 1) // TARGET_LINES
+    yield from np.split(picked, np.flatnonzero(np.diff(group)) + 1)
 
 
 def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]:
@@ -92,10 +92,10 @@ def _split_lines(values: BinaryColumn) -> tuple[BinaryColumn, NDArray[np.int64]]
     low, high = low[order], (low + values.lengths[filled])[order]
     window = (int(low[0]), int(high.max())) if len(low) else (0, 0)
     breaks = np.flatnonzero(values.data[slice(*window)] == _NEWLINE) + window[0]
-    of = np.searchsorted(low, breaks, "right") - 1
-    inside = breaks < high[of] if len(breaks) else np.zeros(0, np.bool_)
-    breaks, of = breaks[inside], of[inside]
-    record = np.concatenate([np.arange(len(low)), of])
+    owner = np.searchsorted(low, breaks, "right") - 1
+    inside = breaks < high[owner] if len(breaks) else np.zeros(0, np.bool_)
+    breaks, owner = breaks[inside], owner[inside]
+    record = np.concatenate([np.arange(len(low)), owner])
     begins = np.concatenate([low, breaks + 1])
     ends = np.concatenate([high, breaks])
     by_begin = np.lexsort((begins, record))
@@ -139,8 +139,8 @@ class FramedDecoder(WrappingDecoder):
             "{type: json, framing: confluent}",
             "write it with the registry's serializer, or declare framing: none",
         )
-        texts = [(place, not_framed_text(values[place] or b"", declared, remedy)) for place in bare.tolist()]
-        return decoded.with_rejections(Rejection(place, "NotFramed", text) for place, text in texts)
+        texts = [(position, not_framed_text(values[position] or b"", declared, remedy)) for position in bare.tolist()]
+        return decoded.with_rejections(Rejection(position, "NotFramed", text) for position, text in texts)
 
 
 def framed_mask(values: BinaryColumn, min_bytes: int) -> NDArray[np.bool_]:
@@ -183,14 +183,14 @@ class HeaderIdDecoder(WrappingDecoder):
             return self._decode(chunk)
         values = [*chunk.values]
         wrong = []
-        for place in np.flatnonzero(named).tolist():
-            header = headers[place] or b""
+        for position in np.flatnonzero(named).tolist():
+            header = headers[position] or b""
             frame = self._frame(header)
             if frame is None:
                 text = f"the header {VALUE_SCHEMA_ID} has neither an id nor a GUID: {header[:20].hex(' ')}"
-                wrong.append(Rejection(place, "NotFramed", text))
+                wrong.append(Rejection(position, "NotFramed", text))
             else:
-                values[place] = frame + (values[place] or b"")
+                values[position] = frame + (values[position] or b"")
         good = np.setdiff1d(np.arange(len(chunk)), [r.index for r in wrong])
         part = chunk.select(good, chunk.target)
         decoded = self._decode(dataclasses.replace(part, values=BinaryColumn.of([values[i] for i in good.tolist()])))

@@ -215,12 +215,12 @@ class _NodeBuilder:
         if isinstance(part, Entries):
             self._mark_rest(node + 1 + part.is_map, part.each)
             return
-        places = []
+        spans = []
         for name in sorted(part.hidden):
-            places += [len(self._names), len(name.encode())]
+            spans += [len(self._names), len(name.encode())]
             self._names += name.encode()
         row[HIDDEN], row[HIDING] = len(self._lists), len(part.hidden)
-        self._lists += places
+        self._lists += spans
         for child in self._lists[row[CHILDREN] : row[CHILDREN] + row[FIELDS]]:
             inner = self._rows[child]
             name = bytes(self._names[inner[NAME] : inner[NAME] + inner[LENGTH]]).decode()

@@ -47,16 +47,16 @@ ColumnChange = tuple[Path, str | None]
 
 class RecordReader:
     def __init__(
-        self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = (), *, notes_changes: bool = False
+        self, schema: iceberg.StructType, units: Units, hidden: Collection[Path] = (), *, collects_changes: bool = False
     ) -> None:
         """`hidden` has the lower-case paths of fields that a `rest` column omits.
 
-        With `notes_changes`, a record that columns accept only after changes is accepted, and `changes` has these.
+        With `collects_changes`, a record that needs changed columns is accepted, and `changes` lists the changes.
         """
         self._schema, self._units = schema, units
         self.changes: list[ColumnChange] = []
         """The changes of columns that the last record needs."""
-        self._convert = _Conversions(units, hidden, self.changes if notes_changes else None).of_struct(schema)
+        self._convert = _Conversions(units, hidden, self.changes if collects_changes else None).of_struct(schema)
 
     def __call__(self, value: bytes | None) -> Row | RecordError:
         return self.read_all([value])[0]
@@ -136,7 +136,7 @@ class _Conversions:
     ) -> Callable[[Mapping[Any, msgspec.Raw]], dict[str, Any]]:
         """Return a conversion for the parts of a value, by the keys of `fields`.
 
-        `may_miss`: whether a required part that is missing is a change of its column instead of an error.
+        `may_miss`: whether a missing required part is collected as a change of its column, or is an error.
         """
         changes = self._changes
         missing = _refuse_null if changes is None or not may_miss else lambda name: changes.append(((name,), None))

@@ -172,10 +172,10 @@ def _read_record(
                 if kind == tree.LIST and nodes[k, tree.KEEPS] and not parts.add_piece(0, 4, parts.NOTHING, pieces):
                     return UNSURE
             else:
-                of = nodes[node, tree.KIND]
+                own_kind = nodes[node, tree.KIND]
                 to = nodes[node, tree.BASE] + at
-                if of >= tree.STRUCT:
-                    close = 93 if of == tree.LIST or of == tree.LISTED else 125
+                if own_kind >= tree.STRUCT:
+                    close = 93 if own_kind == tree.LIST or own_kind == tree.LISTED else 125
                     if b[p] != close - 2:
                         return UNSURE
                     valid[nodes[node, tree.FLAG] + at] = 1
@@ -190,21 +190,21 @@ def _read_record(
                     depth += 1
                     nodes[0, tree.SEEN] += 1
                     stamp = nodes[0, tree.SEEN]
-                    k, kind, e, last, found, opened = node, of, at, -1, 0, True
+                    k, kind, e, last, found, opened = node, own_kind, at, -1, 0, True
                     p = skip_white_space(b, p + 1, end)
                     continue
                 may_cast = nodes[node, tree.CAST] == 1
-                quoted = 1 if may_cast and b[p] == 34 and of != tree.STRING else 0
+                quoted = 1 if may_cast and b[p] == 34 and own_kind != tree.STRING else 0
                 cast = quoted
                 p += quoted
-                if of == tree.STRING and may_cast and b[p] != 34:
+                if own_kind == tree.STRING and may_cast and b[p] != 34:
                     if not (is_digit(b[p]) or (b[p] == 45 and is_digit(b[p + 1])) or b[p] == 116 or b[p] == 102):
                         return UNSURE
                     words[to + at] = p
                     p = value_end(b, p, end, depth + 1, scratch)
                     words[to + at + 1] = p - words[to + at]
                     cast = 1
-                elif of == tree.STRING:
+                elif own_kind == tree.STRING:
                     if b[p] != 34:
                         return UNSURE
                     first = p + 1
@@ -218,23 +218,23 @@ def _read_record(
                     elif not write_string(b, first, p, escaped, to, words, text, entry_counts):
                         return FULL + len(entry_counts) - 1
                     p += 1
-                elif of <= tree.INT:
+                elif own_kind <= tree.INT:
                     p, value = parse_integer(b, p)
-                    if of == tree.INT and not -(2**31) <= value < 2**31:
+                    if own_kind == tree.INT and not -(2**31) <= value < 2**31:
                         return UNSURE
                     words[to] = value
-                elif of <= tree.FLOAT:
+                elif own_kind <= tree.FLOAT:
                     p, number = parse_double(b, p)
-                    if of == tree.FLOAT and np.isinf(np.float32(number)) and not np.isinf(number):
+                    if own_kind == tree.FLOAT and np.isinf(np.float32(number)) and not np.isinf(number):
                         return UNSURE
                     if quoted and not np.isfinite(number):
                         return UNSURE
                     words[to] = np.float64(number).view(np.int64)
-                elif of == tree.BOOLEAN and may_cast and (b[p] == 48 or b[p] == 49):
+                elif own_kind == tree.BOOLEAN and may_cast and (b[p] == 48 or b[p] == 49):
                     words[to] = b[p] - 48
                     p += 1
                     cast = 1
-                elif of == tree.BINARY or of == tree.FIXED:
+                elif own_kind == tree.BINARY or own_kind == tree.FIXED:
                     if b[p] != 34:
                         return UNSURE
                     first = p + 1
@@ -244,13 +244,13 @@ def _read_record(
                     if not write_decoded_base64(b, first, p, escaped, to + at, words, text, entry_counts):
                         return FULL + len(entry_counts) - 1
                     length = words[to + at + 1]
-                    if length < 0 or (of == tree.FIXED and length != nodes[node, tree.PRECISION]):
+                    if length < 0 or (own_kind == tree.FIXED and length != nodes[node, tree.PRECISION]):
                         return UNSURE
                     p += 1
-                elif of == tree.JSON or of == tree.JSON_TEXT:
+                elif own_kind == tree.JSON or own_kind == tree.JSON_TEXT:
                     first = p
                     to += at
-                    if of == tree.JSON_TEXT and b[p] == 34:
+                    if own_kind == tree.JSON_TEXT and b[p] == 34:
                         p, escaped = string_end(b, first + 1)
                         if p < 0:
                             return UNSURE
@@ -262,10 +262,10 @@ def _read_record(
                         words[to] = first
                         words[to + 1] = p - first
                 else:
-                    if of == tree.DECIMAL or of == tree.UUID:
+                    if own_kind == tree.DECIMAL or own_kind == tree.UUID:
                         to += at
                     first = p
-                    p = write_value(b, first, of, nodes[node, tree.PRECISION], nodes[node, tree.SCALE], to, words)
+                    p = write_value(b, first, own_kind, nodes[node, tree.PRECISION], nodes[node, tree.SCALE], to, words)
                     if p < 0 and b[first] == 34:
                         q, escaped = string_end(b, first + 1)
                         if not escaped or q - first > len(scratch) - 2:
@@ -276,7 +276,7 @@ def _read_record(
                         after = unescape(b, first + 1, q, scratch, 1)
                         scratch[after] = 34
                         if after + 1 != write_value(
-                            scratch, 0, of, nodes[node, tree.PRECISION], nodes[node, tree.SCALE], to, words
+                            scratch, 0, own_kind, nodes[node, tree.PRECISION], nodes[node, tree.SCALE], to, words
                         ):
                             return UNSURE
                         p = q + 1

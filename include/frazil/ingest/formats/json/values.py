@@ -236,10 +236,10 @@ def _convert_seconds(text: bytes) -> int:
         if text in SPECIAL_NUMBERS:
             raise InvalidValue(f"expected a finite number (time in s), got {number_as_sent(text)}")
         raise OutOfRange(f"{text[:64].decode()} is too big for a time in s")
-    places = power + 6
-    micros = int(digits) * 10**places if places >= 0 else int(digits[:places] or b"0")
+    shift = power + 6
+    micros = int(digits) * 10**shift if shift >= 0 else int(digits[:shift] or b"0")
     if sign == b"-":
-        rounds = places < 0 and digits[places:].strip(b"0") != b""
+        rounds = shift < 0 and digits[shift:].strip(b"0") != b""
         micros = -micros - rounds
     return _check_int64(micros, text.decode(), "s")
 

@@ -27,12 +27,12 @@ from frazil.ingest.formats.json.text import MAX_DEPTH
 INVALID, DUPLICATE, UNCERTAIN = -1, -2, -3
 """Errors: text that is not JSON, an object with a key twice, a number whose nearest double is uncertain."""
 _NULL, _TRUE, _FALSE, _INT8, _DOUBLE, _DECIMAL4, _LONG_TEXT = 0, 1, 2, 3, 7, 8, 16
-"""Ids of primitive types. The types of 16, 32 and 64 bits follow INT8, those of 8 and 16 bytes DECIMAL4."""
+"""Ids of primitive types. The types of 16, 32 and 64 bits follow INT8, the types of 8 and 16 bytes follow DECIMAL4."""
 _MAX_SHORT_TEXT = 63
 MAX_DIGITS = 38
 _MULTIPLIER, _ALL = np.uint64(0x9E3779B97F4A7C15), np.uint64(2**64 - 1)
 _SEEN, _TRACED, _KNOWN, _CLOSED, _SHAPED = range(5)
-"""Places in `Scratch.track`: keys seen, keys traced, different keys, and the end of `shapes` now and when traced."""
+"""Positions in `Scratch.track`: keys seen, keys traced, different keys, and the end of `shapes` now and when traced."""
 _40 = np.uint64(40)
 
 
@@ -46,14 +46,14 @@ class Scratch(NamedTuple):
     """`ends[k + 1]` is where key number k ends in `names`."""
     slots: Numbers
     """A hash table of the keys: their numbers, or -1. Its size is a power of two."""
-    places: Numbers
-    """The place of each key in `slots`."""
+    key_slots: Numbers
+    """The position of each key in `slots`."""
     trace: Numbers
     """The number of each key in the order of the text, or -1 if it has escapes."""
     shapes: Numbers
     """The closed objects, each as `~count` and the numbers of its keys as in the text."""
     orders: Numbers
-    """The order of the keys at the same places of `shapes`, by bytes."""
+    """The order of the keys at the same positions of `shapes`, by bytes."""
     track: Numbers
     """Positions in these arrays. A text often has the same keys as the text before, in the same order.
 
@@ -137,7 +137,7 @@ def _add_entry(b: Octets, p: int, end: int, bracket: int, at: int, used: int, ke
         keys = max(keys, key + 1)
     else:
         for k in range(keys, s.track[_KNOWN] if s.track[_TRACED] else 0):
-            s.slots[s.places[k]] = NO
+            s.slots[s.key_slots[k]] = NO
         s.track[_TRACED] = 0
         stop, escaped = string_end(b, p + 1)
         if stop < 0:
@@ -183,7 +183,7 @@ def _find_key(b: Octets, p: int, stop: int, escaped: bool, keys: int, s: Scratch
         slot = (slot + 1) & mask
     if s.slots[slot] < 0:
         s.slots[slot] = keys
-        s.places[keys] = slot
+        s.key_slots[keys] = slot
         s.ends[keys + 1] = start + length
     return s.slots[slot]  # type: ignore[no-any-return]
 

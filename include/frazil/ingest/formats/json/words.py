@@ -260,8 +260,8 @@ def copy_strings(b: Octets, text: Octets, spans: Numbers, offsets: Numbers, to: 
     for i in range(len(offsets) - 1):
         start, length = spans[2 * i], spans[2 * i + 1]
         if length >= MIN_MEMCPY_BYTES:
-            of, begin = (b, start) if start >= 0 else (text, -1 - start)
-            memcpy(np.int64(to.ctypes.data) + at, np.int64(of.ctypes.data) + begin, length)
+            source, begin = (b, start) if start >= 0 else (text, -1 - start)
+            memcpy(np.int64(to.ctypes.data) + at, np.int64(source.ctypes.data) + begin, length)
         elif start >= 0:
             for q in range(length):
                 to[at + q] = b[start + q]

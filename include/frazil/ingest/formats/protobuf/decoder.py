@@ -117,20 +117,20 @@ class ProtobufDecoder(AvroDecoder):
             return roots, values
         for i in np.flatnonzero(values.lengths == 0).tolist():
             rejections[i] = EMPTY_FAULT
-        places = self._find_framed(values, FRAME_BYTES + 1, rejections)
-        indexes, sizes = np.zeros(len(places), np.int64), np.zeros(len(places), np.int64)
-        read_message_indexes(*as_loop_arguments(values.take(places)), indexes, sizes)
-        for i in places[sizes < 0].tolist():
+        positions = self._find_framed(values, FRAME_BYTES + 1, rejections)
+        indexes, sizes = np.zeros(len(positions), np.int64), np.zeros(len(positions), np.int64)
+        read_message_indexes(*as_loop_arguments(values.take(positions)), indexes, sizes)
+        for i in positions[sizes < 0].tolist():
             rejections[i] = ("InvalidProtobuf", "no message indexes, or more than three, come before the message")
-        places, indexes, sizes = places[sizes >= 0], indexes[sizes >= 0], sizes[sizes >= 0]
+        positions, indexes, sizes = positions[sizes >= 0], indexes[sizes >= 0], sizes[sizes >= 0]
         if isinstance(self._schemas, SchemaText):
-            self._assign(roots, places, DECLARED_ID, rejections)
+            self._assign(roots, positions, DECLARED_ID, rejections)
         else:
-            keys = read_schema_ids(values.data, values.starts[places]) << _INDEX_BITS | indexes
-            self._assign_each(roots, places, keys, rejections)
+            keys = read_schema_ids(values.data, values.starts[positions]) << _INDEX_BITS | indexes
+            self._assign_each(roots, positions, keys, rejections)
         starts, lengths = values.starts.copy(), values.lengths.copy()
-        starts[places] += FRAME_BYTES + sizes
-        lengths[places] -= FRAME_BYTES + sizes
+        starts[positions] += FRAME_BYTES + sizes
+        lengths[positions] -= FRAME_BYTES + sizes
         return roots, BinaryColumn(values.data, starts, lengths)
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
@@ -170,7 +170,7 @@ class ProtobufDecoder(AvroDecoder):
             self._add_drift(schema_id, written)
         return root  # type: ignore[no-any-return]
 
-    def _fault(self, wrong: int, place: int, byte: int) -> Fault:
+    def _fault(self, wrong: int, operation: int, byte: int) -> Fault:
         if wrong == op.MISSING:
-            return op.MISSING_REQUIRED, f"{self._program.required_paths(place)}: {op.ERRORS[op.MISSING][1]}"
-        return super()._fault(wrong, place, byte)
+            return op.MISSING_REQUIRED, f"{self._program.required_paths(operation)}: {op.ERRORS[op.MISSING][1]}"
+        return super()._fault(wrong, operation, byte)

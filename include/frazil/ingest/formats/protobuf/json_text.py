@@ -103,16 +103,16 @@ class JsonTexts:
                 return with_children(array, children, array.type)
             case iceberg.ListType() | iceberg.MapType():
                 keys = array.keys.to_pylist() if isinstance(kind, iceberg.MapType) else None
-                inside, of, starts = [], [], array.offsets.to_pylist()
+                inside, entry_rows, starts = [], [], array.offsets.to_pylist()
                 for n, (at, row) in enumerate(zip(parts, rows, strict=True)):
                     if at is not None:
                         values = _field_value(at)
                         some = values if keys is None else [values[key] for key in keys[starts[n] : starts[n + 1]]]
                         inside += [at._replace(value=value) for value in some]
-                        of += [row] * len(some)
+                        entry_rows += [row] * len(some)
                 *before, entries = child_arrays(array)
                 inner = inner_fields(kind)[-1]
-                filled = self._fill_array(entries, inner, inside, of, f"{path}.{inner.name}")
+                filled = self._fill_array(entries, inner, inside, entry_rows, f"{path}.{inner.name}")
                 return with_children(array, [*before, filled], array.type)
         texts = []
         for at, row in zip(parts, rows, strict=True):

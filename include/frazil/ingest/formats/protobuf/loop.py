@@ -21,8 +21,8 @@ from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8, loop
 from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, has_duplicate_key, parse_uuid
 from frazil.ingest.formats.protobuf import operations as code
 
-FREE_CELLS, CELLS_OF_BYTE = 65_536, 8
-"""Maximum number of values for a record's absent fields: a fixed number, plus a number per byte of the record."""
+BASE_CELLS, CELLS_PER_BYTE = 65_536, 8
+"""Limit for the values of a record's absent fields: a fixed number, plus a number per byte of the record."""
 
 _0, _1 = np.uint64(0), np.uint64(1)
 _MIN_SECOND, _MAX_SECOND = -62_135_596_800, 253_402_300_799
@@ -83,16 +83,16 @@ def skip_value(b: Octets, p: int, end: int, tag: int, frames: Numbers, depth: in
 
 
 @loop
-def find_row(places: Numbers, first: int, count: int, width: int, number: Any) -> int:
+def find_row(operands: Numbers, first: int, count: int, width: int, number: Any) -> int:
     """Return the index of the row that begins with `number` among `count` sorted rows from `first`; -1 if missing."""
     low, high = 0, count
     while low < high:
         middle = (low + high) >> 1
-        if places[first + width * middle] < number:
+        if operands[first + width * middle] < number:
             low = middle + 1
         else:
             high = middle
-    return low if low < count and places[first + width * low] == number else -1
+    return low if low < count and operands[first + width * low] == number else -1
 
 
 @loop
@@ -109,12 +109,12 @@ def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets
 @loop
 def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
     """Write the values of an empty message to entry e, before the message's fields are read."""
-    ops, places = plan
+    ops, operands = plan
     nodes, words, valid, entry_counts = memory
     at = ops[op, code.BEGIN]
     for _ in range(ops[op, code.BEGUN]):
-        node = places[at]
-        if places[at + 1] == 0:
+        node = operands[at]
+        if operands[at + 1] == 0:
             set_null(node, e, nodes, words, valid, entry_counts)
         else:
             kind, base = nodes[node, tree.KIND], nodes[node, tree.BASE]
@@ -122,10 +122,10 @@ def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
             if kind == tree.LIST or kind == tree.MAP:
                 words[base + e] = entry_counts[nodes[node, tree.INNER], USED]
             elif kind == tree.STRING or kind == tree.DECIMAL or (kind >= tree.UUID and kind < tree.STRUCT):
-                words[base + 2 * e] = places[at + 2]
-                words[base + 2 * e + 1] = places[at + 3]
+                words[base + 2 * e] = operands[at + 2]
+                words[base + 2 * e + 1] = operands[at + 3]
             elif kind != tree.STRUCT:
-                words[base + e] = places[at + 2]
+                words[base + e] = operands[at + 2]
         at += 4
 
 
@@ -181,7 +181,7 @@ def read_value(
     b: Octets, p: int, end: int, op: int, e: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch
 ) -> int:
     """Read a scalar into entry e of its node. Returns the position after it, or a negative error code."""
-    ops, places = plan
+    ops, operands = plan
     nodes, words, valid, _ = memory
     kind, node, wire = ops[op, code.OPERATION], ops[op, code.NODE], ops[op, code.WIRE]
     flag, at = nodes[node, tree.FLAG] + e, nodes[node, tree.BASE] + e
@@ -255,33 +255,35 @@ def read_value(
         amount = _0 - np.uint64(value) if negative else np.uint64(value)
         return p if avro.write_decimal(negative, _0, amount, op, ops, at + e, words) else -code.NOT_HELD
     # SYMBOL
-    found = find_row(places, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, value)
+    found = find_row(operands, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, value)
     if found < 0:
         return -code.NO_SYMBOL
-    words[at + e] = -1 - places[ops[op, code.SYMBOLS] + 3 * found + 1]
-    words[at + e + 1] = places[ops[op, code.SYMBOLS] + 3 * found + 2]
+    words[at + e] = -1 - operands[ops[op, code.SYMBOLS] + 3 * found + 1]
+    words[at + e + 1] = operands[ops[op, code.SYMBOLS] + 3 * found + 2]
     return p
 
 
 @loop
 def is_unknown_symbol(b: Octets, p: int, end: int, op: int, plan: avro.Plan) -> bool:
     """Return whether the number at `p` is readable, but not defined by the enum."""
-    ops, places = plan
+    ops, operands = plan
     after, value = read_varint(b, p, end)
-    return after >= 0 and find_row(places, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, np.int64(np.int32(value))) < 0
+    return (
+        after >= 0 and find_row(operands, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, np.int64(np.int32(value))) < 0
+    )
 
 
 @loop
 def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch) -> int:
     """Check a message after its last field. Returns VALID, an error code, or NO_ROOM + d for a full hash table."""
-    ops, places = plan
+    ops, operands = plan
     nodes, words, valid, entry_counts = memory
     _, slots, seed = scratch
     for k in range(ops[op, code.NEEDS], ops[op, code.NEEDS] + ops[op, code.NEEDED]):
-        if not valid[nodes[places[k], tree.FLAG] + e]:
+        if not valid[nodes[operands[k], tree.FLAG] + e]:
             return code.MISSING
     for k in range(ops[op, code.MAPS], ops[op, code.MAPS] + ops[op, code.MAPPED]):
-        node = places[k]
+        node = operands[k]
         to = nodes[node, tree.BASE] + e
         first = words[to - 1] if e else 0
         if words[to] - first > 1:
@@ -298,11 +300,11 @@ def read_record(
     b: Octets, p: int, end: int, root: int, plan: avro.Plan, memory: Memory, scratch: avro.Scratch
 ) -> tuple[int, int, int]:
     """Read one record. Returns VALID, an error code, or NO_ROOM + d; also the operation and position of the error."""
-    ops, places = plan
+    ops, operands = plan
     nodes, words, valid, entry_counts = memory
     frames = scratch.frames
     message, depth, e, next_ = root, 0, entry_counts[0, USED], 0
-    cells = FREE_CELLS + CELLS_OF_BYTE * (end - p)
+    cells = BASE_CELLS + CELLS_PER_BYTE * (end - p)
     valid[nodes[0, tree.FLAG] + e] = 1
     begin_message(root, e, plan, memory)
     while True:
@@ -320,15 +322,15 @@ def read_record(
         number, wire = tag >> 3, tag & 7
         # Most writers write fields in the order of their numbers.
         first, count = ops[message, code.FIELDS], ops[message, code.COUNT]
-        if next_ >= count or places[first + 2 * next_] != number:
-            next_ = find_row(places, first, count, 2, number)
+        if next_ >= count or operands[first + 2 * next_] != number:
+            next_ = find_row(operands, first, count, 2, number)
         if next_ < 0:
             next_ = 0
             p = skip_value(b, p, end, tag, frames, depth)
             if p < 0:
                 return -p, message, start
             continue
-        op = places[first + 2 * next_ + 1]
+        op = operands[first + 2 * next_ + 1]
         shape, kind, expected = ops[op, code.SHAPE], ops[op, code.OPERATION], ops[op, code.WIRE]
         if shape == code.SINGLE:
             next_ += 1
@@ -343,8 +345,8 @@ def read_record(
             continue
         if ops[op, code.OTHER]:
             for k in range(ops[op, code.OTHERS], ops[op, code.OTHERS] + ops[op, code.OTHER]):
-                if valid[nodes[places[k], tree.FLAG] + e]:
-                    clear_entry(places[k], e, nodes, words, valid, entry_counts)
+                if valid[nodes[operands[k], tree.FLAG] + e]:
+                    clear_entry(operands[k], e, nodes, words, valid, entry_counts)
         if kind == code.SKIP:
             p = skip_value(b, p, end, tag, frames, depth)
             if p < 0:

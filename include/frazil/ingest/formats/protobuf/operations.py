@@ -22,7 +22,7 @@ VARINT, EIGHT_BYTES, BLOB, GROUP, GROUP_END, FOUR_BYTES = range(6)
 # Columns of the table of operations. Those from 7 to 13 are BITS to LIMIT_LOW of Avro's operations.
 (OPERATION, NODE, SIZE, WIRE, SHAPE, OUTER, CLOSED) = range(7)
 (FIELDS, COUNT, BEGIN, BEGUN, NEEDS, NEEDED, MAPS, MAPPED, SYMBOLS, KNOWN, OTHERS, OTHER) = range(14, 26)
-"""Pairs of columns: an index in `places`, and the number of entries there. FIELDS has pairs of a field's number and
+"""Pairs of columns: an index in `operands`, and the number of entries there. FIELDS has pairs of a field's number and
 operation, sorted by number. BEGIN has groups of a node, whether an absent field has a value (1) or null (0), and that
 value's two words. NEEDS has nodes that must not be null, and MAPS nodes of maps. SYMBOLS has the sorted numbers of an
 enum, each with the start and length of its symbol's text.

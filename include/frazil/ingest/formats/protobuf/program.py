@@ -55,7 +55,7 @@ class _FieldMismatch(Exception):
 
 @dataclass(slots=True)
 class _AbsentFields:
-    """The entries in `places` for BEGIN and NEEDS of a message's operation."""
+    """The entries in `operands` for BEGIN and NEEDS of a message's operation."""
 
     begin: list[int] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
@@ -73,12 +73,12 @@ class ProtobufProgram(LoopProgram):
 
     def add(self, written: Descriptor) -> int | Fault:
         """Add a message type, and return its first operation. On an error, return the error and add nothing."""
-        rows, places = len(self._rows), len(self._places)
+        rows, operands = len(self._rows), len(self._operands)
         self._max_rows = rows + MAX_OPERATIONS
         try:
             root = self._add_fields(written, self._record)
         except (TooLarge, _FieldMismatch) as error:
-            del self._rows[rows:], self.paths[rows:], self._places[places:]
+            del self._rows[rows:], self.paths[rows:], self._operands[operands:]
             self._absent = {row: absent for row, absent in self._absent.items() if row < rows}
             self.unfit = {row: fault for row, fault in self.unfit.items() if row < rows}
             if isinstance(error, TooLarge):
@@ -87,10 +87,10 @@ class ProtobufProgram(LoopProgram):
         self._complete_plan()
         return root
 
-    def required_paths(self, place: int) -> str:
+    def required_paths(self, operation: int) -> str:
         """Return the paths of the columns that this message must fill, joined with "or"."""
-        first = self._rows[place][op.NEEDS]
-        nodes = self._places[first : first + self._rows[place][op.NEEDED]]
+        first = self._rows[operation][op.NEEDS]
+        nodes = self._operands[first : first + self._rows[operation][op.NEEDED]]
         return " or ".join(self._needed[node] for node in nodes)
 
     def _add_fields(self, written: Descriptor, target: TargetColumn) -> int:
@@ -132,13 +132,13 @@ class ProtobufProgram(LoopProgram):
                     nowhere = TargetColumn(iceberg.BooleanType(), -1, -1, one.name)
                     operations[one.number] = self._add_row(op.SKIP, nowhere)
                     self._set_field(operations[one.number], op.WIRE, wire_type(one))
-                self._set_places(operations[one.number], op.OTHERS, others)
+                self._set_operands(operations[one.number], op.OTHERS, others)
 
     def _set_message(self, row: int, operations: dict[int, int], absent: _AbsentFields, maps: Sequence[int]) -> None:
-        self._set_places(row, op.FIELDS, [part for pair in sorted(operations.items()) for part in pair], 2)
-        self._set_places(row, op.BEGIN, absent.begin, 4)
-        self._set_places(row, op.NEEDS, absent.needs)
-        self._set_places(row, op.MAPS, maps)
+        self._set_operands(row, op.FIELDS, [part for pair in sorted(operations.items()) for part in pair], 2)
+        self._set_operands(row, op.BEGIN, absent.begin, 4)
+        self._set_operands(row, op.NEEDS, absent.needs)
+        self._set_operands(row, op.MAPS, maps)
 
     def _add_field(self, written: FieldDescriptor, target: TargetColumn, absent: _AbsentFields) -> int:
         """Add the operation for a field, and return its index. Adds the absent field's value to `absent`."""
@@ -252,20 +252,20 @@ class ProtobufProgram(LoopProgram):
             raise _FieldMismatch(
                 op.MISMATCH, f"Protobuf's enum {written.name} cannot fill a column of type {target.kind}"
             )
-        places = {number: self._intern_symbol(name) for number, name in symbols.items()}
-        self._set_places(row, op.SYMBOLS, [part for number in sorted(places) for part in (number, *places[number])], 3)
+        spans = {number: self._intern_symbol(name) for number, name in symbols.items()}
+        self._set_operands(row, op.SYMBOLS, [part for number in sorted(spans) for part in (number, *spans[number])], 3)
         self._set_field(row, op.BITS, op.INT32)
         self._set_field(row, op.CLOSED, written.is_closed)
         if not isinstance(target.kind, iceberg.StringType):
             return row, [0, 0]
-        first = places.get(0)
+        first = spans.get(0)
         return row, None if first is None else [-1 - first[0], first[1]]
 
-    def _set_places(self, row: int, column: int, places: Sequence[int], width: int = 1) -> None:
-        """Append `places`. Sets `column` to their start, and the next column to the number of groups."""
-        self._set_field(row, column, len(self._places))
-        self._set_field(row, column + 1, len(places) // width)
-        self._places += places
+    def _set_operands(self, row: int, column: int, operands: Sequence[int], width: int = 1) -> None:
+        """Append `operands`. Sets `column` to their start, and the next column to the number of groups."""
+        self._set_field(row, column, len(self._operands))
+        self._set_field(row, column + 1, len(operands) // width)
+        self._operands += operands
 
 
 def is_map(written: FieldDescriptor) -> bool:

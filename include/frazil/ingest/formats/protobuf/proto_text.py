@@ -40,17 +40,17 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, int]] = []
         self._at = 0
-        place = 0
+        position = 0
         text = text.removeprefix("\ufeff")
-        while place < len(text):
-            found = _TOKEN.match(text, place)
+        while position < len(text):
+            found = _TOKEN.match(text, position)
             if found is None:
                 raise InvalidProtoText(
-                    f"line {text.count(chr(10), 0, place) + 1}: {text[place : place + 10]!r} is not a token"
+                    f"line {text.count(chr(10), 0, position) + 1}: {text[position : position + 10]!r} is not a token"
                 )
             if found["token"]:
-                self._tokens.append((found["token"], place))
-            place = found.end()
+                self._tokens.append((found["token"], position))
+            position = found.end()
         self._text = text
 
     def file(self) -> descriptor_pb2.FileDescriptorProto:
@@ -286,8 +286,8 @@ class _Parser:
         return word
 
     def _error(self, what: str) -> InvalidProtoText:
-        place = self._tokens[max(0, self._at - 1)][1] if self._tokens else 0
-        return InvalidProtoText(f"line {self._text.count(chr(10), 0, place) + 1}: {what}")
+        position = self._tokens[max(0, self._at - 1)][1] if self._tokens else 0
+        return InvalidProtoText(f"line {self._text.count(chr(10), 0, position) + 1}: {what}")
 
 
 def _unquote(word: str) -> str:
