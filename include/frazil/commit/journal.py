@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -365,3 +366,8 @@ def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]
 def parse_key(path: str) -> BatchKey | None:
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None
+
+
+def bare_path(path: str) -> str:
+    """Return a path without its scheme, so that paths of frazil, Spark and listings can be compared."""
+    return re.sub(r"^file:(//)?(?=/)", "", path)

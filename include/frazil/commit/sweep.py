@@ -7,7 +7,6 @@ deleted only after the batch's key is closed (`JournalStore.void`), or a later b
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pyiceberg.table.snapshots import Summary
 
 from frazil.commit.backfill_records import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
-from frazil.commit.journal import Journal, UnusableJournal, later_journals
+from frazil.commit.journal import Journal, UnusableJournal, bare_path, later_journals
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.merging import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
@@ -354,8 +353,3 @@ def referenced_paths(table: Table) -> set[str]:
     manifests = {m.manifest_path: m for snapshot in table.metadata.snapshots for m in snapshot.manifests(table.io)}
     entries = (entry for manifest in manifests.values() for entry in manifest.fetch_manifest_entry(table.io))
     return {bare_path(entry.data_file.file_path) for entry in entries}
-
-
-def bare_path(path: str) -> str:
-    """Return a path without its scheme, so that paths of frazil, Spark and listings can be compared."""
-    return re.sub(r"^file:(//)?(?=/)", "", path)

@@ -19,10 +19,11 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer
 from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.followers import Followers, LaggingTable
+from frazil.commit.journal import bare_path
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path, batch_folder
+from frazil.commit.sweep import batch_folder
 from frazil.errors import Explanation, Fenced
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
