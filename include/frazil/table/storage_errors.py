@@ -27,7 +27,7 @@ _DISK_FAULTS: Mapping[int | None, tuple[str, str]] = {
     **dict.fromkeys(FULL_DISK_ERRORS, _FULL),
     errno.EROFS: ("is read-only", "Remount it"),
     errno.EIO: ("fails", "Check the disk, or the server that it is on"),
-    **dict.fromkeys((errno.ESTALE, errno.ENODEV, errno.ENXIO), _AWAY),
+    **dict.fromkeys((errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN), _AWAY),
 }
 """What is wrong with a local or mounted disk, and the remedy, by the code of an error that another attempt may not
 raise. Permission errors become AccessDenied. Errors with other codes are raised unchanged."""

@@ -293,6 +293,7 @@ def test_an_object_store_that_fails_has_a_remedy() -> None:
         (errno.EIO, "fails"),
         (errno.ESTALE, "cannot be reached"),
         (errno.ENODEV, "cannot be reached"),
+        (errno.ENOTCONN, "cannot be reached"),
     ],
 )
 def test_a_fault_of_a_disk_is_an_outage_of_the_storage_that_the_writer_waits_for(
