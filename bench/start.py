@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 
 from frazil.commit.committer import Committer
-from frazil.commit.journal import Journal
+from frazil.commit.journal import Journal, bare_path
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_changes import change_marker
 from frazil.commit.settle import highest_epoch, settle
-from frazil.commit.sweep import bare_path
 from frazil.ingest.contract import RangeProgress, StagedFile
 from frazil.spec.load import find_stream
 from tests.made_batches import MadeStream

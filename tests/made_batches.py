@@ -176,7 +176,7 @@ class MadeStream:
         if not any(np.size(of) for of in offsets.values()):
             return ()
         into = target_table(table, folder=folder or batch_folder(table, self.spec.name, key))
-        changes = target == "main" and self.tables.merging is not None
+        changes = target != "dead-letters" and self.tables.merging is not None
         if changes:
             into = UPSERT_MODE.staging_target(into, self.spec.key)
         writer = TableWriter(into, target, io=table.io, file_name=file_namer(0, 0))

@@ -21,7 +21,7 @@ from frazil.backfill.request import parse_request
 from frazil.backfill.run import Backfill, open_backfill
 from frazil.backfill.stage import run, stage
 from frazil.commit.backfill_records import BackfillMarker, BackfillState
-from frazil.commit.sweep import bare_path
+from frazil.commit.journal import bare_path
 from frazil.errors import CommitUnavailable, SpecError, WriterBusy
 from frazil.ingest import transform
 from frazil.ingest.isolate import IsolatedDecoder

@@ -15,8 +15,9 @@ from pyiceberg.exceptions import ForbiddenError
 from frazil.audit.declared_stream import audit_declared_stream
 from frazil.audit.findings import FindingKind
 from frazil.cli.main import frazil
+from frazil.commit.journal import bare_path
 from frazil.commit.merging import MERGED_FOLDER
-from frazil.commit.sweep import bare_path, referenced_paths
+from frazil.commit.sweep import referenced_paths
 from frazil.events import BatchCommitted, Event
 from frazil.signals.completion import assess_group, signal_windows
 from frazil.spec.routed_stream import is_template_view, view_from_table

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from frazil.commit.sweep import bare_path, referenced_paths
+from frazil.commit.journal import bare_path
+from frazil.commit.sweep import referenced_paths
 from frazil.host.records import ExitRecord
 
 TABLES = ("", "_dead_letters")

@@ -23,12 +23,12 @@ from pyiceberg.table.refs import SnapshotRefType
 from pyiceberg.table.update import RemoveSnapshotsUpdate, SetSnapshotRefUpdate
 
 from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
-from frazil.commit.journal import Journal, JournalStore
+from frazil.commit.journal import Journal, JournalStore, bare_path
 from frazil.commit.marker import BatchKey, Marker, read_marker
 from frazil.commit.merging import DEDUPE_MODE, MergingMode, merge_config, merging_mode, run_in_process
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path, batch_folder
+from frazil.commit.sweep import batch_folder
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.table_writer import TableWriter, file_namer

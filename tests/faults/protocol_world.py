@@ -37,11 +37,10 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, NestedField
 
 from frazil.commit.compare_and_swap import RetryPolicy, TableHandle
-from frazil.commit.journal import JournalStore
+from frazil.commit.journal import JournalStore, bare_path
 from frazil.commit.marker import Marker, read_marker, read_markers
 from frazil.commit.snapshot import BaseManifests, SnapshotWriter
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path
 from frazil.ingest.contract import StagedFile, Target
 from frazil.offsets.spans import TopicPartition
 from frazil.offsets.tally import OffsetTally

@@ -33,10 +33,10 @@ from pyiceberg.exceptions import CommitFailedException
 
 from frazil.commit import committer, marker_changes
 from frazil.commit.commit_checks import check_ancestry, row_count
+from frazil.commit.journal import bare_path
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset
-from frazil.commit.sweep import bare_path
 from frazil.errors import (
     AdoptionRequired,
     CommitUnavailable,

@@ -5,6 +5,7 @@ record have it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -404,10 +405,11 @@ def _report_resets(e: Evidence) -> Iterable[Finding]:
     """Report each reset that made, or will make, the stream read committed offsets again."""
     current = e.ranges_by_topic_id.get(e.topic_id, [])
     pending = offset_bitmap(e.marker, max((r.end for r in current), default=0)) if e.covers_history else BitMap64()
-    for epoch, at_ms in e.reset_times.items():  # only the newest reset explains the position
+    until = math.inf
+    for epoch, at_ms in e.reset_times.items():  # newest first: only the newest reset explains the position
         before = claimed_offsets(r for r in current if r.epoch is not None and r.epoch < epoch)
-        since = claimed_offsets(r for r in current if r.epoch is not None and r.epoch >= epoch)
-        again, pending = before & (since | pending), BitMap64()
+        since = claimed_offsets(r for r in current if r.epoch is not None and epoch <= r.epoch < until)
+        again, pending, until = before & (since | pending), BitMap64(), epoch
         sentence = f"the reset of {format_utc(at_ms)} moved the position back, to read again: {_format_offsets(again)}"
         yield _make_finding(e, FindingKind.READ_AGAIN, len(again), sentence)
 

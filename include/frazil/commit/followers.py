@@ -20,13 +20,13 @@ from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.commit_checks import check_ancestry, files_fit
 from frazil.commit.compare_and_swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
-from frazil.commit.journal import Journal, later_journals
+from frazil.commit.journal import Journal, bare_path, later_journals
 from frazil.commit.marked_update import prepare_commit, prepare_merge
 from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker, try_read_marker
 from frazil.commit.merging import MERGING_MODES, MergeWriter
 from frazil.commit.routed_table_records import journals_never_committed
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path, sweep_merged
+from frazil.commit.sweep import sweep_merged
 from frazil.commit.waiting_files import (
     delete_waiting_files,
     drop_discarded,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -121,12 +122,17 @@ class Journal:
     def routed(self) -> frozenset[Target]:
         return frozenset(filter(is_routed, self._files_by_target))
 
+    def staged_in(self, folder: str) -> tuple[StagedFile, ...]:
+        """Return the files in a table's folder of this batch. The table may have had another name in the batch."""
+        return self._files_by_folder.get(bare_path(folder), ())
+
     @cached_property
     def _files_by_target(self) -> Mapping[Target, tuple[StagedFile, ...]]:
-        by_target: dict[Target, list[StagedFile]] = {}
-        for file in self.files:
-            by_target.setdefault(file.target, []).append(file)
-        return {target: tuple(files) for target, files in by_target.items()}
+        return _group_files(self.files, lambda file: file.target)
+
+    @cached_property
+    def _files_by_folder(self) -> Mapping[str, tuple[StagedFile, ...]]:
+        return _group_files(self.files, lambda file: bare_path(file.path).rpartition("/")[0])
 
     def to_bytes(self) -> bytes:
         return json.dumps(
@@ -365,3 +371,15 @@ def later_journals(marker: Marker, journals: Sequence[Journal]) -> list[Journal]
 def parse_key(path: str) -> BatchKey | None:
     epoch, dash, batch = path.rsplit("/", 1)[-1].removesuffix(".json").partition("-")
     return BatchKey(int(epoch), int(batch)) if dash and epoch.isdigit() and batch.isdigit() else None
+
+
+def _group_files(files: Iterable[StagedFile], key: Callable[[StagedFile], str]) -> Mapping[str, tuple[StagedFile, ...]]:
+    groups: dict[str, list[StagedFile]] = {}
+    for file in files:
+        groups.setdefault(key(file), []).append(file)
+    return {name: tuple(of) for name, of in groups.items()}
+
+
+def bare_path(path: str) -> str:
+    """Return a path without its scheme, so that paths of frazil, Spark and listings can be compared."""
+    return re.sub(r"^file:(//)?(?=/)", "", path)

@@ -18,7 +18,7 @@ from frazil.commit.committer import dead_letter_ends
 from frazil.commit.compare_and_swap import Change, Done, TableHandle, commit_snapshot
 from frazil.commit.followers import NO_BATCH
 from frazil.commit.history import ancestors
-from frazil.commit.journal import Journal
+from frazil.commit.journal import Journal, bare_path
 from frazil.commit.marked_update import OPEN_SNAPSHOT_KEY, MarkedUpdate, commit_marker
 from frazil.commit.marker import (
     BatchKey,
@@ -35,7 +35,7 @@ from frazil.commit.open_branch import BranchChange, read_files, release_waiting_
 from frazil.commit.reset_plan import NO_OFFSETS, StateBeforeReset, is_rolled_back, marker_after_reset
 from frazil.commit.settle import epochs_in_summaries, highest_epoch
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path, batch_folders, referenced_paths
+from frazil.commit.sweep import batch_folders, referenced_paths
 from frazil.commit.waiting_files import MissingTableNote, load_missing_table_note, write_missing_table_note
 from frazil.errors import MarkerUnreadable, RolledBack, TableLost, WriterBusy
 from frazil.ingest.contract import Target

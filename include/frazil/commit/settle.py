@@ -15,11 +15,11 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.commit_checks import check_fence, forgotten_epoch
 from frazil.commit.committer import Committer
-from frazil.commit.journal import Journal
+from frazil.commit.journal import Journal, bare_path
 from frazil.commit.marked_update import commit_marker
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path, sweep
+from frazil.commit.sweep import sweep
 from frazil.errors import StaleBatch, TopicRecreated
 from frazil.ingest.contract import is_routed
 from frazil.spec.units import format_count

@@ -7,7 +7,6 @@ deleted only after the batch's key is closed (`JournalStore.void`), or a later b
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pyiceberg.table.snapshots import Summary
 
 from frazil.commit.backfill_records import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
-from frazil.commit.journal import Journal, UnusableJournal, later_journals
+from frazil.commit.journal import Journal, UnusableJournal, bare_path, later_journals
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.merging import MERGING_MODES
 from frazil.commit.stream_tables import StreamTables
@@ -135,7 +134,7 @@ def _unswept_folders(view: _SweepState, swept: _SweptTable, below_epoch: int) ->
 def _sweep_folder(
     view: _SweepState, swept: _SweptTable, key: BatchKey, record: Journal | UnusableJournal, folder: str
 ) -> int:
-    kept = _paths_to_keep(view, swept, key, record)
+    kept = _paths_to_keep(view, swept, key, record, folder)
     return 0 if kept is None else _delete_others(view.tables.store_of(swept.target), folder, kept)
 
 
@@ -213,7 +212,7 @@ def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
 
 
 def _paths_to_keep(
-    view: _SweepState, swept: _SweptTable, key: BatchKey, record: Journal | UnusableJournal
+    view: _SweepState, swept: _SweptTable, key: BatchKey, record: Journal | UnusableJournal, folder: str
 ) -> Set[str] | None:
     """Return the bare paths to keep in a batch's folder of one table; None to keep all."""
     outcome = view.marker.outcome_of(key)
@@ -222,7 +221,7 @@ def _paths_to_keep(
     if outcome is BatchOutcome.NOT_COMMITTED:
         return _paths_without_batch(swept, key) if _ensure_closed(view, key, record) else None
     if isinstance(record, Journal):
-        return _committed_files_to_keep(record, swept)
+        return _committed_files_to_keep(record, swept, folder)
     if is_routed(swept.target):
         return None  # its files may wait
     if view.oldest is not None and key < view.oldest:
@@ -231,10 +230,10 @@ def _paths_to_keep(
     return swept.referenced_paths
 
 
-def _committed_files_to_keep(record: Journal, swept: _SweptTable) -> Set[str] | None:
+def _committed_files_to_keep(record: Journal, swept: _SweptTable, folder: str) -> Set[str] | None:
     """Return the bare paths of a committed batch's files to keep; None if another writer may still merge the batch."""
-    if not _is_merged(record, swept.target):
-        return _paths_of(record.staged_for(swept.target))
+    if not _is_merged(record, folder):
+        return _paths_of(record.staged_in(folder))
     if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
         return None
     return swept.merged_paths(record.key)
@@ -269,8 +268,9 @@ def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Targ
     try:
         swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
         for journal in journals:
-            if _is_merged(journal, target) and (kept := _committed_files_to_keep(journal, swept)) is not None:
-                _delete_others(store, batch_folder(swept.table, tables.stream, journal.key), kept)
+            folder = batch_folder(swept.table, tables.stream, journal.key)
+            if _is_merged(journal, folder) and (kept := _committed_files_to_keep(journal, swept, folder)) is not None:
+                _delete_others(store, folder, kept)
     except Exception as error:  # storages raise anything, and the rows are where they belong
         log.info(
             "cannot delete merged change files of table %s; the next start tries again: %s", target, error_text(error)
@@ -312,10 +312,10 @@ def _sweep_folders(
     for target, handle in handles.items():
         table = _try_load(target, handle) if is_routed(target) else handle.current()
         if table is not None:
-            swept = _SweptTable(target, table, tables.stream)
-            kept = _committed_files_to_keep(record, swept) if record and is_merged else files
+            swept, folder = _SweptTable(target, table, tables.stream), batch_folder(table, tables.stream, key)
+            kept = _committed_files_to_keep(record, swept, folder) if record and is_merged else files
             if kept is not None:
-                deleted += _delete_others(tables.store_of(target), batch_folder(table, tables.stream, key), kept)
+                deleted += _delete_others(tables.store_of(target), folder, kept)
     return deleted
 
 
@@ -334,9 +334,9 @@ def batch_folders(
                 yield BatchKey(int(epoch), int(batch)), folder
 
 
-def _is_merged(record: Journal, target: Target) -> bool:
-    """Return whether a batch's files are merged into the table. The table then has few of the staged files."""
-    return any(file.content in MERGING_MODES for file in record.staged_for(target))
+def _is_merged(record: Journal, folder: str) -> bool:
+    """Return whether a batch's files in the folder are merged into its table, which then has few of them."""
+    return any(file.content in MERGING_MODES for file in record.staged_in(folder))
 
 
 def _paths_of(files: Iterable[StagedFile]) -> set[str]:
@@ -354,8 +354,3 @@ def referenced_paths(table: Table) -> set[str]:
     manifests = {m.manifest_path: m for snapshot in table.metadata.snapshots for m in snapshot.manifests(table.io)}
     entries = (entry for manifest in manifests.values() for entry in manifest.fetch_manifest_entry(table.io))
     return {bare_path(entry.data_file.file_path) for entry in entries}
-
-
-def bare_path(path: str) -> str:
-    """Return a path without its scheme, so that paths of frazil, Spark and listings can be compared."""
-    return re.sub(r"^file:(//)?(?=/)", "", path)

@@ -18,12 +18,11 @@ import pyarrow.parquet as pq
 from pyiceberg.table import Table
 
 from frazil.commit.commit_checks import files_fit
-from frazil.commit.journal import Journal
+from frazil.commit.journal import Journal, bare_path
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import MERGING_MODES
 from frazil.commit.staging_targets import object_path, target_table
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path
 from frazil.errors import Explanation, error_text
 from frazil.ingest.contract import StagedFile, Target
 from frazil.ingest.table_writer import TableWriter, file_namer

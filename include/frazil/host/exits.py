@@ -70,7 +70,7 @@ def record_exit(  # noqa: PLR0913 - the parts of an exit
 def record_unseen_exit(folder: Path, launch: Launch) -> None:
     """Record the exit of a launch without a waiting parent: a crash, unless the last heartbeat reports a normal end."""
     heartbeat = read_heartbeat(folder, launch)
-    ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.error is None
+    ended_well = heartbeat is not None and heartbeat.phase is Phase.ENDED and heartbeat.cause is None
     code = 0 if ended_well else None
     ended_at_ms = heartbeat.written_at_ms if heartbeat else launch.launched_at_ms
     cause = None if ended_well else _unseen_cause(folder, launch, heartbeat)

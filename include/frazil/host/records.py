@@ -64,7 +64,7 @@ class StoredError:
 
     @property
     def cause(self) -> Failure | None:
-        return Failure(self.error, self.remedy, self.error_class) if self.error else None
+        return None if self.error is None else Failure(self.error, self.remedy, self.error_class)
 
     @staticmethod
     def fields_of(cause: Failure | None) -> dict[str, Any]:

@@ -263,7 +263,7 @@ class AlertStep:
     active: tuple[Alert, ...]
 
 
-def evaluate_readings(  # noqa: PLR0913 - keywords, of which one has a default
+def evaluate_readings(  # noqa: PLR0913 - keywords, one with a default
     previous: AlertStates,
     subject: str,
     seen: Iterable[Reading] | str,

@@ -15,10 +15,10 @@ from pyiceberg.exceptions import NoSuchIcebergTableError, NoSuchTableError
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import Table, TableProperties
-from pyiceberg.typedef import Identifier
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from frazil.maintenance.orphans import ListedFile, References, StorePath, TableFolders, UndecidedFiles, normalise_path
+from frazil.table.catalogs import list_namespaces
 from frazil.table.lost_tables import METADATA_SUFFIX
 from frazil.table.tables import data_location
 
@@ -49,19 +49,12 @@ def table_folders(table: Table, resolve: Callable[[str], StorePath]) -> TableFol
 
 
 def load_all_tables(catalog: Catalog) -> Iterator[Table]:
-    for namespace in _namespaces(catalog, ()):
+    for namespace in list_namespaces(catalog):
         for identifier in catalog.list_tables(namespace):
             try:
                 yield catalog.load_table(identifier)
             except (NoSuchTableError, NoSuchIcebergTableError):
                 continue  # dropped meanwhile, or not an Iceberg table
-
-
-def _namespaces(catalog: Catalog, parent: Identifier) -> Iterator[Identifier]:
-    for namespace in catalog.list_namespaces(parent):
-        yield namespace
-        if len(namespace) > len(parent):
-            yield from _namespaces(catalog, namespace)
 
 
 def read_references(table: Table, resolve: Callable[[str], StorePath], *, before: Table) -> References:

@@ -301,7 +301,7 @@ def _has_service_recovered(row: list[ExitRecord], heartbeat: Heartbeat) -> bool:
     """
     if heartbeat.epoch is None or heartbeat.lag is None:
         return False
-    if heartbeat.stall or heartbeat.outage or heartbeat.error:
+    if heartbeat.stall or heartbeat.outage or heartbeat.cause:
         return False
     codes, others = {end.code for end in row}, {CommitUnavailable.exit_code, StorageUnavailable.exit_code}
     return codes <= KAFKA_EXIT_CODES or (codes <= KAFKA_EXIT_CODES | others and heartbeat.lag == 0)

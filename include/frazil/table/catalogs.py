@@ -31,6 +31,7 @@ from pyiceberg.exceptions import (
     UnauthorizedError,
 )
 from pyiceberg.table import Table
+from pyiceberg.typedef import Identifier
 from pyiceberg.utils.config import DEFAULT, Config
 from sqlalchemy import URL, create_engine, make_url, text
 from sqlalchemy import Engine as SqlEngine
@@ -184,6 +185,14 @@ def configured_catalogs() -> tuple[str | None, ...]:
     """Return the names of all configured catalogs, and None for the default one."""
     check_configuration()
     return (None, *sorted(Config().get_known_catalogs()))
+
+
+def list_namespaces(catalog: Catalog, parent: Identifier = ()) -> Iterator[Identifier]:
+    """Yield all namespaces of the catalog, or of `parent`, each before the namespaces in it."""
+    for namespace in catalog.list_namespaces(parent):
+        yield namespace
+        if len(namespace) > len(parent):
+            yield from list_namespaces(catalog, namespace)
 
 
 def list_table_names(catalog: Catalog, namespace: str) -> list[str]:

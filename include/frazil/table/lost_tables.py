@@ -23,6 +23,7 @@ from frazil.spec.units import format_count
 from frazil.table.catalogs import (
     MISSING_FILE,
     catalog_config,
+    list_namespaces,
     list_table_names,
     open_existing_catalog,
     translate_catalog_errors,
@@ -75,7 +76,7 @@ def describe_new_catalog(catalog: Catalog) -> str | None:
     if file := catalog.properties.get(MISSING_FILE):
         return f"the catalog's file {file} does not exist"
     try:
-        has_tables = any(catalog.list_tables(namespace) for namespace in catalog.list_namespaces())
+        has_tables = any(map(catalog.list_tables, list_namespaces(catalog)))
     except Exception:  # a catalog may refuse to list
         return None
     return None if has_tables else "the catalog has no tables"

@@ -27,7 +27,7 @@ _DISK_FAULTS: Mapping[int | None, tuple[str, str]] = {
     **dict.fromkeys(FULL_DISK_ERRORS, _FULL),
     errno.EROFS: ("is read-only", "Remount it"),
     errno.EIO: ("fails", "Check the disk, or the server that it is on"),
-    **dict.fromkeys((errno.ESTALE, errno.ENODEV, errno.ENXIO), _UNREACHABLE),
+    **dict.fromkeys((errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ENOTCONN), _UNREACHABLE),
 }
 """The fault of a local or mounted disk and its remedy, by error code. A retry may succeed after these errors.
 Permission errors become AccessDenied. Errors with other codes are raised unchanged."""
@@ -61,12 +61,13 @@ def _store_failure(path: str, what: str, error: Exception) -> StorageUnavailable
 
 def translate_local_failure(path: str, error: OSError) -> FrazilError | None:
     """Translate a fault of a local or mounted disk, or a denial of access; None for another error."""
+    path = str(error.filename or path)
     if isinstance(error, PermissionError):
         return AccessDenied(f"{path}: the file system refuses access ({_error_text(error)}); grant this user access")
     if (fault := _DISK_FAULTS.get(error.errno)) is None:
         return None
     what, remedy = fault
-    text = f"the disk of {error.filename or path} {what}: {_error_text(error)}"
+    text = f"the disk of {path} {what}: {_error_text(error)}"
     return StorageUnavailable(text, remedy=f"{remedy}; nothing is lost")
 
 

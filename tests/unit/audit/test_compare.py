@@ -702,3 +702,6 @@ def test_each_reset_that_moved_the_position_back_is_named_with_its_offsets():
     assert [count for count, _ in notes(two)] == [7, 5], "the newest explains the position"
     assert notes(replace(evidence, reset_times={})) == []
     assert notes(replace(evidence, covers_history=False)) == [(5, sentence.replace("0 to 9", "0 to 4"))]
+    skipped = CommittedRange(20, 30, 10, 0, TOPIC_ID, epoch=3)
+    later = replace(evidence, marker=30, ranges=(first, skipped, replace(again, epoch=5)), reset_times={4: 2, 2: 1})
+    assert [count for count, _ in notes(later)] == [5], "the first reset moved the position forward"

@@ -11,8 +11,8 @@ import yaml
 from click.testing import CliRunner
 
 from frazil.cli.main import frazil
+from frazil.commit.journal import bare_path
 from frazil.commit.open_streams import open_read_only, open_stream
-from frazil.commit.sweep import bare_path
 from frazil.errors import TableLost
 from frazil.operations.fetch import fetch_action_state, fetch_history
 from frazil.operations.stream_actions import plan_abandon

@@ -28,9 +28,9 @@ from frazil.cli.main import frazil
 from frazil.cli.output import split_commands
 from frazil.commit import marker_changes
 from frazil.commit.followers import COMMIT_GRACE_MS, Followers
+from frazil.commit.journal import bare_path
 from frazil.commit.marker import property_name
 from frazil.commit.routed_table_records import delete_table_record, list_recorded_tables
-from frazil.commit.sweep import bare_path
 from frazil.errors import AccessDenied, CommitUnavailable, SpecError, TableLost
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog

@@ -17,11 +17,11 @@ from pyiceberg.transforms import HourTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 from frazil.commit.committer import Committer
-from frazil.commit.journal import Journal
+from frazil.commit.journal import Journal, bare_path
 from frazil.commit.marker import BatchKey, Marker, open_branch_name
 from frazil.commit.marker_changes import reset
 from frazil.commit.reset_plan import read_state_before_reset
-from frazil.commit.sweep import bare_path, referenced_paths
+from frazil.commit.sweep import referenced_paths
 from frazil.partitions.completeness import Alignment
 from frazil.partitions.windows import Grain
 from frazil.spec.iceberg import DEAD_LETTER_SCHEMA

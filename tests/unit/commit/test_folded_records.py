@@ -14,11 +14,10 @@ import pytest
 from frazil.audit.claims import load_all_claims, load_window_claims
 from frazil.commit.folded_records import MAX_PARALLEL_READS, MAX_SEGMENT_BYTES, split_records
 from frazil.commit.history import Period, commit_records, first_offsets, table_position
-from frazil.commit.journal import Journal, JournalStore, UnusableJournal
+from frazil.commit.journal import Journal, JournalStore, UnusableJournal, bare_path
 from frazil.commit.marker import BatchKey
 from frazil.commit.marker_changes import forget
 from frazil.commit.settle import highest_epoch
-from frazil.commit.sweep import bare_path
 from frazil.events import StreamEvent
 from frazil.stream import hosting
 from frazil.stream.hosting import RecordFolding

@@ -17,13 +17,13 @@ from pyiceberg.table import Table
 
 from frazil.commit.committer import Committer
 from frazil.commit.followers import Followers, _advance_marker
-from frazil.commit.journal import Journal, JournalStore, UnusableJournal
+from frazil.commit.journal import Journal, JournalStore, UnusableJournal, bare_path
 from frazil.commit.marker import MAX_EPOCHS, BatchKey, Marker, read_marker
 from frazil.commit.marker_changes import discard_rows_of_existing_table, is_ahead, write_first_marker
 from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.routed_table_records import write_table_record
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path, discard_batch, sweep, sweep_batch, sweep_routed
+from frazil.commit.sweep import discard_batch, sweep, sweep_batch, sweep_routed
 from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.orphans import UndecidedFiles

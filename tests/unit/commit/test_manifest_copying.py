@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from frazil.commit.sweep import bare_path
+from frazil.commit.journal import bare_path
 from frazil.table.branches import head_of
 from tests.unit.commit.conftest import FaultyCatalog
 from tests.unit.commit.upserts import BY_REGION, UpsertWorld, upsert_world

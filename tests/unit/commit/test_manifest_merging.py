@@ -13,8 +13,8 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestFile
 
 from frazil.commit import manifest_lists
+from frazil.commit.journal import bare_path
 from frazil.commit.manifest_writing import MAX_REMEMBERED_BYTES, recently_written
-from frazil.commit.sweep import bare_path
 from frazil.table.branches import head_of
 from tests.java_rules import check_times
 

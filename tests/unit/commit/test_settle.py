@@ -13,14 +13,13 @@ from pyiceberg.types import StringType
 
 from frazil.commit.backfill_records import staging_stream
 from frazil.commit.compare_and_swap import TableHandle
-from frazil.commit.journal import VOID
+from frazil.commit.journal import VOID, bare_path
 from frazil.commit.marker import NO_TRANSACTION, BatchKey, BatchOutcome, LastTransaction
 from frazil.commit.marker_changes import change_marker, forget
 from frazil.commit.settle import highest_epoch
 from frazil.commit.sweep import (
     MAX_SWEPT_EPOCHS,
     _is_commit_of,
-    bare_path,
     batch_folder,
     delete_fenced_batch,
     sweep,

@@ -19,7 +19,7 @@ from pyiceberg.table.update import (
 from frazil.commit import manifest_lists, writer_expiry
 from frazil.commit.expiry import Pins
 from frazil.commit.history import ancestors
-from frazil.commit.sweep import bare_path
+from frazil.commit.journal import bare_path
 from frazil.commit.writer_expiry import WriterExpiry
 from frazil.errors import AccessDenied
 from frazil.spec.maintenance import Expiry

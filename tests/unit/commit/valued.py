@@ -52,10 +52,11 @@ from pyiceberg.types import (
 from frazil.backfill.commit import BackfillCommitter
 from frazil.backfill.request import parse_request
 from frazil.commit.backfill_records import BackfillRecord
+from frazil.commit.journal import bare_path
 from frazil.commit.marker import BatchKey, open_branch_name
 from frazil.commit.merging import DEDUPE_MODE, UPSERT_MODE, MergeConfig
 from frazil.commit.staging_targets import target_table
-from frazil.commit.sweep import bare_path, batch_folder, sweep_batch
+from frazil.commit.sweep import batch_folder, sweep_batch
 from frazil.ingest.changes import CHANGE, DELETE, OMITTED_COLUMNS, UPSERT
 from frazil.ingest.contract import Content, RangeProgress, StagedFile
 from frazil.ingest.shaper import find_lowest_truncatable

@@ -5,9 +5,19 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from frazil.host.exits import ENDED_WITHOUT_RECORD, KILLED_BY_OTHERS, record_exit, record_unseen_exit
-from frazil.host.records import Launch, LaunchKind, StopRequest, SupervisorNotes, read_exits, write_notes
+from frazil.errors import explain
+from frazil.host.exits import (
+    ENDED_WITHOUT_RECORD,
+    KILLED_BY_OTHERS,
+    read_heartbeat,
+    record_exit,
+    record_unseen_exit,
+)
+from frazil.host.heartbeat import Heartbeat, Phase
+from frazil.host.launcher import Observation, ProcessState
+from frazil.host.records import Launch, LaunchKind, StopRequest, StoredError, SupervisorNotes, read_exits, write_notes
 from frazil.host.writer_log import LOG_FILE
+from frazil.status.derive import describe_writer_process
 
 LAUNCH = Launch("launch-1", LaunchKind.SUPERVISED, 0)
 WORKS = "2026-01-01 00:00:00,000 INFO batch 7 is staged\n"
@@ -27,6 +37,15 @@ def test_a_killed_writer_is_reported_as_killed_without_lines_of_its_normal_work(
     fails = "%3|1796073620.476|FAIL|rdkafka#producer-1| Connect to ipv4#127.0.0.1:9092 failed: Connection refused\n"
     assert error_after(tmp_path, log=10 * GREETS + 90 * fails + 99 * WORKS) == KILLED_BY_OTHERS, "Kafka answered again"
     assert error_after(tmp_path, log=WORKS, code=1) == WORKS.strip(), "one that failed says why at the end of its log"
+
+
+def test_an_error_without_a_message_is_reported_by_its_class(tmp_path: Path):
+    error = StoredError.fields_of(explain(MemoryError()))
+    Heartbeat("shop", 1, "f", Phase.ENDED, written_at_ms=1, advanced_at_ms=1, **error).write(tmp_path)
+    seen = Observation(ProcessState.ENDED, LAUNCH, read_heartbeat(tmp_path, LAUNCH), ())
+    assert describe_writer_process(seen, now_ms=1).exit_code is None, "its process has not recorded the exit yet"
+    record_exit(tmp_path, LAUNCH, code=1, ended_at_ms=1)
+    assert str(read_exits(tmp_path)[-1].cause) == "MemoryError"
 
 
 def test_a_writer_killed_by_its_supervisor_is_reported_as_killed_after_a_stop_request(tmp_path: Path):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyiceberg.schema import Schema
 
+from frazil.commit.journal import bare_path
 from frazil.commit.marker import read_marker
-from frazil.commit.sweep import bare_path
 from frazil.errors import SpecError
 from frazil.maintenance.due import Action
 from frazil.maintenance.measure import NotMadeByRoute, measure, measure_due_table, route_tables

@@ -20,12 +20,12 @@ from frazil.audit.stream_audit import audit_stream
 from frazil.cli.route import route as route_command
 from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.followers import RETRY_TIMEOUT_S, LaggingTable
+from frazil.commit.journal import bare_path
 from frazil.commit.marker_changes import discard_rows_of_existing_table, discard_rows_of_missing_table
 from frazil.commit.missing_rows import find_lagging_tables
 from frazil.commit.open_streams import OpenStream
 from frazil.commit.settle import settle
 from frazil.commit.staging_targets import object_path
-from frazil.commit.sweep import bare_path
 from frazil.commit.waiting_files import load_missing_table_note, load_missing_table_notes
 from frazil.errors import AccessDenied, Explanation, RouteBehind
 from frazil.events import StreamEvent, TablesBehind, WaitingRowsCommitted

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +21,13 @@ from pyiceberg.schema import Schema
 from frazil.commit.committer import Committer
 from frazil.commit.compare_and_swap import RetryPolicy
 from frazil.commit.followers import Followers, LaggingTable
+from frazil.commit.journal import bare_path
 from frazil.commit.marker import BatchKey, Marker, property_name, read_marker
 from frazil.commit.settle import settle
 from frazil.commit.stream_tables import StreamTables
-from frazil.commit.sweep import bare_path, batch_folder
+from frazil.commit.sweep import batch_folder
 from frazil.errors import Explanation, Fenced
+from frazil.ingest.changes import CHANGE, UPSERT
 from frazil.ingest.contract import StageContext
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.destinations import DividedRows
@@ -39,6 +43,7 @@ from frazil.stream.routed_tables import RoutedTables
 from frazil.stream.stage_context import build_stage_context
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
+from tests.made_routes import MadeRoute, shop
 
 SOURCE = SourceIdentity("cluster", {"shop": "id"})
 
@@ -127,6 +132,27 @@ def test_a_start_deletes_files_that_a_lost_batch_staged_for_routed_tables() -> N
     StreamRoute.begin(shop.spec, next_start, shop.home(), Followers.load(next_start, shop.home()), lambda _: None)
     assert not (Path(bare_path(batch_folder(table, "shop", lost))) / "0.parquet").exists()
     assert (Path(bare_path(batch_folder(table, "shop", current))) / "0.parquet").exists()
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "upsert", "key": "kind"}], ids=["append", "upsert"])
+def test_a_start_keeps_the_rows_of_a_table_that_was_renamed_in_the_catalog_and_in_the_route(
+    mode: Mapping[str, Any],
+) -> None:
+    declaration = {**mode, "schema": {"kind": "string not null", "at": "timestamptz"}}
+    made, keys = MadeRoute(shop(**declaration), time.time_ns() // 1_000_000), count()
+    made.columns = lambda rows: {
+        "kind": pa.array([f"{next(keys)}" for _ in range(rows)]),
+        CHANGE: pa.array([UPSERT] * rows, pa.int32()),
+    }
+    made.begin_route("a")
+    for _ in range(3):
+        made.run({"main": 1, "shop.raw_a": 2})
+    load_catalog(None).rename_table("shop.raw_a", "shop.moved")
+    route = {"by": "field", "name": "kind", "tables": {"order": "shop.orders", "a": "shop.moved"}}
+    again = MadeRoute(shop(**declaration, route=route), made.now_ms)
+    again.begin()
+    StreamRoute.begin(again.spec, again.tables, again.home(), again.followers, lambda _: None)
+    assert load_catalog(None).load_table("shop.moved").scan().to_arrow().num_rows == 6
 
 
 def test_a_start_continues_although_a_routed_table_cannot_be_swept(

@@ -118,6 +118,8 @@ def test_a_table_is_not_registered_in_a_catalog_that_took_the_place_of_its_own(
     load_catalog(None).create_namespace("demo")
     assert "the catalog has no tables, so another" in refusal("demo.flights", made.metadata_location)
     assert load_catalog(None).list_tables("demo") == []
+    ensure_table(load_catalog(None), stream(name="other", table="lake.city.rides"))
+    assert "frazil register" in (find_lost_table(stream()) or ""), "tables of nested namespaces count, too"
     lose(unconfigured)
     for path in tmp_path.glob("catalog.db*"):
         path.rename(unconfigured / path.name)

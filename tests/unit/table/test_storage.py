@@ -20,7 +20,7 @@ from frazil.errors import AccessDenied, CommitUnavailable, SpecError, StorageUna
 from frazil.table.object_storage import MAX_CACHED_FILE_IOS, MAX_KEYS_PER_REQUEST, FsspecStore, _translate_errors
 from frazil.table.object_store import ObjectStore, file_io_properties
 from frazil.table.storage import LocalStore, open_store
-from frazil.table.storage_errors import is_storage_failure, translate_staging_failure
+from frazil.table.storage_errors import is_storage_failure, translate_local_failures, translate_staging_failure
 
 
 @pytest.fixture(params=["plain", "uri"])
@@ -293,6 +293,7 @@ def test_an_object_store_that_fails_has_a_remedy() -> None:
         (errno.EIO, "fails"),
         (errno.ESTALE, "cannot be reached"),
         (errno.ENODEV, "cannot be reached"),
+        (errno.ENOTCONN, "cannot be reached"),
     ],
 )
 def test_a_fault_of_a_disk_is_an_outage_of_the_storage_that_the_writer_waits_for(
@@ -313,6 +314,14 @@ def test_a_fault_of_a_disk_is_an_outage_of_the_storage_that_the_writer_waits_for
     with pytest.raises(StorageUnavailable, match=f"the disk of {tmp_path} {words}: "):
         LocalStore().sync_files([str(tmp_path)])
     assert (is_storage_failure(error), is_storage_failure(ConnectionRefusedError(111, "refused"))) == (True, False)
+
+
+def test_an_error_that_names_a_file_is_reported_with_the_name_of_this_file() -> None:
+    with (
+        pytest.raises(AccessDenied, match=r"^/keys/shop\.pem: the file system"),
+        translate_local_failures("/runs/shop"),
+    ):
+        raise PermissionError(errno.EACCES, "Permission denied", "/keys/shop.pem")
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])

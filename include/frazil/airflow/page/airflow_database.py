@@ -46,7 +46,7 @@ class Measurement:
     alerts: tuple[ActiveAlert, ...] = ()
     at_ms: int | None = None
     begun_ms: int | None = None
-    """When the DAG's unfinished run began; None if no run is unfinished."""
+    """When the DAG's unfinished run began; None without one, or if a run has failed since the last measurement."""
     is_paused: bool = False
     """Whether the DAG is paused."""
     due: Mapping[str, Sequence[str]] | None = None
@@ -60,13 +60,16 @@ def read_last_measurement() -> Measurement:
         .order_by(XComModel.timestamp.desc())
         .limit(1)
     )
-    unfinished = select(func.min(func.coalesce(DagRun.start_date, DagRun.queued_at))).where(
-        DagRun.dag_id == HEALTH_DAG, DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING))
-    )
+    begun = func.coalesce(DagRun.start_date, DagRun.queued_at)
+    runs = select(begun).where(DagRun.dag_id == HEALTH_DAG).limit(1)
+    unfinished = runs.where(DagRun.state.in_((DagRunState.QUEUED, DagRunState.RUNNING))).order_by(begun)
+    failed = runs.where(DagRun.state == DagRunState.FAILED).order_by(begun.desc())
     is_paused = read_pauses([HEALTH_DAG]).get(HEALTH_DAG, False)
     with create_session() as session:
-        begun_ms = _to_ms(session.scalar(unfinished))
+        begun_ms, failed_ms = (_to_ms(session.scalar(runs)) for runs in (unfinished, failed))
         found = session.scalars(newest).first()
+        if failed_ms and (found is None or failed_ms > (_to_ms(found.timestamp) or 0)):
+            begun_ms = None
         if found is None:
             return Measurement(begun_ms=begun_ms, is_paused=is_paused)
         value, at_ms = XComModel.deserialize_value(found), _to_ms(found.timestamp)
