@@ -89,6 +89,8 @@ class JsonTexts:
         path: str,
     ) -> pa.Array:
         """Return the array with JSON texts filled in. Entry i is `parts[i]` of the record `rows[i]`."""
+        if not field.field_type.is_primitive:  # a field of another type leaves null
+            parts = [at if there else None for at, there in zip(parts, array.is_valid().to_pylist(), strict=True)]
         match kind := field.field_type:
             case iceberg.StructType():
                 children = []
