@@ -122,8 +122,11 @@ def test_a_table_that_cannot_be_measured_is_an_alert_and_hides_no_other(
     assert (stands["fired"], {alert["rule"] for alert in stands["active"]}) == ([], {"snapshots", "unmeasured"})
     monkeypatch.setattr(table_health, "measure", measure)
     well = table_health.measure_all(tmp_path, store)
-    assert [alert["rule"] for alert in well["resolved"]] == ["unmeasured"]
+    assert [(alert["rule"], alert["value"]) for alert in well["resolved"]] == [("unmeasured", "measured again")]
     assert [alert["rule"] for alert in well["active"]] == ["snapshots"]
+    declare(tmp_path, "{alerts: false}")
+    off = table_health.measure_all(tmp_path, store)
+    assert [(alert["rule"], alert["value"]) for alert in off["resolved"]] == [("snapshots", "no longer watched")]
 
 
 @pytest.mark.usefixtures("made")

@@ -27,6 +27,7 @@ CLEAR_RATIO = 0.8
 """An alert ends at this share of its threshold, which prevents flapping."""
 
 UNMEASURED_RULE = "unmeasured"
+NO_LONGER_WATCHED = "no longer watched"
 MIN_FILE_DIVISOR = 256
 """Minimum divisor for a manifest list's bytes per data file. Each list has a schema of 4 KiB, even in small tables."""
 
@@ -270,13 +271,15 @@ def evaluate_readings(  # noqa: PLR0913 - keywords, one with a default
     alerts: Alerts,
     *,
     now_ms: int,
-    unwatched: str = "no longer watched",
+    unwatched: str = NO_LONGER_WATCHED,
 ) -> AlertStep:
     """Evaluate the readings of a subject, or the problem that prevented them. After a problem, active alerts stay, and
     `unmeasured` may fire. `unwatched` is the reason why a rule has no reading.
     """
     readings = _unmeasured_readings(previous, subject, seen) if isinstance(seen, str) else seen
     found = {r.rule: r for r in readings} if alerts.enabled else {}
+    if found:
+        found.setdefault(UNMEASURED_RULE, Reading(UNMEASURED_RULE, 0, 0, "measured again", ""))
     hold_ms = alerts.hold // timedelta(milliseconds=1)
     states: dict[str, AlertState] = {}
     fired, resolved, active = [], [], []

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from frazil import __version__
-from frazil.errors import EnvironmentUnusable, Explanation, FrazilError, error_text
+from frazil.errors import EnvironmentUnusable, FrazilError, error_text
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat
 from frazil.host.process_log import LOG_FORMAT, SafeFormatter, log_to_stderr
@@ -77,7 +77,7 @@ def run_driver(stream: str, *, catalog: str, table: str, driver: str) -> int:
             was_signalled = True
         except FrazilError as error:
             log.error("%s: %s", type(error).__name__, error)  # noqa: TRY400
-            reporter.ended = DriverExit(error.exit_code, str(Explanation(error.reason, error.remedy)))
+            reporter.ended = DriverExit(error.exit_code, error_text(error))
             return error.exit_code
         except Exception as error:
             log.exception("the writer crashed")

@@ -50,7 +50,7 @@ _PARQUET_INTEGERS = re.compile(
     r"write\.parquet\.(row-group-size-bytes|row-group-limit|(page|dict)-size-bytes|page-row-limit)"
 )
 _METRICS_PROPERTIES = re.compile(r"write\.metadata\.metrics\.(default|column\..*)")
-_METRICS_MODE = re.compile(r"|none|counts|full|truncate\(0*[1-9]\d*\)", re.IGNORECASE)
+_METRICS_MODE = re.compile(r"none|counts|full|truncate\(0*[1-9]\d*\)", re.IGNORECASE)
 
 FORMAT_3_READERS = (
     "only a new table gets version 3, which fewer engines read, and it cannot go back to version 2. Spark with Iceberg "

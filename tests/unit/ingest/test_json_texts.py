@@ -300,3 +300,35 @@ def test_columns_that_cannot_be_stored_as_json_text_are_refused(
     with pytest.raises(ValidationError) as refused:
         StreamSpec.model_validate(spec, by_alias=True, by_name=False)
     assert message in describe(refused.value, spec, Path("s.yaml"), lambda _: Path("s.yaml"))
+
+
+@pytest.mark.parametrize("field", ["string x", "repeated string x", "map<string, string> x", "map<int32, R> x"])
+@pytest.mark.parametrize("column", ["struct<v: string>", "list<struct<v: string>>", "map<string, struct<v: string>>"])
+def test_a_protobuf_field_that_cannot_fill_a_column_with_json_inside_affects_no_other_record(
+    field: str, column: str
+) -> None:
+    form = {"type": "protobuf", "schema-text": f'syntax = "proto3"; message R {{ {field} = 1; int32 y = 2; }}'}
+    path = {"s": "", "l": "element.", "m": "value."}[column[0]]
+    decoded = decode(
+        [b"\x10\1", b"\x0a\1a\x10\2"], declared({"x": {"type": column, "as": {f"{path}v": "json"}}, "y": "int"}, form)
+    )
+    assert {r.index for r in decoded.rejections} <= {1}
+    assert decoded.rows["y"].to_pylist()[0] == 1
+
+
+def test_protobuf_keeps_values_of_a_map_as_json_in_a_list_of_its_entries() -> None:
+    form = {"type": "protobuf", "schema-text": PROTO, "message": "R"}
+    records = [proto({"by": {"7": {"s": ["a"]}, "-1": {}, "5": {"big_one": "3"}}}), proto({})]
+
+    def by(column: str, path: str) -> list[Any]:
+        decoded = decode(records, declared({"by": {"type": column, "as": {path: "json"}}}, form))
+        return [decoded.rows["by"].to_pylist(), [(r.index, r.error_class) for r in decoded.rejections]]
+
+    rows, rejections = by("list<struct<key: int, value: string>>", "element.value")
+    assert (sorted((one["key"], one["value"]) for one in rows[0]), rows[1], rejections) == (
+        [(-1, "{}"), (5, '{"big_one":"3"}'), (7, '{"s":["a"]}')],
+        [],
+        [],
+    )
+    rows, rejections = by("list<struct<value: string>>", "element.value")
+    assert (rows, [index for index, _ in rejections]) == ([[]], [0])

@@ -240,6 +240,21 @@ def test_each_protobuf_type_has_the_column_type_that_can_hold_it() -> None:
     assert drift.wider == {("known", "element", "value"): "long", ("w",): "long"}
 
 
+def test_new_and_wider_fields_of_a_wrapper_in_a_struct_are_seen() -> None:
+    text = """
+    syntax = "proto3";
+    import "google/protobuf/wrappers.proto";
+    message R { google.protobuf.Int64Value w = 1; repeated google.protobuf.StringValue l = 2; }
+    """
+    wrapped = t.StructType(t.NestedField(2, "value", t.IntegerType()))
+    other = t.StructType(t.NestedField(5, "other", t.IntegerType()))
+    table = Schema(t.NestedField(1, "w", wrapped), t.NestedField(3, "l", t.ListType(4, other, False)))
+    decode = create_decoder({"type": "protobuf", "schema-text": text}, table, {}, "full")
+    decoded = decode(RecordChunk.of_values([b"\x0a\x02\x08\x07"]))
+    assert decoded.rows.to_pylist() == [{"w": {"value": 7}, "l": []}]
+    assert (decoded.drift.new, decoded.drift.wider) == ({("l", "element", "value"): "string"}, {("w", "value"): "long"})
+
+
 def test_a_schema_that_cannot_fill_the_table_does_not_affect_other_schemas() -> None:
     lacking = 'syntax = "proto3"; message R { map<string, In> l = 1; } message In { int64 x = 1; }'
     valid = 'syntax = "proto3"; message R { string s = 1; int64 l = 2; }'

@@ -390,6 +390,7 @@ def test_files_carry_field_ids_and_no_arrow_schema(make_table: MakeTable, make_w
         ("write.parquet.compression-level", "high"),
         ("write.parquet.format-version", "2"),
         ("write.metadata.metrics.default", "bounds"),
+        ("write.metadata.metrics.default", ""),
         ("write.metadata.metrics.column.n", "truncate(0)"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from frazil import __version__
-from frazil.errors import EnvironmentUnusable
+from frazil.errors import EnvironmentUnusable, OffsetGap
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.remote import driver as drivers
@@ -109,6 +109,7 @@ class Catalog:
     ("ends", "code", "reason"),
     [
         ("by itself", 0, None),
+        ("by an error", 11, "OffsetGap: records are lost. Reset it"),
         ("by SIGTERM", 143, FOREIGN_SIGNAL),
         ("by SIGTERM before it writes", 143, FOREIGN_SIGNAL),
         ("by SIGTERM with an unreadable order", 143, FOREIGN_SIGNAL),
@@ -118,7 +119,7 @@ class Catalog:
         ("by the agent of a newer driver", 0, None),
     ],
 )
-def test_a_driver_that_ends_by_sigterm_reports_who_requested_its_end(
+def test_a_driver_that_ends_reports_who_requested_its_end_or_its_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str, code: int, reason: str | None
 ) -> None:
     declared = {
@@ -137,6 +138,8 @@ def test_a_driver_that_ends_by_sigterm_reports_who_requested_its_end(
         if ends == "by SIGTERM before it writes":
             signal.raise_signal(signal.SIGTERM)
         signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+        if ends == "by an error":
+            raise OffsetGap("records are lost", remedy="Reset it", stream="ticks")
         if ends == "by its order":
             folder.put_order(dataclasses.replace(order, stop="ada paused the stream"))
             assert stopped.wait(20)

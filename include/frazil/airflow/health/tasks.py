@@ -27,6 +27,7 @@ from frazil.airflow.health.subjects import (
 from frazil.airflow.untrusted_values import AssetStore, stored_mapping, stored_names
 from frazil.errors import error_text
 from frazil.maintenance.alerts import (
+    NO_LONGER_WATCHED,
     AlertStates,
     AlertStep,
     Reading,
@@ -82,15 +83,18 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     threads.close()
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
-        alerts, why = Alerts(), "no stream declares it"
+        alerts, why = Alerts(), NO_LONGER_WATCHED
         readings: Iterable[Reading] | str = ()
         if name in subjects:
             readings, alerts = seen[name], subjects[name].alerts
         elif name in tables:
-            settings, why = tables[name].settings, "the table does not exist"
+            settings = tables[name].settings
             readings, alerts = _table_readings(found.get(name), settings, now_ms=now_ms), settings.alerts
+            why = NO_LONGER_WATCHED if found.get(name) else "the table does not exist"
         elif problems and " " not in name:
             readings = f"a declaration is invalid: {'; '.join(problems)}"
+        else:
+            why = "no stream declares it"
         before = AlertStates.from_json(stored_mapping(store, name))
         steps[name] = evaluate_readings(before, name, readings, alerts, now_ms=now_ms, unwatched=why)
     changes = _store_states(mark_reported_together(steps, MAX_SEPARATE), store)

@@ -15,6 +15,8 @@ from frazil.ingest.schema_drift import MAX_NESTING, MIXED, FoundType, ListOf, Ma
 DEBEZIUM_JSON = "io.debezium.data.Json"
 UINT64 = "uint64"
 """The kind of Protobuf's unsigned integers of 64 bits. Other kinds are Avro's own."""
+WRAPPER = "wrapper"
+"""The logical type of records with one field that may fill a column themselves: Protobuf's wrappers."""
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _LOGICAL_TYPES = {
     **dict.fromkeys(("date", "time-millis"), ("int",)),
@@ -211,7 +213,7 @@ def _find_changes(
     written: AvroType, kind: iceberg.IcebergType, path: Path, inside: frozenset[int]
 ) -> Iterator[tuple[Path, FoundType, str]]:
     """Yield `(path, type, "")` for a new field, and `(path, None, wider type)` for a column that needs a wider type."""
-    if written.kind == "union":
+    if written.kind == "union" or (written.logical == WRAPPER and not isinstance(kind, iceberg.StructType)):
         for branch in written.parts:
             yield from _find_changes(branch, kind, path, inside)
         return
@@ -264,6 +266,8 @@ def _type_of(written: AvroType, inside: frozenset[int]) -> FoundType:  # noqa: P
         case "map":
             return MapOf(_type_of(written.parts[0], within))
     match written.logical:
+        case logical if logical == WRAPPER:
+            return _type_of(written.parts[0], within)
         case "date":
             return "date"
         case "decimal":

@@ -7,6 +7,7 @@ need valid syntax.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,6 +38,7 @@ from frazil.ingest.formats.json.values import (
 Row = list[Any]
 Conversion = Callable[[bytes], Any]
 """Converts a value's JSON text to a value that Arrow accepts. Raises InvalidValue."""
+_BYTE = re.compile(r"(?<=\(byte )[0-9]+")
 _decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -87,7 +89,8 @@ class RecordReader:
         except InvalidValue as wrong:
             return RecordError(wrong.error_class, f"{wrong.path}: {wrong.text}")
         except msgspec.DecodeError as error:
-            return RecordError("InvalidJson", malformed_text(text, str(error)))
+            message = _BYTE.sub(lambda at: str(len(decode_special_numbers(plain[: int(at[0])]))), str(error))
+            return RecordError("InvalidJson", malformed_text(text, message))
 
 
 class _Conversions:

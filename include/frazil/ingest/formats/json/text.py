@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable
 
 import numpy as np
@@ -16,11 +17,13 @@ MAX_DEPTH = 500
 _DEPTH_CHANGES = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[{]}"))
 _STRINGS = re.compile(b"(" + STRING.pattern + b")", re.DOTALL)
-_SPECIAL_NUMBERS = {"NaN": "1e9990001", "Infinity": "1e9990002", "Inf": "1e9990003"}
+_ENCODED = f"1e999{secrets.randbelow(10**12):012}"
+"""The beginning of the numbers in `SPECIALS`: random, so that no record contains it."""
+_SPECIAL_NUMBERS = {"NaN": f"{_ENCODED}1", "Infinity": f"{_ENCODED}2", "Inf": f"{_ENCODED}3"}
 SPECIALS = {f"{sign}{name}": f"{sign}{text}".encode() for name, text in _SPECIAL_NUMBERS.items() for sign in ("", "-")}
 """Numbers that replace NaN and infinities, which strict JSON does not have."""
 _SPECIAL_PATTERN = re.compile(rb"-?(?:NaN|Inf(?:inity)?)")
-_ENCODED_PATTERN = re.compile(rb" ?(-?1e999000[123])(?![0-9]) ?")
+_ENCODED_PATTERN = re.compile(rf" ?(-?{_ENCODED}[123])(?![0-9]) ?".encode())
 _SPECIAL_NAMES = {number: name.encode() for name, number in SPECIALS.items()}
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -120,7 +123,8 @@ def decode_special_numbers(text: bytes) -> bytes:
     def restore(part: bytes) -> bytes:
         return _ENCODED_PATTERN.sub(lambda found: _SPECIAL_NAMES[found[1]], part)
 
-    return change_outside_strings(text, b"e999000", b"e999000", restore) if b"e999000" in text else text
+    mark = _ENCODED.encode()
+    return change_outside_strings(text, mark, mark, restore) if mark in text else text
 
 
 def _replace_specials(text: bytes) -> bytes:

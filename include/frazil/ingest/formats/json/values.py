@@ -79,9 +79,9 @@ def find_conversion(kind: iceberg.IcebergType, unit: str | None) -> Callable[[by
         case iceberg.BooleanType():
             return _read_boolean
         case iceberg.IntegerType():
-            return lambda text: _read_integer(text, str(kind), _INT32)
+            return lambda text: _read_integer(text, "int", _INT32)
         case iceberg.LongType():
-            return lambda text: _read_integer(text, str(kind), INT64)
+            return lambda text: _read_integer(text, "long", INT64)
         case iceberg.FloatType() | iceberg.DoubleType():
             return lambda text: _read_double(text, kind)
         case iceberg.DecimalType(precision=precision, scale=scale):
@@ -99,7 +99,7 @@ def find_conversion(kind: iceberg.IcebergType, unit: str | None) -> Callable[[by
         case iceberg.BinaryType():
             return of_string(decode_base64)
     if unit is None:
-        return of_string(str)
+        return lambda text: _read_string(text, kind)
     return _string_or_json_text if unit == JSON_IN_TEXT else _to_json_text
 
 

@@ -14,7 +14,7 @@ from frazil.ingest.chunk import NULL, BinaryColumn, RecordChunk
 from frazil.ingest.decode import PLAIN, DecodedChunk, DecoderOptions
 from frazil.ingest.formats.avro.decoder import DECLARED_ID, EMPTY_FAULT, AvroDecoder, read_schema_ids
 from frazil.ingest.formats.avro.program import Fault
-from frazil.ingest.formats.avro.schema import UINT64, AvroType
+from frazil.ingest.formats.avro.schema import UINT64, WRAPPER, AvroType
 from frazil.ingest.formats.json.lines import FRAME_BYTES
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.protobuf import operations as op
@@ -52,7 +52,7 @@ def as_avro_type(written: Descriptor) -> AvroType:
 
     def add_record(message: Descriptor) -> AvroType:
         if (found := records.get(message.full_name)) is None:
-            logical = "timestamp-micros" if message.full_name == TIMESTAMP else ""
+            logical = {TIMESTAMP: "timestamp-micros", **dict.fromkeys(WRAPPERS, WRAPPER)}.get(message.full_name, "")
             names = tuple((one.name,) for one in message.fields)
             found = records[message.full_name] = AvroType("record", message.full_name, logical, fields=names)
             left.append((found, message))
@@ -61,8 +61,6 @@ def as_avro_type(written: Descriptor) -> AvroType:
     def single_type(one: FieldDescriptor) -> AvroType:
         if one.type in _SCALAR_KINDS:
             return AvroType(_SCALAR_KINDS[one.type])
-        if one.message_type.full_name in WRAPPERS:
-            return AvroType("union", parts=[AvroType("null"), single_type(one.message_type.fields[0])])
         return add_record(one.message_type) if one.message_type.fields else AvroType(MIXED)
 
     def field_type(one: FieldDescriptor) -> AvroType:

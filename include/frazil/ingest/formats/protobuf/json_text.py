@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -89,6 +90,8 @@ class JsonTexts:
         path: str,
     ) -> pa.Array:
         """Return the array with JSON texts filled in. Entry i is `parts[i]` of the record `rows[i]`."""
+        if not field.field_type.is_primitive:  # a field of another type leaves null
+            parts = [at if there else None for at, there in zip(parts, array.is_valid().to_pylist(), strict=True)]
         match kind := field.field_type:
             case iceberg.StructType():
                 children = []
@@ -102,14 +105,7 @@ class JsonTexts:
                     children.append(child)
                 return with_children(array, children, array.type)
             case iceberg.ListType() | iceberg.MapType():
-                keys = array.keys.to_pylist() if isinstance(kind, iceberg.MapType) else None
-                inside, entry_rows, starts = [], [], array.offsets.to_pylist()
-                for n, (at, row) in enumerate(zip(parts, rows, strict=True)):
-                    if at is not None:
-                        values = _field_value(at)
-                        some = values if keys is None else [values[key] for key in keys[starts[n] : starts[n + 1]]]
-                        inside += [at._replace(value=value) for value in some]
-                        entry_rows += [row] * len(some)
+                inside, entry_rows = self._parts_inside(array, kind, parts, rows, path)
                 *before, entries = child_arrays(array)
                 inner = inner_fields(kind)[-1]
                 filled = self._fill_array(entries, inner, inside, entry_rows, f"{path}.{inner.name}")
@@ -129,9 +125,51 @@ class JsonTexts:
             texts.append("" if text is None and field.required else text)
         return pa.array(texts, array.type)
 
+    def _parts_inside(
+        self,
+        array: pa.Array,
+        kind: iceberg.ListType | iceberg.MapType,
+        parts: Sequence[_FieldValue | None],
+        rows: Sequence[int],
+        path: str,
+    ) -> tuple[list[_FieldValue | None], list[int]]:
+        """Return the parts of all entries of lists or maps, and their rows."""
+        inside: list[_FieldValue | None] = []
+        of, keys, starts = [], _entry_keys(array, kind), array.offsets.to_pylist()
+        for n, (at, row) in enumerate(zip(parts, rows, strict=True)):
+            if at is not None:
+                own = keys[starts[n] : starts[n + 1]]
+                if is_map(at.field) and None in own:
+                    self.faults.setdefault(row, f"{path}: JSON text in the entries of a map needs the field key")
+                    inside += [None] * len(own)
+                else:
+                    inside += [at._replace(value=value) for value in _field_values(at, own, kind)]
+                of += [row] * len(own)
+        return inside, of
+
 
 def _field_value(at: _FieldValue) -> Any:
     return getattr(at.message, at.field.name)
+
+
+def _entry_keys(array: pa.Array, kind: iceberg.ListType | iceberg.MapType) -> list[Any]:
+    """Return the keys of all entries of a map, or of a list that may have them; None for entries without keys."""
+    if isinstance(kind, iceberg.MapType):
+        return array.keys.to_pylist()  # type: ignore[no-any-return]
+    names = [field.name for field in inner_fields(kind.element_type)]
+    return array.values.field(names.index("key")).to_pylist() if "key" in names else [None] * len(array.values)
+
+
+def _field_values(at: _FieldValue, keys: Sequence[Any], kind: iceberg.IcebergType) -> Sequence[Any]:
+    """Return the elements of a list, or the values (in a list column, the entries) of a map with these keys."""
+    values = _field_value(at)
+    if not is_map(at.field):
+        return values  # type: ignore[no-any-return]
+    known = [int(key) if isinstance(key, Decimal) else key for key in keys]
+    if isinstance(kind, iceberg.MapType):
+        return [values[key] for key in known]
+    entry = GetMessageClass(at.field.message_type)
+    return [entry(key=key, value=values[key]) for key in known]
 
 
 def _find_field(message: Message, name: str) -> _FieldValue | None:
