@@ -137,7 +137,8 @@ def restart(stream: str, streams_folder: Path, reason: str, *, output: CommandOu
     starts = supervision.next_start if is_stopped else supervision.replacement
     if _missing_table_reason(spec, desired):
         starts = "it cannot continue until its table is restored"
-    output.say(f"{stream} {'has no writer to replace' if is_stopped else 'gets a new writer'}: {starts}.")
+    done = "has no writer to replace, and is resumed" if is_stopped else "gets a new writer"
+    output.say(f"{stream} {done}: {starts}.")
     _report_scope(spec, desired, output)
     return desired
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from pyiceberg.table import Table
 
 from frazil.commit.commit_checks import check_ancestry
-from frazil.commit.history import first_offsets, table_position
+from frazil.commit.history import first_offsets, last_reset_ms, table_position
 from frazil.commit.marker import (
     NO_TRANSACTION,
     Marker,
@@ -92,13 +92,25 @@ def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
     marker = try_read_marker(table.metadata.properties, tables.stream)
     rolled_back = marker is not None and is_rolled_back(table, marker, name=tables.main.identifier)
     if marker is not None and not rolled_back:
-        return StateBeforeReset(marker, text, marker.offsets, marker.source, rolled_back=False)
+        return StateBeforeReset(marker, text, _held_offsets(table, tables, marker), marker.source, rolled_back=False)
     try:
         record = table_position(table.metadata, tables.journals, stream=tables.stream, table=tables.main.identifier)
     except RolledBack as error:
         return StateBeforeReset(marker, text, {}, None, rolled_back=rolled_back, unknown=str(error))
     held, source = (record.offsets_after, record.source) if record else first_offsets(table.metadata, tables.journals)
     return StateBeforeReset(marker, text, held, source, rolled_back=rolled_back)
+
+
+def _held_offsets(table: Table, tables: StreamTables, marker: Marker) -> Offsets:
+    """Return the next offsets after the table's records: the marker's, or after a reset those of the last batch."""
+    if last_reset_ms(table.metadata, tables.stream) is None:
+        return marker.offsets
+    try:
+        record = table_position(table.metadata, tables.journals, stream=tables.stream, table=tables.main.identifier)
+    except RolledBack:  # the last batch's record has expired
+        return marker.offsets
+    last = keep_same_topics(record.offsets_after, record.source, marker.source) if record else {}
+    return {**marker.offsets, **{tp: offset for tp, offset in last.items() if tp not in marker.landed}}
 
 
 def is_rolled_back(table: Table, marker: Marker, *, name: str) -> bool:

@@ -215,10 +215,13 @@ def _check_registry(spec: StreamSpec) -> str:
 def _check_catalog(spec: StreamSpec) -> list[Failure]:
     from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
     from frazil.table.atomic_catalogs import find_commit_tables
-    from frazil.table.catalogs import load_catalog
+    from frazil.table.catalogs import MISSING_FILE, load_catalog, open_existing_catalog
+    from frazil.table.lost_tables import find_lost_table
 
     try:
         with report_missing_extras():
+            if MISSING_FILE in open_existing_catalog(spec.table.catalog).properties and find_lost_table(spec):
+                return []  # the check of existing tables reports it; a probe would create the catalog's file
             catalog = load_catalog(spec.table.catalog)
             with clean_up_probe_folders(catalog, spec):
                 if spec.commit.atomic:

@@ -56,6 +56,12 @@ def assert_refused_by_checks(folder: Path, made: MadeStream, reason: str) -> Non
     assert not [good for good in document["connections"] if "can hold" in good]
 
 
+def test_checks_do_not_create_a_missing_catalog_file(made: MadeStream, tmp_path: Path, frazil_home: Path) -> None:
+    put_aside(frazil_home)
+    assert_refused_by_checks(tmp_path, made, f"the catalog's file {frazil_home / 'catalog.db'} does not exist")
+    assert not (frazil_home / "catalog.db").exists()
+
+
 def problems(folder: Path) -> list[str]:
     return list(json.loads(call(folder, "status", "--json"))["streams"][0]["problems"])
 

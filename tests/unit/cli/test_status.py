@@ -453,7 +453,7 @@ def test_a_restart_without_a_writer_resumes_the_stream_and_reports_what_starts_i
     spec = load_stream(streams / "ticks.yaml")
     open_desired_store(spec).pause(by="ana", reason="")
     done = CliRunner().invoke(frazil, ["restart", "ticks", "--streams", str(streams)], catch_exceptions=False)
-    assert done.stdout.startswith("ticks has no writer to replace: ")
+    assert done.stdout.startswith("ticks has no writer to replace, and is resumed: ")
     assert "no supervisor has watched it on this host, so `frazil run ticks` starts its writer" in done.stdout
     assert open_desired_store(spec).read().mode == "running"
 

@@ -47,6 +47,13 @@ def test_a_reset_is_one_snapshot_with_the_marker_and_fences_a_running_writer(wor
     assert world.marker().offsets == {P0: 6, P1: 21}
 
 
+@pytest.mark.parametrize("first", [{P0: 0, P1: 0}, {P0: 90, P1: 90}])
+def test_a_second_reset_knows_which_records_the_table_has(world: Any, first: dict[tuple[str, int], int]):
+    world.run(world.begin(), {0: (0, 10), 1: (0, 20)})
+    reset_to(world, first)
+    assert read_state_before_reset(world.tables).held == {P0: 10, P1: 20}
+
+
 @pytest.mark.parametrize("table", ["demo.events", "demo.events_dead_letters"])
 def test_a_reset_whose_answer_is_lost_or_late_is_done_once(world: Any, table: str):
     world.run(world.begin(), {0: (0, 10)})
