@@ -280,8 +280,8 @@ class KafkaAdmin:
         text = _ATTEMPT_STATE.sub("", errors[-1].str()) if errors else ""
         last = f"; the last error was: {text}" if is_late and text else ""
         all_brokers = is_late and doing == DESCRIBING
-        asked = f"Kafka at {self._servers} did not answer" if all_brokers else f"{what} got no answer"
-        found = KafkaUnavailable(f"{asked}{why}{last}", remedy=brokers_remedy(self._servers_setting))
+        reason = f"Kafka at {self._servers} did not answer" if all_brokers else f"{what} got no answer"
+        found = KafkaUnavailable(f"{reason}{why}{last}", remedy=brokers_remedy(self._servers_setting))
         found.all_brokers = all_brokers
         return found
 

@@ -26,7 +26,7 @@ Cores = Annotated[int, IntegerBounds(1, 100_000)]
 
 
 class DeployMode(StrEnum):
-    """Where the driver of a writer on a cluster runs."""
+    """The location of a writer's driver."""
 
     CLIENT = "client"
     CLUSTER = "cluster"
@@ -65,8 +65,8 @@ class Resources(Model):
         AfterValidator(_check_master),
         YamlForm("`local[*]`, `spark://host:port`, `yarn` or `k8s://https://host:port`"),
     ] = LOCAL
-    """Where tasks run: on this host, a standalone cluster (several masters: `spark://host:port,host:port`), the YARN
-    cluster of `HADOOP_CONF_DIR`, or Kubernetes.
+    """Executors of the tasks: this host, a standalone cluster (several masters: `spark://host:port,host:port`), the
+    YARN cluster of `HADOOP_CONF_DIR`, or Kubernetes.
     """
     deploy_mode: DeployMode = DeployMode.CLIENT
     """Whether the driver runs on this host, or in the cluster, where it outlives this host."""

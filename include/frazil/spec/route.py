@@ -57,7 +57,7 @@ class Route(Model):
     limit: Annotated[int, IntegerBounds(1, 10_000)] = 100
     """Maximum number of tables that `template` creates. Records for further tables become dead letters."""
     otherwise: Literal["table", "dead-letters"] = "table"
-    """Where records without a value or a table go."""
+    """The destination of records without a value or a table."""
     complete: tuple[str, ...] = ()
     """The routed tables whose windows are signalled. The text of `template` stands for all its tables."""
     lag: PositiveDuration = timedelta(minutes=15)

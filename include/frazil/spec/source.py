@@ -59,7 +59,7 @@ class Source(Model):
     headers: Annotated[tuple[Header, ...], YamlForm("list of headers")] = ()
     """The columns that store headers: `{name: …, column: …}`."""
     start: Start = "earliest"
-    """Where a new stream begins. Later starts continue from the marker."""
+    """The position at which a new stream begins. Later starts continue from the marker."""
     on_gap: Literal["fail", "skip"] = "fail"
     """If retention deleted unread records, or the log was truncated: `fail` ends the writer; `skip` continues, and
     records the lost offsets in the snapshot's summary.

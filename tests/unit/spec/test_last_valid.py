@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_another_process_validates_a_recorded_declaration_once(folder: Path, mon
     validated: list[Path] = []
     validate = STREAMS.validate
 
-    def counted(declared: dict[str, Any], path: Path) -> StreamSpec:
+    def counted(declared: Mapping[str, Any], path: Path) -> StreamSpec:
         validated.append(path)
         return validate(declared, path)
 

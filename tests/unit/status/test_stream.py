@@ -164,12 +164,17 @@ def test_the_lag_of_a_rolled_back_table_is_unknown_with_the_reason(spec: StreamS
 
 
 @pytest.mark.parametrize(
-    ("kept", "silent", "asked"),
+    ("kept", "silent", "requested"),
     [({}, True, ["a", "d"]), ({}, False, ["a", "b", "d"]), (None, True, ["a", "b", "d"])],
     ids=["silent brokers", "one silent leader", "reads that keep nothing"],
 )
 def test_silent_brokers_are_not_asked_again_for_other_streams(
-    spec: StreamSpec, monkeypatch: pytest.MonkeyPatch, *, kept: dict[Any, Any] | None, silent: bool, asked: list[str]
+    spec: StreamSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    kept: dict[Any, Any] | None,
+    silent: bool,
+    requested: list[str],
 ) -> None:
     calls = []
 
@@ -189,7 +194,7 @@ def test_silent_brokers_are_not_asked_again_for_other_streams(
             assert (lag, str(why)) == (None, "the lag is unknown: KafkaUnavailable: Kafka did not answer")
     finally:
         kept_in_thread.reset(token)
-    assert calls == asked
+    assert calls == requested
 
 
 @pytest.mark.parametrize(("after_ms", "runs"), [(0, True), (86_400_000, None)])

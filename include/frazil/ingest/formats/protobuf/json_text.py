@@ -135,7 +135,7 @@ class JsonTexts:
     ) -> tuple[list[_FieldValue | None], list[int]]:
         """Return the parts of all entries of lists or maps, and their rows."""
         inside: list[_FieldValue | None] = []
-        of, keys, starts = [], _entry_keys(array, kind), array.offsets.to_pylist()
+        entry_rows, keys, starts = [], _entry_keys(array, kind), array.offsets.to_pylist()
         for n, (at, row) in enumerate(zip(parts, rows, strict=True)):
             if at is not None:
                 own = keys[starts[n] : starts[n + 1]]
@@ -144,8 +144,8 @@ class JsonTexts:
                     inside += [None] * len(own)
                 else:
                     inside += [at._replace(value=value) for value in _field_values(at, own, kind)]
-                of += [row] * len(own)
-        return inside, of
+                entry_rows += [row] * len(own)
+        return inside, entry_rows
 
 
 def _field_value(at: _FieldValue) -> Any:
