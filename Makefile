@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 UV_VERSION := 0.13.9
 CYCLONEDX_VERSION := 7.5.0
 INSTALLED := $(VENV)/.installed
-# Processes that run tests: three more than cores, because tests wait for servers half of their time. If one of these
+# Processes that run tests: two more than cores, because tests wait for servers half of their time. If one of these
 # processes dies, the run ends and names its test: pytest-xdist may wait for a replacement forever.
-WORKERS ?= 5
+WORKERS ?= 4
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 # Tests write in memory if it has 8 GiB for them: a disk takes longer to delete their many small files than to write them.
 IN_MEMORY := $(shell df -k --output=avail /dev/shm 2>/dev/null | awk 'NR == 2 && $$1 >= 8388608 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')

@@ -178,7 +178,10 @@ def test_when_a_stream_ends_the_log_states_whether_it_is_restarted(
     shared: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared.until(lambda: shared.runs("a", "b", "c"))
-    FakeWriter.orders |= {"a": TopicMissing("Kafka has no topic a. Create it."), "b": OffsetGap("5 to 9 are lost")}
+    FakeWriter.orders |= {
+        "a": TopicMissing("Kafka has no topic a", remedy="Create it"),
+        "b": OffsetGap("5 to 9 are lost"),
+    }
     shared.until(lambda: shared.starts("a") == 2 and not shared.runs("b"))
     said = [record.getMessage() for record in caplog.records if " ended: " in record.getMessage()]
     assert sorted(said) == [

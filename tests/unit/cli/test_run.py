@@ -122,7 +122,7 @@ def test_an_error_is_printed_and_recorded_with_its_exit_code_and_name(start: Sta
     assert complaints == "OffsetGap: ticks[0] begins at 7\n"
     status = ended()
     assert (process.returncode, status.exit_code, status.exit_name) == (11, 11, "OffsetGap")
-    assert status.error == "OffsetGap: ticks[0] begins at 7"
+    assert str(status.error) == "OffsetGap: ticks[0] begins at 7"
 
 
 def test_an_exit_that_cannot_be_recorded_hides_neither_its_error_nor_its_exit_code(start: Start):
@@ -145,7 +145,7 @@ def test_a_second_ctrl_c_is_reported_as_the_cause_of_the_end(start: Start, tmp_p
     assert "The current batch commits" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     status = ended(process)
-    assert (status.exit_code, status.error) == (137, "a user ended it immediately, with a second Ctrl-C")
+    assert (status.exit_code, str(status.error)) == (137, "a user ended it immediately, with a second Ctrl-C")
 
 
 def test_a_kill_of_a_writer_is_not_explained_by_the_end_of_its_log(start: Start, tmp_path: Path):
@@ -154,7 +154,7 @@ def test_a_kill_of_a_writer_is_not_explained_by_the_end_of_its_log(start: Start,
     status = ended(process)
     assert (process.returncode, status.exit_code) == (137, 137)
     killed = "the writer was killed by another user or program, or by the kernel (out of memory: see the kernel's log)"
-    assert status.error == f"{killed}; the next one continues from the table"
+    assert str(status.error) == f"{killed}; the next one continues from the table"
 
 
 AGENT = """
@@ -170,7 +170,7 @@ def test_a_killed_agent_is_not_reported_as_an_ended_driver(start: Start, tmp_pat
     eventually(lambda: is_agent(run_folder("ticks"), writer), within_s=30)
     os.kill(writer, signal.SIGKILL)
     status = ended(process)
-    assert (status.exit_code, status.error) == (137, AGENT_KILLED)
+    assert (status.exit_code, str(status.error)) == (137, AGENT_KILLED)
 
 
 def test_a_second_ctrl_c_ends_an_agent_and_not_its_driver(start: Start, tmp_path: Path):
@@ -182,7 +182,7 @@ def test_a_second_ctrl_c_ends_an_agent_and_not_its_driver(start: Start, tmp_path
     assert "The current batch commits" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert "the driver in the cluster may continue" in process.stdout.readline()
-    assert "its driver in the cluster may continue" in (ended(process).error or "")
+    assert "its driver in the cluster may continue" in str(ended(process).error)
 
 
 def test_a_writer_whose_run_command_was_killed_ends_gracefully_with_a_recorded_exit(start: Start, tmp_path: Path):
@@ -204,7 +204,7 @@ def test_a_writer_killed_together_with_its_run_has_an_unknown_exit_with_its_last
     os.kill(writer, signal.SIGKILL)
     process.kill()
     status = ended()
-    assert (status.exit_code, status.error) == (
+    assert (status.exit_code, str(status.error)) == (
         None,
         f"{ENDED_WITHOUT_RECORD}. Its last warning: 2026-01-01 00:00:00,000 WARNING the last word",
     )
