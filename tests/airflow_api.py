@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 from frazil.dev.airflow import AirflowClient, EmbeddedAirflow, Json
 from frazil.errors import EnvironmentUnusable
+from tests import polling
 
-
-def wait_for(find: Callable[[], Json | None], *, what: str, timeout_s: float) -> Json:
-    deadline = time.monotonic() + timeout_s
-    while (found := find()) is None:
-        if time.monotonic() > deadline:
-            raise EnvironmentUnusable(f"{what} did not appear within {timeout_s:.0f} s.")
-        time.sleep(0.5)
-    return found
+eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
 
 
 class AirflowApi(AirflowClient):
@@ -38,10 +32,11 @@ class AirflowApi(AirflowClient):
             return next((dag for dag in self.dags(limit=1000, exclude_stale=True) if dag["dag_id"] == dag_id), None)
 
         try:
-            return wait_for(find_dag, what=f"the DAG {dag_id}", timeout_s=timeout_s)
-        except EnvironmentUnusable as error:
+            return dict(eventually(find_dag, within_s=timeout_s))
+        except AssertionError:
             reasons = "; ".join(f"{e['filename']}: {e['stack_trace'].splitlines()[-1]}" for e in self.import_errors())
-            raise EnvironmentUnusable(f"{error} {reasons or 'Airflow has no import errors'}") from None
+            missing = f"the DAG {dag_id} did not appear within {timeout_s:.0f} s"
+            raise EnvironmentUnusable(f"{missing}. {reasons or 'Airflow has no import errors'}") from None
 
     def set_paused(self, dag_id: str, paused: bool) -> Json:
         return self.call("PATCH", f"/api/v2/dags/{dag_id}", json={"is_paused": paused})

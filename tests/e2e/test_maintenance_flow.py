@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,11 +11,8 @@ import pytest
 
 from frazil.dev.airflow import SPARK_POOL, EmbeddedAirflow
 from frazil.spec.load import load_stream
-from tests import polling
-from tests.airflow_api import AirflowApi
+from tests.airflow_api import AirflowApi, eventually
 from tests.made_batches import EventTimes, MadeStream
-
-eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STREAM = """

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,8 @@ from frazil.dev.airflow import EmbeddedAirflow
 from frazil.errors import EnvironmentUnusable
 from frazil.spec.load import load_stream
 from frazil.table.catalogs import load_catalog
-from tests import polling
-from tests.airflow_api import AirflowApi
+from tests.airflow_api import AirflowApi, eventually
 from tests.made_batches import EventTimes, MadeStream
-
-eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STREAM = """

@@ -19,7 +19,7 @@ import pytest
 
 from frazil.dev.airflow import EmbeddedAirflow
 from frazil.dev.process import choose_free_port
-from tests.airflow_api import AirflowApi, wait_for
+from tests.airflow_api import AirflowApi, eventually
 from tests.pages import CHECKOUT, Block, alike, blocks, says, section
 
 TUTORIAL = "docs/tutorial/first-stream.md"
@@ -131,7 +131,7 @@ def switch_on(airflow: AirflowApi, shown: str) -> None:
     def listed() -> dict[str, Any] | None:
         return next((dag for dag in airflow.dags() if dag["dag_display_name"] == shown), None)
 
-    airflow.set_paused(wait_for(listed, what=f"the DAG {shown}", timeout_s=120)["dag_id"], False)
+    airflow.set_paused(eventually(listed)["dag_id"], False)
 
 
 @pytest.mark.soak

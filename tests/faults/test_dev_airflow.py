@@ -13,8 +13,7 @@ from frazil.dev.airflow import COMPONENTS, AirflowClient, EmbeddedAirflow
 from frazil.doctor import CheckState
 from frazil.doctor import host as doctor
 from frazil.errors import EnvironmentUnusable
-from tests.airflow_api import AirflowApi, wait_for
-from tests.polling import eventually
+from tests.airflow_api import AirflowApi, eventually
 
 HELLO = '''
 """Says hello."""
@@ -48,7 +47,7 @@ def finished(client: AirflowApi, run_id: str) -> dict[str, Any]:
         run = client.run("hello", run_id)
         return run if run["state"] in {"success", "failed"} else None
 
-    return wait_for(ended, what="the end of the run", timeout_s=120)
+    return dict(eventually(ended))
 
 
 def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> None:

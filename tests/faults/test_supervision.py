@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from frazil.host.launcher import Observation, ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.processes import is_alive
 from tests import polling
-from tests.airflow_api import AirflowApi
-
-eventually = partial(polling.eventually, every_s=polling.OF_AIRFLOW_S)
+from tests.airflow_api import AirflowApi, eventually
 
 DAG_FILE = '''
 """The DAGs of the streams under test, as dags/writers.py makes them, with another application."""
