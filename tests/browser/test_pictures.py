@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,20 @@ DRAW = """async ({points, options, say}) => {
 }"""
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 640, "height": 300})
-    page = context.new_page()
+@pytest.fixture(scope="module")
+def shared_page(browser: Browser) -> Page:
+    page = browser.new_page()
     page.route("http://page.test/*", lambda route: route.fulfill(path=STATIC / route.request.url.rsplit("/", 1)[1]))
     page.goto("http://page.test/index.html", wait_until="commit")
-    page.set_content('<link rel="stylesheet" href="/page.css"><body></body>')
-    yield page
-    context.close()
+    return page
+
+
+@pytest.fixture
+def page(shared_page: Page) -> Page:
+    shared_page.set_viewport_size({"width": 640, "height": 300})
+    shared_page.mouse.move(0, 0)
+    shared_page.set_content('<link rel="stylesheet" href="/page.css"><body></body>')
+    return shared_page
 
 
 def draw(page: Page, *values: float, say: str = "rate", every_ms: int = MINUTE_MS, **options: Any) -> None:
