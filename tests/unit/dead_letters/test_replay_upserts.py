@@ -490,7 +490,6 @@ STEPS_MADE = 22
 """Number of changes of one replay that outlive its process."""
 
 
-@pytest.mark.rotates(2)
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("step", in_turns(STEPS_MADE))
 def test_a_replay_that_is_killed_anywhere_and_run_again_merges_each_dead_letter_once(
