@@ -489,6 +489,7 @@ def test_a_problem_found_by_the_publication_is_reported_unchanged(
         (StorageUnavailable(""), True),
     ],
 )
+@pytest.mark.usefixtures("in_this_process")
 def test_a_replay_that_fails_before_it_stages_anything_stays_open_only_if_it_can_continue(
     live: Any, monkeypatch: pytest.MonkeyPatch, error: FrazilError, stays: bool
 ) -> None:
