@@ -114,7 +114,7 @@ def test_an_interrupt_during_startup_leaves_no_process_behind(
     assert left_behind(frazil_home) == []
 
 
-@pytest.mark.rotates(3)
+@pytest.mark.rotates(4)
 def test_a_demo_after_a_killed_demo_ends_the_remaining_processes_and_starts_afresh(
     frazil_home: Path, ports: tuple[str, ...]
 ) -> None:

@@ -154,6 +154,7 @@ def dropped(stream: Any) -> int:
     return sum(int((s.summary or {}).get("frazil.dropped") or 0) for s in stream.table().metadata.snapshots)
 
 
+@pytest.mark.rotates(2)
 def test_a_writer_killed_before_its_commit_drops_the_same_records_after_its_restart(
     messy: Any, frazil: Command, tmp_path: Path
 ) -> None:

@@ -62,6 +62,7 @@ def test_everything_listens_on_the_loopback_alone(airflow: EmbeddedAirflow) -> N
     assert {address[0] for address in listening} == {"127.0.0.1"}
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.timeout(600)
 def test_a_dag_runs_and_its_log_can_be_read(airflow: EmbeddedAirflow) -> None:
     client = AirflowApi.of(airflow)

@@ -172,6 +172,7 @@ def test_a_killed_writer_runs_again_within_ten_seconds_and_its_task_stays_deferr
     eventually(lambda: f"fake writer {killed.pid} starts" in killed.log(run))
 
 
+@pytest.mark.rotates(2)
 def test_a_task_marked_failed_stops_its_stream_until_it_is_resumed(stream: Any) -> None:
     marked = stream("marked")
     (run,) = marked.runs()
@@ -202,6 +203,7 @@ def test_a_cleared_task_is_replaced_by_a_new_writer_after_the_current_batch(stre
     assert len(cleared.runs()) == 1
 
 
+@pytest.mark.rotates(2)
 def test_pause_and_resume_work_from_the_command_line(stream: Any) -> None:
     paused = stream("paused")
     pid = paused.pid

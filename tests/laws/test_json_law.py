@@ -232,6 +232,7 @@ def test_a_record_decodes_the_same_alone_and_with_any_neighbours(
     assert outcomes(decoder(RecordChunk.of_values(some)), len(some)) == expected
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_an_unusual_value_of_any_type_decodes_the_same_in_a_chunk_and_alone(name: str) -> None:
     """Place it at the top, in a struct, a list, a struct in a list, and a map; alone and behind a valid neighbour."""

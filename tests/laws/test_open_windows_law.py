@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +30,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.rotates(2)
 @settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(st.lists(steps, min_size=4, max_size=10))
 def test_a_reader_of_main_sees_each_window_whole_or_not_at_all(walk: list[Any]) -> None:

@@ -78,6 +78,7 @@ HAPPENINGS: Mapping[str, Callable[[ValuedWorld, int], None]] = {
 }
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.timeout(1_800)
 @given(
     place=st.sampled_from(PLACES),
