@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import random
 import subprocess
@@ -112,12 +113,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_in_turn(item: pytest.Item) -> bool:
-    """Return whether to run a test now. One marked `rotates(n)` runs at every n-th commit, or if its file is named."""
-    if (mark := item.get_closest_marker("rotates")) is None:
-        return True
-    named = (Path(argument.partition("::")[0]) for argument in item.config.args)
+    """Return whether to run a test now. One marked `rotates(n)` runs at every n-th commit, or if its file is named.
+
+    The numbers of two marks, the test's and its parameter's, multiply.
+    """
+    every = math.prod(mark.args[0] for mark in item.iter_markers("rotates"))
     turn = crc32(item.nodeid.encode()) + int(os.environ[TEST_SEED])
-    return turn % mark.args[0] == 0 or any(path.is_file() for path in named)
+    return turn % every == 0 or any(Path(argument.partition("::")[0]).is_file() for argument in item.config.args)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

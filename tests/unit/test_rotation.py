@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -11,21 +12,21 @@ import pytest
 from tests.conftest import TEST_SEED, is_in_turn
 
 
-def item(name: str, arguments: Iterable[str], *, every: int | None = 3) -> Any:
-    mark = None if every is None else pytest.mark.rotates(every).mark
+def item(name: str, arguments: Iterable[str], *, every: Iterable[int] = (3,)) -> Any:
+    marks = [pytest.mark.rotates(number).mark for number in every]
     return SimpleNamespace(
-        nodeid=name, config=SimpleNamespace(args=list(arguments)), get_closest_marker={"rotates": mark}.get
+        nodeid=name, config=SimpleNamespace(args=list(arguments)), iter_markers={"rotates": marks}.get
     )
 
 
 @pytest.mark.parametrize("name", ["tests/faults/test_a.py::test_b", "tests/faults/test_a.py::test_b[é-1]"])
-@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("every", [[1], [2], [5], [2, 8]])
 def test_a_rotated_test_runs_in_one_of_n_consecutive_commits(
-    name: str, every: int, monkeypatch: pytest.MonkeyPatch
+    name: str, every: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for first in (1, 1419):
         turns = []
-        for number in range(first, first + every):
+        for number in range(first, first + math.prod(every)):
             monkeypatch.setenv(TEST_SEED, str(number))
             turns.append(is_in_turn(item(name, ["tests"], every=every)))
         assert turns.count(True) == 1
@@ -34,5 +35,5 @@ def test_a_rotated_test_runs_in_one_of_n_consecutive_commits(
 def test_other_tests_and_those_of_a_named_file_always_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         monkeypatch.setenv(TEST_SEED, str(number))
-        assert is_in_turn(item("tests/x.py::test_x", ["tests"], every=None))
+        assert is_in_turn(item("tests/x.py::test_x", ["tests"], every=[]))
         assert is_in_turn(item("tests/x.py::test_x", ["tests/unit/test_rotation.py::test_x"]))
