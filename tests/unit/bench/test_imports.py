@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ BENCHMARKS = Path(bench.__path__[0])
 PACKAGE = Path(frazil.__file__).parent
 
 
+@cache
 def names_in(module: str) -> set[str]:
     """Return the names that a module of frazil has, and those of its modules if it is a package."""
     path = PACKAGE.parent.joinpath(*module.split("."))
