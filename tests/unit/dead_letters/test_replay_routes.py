@@ -39,8 +39,6 @@ from tests.unit.dead_letters.test_replay import MARK, Killed, discard_once_copie
 KINDS = [None, "order", "a", "new", "other", None]
 """Kinds of the records that are letters; the last of them is still no JSON."""
 HOME, ORDERS, RAW_A, NEW = "shop.other", "shop.orders", "shop.raw_a", "shop.raw_new"
-LANDED = {HOME: 1, ORDERS: 1, RAW_A: 1, NEW: 1}
-"""Rows of the letters by table."""
 BEFORE = {"main": 1, RAW_A: 2}
 
 

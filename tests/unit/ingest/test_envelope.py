@@ -208,11 +208,6 @@ BEGIN = {"status": "BEGIN", "id": "571:24023128", "event_count": None, "data_col
 END = {**BEGIN, "status": "END", "event_count": 1, "data_collections": [{"data_collection": "a.b", "event_count": 1}]}
 SCHEMA_CHANGE = {"source": SOURCE, "ts_ms": 1, "databaseName": "shop", "schemaName": None, "ddl": "ALTER TABLE orders",
                  "tableChanges": [{"type": "ALTER", "id": '"shop"."orders"', "table": None}]}  # fmt: skip
-OTHER_EVENTS = {
-    "Heartbeat": HEARTBEAT,
-    "TransactionMetadataValue": BEGIN,
-    "mysql.SchemaChangeValue": SCHEMA_CHANGE,
-}
 
 
 def under(name: str, value: dict[str, Any]) -> dict[str, Any]:
