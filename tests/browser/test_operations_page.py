@@ -146,6 +146,7 @@ def test_each_view_meets_wcag_aa_in_light_and_dark_and_on_a_narrow_screen(open_p
     assert {name: said for name, said in found.items() if said} == {}
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("at", ["", "#/stream/clicks", "#/table/shop.shipments"])
 def test_every_control_can_be_reached_by_keyboard_and_shows_its_focus(open_page: Open, at: str):
     page = open_page(f"{PAGE}{at}")

@@ -127,6 +127,7 @@ def test_the_repeats_that_a_backfill_and_a_replay_dropped_are_counted(stream: An
     assert (lost.returncode, "The table has 6 rows: 1 missing" in lost.stdout) == (1, True), lost.stdout
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_deleted_rows_come_back(stream: Any, declare: Any, kind: str) -> None:
     more, expected = KINDS[kind]

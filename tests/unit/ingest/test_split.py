@@ -102,6 +102,7 @@ def comparable(value: Any) -> Any:
     return value
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(("transform", "column"), CASES, ids=str)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data())

@@ -102,6 +102,7 @@ def rows_of(schema: Schema, columns: dict[str, list[Any]]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=arrow)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(("name", "transform"), CASES)
 def test_staged_files_read_back_equal_and_filters_find_them(
     name: str, transform: tr.Transform[Any, Any], make_table: MakeTable, make_writer: MakeWriter, commit: Commit

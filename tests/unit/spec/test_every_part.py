@@ -103,6 +103,7 @@ def check_sentences(text: str, keys: Sequence[str], classes: set[str]) -> None:
 PARTS = list(parts(StreamSpec))
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize(("part", "model"), PARTS, ids=[".".join(map(str, part)) for part, _ in PARTS])
 def test_an_invalid_value_of_any_stream_key_is_reported_with_that_key(part: Part, model: type[BaseModel]) -> None:
     keys = [str(field.alias) for field in StreamSpec.model_fields.values()]
