@@ -251,11 +251,9 @@ def test_dead_letters_that_repeat_a_row_are_dropped_if_the_stream_drops_repeats(
 
 
 @pytest.mark.parametrize("dedupe", [None, Dedupe(key=("id",), within=timedelta(seconds=1))])
+@pytest.mark.usefixtures("in_this_process")
 def test_dead_letters_of_a_recreated_topic_are_replayed_although_former_rows_share_offsets(
-    live: Any,
-    event: Any,
-    in_this_process: None,  # noqa: ARG001
-    dedupe: Dedupe | None,
+    live: Any, event: Any, dedupe: Dedupe | None
 ) -> None:
     spec = live.spec.model_copy(update={"dedupe": dedupe})
     opened, source = open_stream(spec), SourceIdentity("cluster", {"events": "made again"})
@@ -322,10 +320,8 @@ def test_dead_letters_that_keep_no_value_are_not_replayed(live: Any) -> None:
     } == {"(not kept)"}
 
 
-def test_only_selected_dead_letters_are_replayed_and_an_empty_selection_starts_no_replay(
-    live: Any,
-    in_this_process: None,  # noqa: ARG001
-) -> None:
+@pytest.mark.usefixtures("in_this_process")
+def test_only_selected_dead_letters_are_replayed_and_an_empty_selection_starts_no_replay(live: Any) -> None:
     opened = open_stream(live.spec)
     for nothing in (Selection(reasons=("OutOfRange",)), Selection(end=WHEN)):
         assert replay(opened, nothing) == ()
@@ -338,10 +334,8 @@ def test_only_selected_dead_letters_are_replayed_and_an_empty_selection_starts_n
     check_audit(live)
 
 
-def test_a_replay_that_was_interrupted_is_distinguished_from_the_one_that_finishes_it(
-    live: Any,
-    in_this_process: None,  # noqa: ARG001
-) -> None:
+@pytest.mark.usefixtures("in_this_process")
+def test_a_replay_that_was_interrupted_is_distinguished_from_the_one_that_finishes_it(live: Any) -> None:
     with killed_at(5), pytest.raises(Killed):
         replay(open_stream(live.spec), Selection(reasons=("NotAnObject",)))
     done = replay(open_stream(live.spec), Selection(reasons=("MissingField",)))
@@ -365,10 +359,9 @@ def test_a_replay_taken_over_by_another_reports_it_and_each_dead_letter_is_count
     check_settled(live)
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_replay_abandoned_by_a_user_ends_and_its_run_starts_no_other(
-    live: Any,
-    in_this_process: None,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
+    live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inner = replaying.stage
 
@@ -386,11 +379,8 @@ def test_a_replay_abandoned_by_a_user_ends_and_its_run_starts_no_other(
     assert [d.landed for d in replay(open_stream(live.spec), Selection(), run="dag/second")] == [len(GOOD)]
 
 
-def test_one_of_two_concurrent_replays_reports_that_the_other_runs(
-    live: Any,
-    in_this_process: None,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("in_this_process")
+def test_one_of_two_concurrent_replays_reports_that_the_other_runs(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = replaying._copy_dead_letters
 
     def while_another_begins(*args: Any) -> int:
@@ -406,10 +396,9 @@ def test_one_of_two_concurrent_replays_reports_that_the_other_runs(
     assert [(d.interrupted, d.landed, d.failed) for d in done] == [(True, 0, len(BAD)), (False, len(GOOD), len(BAD))]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_new_replay_starts_no_backfill_until_the_ending_replay_has_removed_its_dead_letters(
-    live: Any,
-    in_this_process: None,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
+    live: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cleared = committing.finish_ended_backfill
 
@@ -464,18 +453,16 @@ def check_none_is_discarded_and_replayed(spec: StreamSpec, discarded: Selection)
     assert discard(open_stream(spec), Selection(), MARK) == finished.failed, "all others have left"
 
 
-def test_a_dead_letter_is_discarded_or_replayed_and_never_both(live: Any, in_this_process: None) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("in_this_process")
+def test_a_dead_letter_is_discarded_or_replayed_and_never_both(live: Any) -> None:
     check_none_is_discarded_and_replayed(live.spec, Selection(reasons=("MissingField",)))
     assert live.ids() == [*range(LETTERS, END)]
     assert dead_letters(live).keys() == set(range(LETTERS))
     check_audit(live)
 
 
-def test_a_problem_found_by_the_publication_is_reported_unchanged(
-    live: Any,
-    in_this_process: None,  # noqa: ARG001
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("in_this_process")
+def test_a_problem_found_by_the_publication_is_reported_unchanged(live: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frazil.backfill.run.find_problems", lambda _: ["a record is lost"])
     with pytest.raises(FrazilError, match="is not published: a record is lost"):
         replay(open_stream(live.spec), Selection())
@@ -505,7 +492,8 @@ def test_a_replay_that_fails_before_it_stages_anything_stays_open_only_if_it_can
     check_audit(live)
 
 
-def test_an_abandoned_replay_leaves_the_dead_letters_as_they_were(live: Any, in_this_process: None) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("in_this_process")
+def test_an_abandoned_replay_leaves_the_dead_letters_as_they_were(live: Any) -> None:
     before = dead_letters(live)
     opened = open_stream(live.spec)
     with killed_at(5), pytest.raises(Killed):
@@ -573,11 +561,9 @@ def is_killed(spec: StreamSpec, step: int, *, after: bool) -> bool:
 
 @pytest.mark.parametrize("after", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("step", in_turns(STEPS_MADE))
+@pytest.mark.usefixtures("in_this_process")
 def test_a_replay_that_is_killed_anywhere_and_run_again_lands_each_dead_letter_once(
-    live: Any,
-    in_this_process: None,  # noqa: ARG001
-    step: int,
-    after: bool,
+    live: Any, step: int, after: bool
 ) -> None:
     killed = is_killed(live.spec, step, after=after)
     assert killed == (step < STEPS_MADE), "every step is tried, and the last one is no step any more"
