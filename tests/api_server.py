@@ -33,16 +33,19 @@ class ApiServer:
 
 
 @contextmanager
-def api_server(home: Path, environment: Mapping[str, str], *, without: str) -> Iterator[ApiServer]:
+def api_server(
+    home: Path, environment: Mapping[str, str], *, without: str, database: Path | None = None
+) -> Iterator[ApiServer]:
     """Serve all DAGs of the checkout and the current alerts, for the streams of `environment`.
 
-    `without` names a stream that is not measured, because its catalog hangs.
+    `without` names a stream that is not measured, because its catalog hangs. `database` is an empty one, to be copied.
     """
     port = choose_free_port()
     url = f"http://127.0.0.1:{port}"
     secret = {"AIRFLOW__API_AUTH__JWT_SECRET": "s" * 64, "AIRFLOW__API__BASE_URL": url}
-    process = AirflowProcess(home, **environment, **secret)
-    process.call(in_airflow.make_database)
+    process = AirflowProcess(home, database=database, **environment, **secret)
+    if database is None:
+        process.call(in_airflow.make_database)
     process.call(in_airflow.store_dags)
     process.call(in_airflow.unpause, "frazil_writer_returns", "frazil_writer_inventory")
     process.call(in_airflow.put_heartbeats, **in_airflow.ALIVE)

@@ -39,6 +39,8 @@ from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog, spark_properties
 from tests import chromium, durations, polling
+from tests.dags import in_airflow
+from tests.dags.in_airflow import AirflowProcess
 from tests.no_sync import write_without_sync
 
 # Spark starts its workers with PYSPARK_PYTHON, and binds to whatever the host's name resolves to, unless told.
@@ -144,10 +146,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def group_of(item: pytest.Item) -> str:
     file = durations.file_of(item.nodeid)
-    if (folder := file.rpartition("/")[0]) in {"tests/acceptance", "tests/dags"}:
-        return folder  # its Airflow has no scheduler, and is imported once
+    folder = file.rpartition("/")[0]
+    if folder in {"tests/acceptance", "tests/browser", "tests/dags"}:
+        return folder.replace("browser", "dags")  # an Airflow without a scheduler, which is imported once
     fixtures = getattr(item, "fixturenames", ())
-    return next((name for name in ("airflow", "spark", "chromium") if name in fixtures), file)
+    return next((name for name in ("airflow", "spark") if name in fixtures), file)
 
 
 @pytest.fixture(scope="session")
@@ -169,6 +172,16 @@ def object_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedO
     """One SeaweedFS for the whole run: S3, and an Iceberg REST catalog."""
     with EmbeddedObjectStore(tmp_path_factory.mktemp("object-store")) as store:
         yield store
+
+
+@pytest.fixture(scope="session")
+def airflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty Airflow database, to be copied."""
+    home = tmp_path_factory.mktemp("airflow-database")
+    process = AirflowProcess(home)
+    process.call(in_airflow.make_database)
+    process.end()
+    return home / "airflow.db"
 
 
 @pytest.fixture(scope="session")

@@ -63,8 +63,9 @@ def world(
 
 
 @pytest.fixture(scope="package")
-def server(world: TroubledWorld) -> Iterator[ApiServer]:
-    with api_server(world.folder / "airflow", world.environment, without="suppliers") as running:
+def server(world: TroubledWorld, airflow_database: Path) -> Iterator[ApiServer]:
+    home = world.folder / "airflow"
+    with api_server(home, world.environment, without="suppliers", database=airflow_database) as running:
         yield running
 
 

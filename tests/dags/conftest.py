@@ -60,16 +60,6 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sensor, "MIN_DEFERRAL_S", 0.0)
 
 
-@pytest.fixture(scope="session")
-def airflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty Airflow database, to be copied."""
-    home = tmp_path_factory.mktemp("airflow-database")
-    process = AirflowProcess(home)
-    process.call(in_airflow.make_database)
-    process.end()
-    return home / "airflow.db"
-
-
 @pytest.fixture
 def dag_runner(tmp_path: Path, airflow_database: Path) -> Iterator[Callable[..., DagRunner]]:
     """`dag_runner(streams)` starts a `DagRunner` for a folder of declared streams."""
