@@ -89,6 +89,7 @@ def test_missing_java_is_one_sentence_and_exit_1(
     assert "Traceback" not in demo.said
 
 
+@pytest.mark.rotates(2)
 def test_pods_need_a_node_and_a_catalog_that_they_can_reach(
     frazil_home: Path, monkeypatch: pytest.MonkeyPatch, ports: tuple[str, ...]
 ) -> None:
@@ -102,6 +103,7 @@ def test_pods_need_a_node_and_a_catalog_that_they_can_reach(
     assert demo.said.startswith(f"EnvironmentUnusable: {what_is_missing()}")
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_during_startup_leaves_no_process_behind(
     frazil_home: Path, ports: tuple[str, ...], number: signal.Signals

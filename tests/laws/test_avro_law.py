@@ -267,6 +267,7 @@ def check_rows(topic: tuple[Kind, list[Any]]) -> None:
     assert outcomes(decoded, len(data)) == [peer.read(one)[0] for one in data]
 
 
+@pytest.mark.rotates(2)
 @given(topics())
 @settings(max_examples=400)
 def test_decoded_rows_equal_those_of_the_avro_library(topic: tuple[Kind, list[Any]]) -> None:

@@ -260,6 +260,7 @@ STRAYS = st.lists(st.binary(max_size=30), max_size=4)
 DAMAGES = st.lists(damage(), max_size=5)
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.parametrize("form", FORMS)
 @given(st.data(), DAMAGES, STRAYS)
 def test_each_record_lands_once_with_its_value_whatever_its_neighbours_break(

@@ -49,6 +49,7 @@ def _ensure_in_a_process(start: Any, environment: dict[str, str], spec_json: str
     return ensure_table(catalog, spec).metadata.table_uuid.hex
 
 
+@pytest.mark.rotates(2)
 @pytest.mark.usefixtures("unconfigured")
 def test_processes_that_make_and_evolve_one_table_at_once_agree(stream: Stream) -> None:
     """The catalog's file, the namespace, both tables: all are made by four processes at one moment."""

@@ -23,6 +23,7 @@ moves = st.lists(
 )
 
 
+@pytest.mark.rotates(2)
 @settings(max_examples=max(10, settings().max_examples // 5), suppress_health_check=list(HealthCheck))
 @given(moves)
 def test_rows_that_land_after_their_windows_signal_reopen_it_once_per_check(moves):

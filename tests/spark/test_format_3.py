@@ -127,6 +127,7 @@ def test_spark_appends_between_two_commits(spark: Any, world: World) -> None:
     assert_kept(before, after)
 
 
+@pytest.mark.rotates(2)
 def test_the_writer_continues_after_spark_compacts_deletes_and_appends(spark: Any, world: World) -> None:
     committer = world.begin()
     end = write(world, committer, 0, 3)

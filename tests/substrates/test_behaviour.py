@@ -385,6 +385,7 @@ def test_the_writer_continues_after_spark_compacts_rewrites_manifests_and_expire
     assert rows(tables) == offsets(0, 0, 80)
 
 
+@pytest.mark.rotates(2)
 @soaked_but("sqlite+local", "rest+s3", needs_spark=True)
 def test_spark_aggregates_a_day_into_a_table_by_day(made: Made, stream_spec: StreamSpec, spark_here: Any) -> None:
     stream, day = made(), datetime.fromtimestamp(NOW_MS / 1000, UTC).date()
