@@ -255,11 +255,8 @@ def test_a_replay_and_its_dry_run_are_refused_for_the_same_reasons_and_leave_no_
     assert "backfill d-1 of stream 'made' is staging" in str(refusal())
 
 
-def test_dead_letters_without_a_required_value_land_once_its_column_is_optional(
-    tmp_path: Path,
-    frazil_home: Path,  # noqa: ARG001
-    in_this_process: None,  # noqa: ARG001
-) -> None:
+@pytest.mark.usefixtures("frazil_home", "in_this_process")
+def test_dead_letters_without_a_required_value_land_once_its_column_is_optional(tmp_path: Path) -> None:
     declared = STREAM.replace("{at: timestamptz}", "{at: timestamptz, note: string not null}")
     (tmp_path / "made.yaml").write_text(declared)
     made = MadeStream(load_stream(tmp_path / "made.yaml"), time.time_ns() // 1_000_000, partitions=1)
@@ -286,10 +283,8 @@ def test_dead_letters_that_cannot_be_replayed_are_refused_before_they_are_counte
     assert "does not store Kafka coordinates" in str(done.exception)
 
 
-def test_dead_letters_of_a_former_topic_are_named_where_they_are_listed(
-    tmp_path: Path,
-    frazil_home: Path,  # noqa: ARG001
-) -> None:
+@pytest.mark.usefixtures("frazil_home")
+def test_dead_letters_of_a_former_topic_are_named_where_they_are_listed(tmp_path: Path) -> None:
     folder = tmp_path / "declared"
     folder.mkdir()
     (folder / "made.yaml").write_text(STREAM)

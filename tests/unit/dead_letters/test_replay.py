@@ -165,11 +165,9 @@ def check_audit(live: Any) -> None:
     assert audit.wrong == ()
 
 
+@pytest.mark.usefixtures("frazil_home")
 def test_a_dry_run_counts_all_records_of_a_small_replay(
-    tmp_path: Path,
-    declared_stream: Callable[..., Any],
-    frazil_home: Path,  # noqa: ARG001
-    event: Any,
+    tmp_path: Path, declared_stream: Callable[..., Any], event: Any
 ) -> None:
     """A sample would read the first half of each eighth, where all records are valid."""
     stream, count = declared_stream(tmp_path, name="events", topic="events", bootstrap="127.0.0.1:1"), 4000

@@ -119,11 +119,8 @@ def test_each_dead_letter_goes_to_the_table_that_its_record_routes_to(made: Shop
     check_audit(made)
 
 
-def test_the_changed_rows_of_a_replay_are_those_of_all_its_tables(
-    tmp_path: Path,
-    frazil_home: Path,  # noqa: ARG001
-    in_this_process: None,  # noqa: ARG001
-) -> None:
+@pytest.mark.usefixtures("frazil_home", "in_this_process")
+def test_the_changed_rows_of_a_replay_are_those_of_all_its_tables(tmp_path: Path) -> None:
     spec = shop(mode="upsert", key=["kind"], schema={"kind": "string not null", "at": "timestamptz"})
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(spec.model_dump(mode="json", by_alias=True, exclude_unset=True)))
     made = Shop(load_stream(tmp_path / "shop.yaml"), time.time_ns() // 1_000_000)

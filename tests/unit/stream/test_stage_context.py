@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,8 +59,8 @@ class OnRest(TableHandle):
         return table
 
 
+@pytest.mark.usefixtures("frazil_home")
 def test_the_closure_of_a_batch_has_references_and_vended_credentials_but_no_other_secret(
-    frazil_home: Path,  # noqa: ARG001 - it sets the environment
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
@@ -99,10 +98,8 @@ class Vending(TableHandle):
         return table
 
 
-def test_each_target_is_written_with_the_credentials_of_its_own_table(
-    frazil_home: Path,  # noqa: ARG001 - it sets the environment
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.usefixtures("frazil_home")
+def test_each_target_is_written_with_the_credentials_of_its_own_table(monkeypatch: pytest.MonkeyPatch) -> None:
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
     tables = StreamTables.open("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
@@ -129,9 +126,8 @@ def test_each_target_is_written_with_the_credentials_of_its_own_table(
     assert renewed() == {"s3.session-token": "demo.flights_dead_letters, load 2"}
 
 
-def test_columns_changed_by_others_are_detected_before_each_batch(
-    frazil_home: Path,  # noqa: ARG001 - it sets the environment
-) -> None:
+@pytest.mark.usefixtures("frazil_home")
+def test_columns_changed_by_others_are_detected_before_each_batch() -> None:
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
     tables = StreamTables.open("flights", {"main": main, "dead-letters": dead}, clock_ms=lambda: 0)
@@ -156,9 +152,8 @@ def test_columns_changed_by_others_are_detected_before_each_batch(
         check()
 
 
-def test_a_table_of_format_version_1_is_refused_before_the_next_batch(
-    frazil_home: Path,  # noqa: ARG001 - it sets the environment
-) -> None:
+@pytest.mark.usefixtures("frazil_home")
+def test_a_table_of_format_version_1_is_refused_before_the_next_batch() -> None:
     catalog = load_catalog(None)
     dead = ensure_dead_letters(catalog, SPEC)
     main = catalog.create_table(SPEC.table.identifier, declared_table(SPEC).schema, properties={"format-version": "1"})
@@ -167,9 +162,8 @@ def test_a_table_of_format_version_1_is_refused_before_the_next_batch(
         build_stage_context(SPEC, tables, BatchKey(1, 1), kafka_properties={}, topic_ids={})
 
 
-def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds(
-    frazil_home: Path,  # noqa: ARG001 - it sets the environment
-) -> None:
+@pytest.mark.usefixtures("frazil_home")
+def test_rows_are_not_staged_without_a_column_that_only_the_next_start_adds() -> None:
     """A backfill does not evolve the table: its rows would not have the new column's values for ever."""
     catalog = load_catalog(None)
     main, dead = ensure_table(catalog, SPEC), ensure_dead_letters(catalog, SPEC)
