@@ -121,7 +121,7 @@ def is_in_turn(item: pytest.Item) -> bool:
     """
     every = math.prod(mark.args[0] for mark in item.iter_markers("rotates"))
     turn = crc32(item.nodeid.encode()) + int(os.environ[TEST_SEED])
-    return turn % every == 0 or any(Path(argument.partition("::")[0]).is_file() for argument in item.config.args)
+    return turn % every == 0 or item.path in {Path(name.partition("::")[0]).resolve() for name in item.config.args}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,10 @@ from tests.conftest import TEST_SEED, is_in_turn
 def item(name: str, arguments: Iterable[str], *, every: Iterable[int] = (3,)) -> Any:
     marks = [pytest.mark.rotates(number).mark for number in every]
     return SimpleNamespace(
-        nodeid=name, config=SimpleNamespace(args=list(arguments)), iter_markers={"rotates": marks}.get
+        nodeid=name,
+        path=Path(name.partition("::")[0]).resolve(),
+        config=SimpleNamespace(args=list(arguments)),
+        iter_markers={"rotates": marks}.get,
     )
 
 
@@ -36,4 +40,12 @@ def test_other_tests_and_those_of_a_named_file_always_run(monkeypatch: pytest.Mo
     for number in range(3):
         monkeypatch.setenv(TEST_SEED, str(number))
         assert is_in_turn(item("tests/x.py::test_x", ["tests"], every=[]))
-        assert is_in_turn(item("tests/x.py::test_x", ["tests/unit/test_rotation.py::test_x"]))
+        assert is_in_turn(item("tests/x.py::test_x", ["tests/x.py::test_x"]))
+
+
+def test_a_rotated_test_is_not_in_turn_because_another_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = []
+    for number in range(3):
+        monkeypatch.setenv(TEST_SEED, str(number))
+        turns.append(is_in_turn(item("tests/x.py::test_x", [__file__, "tests"])))
+    assert turns.count(True) == 1
