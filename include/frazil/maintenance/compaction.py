@@ -102,7 +102,7 @@ class SkippedPartition:
     """A partition with small files that this run does not rewrite."""
 
     partition: PartitionFiles
-    why: SkipReason
+    kind: SkipReason
     reason: str
 
 
@@ -187,10 +187,10 @@ def _evaluate(
         why = f"its partition spec {partition.spec_id} is not the table's current one: rewrite it by hand"
         return SkippedPartition(partition, SkipReason.OLD_SPEC, why)
     if deletes:
-        gone = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
+        removed = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
         applied = format_count(partition.deletes.shared, "delete file")
         why = f"every reader applies {applied} to {format_count(partition.files, 'file')}"
-        return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
+        return Rewrite(partition, partition.files, partition.bytes, max(removed, 1), why, applies_deletes=True)
     small = _plan_small_files(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
         return small
@@ -372,16 +372,16 @@ def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
 
 
 def _describe_plan(rewrites: Iterable[Rewrite], left_partitions: Iterable[SkippedPartition]) -> str:
-    done, reasons = list(rewrites), Counter(each.why for each in left_partitions)
+    done, reasons = list(rewrites), Counter(each.kind for each in left_partitions)
     if done:
-        files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
+        files, size, removed = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
         where = format_count(len(done), "partition")
         kind = "data or delete file" if any(r.partition.delete_files for r in done) else "file"
         head = (
             f"a rewrite of {format_count(files, 'data file')} ({size:,} bytes) in {where} removes "
-            f"{format_count(gone, kind)}"
+            f"{format_count(removed, kind)}"
         )
     else:
         head = "no partition is worth a rewrite"
-    rest = ", ".join(f"{count:,} ({why})" for why, count in reasons.most_common())
+    rest = ", ".join(f"{count:,} ({kind})" for kind, count in reasons.most_common())
     return f"{head}; partitions not rewritten: {rest}" if rest else head

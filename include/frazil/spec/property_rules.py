@@ -78,26 +78,23 @@ def find_consumer_property_problems(spec: StreamSpec) -> Iterator[Problem]:
         if key in SET_BY_FRAZIL:
             yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
         elif key in JAVA_ONLY:
-            what = f"is a property of Kafka's Java client, which librdkafka does not have; {JAVA_ONLY[key]}"
-            yield Problem(f"source.properties.{key}", None, what)
+            message = f"is a property of Kafka's Java client, which librdkafka does not have; {JAVA_ONLY[key]}"
+            yield Problem(f"source.properties.{key}", None, message)
 
 
 def find_server_problems(spec: StreamSpec) -> Iterator[Problem]:
     text = spec.source.bootstrap_servers
-    if "${" not in text and (what := find_servers_problem(text)):
-        yield Problem("source.bootstrap-servers", None, what)
+    if "${" not in text and (message := find_servers_problem(text)):
+        yield Problem("source.bootstrap-servers", None, message)
 
 
 def find_secret_problems(spec: StreamSpec) -> Iterator[Problem]:
-    for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
-        for key, value in properties.items():
-            if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
-                what = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
-                yield Problem(f"{path}.{key}", None, what)
-    for path, text in (*_registry_texts(spec), *_sensitive_texts(spec)):
+    own = {f"source.properties.{key}": value for key, value in spec.source.properties.items() if key not in JAVA_ONLY}
+    own |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
+    for path, text in (*own.items(), *_registry_texts(spec), *_sensitive_texts(spec)):
         if is_secret(path) and not _REFERENCES.fullmatch(text):
-            what = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
-            yield Problem(path, None, what)
+            message = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
+            yield Problem(path, None, message)
 
 
 def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
@@ -124,8 +121,8 @@ def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
         if message := find_reference_problem(text):
             yield Problem(path, None, message)
     if spec.table.location and "${" in spec.table.location:
-        what = "contains a reference, but references are not resolved here; write the location itself"
-        yield Problem("table.location", spec.table.location, what)
+        message = "contains a reference, but references are not resolved here; write the location itself"
+        yield Problem("table.location", spec.table.location, message)
     elif spec.table.location and (problem := find_location_problem(spec.table.location)):
         yield Problem("table.location", spec.table.location, problem)
 
@@ -160,8 +157,8 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
         is_folder = key in FOLDER_PROPERTIES
         problem = find_path_problem(value) if is_folder else find_writing_property_problem(key, spec.table.properties)
         if is_secret(key):
-            what = "is a secret, which everyone who reads the table could see; set it in the catalog's configuration"
-            yield Problem(path, None, what)
+            message = "is a secret, which everyone who reads the table could see; set it in the catalog's configuration"
+            yield Problem(path, None, message)
         elif key.startswith("frazil."):
             yield Problem(path, value, "begins with frazil., which is reserved for frazil; remove it")
         elif key == "format-version" and value not in ("2", "3"):
