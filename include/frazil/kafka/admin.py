@@ -226,8 +226,8 @@ class KafkaAdmin:
                     time.sleep(ERROR_POLL_INTERVAL_S)
                     continue
                 # librdkafka may also wait for the leader without an error. Report the earlier error, which says more.
-                why = moving if moving is not None and is_timeout(error) else error
-                raise self._as_frazil_error(why, "listing offsets of") from why
+                cause = moving if moving is not None and is_timeout(error) else error
+                raise self._as_frazil_error(cause, "listing offsets of") from cause
 
     def _request_offsets(self, tps: list[TopicPartition], offset: OffsetSpec, isolation: IsolationLevel) -> Any:
         request, timeout_s = {KafkaTopicPartition(*tp): offset for tp in tps}, self._timeout_s

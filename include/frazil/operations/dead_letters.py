@@ -65,8 +65,8 @@ def find_treatments(
         if summary.get("frazil.operation") == "replay" and summary.get("frazil.backfill-stream") == stream:
             sentence = _replay_message(landed.get(summary.get("frazil.backfill", "")))
         elif summary.get("frazil.dead-letters-of") == stream:
-            by, why = summary.get("frazil.discarded-by", "an unknown user"), summary.get("frazil.reason", "")
-            sentence = f"dead letters were discarded by {by}: {why}"
+            by, reason = summary.get("frazil.discarded-by", "an unknown user"), summary.get("frazil.reason", "")
+            sentence = f"dead letters were discarded by {by}: {reason}"
         else:
             continue
         found.append(Treatment(snapshot.timestamp_ms, sentence, parse_dead_letter_summary(summary)))

@@ -110,7 +110,7 @@ def _find_end(observation: DriverObservation) -> AgentStep | None:
 def _describe_end(ending: str, status: DriverStatus) -> str:
     """Return how the driver ended, and why the cluster ended it."""
     whys = (status.reason if status.state is DriverState.GONE else None, status.cause)
-    return "; ".join([ending, *(why for why in whys if why and why not in ending)])
+    return "; ".join([ending, *(reason for reason in whys if reason and reason not in ending)])
 
 
 def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> AgentStep:

@@ -74,12 +74,12 @@ def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefus
     try:
         if work["version"] == __version__:
             return build()
-        why = f"version {work['version']}, and version {__version__} was installed since"
+        code = f"version {work['version']}, and version {__version__} was installed since"
     except (KeyError, TypeError) as error:
-        why = f"other code of version {__version__} than is installed now ({error})"
+        code = f"other code of version {__version__} than is installed now ({error})"
     stream = work["context"]["stream"]
     return VersionRefusal(
-        f"the writer of stream {stream!r} runs {why}: it ends, and the next start uses the installed code"
+        f"the writer of stream {stream!r} runs {code}: it ends, and the next start uses the installed code"
     )
 
 

@@ -169,8 +169,8 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
     if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)
     ):
-        why = paused.problem or "its database does not respond. Try again when it does"
-        raise InvalidForm(f"Cannot check in Airflow whether the DAG {subject.dag} exists: {why}")
+        reason = paused.problem or "its database does not respond. Try again when it does"
+        raise InvalidForm(f"Cannot check in Airflow whether the DAG {subject.dag} exists: {reason}")
     found = ActionContext(
         subject.route_name or subject.name,
         writer_runs=runs,

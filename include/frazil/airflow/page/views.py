@@ -263,9 +263,9 @@ def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tu
     if not measured.is_paused and times and now_ms - max(times) <= MAX_MEASUREMENT_AGE_MS:
         return ()
     at_ms = measured.at_ms
-    why = "nothing has been measured yet" if at_ms is None else f"the last measurement was {format_utc(at_ms)}"
+    reason = "nothing has been measured yet" if at_ms is None else f"the last measurement was {format_utc(at_ms)}"
     fix = f"Unpause the DAG {HEALTH_DAG}" if measured.is_paused else f"Check why the DAG {HEALTH_DAG} does not run"
-    return (OpenProblem(f"No alert can fire: {why}. {fix}", dag=HEALTH_DAG),)
+    return (OpenProblem(f"No alert can fire: {reason}. {fix}", dag=HEALTH_DAG),)
 
 
 DATABASE_TIMEOUT_S = 0.2
