@@ -343,7 +343,7 @@ def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | N
         return None
     below = max(min(-(-2 * rewrite.bytes // rewrite.files), target // 2), 1)
     files = min(rest // below, rewrite.files - rewrite.bytes // below) // 2 * 2
-    if not files:
+    if files < 2:
         return None
     size = -(-rewrite.bytes * files // rewrite.files)
     reason = f"{rewrite.reason}; {files:,} of the files below {below:,} bytes fit the budget"

@@ -320,6 +320,13 @@ def test_files_with_many_deleted_rows_are_rewritten_and_no_small_ones_that_are_n
     assert both.reason.startswith("it is complete: 10 small files become 1; 20 %")
 
 
+def test_no_part_is_planned_of_small_files_that_are_too_large_to_be_halved():
+    found = of("day=1", small=12, size=542, scaled=1), of("day=2", small=2, size=1)
+    made = plan(*found, settings=SETTINGS.model_copy(update={"budget": 2 * TARGET, "min_files": 2}))
+    assert [(one.partition.path, one.files) for one in made.rewrites] == [("day=2", 2)]
+    assert [(one.partition.path, one.kind) for one in made.left] == [("day=1", SkipReason.MARGINAL)]
+
+
 def test_small_files_with_a_smaller_share_of_deleted_rows_are_rewritten_with_all_other_small_ones():
     found = of(small=3, scaled=2)
     (one,) = plan(found).rewrites
