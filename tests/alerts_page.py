@@ -32,7 +32,7 @@ from frazil.maintenance.stream_rules import (
 from frazil.spec.maintenance import MIN_STALE_INTERVALS, Alerts, Maintenance
 from frazil.spec.units import format_duration, format_rounded_bytes
 from frazil.spec.values import SIZE_FORM
-from frazil.status.flow import MIN_RECORDS, CommitSums, Flow
+from frazil.status.recent_commits import MIN_RECORDS, CommitSums, RecentCommits
 from frazil.status.state import StreamState, WriterProcess
 
 
@@ -197,7 +197,9 @@ def _of_stream() -> Iterator[Reading]:
         registry=True,
         stall=Stall(StallKind.OFFSETS, NOW_MS, "rides-3", "a transaction on rides-3 is open since 03:12"),
         waiting_batches=4,
-        flow=Flow(None, (), 0, measured=CommitSums(1_000, 51, 300, reasons), recent=CommitSums(500, reasons=reasons)),
+        recent_commits=RecentCommits(
+            None, (), 0, measured=CommitSums(1_000, 51, 300, reasons), recent=CommitSums(500, reasons=reasons)
+        ),
     )
     yield from evaluate_stream_rules(broken, _with_rate(), now_ms=NOW_MS)
 

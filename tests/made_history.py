@@ -27,13 +27,13 @@ from frazil.history.objects import HistoryStore
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.history.recorder import Recorder, SupervisionRecorder
 from frazil.home import run_folder
-from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall
 from frazil.host.lock import LOCK_FILE
 from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from frazil.ingest.changes import CHANGE, UPSERT
 from frazil.ingest.contract import RangeProgress
+from frazil.json_files import replace_json
 from frazil.maintenance.outcomes import Ending, PastOutcome, store_outcomes
 from frazil.partitions.windows import Grain, Window
 from frazil.signals.completion import Assessment, GateOutcome, assess_table, release_window, signal_windows

@@ -59,7 +59,7 @@ class Failure(Explanation):
     """A failure of one operation."""
 
     error: str = ""
-    """The class of the error; empty if there is none, or if `about` names it."""
+    """The class of the error; empty if no error was raised, or if `about` names it."""
     about: str = ""
     """What fails for this reason."""
 

@@ -158,6 +158,40 @@ def test_on_a_narrow_screen_a_day_of_hours_is_seen_whole_and_each_hour_has_its_n
     assert [name for _, name in shown] == [f'"{hour:02}"' for hour in range(24)] * 2
 
 
+HELD = """async ({cells}) => {
+    const { heldWindows } = await import("/table.js");
+    window.state ??= {};
+    document.body.replaceChildren(heldWindows({ table: "demo.flights", calendar: { cells } }, window.state));
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_of_many_held_windows_the_oldest_are_seen_and_a_key_opens_the_others(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    note = "expect_column_values_to_not_be_null(carrier): 12 of 900 values are null " * 3
+    held = [one | {"state": "held", "note": note} for one in cells(*(f"2026-11-{day:02}" for day in range(1, 31)))]
+    page.evaluate(HELD, {"cells": held})
+    rows, more = page.locator(".runs li:visible"), page.get_by_text("and 27 more", exact=True)
+    expect(rows).to_have_count(3)
+    expect(rows.first.get_by_role("link")).to_have_text("2026-11-01")
+    more.focus()
+    page.keyboard.press("Enter")
+    expect(rows).to_have_count(30)
+    expect(rows.last.get_by_role("button")).to_have_text("Release 2026-11-30 …")
+    page.wait_for_function("window.state.showsAllHeld")
+    page.evaluate(HELD, {"cells": held})  # as each refresh does
+    expect(rows).to_have_count(30)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    more.click()
+    expect(rows).to_have_count(3)
+
+
+def test_a_few_held_windows_are_all_seen(page: Page) -> None:
+    page.evaluate(HELD, {"cells": [one | {"state": "held"} for one in cells("2026-11-01", "2026-11-02", "2026-11-03")]})
+    expect(page.locator(".runs li:visible")).to_have_count(3)
+    expect(page.locator("summary")).to_have_count(0)
+
+
 def test_a_narrow_screen_shows_the_whole_snapshot_chart_with_readable_text(
     page: Page,
 ) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from frazil.home import run_folder
 from frazil.host import local
-from frazil.host.exchange import replace_json
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
 from frazil.host.supervising_run import announce_given_up, confirm_given_up
+from frazil.json_files import replace_json
 from frazil.supervise.desired_state import DesiredStore
 
 STREAM = """

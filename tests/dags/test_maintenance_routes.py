@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema
 
+from frazil import clock
 from frazil.airflow.health import subjects as health_routes
 from frazil.airflow.health import tasks as table_health
 from frazil.airflow.health.subjects import RUNS_PER_ROUND, RouteFindings, select_share
@@ -153,14 +154,15 @@ def test_a_table_that_cannot_be_cleaned_stops_no_other_and_fails_the_task(
 
 
 def test_health_raises_one_alert_per_rule_for_all_tables_created_by_a_route(
-    made: MadeRoute, breaks: set[str], tmp_path: Path
+    made: MadeRoute, breaks: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert made
-    store = Store()
+    store, now_ms = Store(), clock.now_ms()
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
     table_health.measure_all(tmp_path, store)
     breaks.add("shop.raw_c")
     table_health.measure_all(tmp_path, store)
-    time.sleep(0.002)
+    now_ms += 2  # longer than the alerts' hold
     active = {(a["table"], a["rule"]): a for a in table_health.measure_all(tmp_path, store)["active"]}
     assert active[ROUTE, "snapshots"]["value"] == "2 tables"
     assert "shop.raw_a, shop.raw_b" in active[ROUTE, "snapshots"]["sentence"]

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from frazil import clock
 from frazil.errors import SpecError
-from frazil.spec.last_valid import FileKind, recall_declaration
-from frazil.spec.load import list_stream_files
-from frazil.spec.model import STREAM_NAME
+from frazil.spec.last_valid import FileKind, find_declared
+from frazil.spec.model import STREAM_NAME, Identifier
 from frazil.spec.problems import describe_error
 from frazil.spec.values import Model, PositiveDuration
 from frazil.spec.yaml_file import read_mapping
@@ -28,7 +28,6 @@ SOURCE_VIEW = "source_day"
 DAY_COLUMN = "day"
 """The target's first column, by which it is partitioned. frazil adds it; the SQL must not."""
 
-Identifier = Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)+$")]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -67,22 +66,17 @@ def parse_day(text: str | None) -> date:
 
 def find_aggregation(folder: Path, name: str) -> AggregationSpec:
     """Return an aggregation of a folder: its last valid declaration if its file is broken. Raises SpecError."""
-    try:
-        return _load_named(folder, name)
-    except SpecError as error:
-        if (last := recall_declaration(folder, name, AGGREGATIONS)) is None:
-            raise
-        log.warning("using the last valid declaration of the aggregation %s: %s", name, error)
-        return last
-
-
-def _load_named(folder: Path, name: str) -> AggregationSpec:
-    files = {path.stem: path for path in list_stream_files(folder)}
-    if name in files:
-        return load_aggregation(files[name])
-    close = get_close_matches(name, files, n=1)
-    hint = f"did you mean {close[0]}? " if close else ""
-    raise SpecError(f"no aggregation {name!r} in {folder}; {hint}known: {', '.join(files) or 'none'}")
+    files = {file.path.stem: file for file in find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())}
+    if name not in files:
+        close = get_close_matches(name, files, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise SpecError(f"no aggregation {name!r} in {folder}; {hint}known: {', '.join(files) or 'none'}")
+    found = files[name]
+    if found.spec is None:
+        raise SpecError(found.problem)
+    if found.problem:
+        log.warning("using the last valid declaration of the aggregation %s: %s", name, found.problem)
+    return found.spec
 
 
 def load_aggregation(path: Path) -> AggregationSpec:
@@ -117,6 +111,4 @@ def _describe_error(details: ErrorDetails) -> str:
         close = get_close_matches(key.replace("_", "-"), allowed, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return f"{key}: is an unknown key{hint} (allowed: {', '.join(allowed)})"
-    if kind == "string_pattern_mismatch":
-        return f"{key}: {value}is not a table identifier; write namespace.table, such as demo.flights"
     return f"{key}: {value}{describe_error(details)}"

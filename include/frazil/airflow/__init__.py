@@ -10,44 +10,26 @@ from typing import TYPE_CHECKING, Any
 from frazil.extras import require_module
 
 if TYPE_CHECKING:
-    from frazil.airflow.aggregations.dag import daily_dag_id, daily_dags, reopened_dag_id
-    from frazil.airflow.audits.dag import audit_asset, audit_dag
-    from frazil.airflow.backfills import backfill_dag
-    from frazil.airflow.dag_ids import partition_asset, reopened_asset, writer_dag_id
-    from frazil.airflow.dead_letters import dead_letters_dag
-    from frazil.airflow.declared_streams import check_declarations
-    from frazil.airflow.health.dag import health_dag
-    from frazil.airflow.maintenance.dag import maintenance_dag
-    from frazil.airflow.notifications import each_alert
-    from frazil.airflow.partitions.dag import partition_dags
-    from frazil.airflow.partitions.sensor import PartitionCompleteSensor
-    from frazil.airflow.writers.dag import writer_dags
-    from frazil.airflow.writers.operator import WriterOperator
-    from frazil.airflow.writers.trigger import WriterTrigger
-    from frazil.spec.routed_stream import partitions_dag_id
-
-__all__ = [
-    "PartitionCompleteSensor",
-    "WriterOperator",
-    "WriterTrigger",
-    "audit_asset",
-    "audit_dag",
-    "backfill_dag",
-    "check_declarations",
-    "daily_dag_id",
-    "daily_dags",
-    "dead_letters_dag",
-    "each_alert",
-    "health_dag",
-    "maintenance_dag",
-    "partition_asset",
-    "partition_dags",
-    "partitions_dag_id",
-    "reopened_asset",
-    "reopened_dag_id",
-    "writer_dag_id",
-    "writer_dags",
-]
+    from frazil.airflow.aggregations.dag import daily_dag_id as daily_dag_id
+    from frazil.airflow.aggregations.dag import daily_dags as daily_dags
+    from frazil.airflow.aggregations.dag import reopened_dag_id as reopened_dag_id
+    from frazil.airflow.audits.dag import audit_asset as audit_asset
+    from frazil.airflow.audits.dag import audit_dag as audit_dag
+    from frazil.airflow.backfills import backfill_dag as backfill_dag
+    from frazil.airflow.dag_ids import partition_asset as partition_asset
+    from frazil.airflow.dag_ids import reopened_asset as reopened_asset
+    from frazil.airflow.dag_ids import writer_dag_id as writer_dag_id
+    from frazil.airflow.dead_letters import dead_letters_dag as dead_letters_dag
+    from frazil.airflow.declared_streams import check_declarations as check_declarations
+    from frazil.airflow.health.dag import health_dag as health_dag
+    from frazil.airflow.maintenance.dag import maintenance_dag as maintenance_dag
+    from frazil.airflow.notifications import each_alert as each_alert
+    from frazil.airflow.partitions.dag import partition_dags as partition_dags
+    from frazil.airflow.partitions.sensor import PartitionCompleteSensor as PartitionCompleteSensor
+    from frazil.airflow.writers.dag import writer_dags as writer_dags
+    from frazil.airflow.writers.operator import WriterOperator as WriterOperator
+    from frazil.airflow.writers.trigger import WriterTrigger as WriterTrigger
+    from frazil.spec.routed_stream import partitions_dag_id as partitions_dag_id
 
 _NAMES = {
     "frazil.airflow.aggregations.dag": "daily_dag_id daily_dags reopened_dag_id",
@@ -66,12 +48,13 @@ _NAMES = {
     "frazil.airflow.writers.trigger": "WriterTrigger",
     "frazil.spec.routed_stream": "partitions_dag_id",
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
+"""The module of each public name."""
 
 require_module("airflow")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    return getattr(import_module(MODULES[name]), name)

@@ -13,6 +13,8 @@ from frazil.spec.routed_stream import partitions_dag_id
 
 AUDITS_DAG = "frazil_audits"
 MAINTENANCE_DAG = "frazil_maintenance"
+SHARED_DAGS = {AUDITS_DAG: "no stream is audited", MAINTENANCE_DAG: "no table is maintained"}
+"""DAGs for all streams, and what does not happen while they are paused."""
 STREAM_TASK_PREFIX = "stream."
 ROUTE_PREFIX = "route of "
 """Prefix of a name in the maintenance DAG that stands for all tables of a stream's route."""

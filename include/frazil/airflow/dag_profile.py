@@ -131,17 +131,17 @@ def _notifiers_from(variable: str) -> list[Any]:
 def _load_callback(path: str, variable: str) -> Any:
     """Import a function or notifier; instantiate a notifier class. Raises SpecError if it is not callable."""
     module, _, attribute = path.partition(":")
-    how = "write module:name of a module that the DAG processor and the workers can import"
+    hint = "write module:name of a module that the DAG processor and the workers can import"
     if not attribute:
-        raise SpecError(f"{variable}: {path!r} does not name a function; {how}")
+        raise SpecError(f"{variable}: {path!r} does not name a function; {hint}")
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise SpecError(f"{variable}: {path!r} cannot be imported: {error}; {how}") from error
+        raise SpecError(f"{variable}: {path!r} cannot be imported: {error}; {hint}") from error
     if isinstance(found, type) and issubclass(found, BaseNotifier):
         return found()
     if not callable(found):
-        raise SpecError(f"{variable}: {path!r} is not a function or notifier; {how}")
+        raise SpecError(f"{variable}: {path!r} is not a function or notifier; {hint}")
     return found
 
 

@@ -21,7 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from frazil import clock
-from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
+from frazil.airflow.dag_ids import SHARED_DAGS
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.airflow.page.airflow_database import COMPONENTS, last_heartbeats, read_pauses, silent_components
 from frazil.airflow.spark import POOL_VARIABLE, SPARK_CONNECTION
@@ -33,11 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 TESTED_VERSION = "3.3"
-SHARED_DAGS = {
-    HEALTH_DAG: "no alert fires",
-    AUDITS_DAG: "no stream is audited",
-    MAINTENANCE_DAG: "no table is maintained",
-}
+NEEDED_DAGS = {HEALTH_DAG: "no alert fires", **SHARED_DAGS}
 QUEUE_VARIABLE = "FRAZIL_WRITER_QUEUE"
 """The variable that dags/writers.py passes as the queue to `writer_dags`."""
 
@@ -81,10 +77,10 @@ def _check_settings(streams: Path) -> Iterator[Finding]:
 
 
 def _check_components() -> Iterator[Finding]:
-    gone = {one.component: one for one in silent_components(last_heartbeats(), at_ms=clock.now_ms())}
+    silent = {one.component: one for one in silent_components(last_heartbeats(), at_ms=clock.now_ms())}
     for component in COMPONENTS.values():
-        if component in gone:
-            one = gone[component]
+        if component in silent:
+            one = silent[component]
             yield Finding(component, CheckState.WRONG, one.words, f"start it: {one.start}")
         else:
             yield Finding(component, CheckState.OK, "running")
@@ -142,8 +138,8 @@ def _check_import_errors(session: Session) -> Iterator[Finding]:
 
 
 def _check_shared_dags() -> Iterator[Finding]:
-    paused = read_pauses(SHARED_DAGS)
-    for dag_id, undone in SHARED_DAGS.items():
+    paused = read_pauses(NEEDED_DAGS)
+    for dag_id, undone in NEEDED_DAGS.items():
         if dag_id not in paused:
             fix = "add its file to the DAG folder, as docs/reference/dags.md says"
             yield Finding("dags", CheckState.WARNING, f"Airflow has no DAG {dag_id}: {undone}", fix)

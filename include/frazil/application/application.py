@@ -30,7 +30,7 @@ from frazil.spec.model import StreamSpec
 from frazil.stream.hosting import Hosting
 from frazil.stream.writer import Writer
 from frazil.supervise.decision import RemovedDeclaration, UnreadableState, ValidDeclaration, WriterAction
-from frazil.supervise.supervised import FetchConnections, Program, SupervisedStream
+from frazil.supervise.supervised import Declaration, FetchConnections, Program, SupervisedStream
 from frazil.supervise.supervisor import SupervisionStep, Supervisor
 from frazil.table.parallel import DaemonThreads
 
@@ -279,20 +279,19 @@ class DeclaredStreams:
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
 
 
-class HostedDeclaration:
+class HostedDeclaration(Declaration):
     """Reads one stream's declaration. A stream that left the application counts as removed."""
 
     def __init__(self, stream: str, streams: DeclaredStreams) -> None:
-        self.spec: StreamSpec | None = None
-        self._stream, self._streams = stream, streams
-        self._left_since_ms: int | None = None
+        super().__init__(stream, streams.folder, clock=streams.clock)
+        self._streams = streams
 
     def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration:
         found = self._streams.declared.get(self._stream)
         if found is None:
-            self._left_since_ms = self._left_since_ms or self._streams.clock()
-            return RemovedDeclaration(self._left_since_ms)
-        self._left_since_ms, self.spec = None, found.spec
+            self._missing_since_ms = self._missing_since_ms or self._streams.clock()
+            return RemovedDeclaration(self._missing_since_ms)
+        self._missing_since_ms, self.spec = None, found.spec
         if found.problem or found.spec is None:
             return UnreadableState(found.problem or f"{found.path} has never been valid")
         return ValidDeclaration(found.spec.fingerprint())

@@ -141,9 +141,9 @@ class HostedLauncher(Launcher):
             code, cause = 1, explain(failure)
             log.exception("stream %s crashed", self._stream)
         self.code, ended_at_ms = code, clock.now_ms()
-        why = ENDED_WITH_APPLICATION if self._ends_with_application else None
+        reason = ENDED_WITH_APPLICATION if self._ends_with_application else None
         try:
-            record_exit(self._folder, launch, code=code, ended_at_ms=ended_at_ms, cause=cause, stopped_for=why)
+            record_exit(self._folder, launch, code=code, ended_at_ms=ended_at_ms, cause=cause, stopped_for=reason)
         except OSError as failure:
             log.warning("stream %s: cannot record how its writer ended: %s", self._stream, failure)
         finally:

@@ -32,7 +32,7 @@ from frazil.spec.last_valid import find_declared_streams, find_or_recall
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count, shorten_list
 from frazil.status.derive import describe_desired, describe_exit, describe_reset
-from frazil.status.flow import DAY_MS
+from frazil.status.recent_commits import DAY_MS
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import read_stream_state
 from frazil.table.parallel import read_in_parallel
@@ -163,7 +163,8 @@ def _problem_messages(streams: list[StreamState]) -> list[str]:
 
 def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
     # Without the whole day: replays are counted by hour, and may be replays of earlier dead letters.
-    if one.flow is None or not one.flow.rejected_last_day or one.flow.rejected_since_ms is not None:
+    commits = one.recent_commits
+    if commits is None or not commits.rejected_last_day or commits.rejected_since_ms is not None:
         return None
     try:
         if (main := load_stream_table(spec)) is None:
@@ -174,12 +175,13 @@ def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int)
     treatments = find_treatments(dead_letters.metadata, main.metadata, spec.name, since_ms=now_ms - DAY_MS)
     found = count_rejected(main.metadata, spec.name, treatments, now_ms=now_ms)
     left, counted_by_class = sum(reason.remaining for reason in found), sum(reason.count for reason in found)
-    return left if left < counted_by_class == one.flow.rejected_last_day else None
+    return left if left < counted_by_class == commits.rejected_last_day else None
 
 
 def _overview_cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
-    rejected = "unknown" if one.flow is None else f"{one.flow.rejected_last_day:,}"
-    if one.flow is not None and one.flow.rejected_since_reset:
+    commits = one.recent_commits
+    rejected = "unknown" if commits is None else f"{commits.rejected_last_day:,}"
+    if commits is not None and commits.rejected_since_reset:
         rejected += " since reset"
     committed = max((ms for ms in (one.last_commit_at_ms, one.published_at_ms) if ms is not None), default=None)
     plain = {"desired": one.desired or "unknown", "rejected": rejected}
@@ -195,11 +197,10 @@ def _rows_text(one: StreamState) -> str:
 
 
 def _rejected_text(one: StreamState, left: int | None) -> str:
-    if one.flow is None:
+    if (commits := one.recent_commits) is None:
         return "unknown"
-    rejected = one.flow.rejected_last_day
-    since_ms = one.flow.rejected_since_ms
-    why = "when the stream was reset" if one.flow.rejected_since_reset else "before which snapshots have expired"
+    rejected, since_ms = commits.rejected_last_day, commits.rejected_since_ms
+    why = "when the stream was reset" if commits.rejected_since_reset else "before which snapshots have expired"
     when = "in the last day" if since_ms is None else f"since {format_utc(since_ms)}, {why}"
     if not rejected:
         return f"none {when}"

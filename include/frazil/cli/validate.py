@@ -106,7 +106,7 @@ def _load_streams(files: tuple[Path, ...]) -> tuple[dict[Path, StreamSpec], list
             errors.extend(str(error).splitlines())
             if partial := load_partially(path):
                 # The columns of a key may not suit Iceberg's identifier fields.
-                without = {"key": ()} | ({"transform": None} if "schema" in partial.wrong else {})
+                without = {"key": ()} | ({"transform": None} if "schema" in partial.invalid else {})
                 spec = partial.spec.model_copy(update=without)
                 errors.extend(f"{path}: {problem}" for problem in _find_problems(spec, partial))
     for path, spec in streams.items():
@@ -186,7 +186,7 @@ def _check_atomic(spec: StreamSpec) -> Iterator[str]:
 
 _RECORDS = ("schema", "source.schema")
 _CHECKS: tuple[tuple[Callable[[StreamSpec], Iterator[str]], tuple[str, ...]], ...] = (
-    (_check_transform, ("source.schema", "transform")),  # single columns of `schema` may be wrong
+    (_check_transform, ("source.schema", "transform")),  # single columns of `schema` may be invalid
     (_check_properties, ("source.properties",)),
     (_check_format, (*_RECORDS, "source.format", "source.key", "source.headers")),
     (_check_defaults, (*_RECORDS, "source.key", "source.headers", "event-time", "cast", "rest")),

@@ -28,6 +28,7 @@ from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
 from frazil.extras import require_module
 from frazil.home import make_folder
+from frazil.json_files import replace_json
 from frazil.spark.jars import ensure_catalog_jars
 from frazil.table.catalogs import configured_catalogs
 
@@ -308,9 +309,5 @@ def _spark_properties_text() -> str:
 
 
 def _write_if_missing(path: Path, content: Mapping[str, str]) -> None:
-    if path.exists():
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(content, file)
-    temporary.rename(path)
+    if not path.exists():
+        replace_json(path, content, mode=0o600)

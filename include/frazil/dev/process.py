@@ -25,8 +25,8 @@ import psutil
 from frazil.errors import EnvironmentUnusable
 from frazil.home import make_folder
 from frazil.host import processes
-from frazil.host.exchange import replace_json
 from frazil.host.records import ProcessMark
+from frazil.json_files import replace_json
 
 PASSED_VARIABLES = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "JAVA_HOME", "LD_LIBRARY_PATH"}

@@ -89,9 +89,9 @@ def _was_killed_agent(folder: Path, launch: Launch, heartbeat: Heartbeat | None)
 
 def _kill_reason(folder: Path, launch: Launch) -> str:
     request = _stop_request(folder, launch.id)
-    how = f"the writer was killed after a stop request: {request.reason}" if request else KILLED_BY_OTHERS
+    cause = f"the writer was killed after a stop request: {request.reason}" if request else KILLED_BY_OTHERS
     warning = _first_error_or_last_warning(folder, launch)
-    return f"{how}. {warning}" if warning else how
+    return f"{cause}. {warning}" if warning else cause
 
 
 def _unseen_cause(folder: Path, launch: Launch, heartbeat: Heartbeat | None) -> Failure | None:

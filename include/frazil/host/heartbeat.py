@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from frazil.errors import Failure
-from frazil.host.exchange import read_json, replace_json
 from frazil.host.records import StoredError
+from frazil.json_files import read_json, replace_json
 from frazil.typed_json import convert
 
 NAME = "status.json"

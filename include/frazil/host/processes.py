@@ -19,8 +19,8 @@ import psutil
 
 from frazil import outdated_code
 from frazil.home import home
-from frazil.host.exchange import read_json, replace_json
 from frazil.host.records import ProcessMark
+from frazil.json_files import read_json, replace_json
 from frazil.typed_json import convert
 
 START_TOLERANCE_S = 2.0

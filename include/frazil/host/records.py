@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil.errors import Failure
-from frazil.host.exchange import read_json, replace_json
+from frazil.json_files import read_json, replace_json
 from frazil.typed_json import convert
 
 EXITS_FILE = "exit.json"

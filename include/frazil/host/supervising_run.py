@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from frazil import clock
 from frazil.home import run_folder
-from frazil.host.exchange import read_json, replace_json
 from frazil.host.launcher import Observation
 from frazil.host.records import GivenUp, read_notes, write_notes
+from frazil.json_files import read_json, replace_json
 from frazil.typed_json import decode
 
 _FILE = "claim.json"

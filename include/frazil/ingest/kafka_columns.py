@@ -194,13 +194,13 @@ class ColumnReader(RecordReader):
 
     def _take_full_chunks(self) -> Iterator[RecordChunk]:
         at, before = self._at, self._copied_totals()
-        while why := self._copy_records():
-            if why == loop.CHUNK_FULL:
+        while reason := self._copy_records():
+            if reason == loop.CHUNK_FULL:
                 yield from self._take_last_chunk()
-            elif why == loop.NO_ROOM:
+            elif reason == loop.NO_ROOM:
                 message = self._next_message()
                 self._columns.make_room(at, message.len, message.key_len, int(at[loop.HEADERS_NEEDED]))
-            elif why == loop.NO_RECORD:
+            elif reason == loop.NO_RECORD:
                 event = self._next_message()
                 topic = self._library.topic_name(event.rkt).decode() if event.rkt else ""
                 text = self._library.message_errstr(int(self._messages[self._at[loop.NEXT]])).decode(errors="replace")
@@ -236,11 +236,11 @@ class ColumnReader(RecordReader):
     def _copy_records(self) -> int:
         where = (self._topics, self._lookup, self._states, self._ended)
         columns, functions = self._columns.arrays(), [self._library.addresses[name] for name in loop.FUNCTIONS]
-        why = loop.copy_records(self._messages, self._at, *where, *columns, self._work, *functions)
+        reason = loop.copy_records(self._messages, self._at, *where, *columns, self._work, *functions)
         if number := self._at[loop.ENDED]:
             self._at[loop.ENDED] = 0
             self._finish_ranges(self._ended[:number].tolist())
-        return why
+        return reason
 
     def _next_message(self) -> Message:
         return Message.from_address(int(self._messages[self._at[loop.NEXT]]))

@@ -106,14 +106,14 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
     values_end, keys_end, number_ended = at[VALUES_END], at[KEYS_END], at[ENDED]
     headers_end = at[HEADERS_END]
     known_topic, topic = np.int64(0), 0
-    why = ALL_TAKEN
+    reason = ALL_TAKEN
     while i < count:
         if record == capacity or values_end + keys_end + headers_end >= MAX_CHUNK_BYTES:
-            why = CHUNK_FULL
+            reason = CHUNK_FULL
             break
         message = messages[i]
         if load32(message + _ERR) != 0:
-            why = NO_RECORD
+            reason = NO_RECORD
             break
         rkt = load64(message + _TOPIC)
         if rkt != known_topic:
@@ -123,7 +123,7 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
                     topic, known_topic = t, rkt
             if topic < 0:
                 known_topic = np.int64(0)
-                why = UNKNOWN_TOPIC
+                reason = UNKNOWN_TOPIC
                 break
         partition = load32(message + _PARTITION)
         r = -1
@@ -151,7 +151,7 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
                     or headers_end + headers_length > headers.shape[0]
                 ):
                     at[HEADERS_NEEDED] = headers_length
-                    why = NO_ROOM
+                    reason = NO_ROOM
                     break
                 memcpy(values.ctypes.data + values_end, payload, length)
                 values[values_end + length] = 10
@@ -183,7 +183,7 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
     at[NEXT], at[RECORDS] = i, record
     at[VALUES_END], at[KEYS_END], at[ENDED] = values_end, keys_end, number_ended
     at[HEADERS_END] = headers_end
-    return why
+    return reason
 
 
 class ChunkColumns:

@@ -39,7 +39,7 @@ from frazil.ingest.arrow_values import VARIANT_GROUP, fill_hidden_nulls
 from frazil.ingest.contract import Content, PartitionKey, StagedFile, Target, TargetTable, parse_schema
 from frazil.ingest.formats.fields import find_defaults
 from frazil.spec.iceberg import check_variants, variant_columns
-from frazil.spec.property_rules import ENCODINGS_PROPERTY, find_writing_property_problem
+from frazil.spec.property_rules import COMPRESSION_LEVELS, ENCODINGS_PROPERTY, find_writing_property_problem
 
 MAX_SAMPLED_ROWS = 8_192
 """Maximum number of sampled rows, and of sampled elements, keys and values of lists and maps."""
@@ -191,7 +191,7 @@ def _parse(
     check_variants(schema)  # another program may have added one since the table was opened
     properties = dict(all_properties)
     for name, text in all_properties:
-        if problem := find_writing_property_problem(name, text):
+        if problem := find_writing_property_problem(name, properties):
             raise SpecError(f"table property {name}: {text!r} {problem}")
     statistics, column_ids = map_variant_statistics(
         schema, compute_statistics_plan(schema, properties), parquet_path_to_id_mapping(schema)
@@ -220,7 +220,7 @@ def _writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     level = properties.get("write.parquet.compression-level")
     return {
         "compression": codec,
-        "compression_level": None if level is None or codec in ("none", "snappy", "lz4") else int(level),
+        "compression_level": None if level is None or COMPRESSION_LEVELS[codec] is None else int(level),
         "data_page_size": int(properties.get("write.parquet.page-size-bytes", 2**20)),
         "max_rows_per_page": int(properties.get("write.parquet.page-row-limit", 20_000)),
         "dictionary_pagesize_limit": int(properties.get("write.parquet.dict-size-bytes", 2 * 2**20)),

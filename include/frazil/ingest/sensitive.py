@@ -40,15 +40,15 @@ class Protector:
         self._dead_letters: str = declared["dead-letters"]
         self._names = sorted(schema.column_names, key=len, reverse=True)
         self._changes = [
-            (_split_path(schema, name), self._create_change(how["as"], how["keep-last"]))
-            for name, how in declared["fields"].items()
+            (_split_path(schema, name), self._create_change(rule["as"], rule["keep-last"]))
+            for name, rule in declared["fields"].items()
         ]
 
-    def _create_change(self, how: str, keep_last: int) -> TextChange:
-        if how == "mask":
+    def _create_change(self, protection: str, keep_last: int) -> TextChange:
+        if protection == "mask":
             return partial(_mask_texts, keep_last=keep_last)
         assert self._sealer is not None, "the declaration's rules require a secret"
-        return partial(_map_distinct, self._sealer.hash_text if how == "hash" else self._sealer.tokenize)
+        return partial(_map_distinct, self._sealer.hash_text if protection == "hash" else self._sealer.tokenize)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         for (first, *rest), change in self._changes:

@@ -135,9 +135,9 @@ def _compare_columns(made: Sequence[str], types: Mapping[str, str], wanted: Mapp
         elif name not in made:
             yield f"the SELECT does not compute the column {name} of schema"
         elif kind and name in types and types[name] != ("string" if kind == "variant" else kind):
-            how = "to_json(…)" if kind == "variant" else "CAST(… AS …)"
-            what = f"is {types[name]} in the SELECT, but {kind} in schema; write {how}, or change schema"
-            yield f"the column {name} {what}"
+            cast = "to_json(…)" if kind == "variant" else "CAST(… AS …)"
+            problem = f"is {types[name]} in the SELECT, but {kind} in schema; write {cast}, or change schema"
+            yield f"the column {name} {problem}"
     for name in made:
         if name not in wanted:
             kind = f" ({types[name]})" if name in types else ""

@@ -136,8 +136,8 @@ class ExpressionChecker:
             return
         kind = part.get("class", "TYPE")
         if kind not in _ALLOWED_CLASSES:
-            what = _REJECTED_CLASSES.get(kind, kind)
-            yield f"{what} is not allowed: use only functions of the record's fields"
+            shown = _REJECTED_CLASSES.get(kind, kind)
+            yield f"{shown} is not allowed: use only functions of the record's fields"
             return
         if kind == "LAMBDA":
             parameters, problem = self._lambda_parameters(part)

@@ -44,8 +44,8 @@ class VariantEncoder:
             for texts in _split(rows.column(index)):
                 group, errors = self._encode(texts)
                 for row in np.flatnonzero(errors).tolist():
-                    error_class, what = _ERRORS[int(errors[row])]
-                    wrong[first + row] = error_class, f"{name}: {what}"
+                    error_class, problem = _ERRORS[int(errors[row])]
+                    wrong[first + row] = error_class, f"{name}: {problem}"
                 parts.append(group)
                 first += len(texts)
             if not self._keeps_json:

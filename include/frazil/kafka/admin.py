@@ -182,8 +182,8 @@ class KafkaAdmin:
         """Return where each log was truncated below its (offset, leader epoch), by bisection."""
         first = self.earliest(positions)
         positions = {tp: (offset, epoch) for tp, (offset, epoch) in positions.items() if offset >= first[tp]}
-        gone = find_diverged(self._properties, positions)
-        spans = {tp: (first[tp], positions[tp][0]) for tp in gone}
+        lost = find_diverged(self._properties, positions)
+        spans = {tp: (first[tp], positions[tp][0]) for tp in lost}
         while open_spans := {tp: (a + b) // 2 for tp, (a, b) in spans.items() if b - a > 1}:
             beyond = find_diverged(self._properties, {tp: (at, positions[tp][1]) for tp, at in open_spans.items()})
             for tp, at in open_spans.items():
@@ -226,8 +226,8 @@ class KafkaAdmin:
                     time.sleep(ERROR_POLL_INTERVAL_S)
                     continue
                 # librdkafka may also wait for the leader without an error. Report the earlier error, which says more.
-                why = moving if moving is not None and is_timeout(error) else error
-                raise self._as_frazil_error(why, "listing offsets of") from why
+                cause = moving if moving is not None and is_timeout(error) else error
+                raise self._as_frazil_error(cause, "listing offsets of") from cause
 
     def _request_offsets(self, tps: list[TopicPartition], offset: OffsetSpec, isolation: IsolationLevel) -> Any:
         request, timeout_s = {KafkaTopicPartition(*tp): offset for tp in tps}, self._timeout_s
@@ -262,17 +262,17 @@ class KafkaAdmin:
         topics = f"{doing} {self._topics_text}"
         if isinstance(error, KafkaException) and (refused := self._refusal(error.args[0], topics)):
             return refused
-        what = f"{topics} at {self._servers}"
+        step = f"{topics} at {self._servers}"
         if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
             if isinstance(self._topics, TopicPattern):
-                return TopicMissing(f"{what}: a topic that matched the pattern was deleted. The next poll ignores it")
-            return TopicMissing(f"{what}: a topic does not exist", remedy=self._topic_remedy)
+                return TopicMissing(f"{step}: a topic that matched the pattern was deleted. The next poll ignores it")
+            return TopicMissing(f"{step}: a topic does not exist", remedy=self._topic_remedy)
         is_late = is_timeout(error)
         if (is_late or code in LEADER_ERRORS) and (names := _name_some(self._partitions_without_leader())):
-            return KafkaUnavailable(f"{what}: no leader for {names}", remedy="Start the brokers of their replicas")
+            return KafkaUnavailable(f"{step}: no leader for {names}", remedy="Start the brokers of their replicas")
         if isinstance(error, _LeaderSilent):
             return KafkaUnavailable(
-                f"{what}: the leader of {_name_some(error.args[0])} did not answer within {self._timeout_s:g} s",
+                f"{step}: the leader of {_name_some(error.args[0])} did not answer within {self._timeout_s:g} s",
                 remedy="Check that this host reaches each broker at its advertised address",
             )
         why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
@@ -280,7 +280,7 @@ class KafkaAdmin:
         text = _ATTEMPT_STATE.sub("", errors[-1].str()) if errors else ""
         last = f"; the last error was: {text}" if is_late and text else ""
         all_brokers = is_late and doing == DESCRIBING
-        reason = f"Kafka at {self._servers} did not answer" if all_brokers else f"{what} got no answer"
+        reason = f"Kafka at {self._servers} did not answer" if all_brokers else f"{step} got no answer"
         found = KafkaUnavailable(f"{reason}{why}{last}", remedy=brokers_remedy(self._servers_setting))
         found.all_brokers = all_brokers
         return found

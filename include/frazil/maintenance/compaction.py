@@ -102,7 +102,7 @@ class SkippedPartition:
     """A partition with small files that this run does not rewrite."""
 
     partition: PartitionFiles
-    why: SkipReason
+    kind: SkipReason
     reason: str
 
 
@@ -146,8 +146,8 @@ def plan_compaction(  # noqa: PLR0913 - what a plan depends on
         complete = is_complete(partition, complete_before_us)
         evaluated = _evaluate(partition, settings, target=target, complete=complete, spec_id=spec_id)
         if isinstance(evaluated, Rewrite) and partition.key in too_long:
-            why = f"{evaluated.reason}; Spark cannot create its folder, because the name is too long"
-            left.append(SkippedPartition(partition, SkipReason.LONG_PATH, f"{why}: {FIX_FOR_LONG_PATHS}"))
+            reason = f"{evaluated.reason}; Spark cannot create its folder, because the name is too long"
+            left.append(SkippedPartition(partition, SkipReason.LONG_PATH, f"{reason}: {FIX_FOR_LONG_PATHS}"))
         elif isinstance(evaluated, Rewrite):
             is_busy = partition.key in busy and not evaluated.applies_deletes
             worth.append((complete, dataclasses.replace(evaluated, busy=is_busy)))
@@ -184,13 +184,13 @@ def _evaluate(
     if not (partition.small_files or partition.deletes.due_files or deletes):
         return None
     if partition.spec_id != spec_id:
-        why = f"its partition spec {partition.spec_id} is not the table's current one: rewrite it by hand"
-        return SkippedPartition(partition, SkipReason.OLD_SPEC, why)
+        reason = f"its partition spec {partition.spec_id} is not the table's current one: rewrite it by hand"
+        return SkippedPartition(partition, SkipReason.OLD_SPEC, reason)
     if deletes:
-        gone = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
+        removed = partition.files + partition.delete_files - _files_after_rewrite(partition.bytes, target)
         applied = format_count(partition.deletes.shared, "delete file")
-        why = f"every reader applies {applied} to {format_count(partition.files, 'file')}"
-        return Rewrite(partition, partition.files, partition.bytes, max(gone, 1), why, applies_deletes=True)
+        reason = f"every reader applies {applied} to {format_count(partition.files, 'file')}"
+        return Rewrite(partition, partition.files, partition.bytes, max(removed, 1), reason, applies_deletes=True)
     small = _plan_small_files(partition, settings, target=target, complete=complete) if partition.small_files else None
     if not partition.deletes.due_files:
         return small
@@ -205,8 +205,8 @@ def _plan_small_files(
     removed = count - _files_after_rewrite(partition.small_bytes, target)
     is_whole = count == partition.files
     if deleted and (count > 1 or is_whole):
-        why = f"rows of {deleted:,} of {format_count(count, 'small file')} are deleted"
-        return Rewrite(partition, count, partition.small_bytes, removed + deleted, why, all_deletes=is_whole)
+        reason = f"rows of {deleted:,} of {format_count(count, 'small file')} are deleted"
+        return Rewrite(partition, count, partition.small_bytes, removed + deleted, reason, all_deletes=is_whole)
     if count < min_count:
         return SkippedPartition(
             partition,
@@ -219,23 +219,23 @@ def _plan_small_files(
             SkipReason.MARGINAL,
             f"a rewrite would not halve the number of its {format_count(count, 'small file')}",
         )
-    why = f"it is {state}: {format_count(count, 'small file', 'becomes|become')} {count - removed:,}"
-    return Rewrite(partition, count, partition.small_bytes, removed, why)
+    reason = f"it is {state}: {format_count(count, 'small file', 'becomes|become')} {count - removed:,}"
+    return Rewrite(partition, count, partition.small_bytes, removed, reason)
 
 
 def _plan_due_rewrite(partition: PartitionFiles, small: Rewrite | None, percent: int) -> Rewrite:
     """Return one rewrite of the files with many deleted rows and, if given, of the `small` files."""
     due = partition.deletes
-    why = f"{percent} % or more of the rows of {format_count(due.due_files, 'file')} are deleted"
+    reason = f"{percent} % or more of the rows of {format_count(due.due_files, 'file')} are deleted"
     if small is None:
-        alone = Rewrite(partition, due.due_files, due.due_bytes, due.due_files, why)
+        alone = Rewrite(partition, due.due_files, due.due_bytes, due.due_files, reason)
         return dataclasses.replace(alone, deleted_percent=percent, small=False)
     return dataclasses.replace(
         small,
         files=small.files + due.due_files - due.due_small_files,
         bytes=small.bytes + due.due_bytes - due.due_small_bytes,
         removed=small.removed + due.due_files,
-        reason=f"{small.reason}; {why}",
+        reason=f"{small.reason}; {reason}",
         deleted_percent=percent,
     )
 
@@ -285,19 +285,19 @@ def _select_within_budget(
         fitting = rewrite if cost <= rest else None if overlapping else _plan_small_part(rewrite, rest, target=target)
         if overlapping and cost > budget:
             old_spec_files = format_count(rewrite.old_spec_files, "small file")
-            why = f"with {old_spec_files} of older partition specs, the rewrite exceeds the budget of a run"
-            why = f"{why} ({cost:,} bytes): rewrite those files by hand"
-            left.append(SkippedPartition(alone.partition, SkipReason.OVERLAP, why))
+            reason = f"with {old_spec_files} of older partition specs, the rewrite exceeds the budget of a run"
+            reason = f"{reason} ({cost:,} bytes): rewrite those files by hand"
+            left.append(SkippedPartition(alone.partition, SkipReason.OVERLAP, reason))
             continue
         deletes = rewrite.applies_deletes or rewrite.deleted_percent is not None
         if fitting is None and deletes and not taken and not overlapping:
             fitting = rewrite if rewrite.applies_deletes else _plan_due_part(rewrite, 1)
         if cost > budget and not deletes and not _plan_small_part(rewrite, budget, target=target):
-            why = (
+            reason = (
                 f"{rewrite.reason}; the rewrite exceeds the budget of a run, and rewriting a part might not "
                 "halve the number of its files"
             )
-            left.append(SkippedPartition(alone.partition, SkipReason.MARGINAL, why))
+            left.append(SkippedPartition(alone.partition, SkipReason.MARGINAL, reason))
             continue
         if fitting is not None:
             taken.append(fitting)
@@ -328,8 +328,8 @@ def _add_older_specs(rewrite: Rewrite, overlapping: Sequence[PartitionFiles]) ->
     due = rewrite.deleted_percent is not None
     files = sum(p.files if whole else p.small_files + due * p.deletes.due_files for p in overlapping)
     size = sum(p.bytes if whole else p.small_bytes + due * p.deletes.due_bytes for p in overlapping)
-    why = f"{rewrite.reason}, with up to {format_count(files, 'small file')} of older specs"
-    return dataclasses.replace(rewrite, reason=why, old_spec_files=files, old_spec_bytes=size, all_deletes=all_deletes)
+    text = f"{rewrite.reason}, with up to {format_count(files, 'small file')} of older specs"
+    return dataclasses.replace(rewrite, reason=text, old_spec_files=files, old_spec_bytes=size, all_deletes=all_deletes)
 
 
 def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | None:
@@ -343,13 +343,13 @@ def _plan_small_part(rewrite: Rewrite, rest: int, *, target: int) -> Rewrite | N
         return None
     below = max(min(-(-2 * rewrite.bytes // rewrite.files), target // 2), 1)
     files = min(rest // below, rewrite.files - rewrite.bytes // below) // 2 * 2
-    if not files:
+    if files < 2:
         return None
     size = -(-rewrite.bytes * files // rewrite.files)
-    why = f"{rewrite.reason}; {files:,} of the files below {below:,} bytes fit the budget"
+    reason = f"{rewrite.reason}; {files:,} of the files below {below:,} bytes fit the budget"
     removed = files - _files_after_rewrite(size, target)
     return dataclasses.replace(
-        rewrite, files=files, bytes=size, removed=removed, reason=why, below_bytes=below, all_deletes=False
+        rewrite, files=files, bytes=size, removed=removed, reason=reason, below_bytes=below, all_deletes=False
     )
 
 
@@ -372,16 +372,16 @@ def _plan_due_part(rewrite: Rewrite, files: int) -> Rewrite | None:
 
 
 def _describe_plan(rewrites: Iterable[Rewrite], left_partitions: Iterable[SkippedPartition]) -> str:
-    done, reasons = list(rewrites), Counter(each.why for each in left_partitions)
+    done, reasons = list(rewrites), Counter(each.kind for each in left_partitions)
     if done:
-        files, size, gone = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
+        files, size, removed = (sum(getattr(r, name) for r in done) for name in ("files", "bytes", "removed"))
         where = format_count(len(done), "partition")
         kind = "data or delete file" if any(r.partition.delete_files for r in done) else "file"
         head = (
             f"a rewrite of {format_count(files, 'data file')} ({size:,} bytes) in {where} removes "
-            f"{format_count(gone, kind)}"
+            f"{format_count(removed, kind)}"
         )
     else:
         head = "no partition is worth a rewrite"
-    rest = ", ".join(f"{count:,} ({why})" for why, count in reasons.most_common())
+    rest = ", ".join(f"{count:,} ({kind})" for kind, count in reasons.most_common())
     return f"{head}; partitions not rewritten: {rest}" if rest else head

@@ -174,11 +174,11 @@ class _Cleanup:
         ready = find_deletable(found.candidates, memory.runs, now_ms=self.now_ms, progress=progress)
         if report.dry_run:
             return replace(report, waiting=report.candidates - len(ready))
-        gone, stopped = self._delete(ready, references)
-        still = {file.info.path for file in found.candidates}.difference(file.info.path for file in gone)
+        deleted, stopped = self._delete(ready, references)
+        still = {file.info.path for file in found.candidates}.difference(file.info.path for file in deleted)
         store.put(path, memory.after(OrphanRun(self.now_ms, progress, tuple(still))).to_bytes())
-        size = sum(file.info.bytes for file in gone)
-        return replace(report, deleted=len(gone), deleted_bytes=size, waiting=len(still), refused=stopped)
+        size = sum(file.info.bytes for file in deleted)
+        return replace(report, deleted=len(deleted), deleted_bytes=size, waiting=len(still), refused=stopped)
 
     def _evaluate(self) -> tuple[Table, References, Evaluation]:
         """Return the table (loaded after the listing), its references, and the classified files."""
@@ -285,9 +285,9 @@ class _Cleanup:
                     left = self._store(batch[0].info.path).delete_each(f.info.path for f in waste)
                 except Exception as error:  # catalogs and storages raise anything
                     return done, _error_text(error)
-                gone = [file for file in waste if file.info.path not in left]
-                log.debug("deleted orphans: %s", [file.info.path for file in gone])
-                done += gone
+                deleted = [file for file in waste if file.info.path not in left]
+                log.debug("deleted orphans: %s", [file.info.path for file in deleted])
+                done += deleted
                 if left:
                     others = f", and {len(left) - 1} more files" if len(left) > 1 else ""
                     return done, f"{_error_text(next(iter(left.values())))}{others}"

@@ -186,9 +186,9 @@ class _FileLimits:
     def is_small(self, size: int) -> bool:
         return size < int(self.target_bytes * SMALL_RATIO)
 
-    def count_if_due(self, size: int, *, gone: int, records: int) -> Deletes:
+    def count_if_due(self, size: int, *, deleted: int, records: int) -> Deletes:
         """Count a data file if it must be rewritten because of its deleted rows: `gone` of its `records`."""
-        is_small, lost, limit = self.is_small(size), 100 * gone, self.deleted_percent * records
+        is_small, lost, limit = self.is_small(size), 100 * deleted, self.deleted_percent * records
         due = Deletes(scaled_due_files=int(is_small and lost * self.target_bytes >= limit * size))
         if lost < limit:
             return due
@@ -216,7 +216,7 @@ def _count_data_files(
             count.small_bytes += size
         if deleted and (gone := deleted.get(file[path_at])):
             live_paths.add(file[path_at])
-            due = bounds.count_if_due(size, gone=gone, records=file[records_at])
+            due = bounds.count_if_due(size, deleted=gone, records=file[records_at])
             count.deletes = _add_deletes(count.deletes, due)
     return counts, live_paths
 

@@ -59,8 +59,8 @@ def find_missing_defaults(metadata: TableMetadata) -> dict[str, str]:
 
 def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: int) -> int:
     """Estimate the bytes of `files` files, by the average size of files removed in this history."""
-    gone = set(expired)
-    summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in gone]
+    deleted = set(expired)
+    summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in deleted]
     removed = sum(
         int(one.get(name) or 0) for one in summaries for name in ("deleted-data-files", "removed-delete-files")
     )

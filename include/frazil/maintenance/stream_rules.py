@@ -26,7 +26,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import RoutedStream, is_template_view
 from frazil.spec.units import format_count, format_duration
 from frazil.status.derive import OUTAGES
-from frazil.status.flow import HOUR_MS, MIN_RECORDS, Flow
+from frazil.status.recent_commits import HOUR_MS, MIN_RECORDS, RecentCommits
 from frazil.status.state import State, StreamState
 from frazil.table.catalogs import find_table
 from frazil.table.declared_tables import list_matching_names
@@ -106,8 +106,8 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     # A service that does not answer is reported by the rule `stall` or `registry`.
     crashes = 0 if state.unreachable_since_ms is not None else state.crashes
     yield Reading("restarts", crashes, alerts.restarts, shown, sentence, hold_ms=0)
-    waiting, flow = state.waiting_batches or 0, state.flow or Flow(None, (), 0)
-    seen, within = flow.measured, "hour" if flow.measured_ms == HOUR_MS else format_elapsed(flow.measured_ms)
+    waiting, commits = state.waiting_batches or 0, state.recent_commits or RecentCommits(None, (), 0)
+    seen, within = commits.measured, "hour" if commits.measured_ms == HOUR_MS else format_elapsed(commits.measured_ms)
     sentence = (
         f"{format_count(waiting, 'batch')} of stream {name} {'is' if waiting == 1 else 'are'} staged, but not "
         f"committed to {state.table}: the catalog refuses the commit, or no writer runs. {status} shows which"
@@ -137,7 +137,7 @@ def _batch_readings(state: StreamState, alerts: Alerts) -> Iterator[Reading]:
     share = _share_and_threshold(seen.stale, seen.records, alerts.stale_changes)
     yield Reading("stale-changes", *share, shown, sentence)
     if alerts.dead_letters_per_minute is not None:
-        yield from _rate_readings(state.name, flow, alerts.dead_letters_per_minute)
+        yield from _rate_readings(state.name, commits, alerts.dead_letters_per_minute)
 
 
 def _share_and_threshold(count: int, records: int, limit: float) -> tuple[float | None, float]:
@@ -152,11 +152,12 @@ def _share_text(count: int, records: int) -> str:
     return f"{100 * count / max(records, 1):.1f} % of {format_count(records, 'record')}"
 
 
-def _rate_readings(name: str, flow: Flow, limit: int) -> Iterator[Reading]:
+def _rate_readings(name: str, commits: RecentCommits, limit: int) -> Iterator[Reading]:
     """Yield one reading per error class. These readings have no hold time."""
-    for reason, found in sorted(flow.recent_reasons.items()):
-        a_minute, share = found.count / flow.recent_minutes, 100 * found.count / max(flow.recent.records, 1)
-        times = f"{found.count:,} in {format_count(round(flow.recent_minutes), 'minute')}, {share:.1f} % of the records"
+    for reason, found in sorted(commits.recent_reasons.items()):
+        a_minute, share = found.count / commits.recent_minutes, 100 * found.count / max(commits.recent.records, 1)
+        minutes = format_count(round(commits.recent_minutes), "minute")
+        times = f"{found.count:,} in {minutes}, {share:.1f} % of the records"
         first = f". Examples: {', '.join(found.coordinates)}" if found.coordinates else ""
         sentence = (
             f"stream {name} produces {a_minute:,.0f} {reason} dead letters a minute, more than {limit:,}: {times} "
@@ -277,17 +278,17 @@ def window_reading(late: IncompleteWindow | None, alerts: Alerts, *, table: str,
     """Return the reading of the rule `late-window`; `late` is None without signals."""
     late_s = max(now_ms - late.due_ms, 0) / 1000 if late else 0
     value = None if late and late.is_history else late_s
-    what = (
+    lateness = (
         f"{late.window} has been due for {format_elapsed(int(late_s * 1000))}"
         if late and late_s
         else "no window is due"
     )
     sentence = (
-        f"{table}: {what}, but is not signalled, so jobs that wait for it do not start: "
+        f"{table}: {lateness}, but is not signalled, so jobs that wait for it do not start: "
         f"{late.waits_for if late else ''}. `frazil partitions {table}` shows the current state. A topic-partition "
         "without new records becomes idle after `idle-timeout`; run `frazil forget` for a stream that no longer runs"
     )
-    return Reading("late-window", value, alerts.late_window.total_seconds(), what, sentence)
+    return Reading("late-window", value, alerts.late_window.total_seconds(), lateness, sentence)
 
 
 def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], within: timedelta) -> Reading:

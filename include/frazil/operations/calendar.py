@@ -20,7 +20,7 @@ class DelayReason:
 
     kind: str
     name: str
-    why: str = ""
+    reason: str = ""
 
 
 def find_complete_end_us(bound_us: int | None, held: Collection[int], grain: Grain) -> int | None:

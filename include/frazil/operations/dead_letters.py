@@ -27,7 +27,7 @@ from frazil.commit.dead_letter_counts import (
 from frazil.commit.history import ancestors, merge_counts, rejecting_commits
 from frazil.history.points import EventKind, HistoryEvent
 from frazil.spec.units import format_count
-from frazil.status.flow import DAY_MS, counted_since
+from frazil.status.recent_commits import DAY_MS, counted_since
 from frazil.table.branches import snapshot_summary
 
 USUAL_COMMIT_DELAY_MS = 600_000
@@ -65,8 +65,8 @@ def find_treatments(
         if summary.get("frazil.operation") == "replay" and summary.get("frazil.backfill-stream") == stream:
             sentence = _replay_message(landed.get(summary.get("frazil.backfill", "")))
         elif summary.get("frazil.dead-letters-of") == stream:
-            by, why = summary.get("frazil.discarded-by", "an unknown user"), summary.get("frazil.reason", "")
-            sentence = f"dead letters were discarded by {by}: {why}"
+            by, reason = summary.get("frazil.discarded-by", "an unknown user"), summary.get("frazil.reason", "")
+            sentence = f"dead letters were discarded by {by}: {reason}"
         else:
             continue
         found.append(Treatment(snapshot.timestamp_ms, sentence, parse_dead_letter_summary(summary)))
@@ -150,4 +150,4 @@ def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -
 
 
 def merge_treatments(events: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
-    return tuple(sorted((*events, *(one.event for one in treatments)), key=lambda what: what.at_ms))
+    return tuple(sorted((*events, *(one.event for one in treatments)), key=lambda event: event.at_ms))

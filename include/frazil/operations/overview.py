@@ -48,11 +48,11 @@ class OpenProblem:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The state of a table's files and metadata. `what` names active alerts or due actions."""
+    """The state of a table's files and metadata. `causes` names active alerts or due actions."""
 
     level: Level
     word: str
-    what: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,24 +142,26 @@ class RelatedState:
 
 def build_headline(lines: Sequence[OverviewLine], *, airflow: Collection[str] = ()) -> str:
     levels = Counter(line.level for line in lines)
-    needing, all_ = levels[Level.BROKEN] + levels[Level.TROUBLE], format_count(len(lines), "stream")
+    needing, total = levels[Level.BROKEN] + levels[Level.TROUBLE], format_count(len(lines), "stream")
     if not lines:
         return ""
     if needing:
-        return f"{needing:,} of {all_} {'needs' if needing == 1 else 'need'} attention"
+        return f"{needing:,} of {total} {'needs' if needing == 1 else 'need'} attention"
     if loading := levels[Level.UNKNOWN]:
         return f"Loading {format_count(loading, 'stream')}"
     return "No stream needs attention, but Airflow does" if airflow else _headline_without_problems(lines)
 
 
 def _headline_without_problems(lines: Sequence[OverviewLine]) -> str:
-    one, all_ = len(lines) == 1, format_count(len(lines), "stream")
+    one, total = len(lines) == 1, format_count(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == State.NOT_BEGUN for line in lines):
-        return "The stream has not started yet" if one else f"None of {all_} has started yet"
+        return "The stream has not started yet" if one else f"None of {total} has started yet"
     if well < len(lines):
-        return f"The stream is {lines[0].word}" if one else f"No stream needs attention: {well:,} of {all_} are healthy"
-    return "The stream is healthy" if one else f"All {all_} are healthy"
+        return (
+            f"The stream is {lines[0].word}" if one else f"No stream needs attention: {well:,} of {total} are healthy"
+        )
+    return "The stream is healthy" if one else f"All {total} are healthy"
 
 
 def build_line(
@@ -190,19 +192,19 @@ def build_line(
     )
     if status is None:
         return replace(line, notes=_informational_notes(state))
-    flow = status.flow
+    commits = status.recent_commits
     return replace(
         line,
         notes=tuple(dict.fromkeys((*_informational_notes(state), *status.notices))),
         freshness_ms=freshness_ms(status, now_ms=now_ms if reading.at_ms is None else reading.at_ms),
         lag=status.lag,
-        records_per_s=flow.records_per_s if flow else None,
-        rate_ms=flow.rate_ms if flow else None,
-        last_hour=flow.last_hour if flow else (),
+        records_per_s=commits.records_per_s if commits else None,
+        rate_ms=commits.rate_ms if commits else None,
+        last_hour=commits.last_hour if commits else (),
         backpressure_ms=status.backpressure_ms,
-        rejected_last_day=flow.rejected_last_day if flow else None,
-        rejected_since_ms=flow.rejected_since_ms if flow else None,
-        rejected_since_reset=flow is not None and flow.rejected_since_reset,
+        rejected_last_day=commits.rejected_last_day if commits else None,
+        rejected_since_ms=commits.rejected_since_ms if commits else None,
+        rejected_since_reset=commits is not None and commits.rejected_since_reset,
         rows=status.rows,
         health=related.health if status.table_exists and not reading.outdated else None,
     )

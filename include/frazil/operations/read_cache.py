@@ -21,7 +21,7 @@ import msgspec
 
 from frazil import outdated_code
 from frazil.errors import error_text
-from frazil.host.exchange import read_json, replace_json
+from frazil.json_files import read_json, replace_json
 from frazil.status.state import StreamState
 from frazil.typed_json import convert
 

@@ -139,7 +139,7 @@ def describe_consequences(
         )
     for topic in _recreated_topics(seen, now):
         sentences.append(f"Topic {topic} was recreated after the marker: its offsets count from its beginning.")
-    skipped, gone = sum(m.skipped for m in plan), sum(m.gone for m in plan)
+    skipped, missing = sum(m.skipped for m in plan), sum(m.gone for m in plan)
     repeated = sum(m.repeated for m in plan)
     for m in plan:
         if m.rewritten:
@@ -149,7 +149,7 @@ def describe_consequences(
                 "After the reset, the table gets the new records and keeps the old ones."
             )
     if skipped:
-        also = f"; Kafka has already deleted {gone:,} of them" if gone else ""
+        also = f"; Kafka has already deleted {missing:,} of them" if missing else ""
         sentences.append(f"It skips {format_count(skipped, 'offset')}{also}: their records never reach the table.")
     if repeated:
         merged = "by order" if spec.order_by else spec.sinks.mode.repeats
@@ -314,11 +314,11 @@ def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAc
 
 
 def describe_staged(backfill: BackfillMarker) -> str:
-    what = "Replay" if backfill.replays else "Backfill"
+    kind = "Replay" if backfill.replays else "Backfill"
     if not backfill.chunks:
-        return f"{what} {backfill.id} has staged nothing yet."
+        return f"{kind} {backfill.id} has staged nothing yet."
     return (
-        f"{what} {backfill.id} has staged {format_count(backfill.records, 'row')} in "
+        f"{kind} {backfill.id} has staged {format_count(backfill.records, 'row')} in "
         f"{format_count(backfill.files, 'file')}, "
         f"{backfill.chunks:,} of about {format_count(max(backfill.planned, backfill.chunks), 'chunk')}."
     )

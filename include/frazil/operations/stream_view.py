@@ -33,7 +33,7 @@ from frazil.operations.table_view import RoutedTables
 from frazil.partitions.completeness import slowest_partition
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_bytes, format_duration
-from frazil.status.flow import DAY_MS
+from frazil.status.recent_commits import DAY_MS
 from frazil.status.state import StreamState
 from frazil.status.stream import LAG_UNKNOWN
 from frazil.supervise.decision import error_name

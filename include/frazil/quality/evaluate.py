@@ -25,6 +25,7 @@ from pyiceberg.types import TimestamptzType
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import FrazilError, SpecError
+from frazil.json_files import replace_text
 from frazil.quality.gate import GateRequest, GateResult, Suite, check_columns, read_suite
 from frazil.spec.iceberg import filter_between
 from frazil.spec.types import VARIANT
@@ -60,25 +61,18 @@ def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expec
     with (docs / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         runs = [one for one in reversed(_append_run(docs / "runs.jsonl", entry)) if (docs / one["page"]).exists()]
-        _replace_file(docs / "index.html", templates.get_template("index.html").render(runs=runs))
+        replace_text(docs / "index.html", templates.get_template("index.html").render(runs=runs))
 
 
 def _append_run(file: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     before = file.read_text().splitlines() if file.exists() else []
     lines = [*before, json.dumps(entry)][-MAX_INDEXED_RUNS:]
-    _replace_file(file, "\n".join(lines) + "\n")
+    replace_text(file, "\n".join(lines) + "\n")
     return [json.loads(line) for line in lines]
 
 
 def _to_safe_name(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name).strip("-.")
-
-
-def _replace_file(path: Path, text: str) -> None:
-    """Replace a file atomically, because other processes may be reading it."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 _PANDAS_TYPES = {pa.bool_(): pd.BooleanDtype(), pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype()}

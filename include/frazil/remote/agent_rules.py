@@ -94,8 +94,8 @@ def _find_end(observation: DriverObservation) -> AgentStep | None:
     if ended is not None and (
         state.has_ended or observation.report_age_s >= EXIT_TIMEOUT_S or state is DriverState.UNKNOWN
     ):
-        how = f"it ended with exit code {ended.code}" if ended.code else "the driver ended normally"
-        return AgentStep(AgentAction.END, _describe_end(ended.error or how, observation.status), ended.code)
+        ending = f"it ended with exit code {ended.code}" if ended.code else "the driver ended normally"
+        return AgentStep(AgentAction.END, _describe_end(ended.error or ending, observation.status), ended.code)
     if not state.has_ended or (
         state is DriverState.GONE and observation.report and observation.report_age_s < REPORT_TIMEOUT_S
     ):
@@ -103,14 +103,14 @@ def _find_end(observation: DriverObservation) -> AgentStep | None:
     if state is DriverState.SUCCEEDED:
         return AgentStep(AgentAction.END, _describe_end(observation.status.reason, observation.status))
     code = observation.status.exit_code or (KILLED_CODE if state is DriverState.KILLED else CRASHED_CODE)
-    how = f"the driver reported no error; {observation.status.reason}"
-    return AgentStep(AgentAction.END, _describe_end(how, observation.status), code)
+    ending = f"the driver reported no error; {observation.status.reason}"
+    return AgentStep(AgentAction.END, _describe_end(ending, observation.status), code)
 
 
-def _describe_end(how: str, status: DriverStatus) -> str:
+def _describe_end(ending: str, status: DriverStatus) -> str:
     """Return how the driver ended, and why the cluster ended it."""
     whys = (status.reason if status.state is DriverState.GONE else None, status.cause)
-    return "; ".join([how, *(why for why in whys if why and why not in how)])
+    return "; ".join([ending, *(reason for reason in whys if reason and reason not in ending)])
 
 
 def _after_end(observation: DriverObservation, order: Order, end: AgentStep) -> AgentStep:

@@ -16,7 +16,7 @@ class Refusal(NamedTuple):
     setting: str
     """Dotted key of the other setting."""
     values: tuple[str, ...]
-    why: str
+    explanation: str
     """End of the message: the reason, and what to do."""
 
 
@@ -110,12 +110,12 @@ REFUSALS = (
 
 
 def find_problems(spec: StreamSpec) -> Iterator[Problem]:
-    for feature, setting, values, why in REFUSALS:
+    for feature, setting, values, explanation in REFUSALS:
         if _FEATURES[feature](spec) and (declared := _SETTINGS[setting](spec)) in values:
-            yield Problem(setting, declared, why)
+            yield Problem(setting, declared, explanation)
     if (field := spec.sinks.field) and spec.sinks.mode.replaces_rows and field not in spec.key:
-        what = (
+        text = (
             "is not in the key, so a change of this column would leave the old row in the former table. Add it to the "
             "key. When its value changes, send a delete of the old row (change capture: replica identity full)"
         )
-        yield Problem("route.name", field, what)
+        yield Problem("route.name", field, text)

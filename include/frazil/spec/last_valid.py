@@ -7,19 +7,17 @@ record of a missing file is used for a short time. An editor may be replacing th
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
-import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from frazil.errors import SpecError
-from frazil.home import home, make_folder
+from frazil.home import home
+from frazil.json_files import read_json, replace_json
 from frazil.spec.load import find_file, list_stream_files, load_stream, load_valid_streams, read_stream, validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.yaml_file import Signature, read_signature
@@ -223,9 +221,7 @@ class DeclarationMemory:
 
     def _read(self, path: Path) -> dict[str, Any]:
         try:
-            record = json.loads(self._record_path(path).read_text())
-        except FileNotFoundError:
-            return {}
+            record = read_json(self._record_path(path))
         except (OSError, ValueError) as error:
             log.warning("the last valid declaration of %s cannot be read: %s", path, error)
             return {}
@@ -233,13 +229,7 @@ class DeclarationMemory:
         return record if valid and isinstance(record.get("declared"), dict) else {}
 
     def _write(self, path: Path, record: Mapping[str, Any]) -> None:
-        target = self._record_path(path)
-        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
-            make_folder(self._records)
-            temporary.write_text(json.dumps(record))
-            temporary.replace(target)
+            replace_json(self._record_path(path), record)
         except (OSError, ValueError, TypeError) as error:
-            with suppress(OSError):
-                temporary.unlink()
             log.warning("the declaration of %s cannot be recorded: %s", path, error)

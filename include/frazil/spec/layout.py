@@ -151,11 +151,11 @@ def _find_term_problems(key: str, term: Term, columns: ColumnTypes) -> Iterator[
         hint = f"; write {term.column}(column)" if bare else suggest_names(term.column, columns)
         yield Problem(key, str(term), f"refers to {term.column!r}, which is not a column{hint}")
     elif not can_transform(term.transform, source):
-        what = (
+        text = (
             f"does not fit: {term.column} is {source}, but {term.transform} takes "
             f"{list_transformable_types(term.transform)}"
         )
-        yield Problem(key, str(term), what)
+        yield Problem(key, str(term), text)
 
 
 def _find_field_problems(key: str, term: Term, before: list[Term], columns: ColumnTypes) -> Iterator[Problem]:
@@ -164,14 +164,14 @@ def _find_field_problems(key: str, term: Term, before: list[Term], columns: Colu
     if other is not None:
         yield Problem(key, str(term), f"creates the same partition field {term.field_name} as {other}; keep one")
     elif term.transform != "identity" and term.field_name in columns:
-        what = f"creates the partition field {term.field_name}, which is also a column; rename the column"
-        yield Problem(key, str(term), what)
+        text = f"creates the partition field {term.field_name}, which is also a column; rename the column"
+        yield Problem(key, str(term), text)
     elif term.transform == "identity" and isinstance(source, Primitive) and source.name == "fixed":
-        what = (
+        text = (
             f"has values of {source}, with which Spark 4.1 and Iceberg 1.12 cannot read the table's manifests; "
             f"write bucket(16, {term.column}), or declare the column binary"
         )
-        yield Problem(key, str(term), what)
+        yield Problem(key, str(term), text)
     elif term.transform in TIME_TRANSFORMS:
         clash = next((t for t in before if t.column == term.column and t.transform in TIME_TRANSFORMS), None)
         if clash is not None:

@@ -216,7 +216,7 @@ class StreamSpec(Model):
     @model_validator(mode="after")
     def _check_consistency(self, info: ValidationInfo) -> Self:
         context = info.context or {}
-        problems = rules.find_problems(self, wrong=context.get("wrong", frozenset()))
+        problems = rules.find_problems(self, invalid=context.get("invalid", frozenset()))
         if "problems" in context:
             context["problems"].extend(problems)
         elif problems:

@@ -122,14 +122,14 @@ class PartialStream:
     """An invalid declaration, with placeholders for its invalid parts."""
 
     spec: StreamSpec
-    wrong: frozenset[str]
+    invalid: frozenset[str]
     """The dotted keys of the invalid parts."""
     problems: tuple[Problem, ...]
     """The problems between its valid parts."""
 
     def is_valid(self, *keys: str) -> bool:
         """Return whether no problem is about the parts with these dotted keys."""
-        found = {*self.wrong, *(problem.key for problem in self.problems)}
+        found = {*self.invalid, *(problem.key for problem in self.problems)}
         return not any(overlaps(key, problem) for key in keys for problem in found)
 
 
@@ -141,20 +141,20 @@ def complete(error: ValidationError, declared: Mapping[str, Any], folder: Path) 
     locations = _find_locations(error)
     while True:
         found: list[Problem] = []
-        wrong = frozenset(_format_key(location, declared) for location in locations)
-        context = {"folder": folder, "wrong": wrong, "problems": found}
+        invalid = frozenset(_format_key(location, declared) for location in locations)
+        context = {"folder": folder, "invalid": invalid, "problems": found}
         try:
             valid = _with_placeholders(declared, locations)
             spec = StreamSpec.model_validate(valid, by_alias=True, by_name=False, context=context)
         except ValidationError as again:
             failing = _find_locations(again)
-            # A mapping without a required key is wrong as a whole.
+            # A mapping without a required key is invalid as a whole.
             more = {part[:-1] if part in locations else part for part in failing} - {(), *locations}
             if not more:
                 return None
             locations += more
         else:
-            return PartialStream(spec, wrong, tuple(found))
+            return PartialStream(spec, invalid, tuple(found))
 
 
 def _find_locations(error: ValidationError) -> list[tuple[int | str, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from frazil.spec.addresses import FOLDER_PROPERTIES, find_location_problem, find_path_problem, find_servers_problem
@@ -39,18 +39,25 @@ JAVA_ONLY = {
 }
 """Properties of Kafka's Java client that librdkafka does not have, and what to write instead."""
 
+_POSITIVE_PROPERTIES = re.compile(r"(write\.(delete\.)?target-file|commit\.manifest\.target)-size-bytes")
 _INTEGER_PROPERTIES = re.compile(r"write\..*-(bytes|limit)|.*-(ms|versions-max|num-retries)|commit\..*-count-to-merge")
 """Table properties with an integer value, according to Iceberg's configuration page."""
 
 PAGE_VERSION_PROPERTY = "write.parquet.page-version"
 ENCODINGS_PROPERTY = "write.parquet.format-version"
 """Table property for the encodings' version: v2 in frazil's new tables. The page format is always v1."""
-CODECS = ("none", "uncompressed", "snappy", "gzip", "brotli", "lz4", "zstd")
+COMPRESSION_LEVELS = {
+    **dict.fromkeys(("none", "uncompressed", "snappy", "lz4")),
+    "gzip": (0, 9),
+    "brotli": (0, 11),
+    "zstd": (-131_072, 22),
+}
+"""The range of each codec's levels; None if the codec has no level, so that the property is ignored."""
 _PARQUET_INTEGERS = re.compile(
     r"write\.parquet\.(row-group-size-bytes|row-group-limit|(page|dict)-size-bytes|page-row-limit)"
 )
 _METRICS_PROPERTIES = re.compile(r"write\.metadata\.metrics\.(default|column\..*)")
-_METRICS_MODE = re.compile(r"none|counts|full|truncate\(0*[1-9]\d*\)", re.IGNORECASE)
+_METRICS_MODE = re.compile(r"none|counts|full|truncate\(0*[1-9]\d{0,8}\)", re.IGNORECASE)
 
 FORMAT_3_READERS = (
     "only a new table gets version 3, which fewer engines read, and it cannot go back to version 2. Spark with Iceberg "
@@ -71,26 +78,23 @@ def find_consumer_property_problems(spec: StreamSpec) -> Iterator[Problem]:
         if key in SET_BY_FRAZIL:
             yield Problem(f"source.properties.{key}", value, f"is set by frazil: {SET_BY_FRAZIL[key]}")
         elif key in JAVA_ONLY:
-            what = f"is a property of Kafka's Java client, which librdkafka does not have; {JAVA_ONLY[key]}"
-            yield Problem(f"source.properties.{key}", None, what)
+            message = f"is a property of Kafka's Java client, which librdkafka does not have; {JAVA_ONLY[key]}"
+            yield Problem(f"source.properties.{key}", None, message)
 
 
 def find_server_problems(spec: StreamSpec) -> Iterator[Problem]:
     text = spec.source.bootstrap_servers
-    if "${" not in text and (what := find_servers_problem(text)):
-        yield Problem("source.bootstrap-servers", None, what)
+    if "${" not in text and (message := find_servers_problem(text)):
+        yield Problem("source.bootstrap-servers", None, message)
 
 
 def find_secret_problems(spec: StreamSpec) -> Iterator[Problem]:
-    for path, properties in (("source.properties", spec.source.properties), ("resources.spark", spec.resources.spark)):
-        for key, value in properties.items():
-            if is_secret(key) and key not in JAVA_ONLY and not _REFERENCES.fullmatch(value):
-                what = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
-                yield Problem(f"{path}.{key}", None, what)
-    for path, text in (*_registry_texts(spec), *_sensitive_texts(spec)):
+    own = {f"source.properties.{key}": value for key, value in spec.source.properties.items() if key not in JAVA_ONLY}
+    own |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
+    for path, text in (*own.items(), *_registry_texts(spec), *_sensitive_texts(spec)):
         if is_secret(path) and not _REFERENCES.fullmatch(text):
-            what = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
-            yield Problem(path, None, what)
+            message = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
+            yield Problem(path, None, message)
 
 
 def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
@@ -117,35 +121,44 @@ def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
         if message := find_reference_problem(text):
             yield Problem(path, None, message)
     if spec.table.location and "${" in spec.table.location:
-        what = "contains a reference, but references are not resolved here; write the location itself"
-        yield Problem("table.location", spec.table.location, what)
+        message = "contains a reference, but references are not resolved here; write the location itself"
+        yield Problem("table.location", spec.table.location, message)
     elif spec.table.location and (problem := find_location_problem(spec.table.location)):
         yield Problem("table.location", spec.table.location, problem)
 
 
-def find_writing_property_problem(key: str, value: str) -> str | None:
-    """Return why files cannot be written with this value of a table property; None if they can."""
+def find_writing_property_problem(key: str, properties: Mapping[str, str]) -> str | None:
+    """Return why files cannot be written with a table property's value; None if they can."""
+    value = properties[key]
     if key == ENCODINGS_PROPERTY and value not in ("v1", "v2"):
         return "is not v1 or v2"
-    if _PARQUET_INTEGERS.fullmatch(key) and not re.fullmatch(r"0*[1-9]\d*", value):
-        return "is not an integer above 0"
-    if key == "write.parquet.compression-codec" and value.lower() not in CODECS:
+    if _PARQUET_INTEGERS.fullmatch(key):
+        return _integer_problem(value, 1, 2**31 - 1)
+    codec = properties.get("write.parquet.compression-codec", "zstd").lower()
+    if key == "write.parquet.compression-codec" and codec not in COMPRESSION_LEVELS:
         return "is not a codec; use zstd"
-    if key == "write.parquet.compression-level" and not re.fullmatch(r"-?\d+", value):
-        return "is not an integer"
+    if key == "write.parquet.compression-level" and (levels := COMPRESSION_LEVELS.get(codec)):
+        problem = _integer_problem(value, *levels)
+        return problem and f"{problem}, as {codec} requires"
     if _METRICS_PROPERTIES.fullmatch(key) and not _METRICS_MODE.fullmatch(value.strip()):
         return "is not a metrics mode; use none, counts, full or truncate(16)"
     return None
+
+
+def _integer_problem(value: str, minimum: int, maximum: int = 2**63 - 1) -> str | None:
+    if re.fullmatch(r"-?\d{1,20}", value) and minimum <= int(value) <= maximum:
+        return None
+    return f"is not an integer from {minimum:,} to {maximum:,}"
 
 
 def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
     for key, value in spec.table.properties.items():
         path = f"table.properties.{key}"
         is_folder = key in FOLDER_PROPERTIES
-        problem = find_path_problem(value) if is_folder else find_writing_property_problem(key, value)
+        problem = find_path_problem(value) if is_folder else find_writing_property_problem(key, spec.table.properties)
         if is_secret(key):
-            what = "is a secret, which everyone who reads the table could see; set it in the catalog's configuration"
-            yield Problem(path, None, what)
+            message = "is a secret, which everyone who reads the table could see; set it in the catalog's configuration"
+            yield Problem(path, None, message)
         elif key.startswith("frazil."):
             yield Problem(path, value, "begins with frazil., which is reserved for frazil; remove it")
         elif key == "format-version" and value not in ("2", "3"):
@@ -156,8 +169,10 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(path, value, "is not v1 or v2")
         elif problem:
             yield Problem(path, value, problem)
-        elif _INTEGER_PROPERTIES.fullmatch(key) and not re.fullmatch(r"\d+", value):
-            yield Problem(path, value, "is not an integer, as Iceberg requires")
+        elif _INTEGER_PROPERTIES.fullmatch(key):
+            minimum = 1 if _POSITIVE_PROPERTIES.fullmatch(key) else 0
+            if problem := _integer_problem(value, minimum):
+                yield Problem(path, value, problem)
 
 
 def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:

@@ -23,18 +23,18 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
     if spec.source.columns:
         for column in spec.columns:
             for key in column.reading_settings():
-                what = "describes a record's field, but a transform computes this column; move it to source.schema"
-                yield Problem(f"schema.{column.name}.{key}", None, what)
+                text = "describes a record's field, but a transform computes this column; move it to source.schema"
+                yield Problem(f"schema.{column.name}.{key}", None, text)
     setting = "source.schema" if spec.source.columns else "schema"
     yield from _find_key_problems(spec, setting)
     of_keys, key_header_columns = {*spec.key_columns}, spec.key_header_columns
     for column in spec.record_columns:
         from_key = column.name in of_keys
         if not from_key and (column.name in key_header_columns or column.name == spec.rest):
-            how = "a key or header" if column.name in key_header_columns else "all other fields"
+            source = "a key or header" if column.name in key_header_columns else "all other fields"
             for key in column.reading_settings():
-                what = f"applies to fields of the value, but this column stores {how}; leave it out"
-                yield Problem(f"{setting}.{column.name}.{key}", None, what)
+                text = f"applies to fields of the value, but this column stores {source}; leave it out"
+                yield Problem(f"{setting}.{column.name}.{key}", None, text)
             continue
         if reason := _find_key_field_problem(spec, column) if from_key else _find_from_problem(spec, column):
             yield Problem(f"{setting}.{column.name}.from", None if from_key else column.from_, reason)
@@ -48,8 +48,8 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 def find_format_problem(declared: ValueFormat) -> str:
     """Return why a setting for named fields cannot be used with the format; empty if it can."""
-    what = f"needs records whose fields have names, but source.format is {declared.type}; leave it out"
-    return "" if declared.type in FORMATS_WITH_FIELD_NAMES else what
+    text = f"needs records whose fields have names, but source.format is {declared.type}; leave it out"
+    return "" if declared.type in FORMATS_WITH_FIELD_NAMES else text
 
 
 def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, setting: str) -> Iterator[Problem]:
@@ -62,10 +62,10 @@ def _find_overlaps(columns: Sequence[Column], declared: ValueFormat, setting: st
                 len(path) != len(column.path) and _is_readable_json_text(declared, outer)
             ):
                 named = column if column.from_ else by_name[other]
-                what = f"is also read by the column {other if named is column else column.name}; keep only one of them"
-                what = f"{what}, or compute both with a transform"
+                text = f"is also read by the column {other if named is column else column.name}; keep only one of them"
+                text = f"{text}, or compute both with a transform"
                 yield Problem(
-                    f"{setting}.{named.name}.from", named.from_ if isinstance(named.from_, str) else None, what
+                    f"{setting}.{named.name}.from", named.from_ if isinstance(named.from_, str) else None, text
                 )
         read[column.path[0]][column.path] = column.name
 
@@ -87,17 +87,17 @@ def _find_key_problems(spec: StreamSpec, setting: str) -> Iterator[Problem]:
     if reason:
         yield Problem("source.key.format", key.format, reason)
     elif form.type == "protobuf":
-        what = "cannot store the whole key, which is a message; declare columns with `from: {key: …}` for its fields"
-        yield Problem("source.key.column", whole, what)
+        text = "cannot store the whole key, which is a message; declare columns with `from: {key: …}` for its fields"
+        yield Problem("source.key.column", whole, text)
     elif parts:
-        what = (
+        text = (
             f"stores the whole key, and the column {parts[0].name} stores a field of the key; keep one of "
             "them, or set the format to string"
         )
-        yield Problem("source.key.column", whole, what)
+        yield Problem("source.key.column", whole, text)
     elif any(column.name == whole and "<" in column.type for column in spec.record_columns):
-        what = "stores the whole key in a nested type; declare columns with `from: {key: …}` for the fields of the key"
-        yield Problem("source.key.column", whole, what)
+        text = "stores the whole key in a nested type; declare columns with `from: {key: …}` for the fields of the key"
+        yield Problem("source.key.column", whole, text)
 
 
 def _find_key_field_problem(spec: StreamSpec, column: Column) -> str | None:
@@ -168,13 +168,13 @@ def _find_conversion_problems(
     for key in conversions if declared.type in {"string", "bytes"} else ():
         yield key, reading[key], find_format_problem(declared)
     if envelope_of(declared) and "cast" in reading:
-        what = "has no effect in an envelope, whose types are those of the source's table; leave it out"
-        yield "cast", "lenient", what
+        text = "has no effect in an envelope, whose types are those of the source's table; leave it out"
+        yield "cast", "lenient", text
     if "<" in column.type:
         written = {"cast": column.cast == "lenient", "null-if": column.null_if, "default": column.default is not None}
         for key in [key for key, is_written in written.items() if is_written]:
-            what = f"needs a column of a primitive type, but this one is {column.type}; read its fields with `from`"
-            yield key, None, what
+            text = f"needs a column of a primitive type, but this one is {column.type}; read its fields with `from`"
+            yield key, None, text
         return
     kind = column.type.partition("(")[0]
     if column.rounding and kind != "decimal":

@@ -114,8 +114,8 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
     own = {spec.table.identifier: "the stream's own table", spec.dead_letter_table: "the table of its dead letters"}
     for value, identifier in route.tables.items():
         if identifier in own:
-            what = f"is {own[identifier]}; name another table, or leave the value out"
-            yield Problem(f"route.tables.{value}", identifier, what)
+            text = f"is {own[identifier]}; name another table, or leave the value out"
+            yield Problem(f"route.tables.{value}", identifier, text)
     yield from _find_window_problems(spec, route)
 
 
@@ -124,13 +124,13 @@ def _find_atomic_problems(spec: StreamSpec) -> Iterator[Problem]:
         return
     named = dict.fromkeys(spec.sinks.named_tables)
     if not spec.commit.atomic or not named:
-        what = "lists tables, but route.tables has none; write true or false"
-        yield Problem("commit.atomic", ", ".join(spec.commit.atomic), what)
+        text = "lists tables, but route.tables has none; write true or false"
+        yield Problem("commit.atomic", ", ".join(spec.commit.atomic), text)
         return
     for identifier in spec.commit.atomic:
         if identifier not in {*named, spec.table.identifier, spec.dead_letter_table}:
-            what = f"is neither a table of the stream nor in route.tables{suggest_names(identifier, named)}"
-            yield Problem("commit.atomic", identifier, f"{what}; add it there")
+            text = f"is neither a table of the stream nor in route.tables{suggest_names(identifier, named)}"
+            yield Problem("commit.atomic", identifier, f"{text}; add it there")
 
 
 def _find_window_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
@@ -140,30 +140,30 @@ def _find_window_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
             known = suggest_names(identifier, dict.fromkeys(named))
             yield Problem("route.complete", identifier, f"is not in route.tables{known}; add it there")
         elif identifier == route.template and len(identifier) > MAX_SIGNALLED_TEMPLATE:
-            what = f"has over {MAX_SIGNALLED_TEMPLATE} characters, too long for Airflow's partition keys; shorten it"
-            yield Problem("route.complete", identifier, what)
+            text = f"has over {MAX_SIGNALLED_TEMPLATE} characters, too long for Airflow's partition keys; shorten it"
+            yield Problem("route.complete", identifier, text)
         elif spec.window is None:
-            what = "cannot be signalled, because no window of the stream ever completes; declare complete: hour or day"
-            yield Problem("route.complete", identifier, what)
+            text = "cannot be signalled, because no window of the stream ever completes; declare complete: hour or day"
+            yield Problem("route.complete", identifier, text)
 
 
 def _find_source_problems(spec: StreamSpec, route: Route) -> Iterator[Problem]:
     if route.by == "topic":
         for topic in route.tables:
             if spec.source.topic_pattern is None and topic not in spec.source.topics:
-                what = f"is not a topic of the stream{suggest_names(topic, dict.fromkeys(spec.source.topics))}"
-                yield Problem("route.tables", topic, what)
+                text = f"is not a topic of the stream{suggest_names(topic, dict.fromkeys(spec.source.topics))}"
+                yield Problem("route.tables", topic, text)
     elif route.by == "field":
         declared = {column.name: column.type for column in spec.columns}
         name = route.name or ""
         if name not in declared:
             yield Problem("route.name", name, f"is not a column of the schema{suggest_names(name, declared)}")
         elif declared[name] and declared[name] not in {"string", "int", "long"}:
-            what = f"is a column of type {declared[name]}; a route needs a string, int or long"
-            yield Problem("route.name", name, what)
+            text = f"is a column of type {declared[name]}; a route needs a string, int or long"
+            yield Problem("route.name", name, text)
         elif spec.sensitive and name in spec.sensitive.fields:
-            what = "is sensitive, but table names would show its values; choose another field"
-            yield Problem("route.name", name, what)
+            text = "is sensitive, but table names would show its values; choose another field"
+            yield Problem("route.name", name, text)
         elif declared[name] in {"int", "long"}:
             yield from _find_integer_problems(route, name)
 

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from frazil.spec.model import StreamSpec
 
 
-def find_problems(spec: StreamSpec, *, wrong: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
-    """Return a declaration's problems. `wrong` has the dotted keys of invalid parts, whose rules are skipped."""
+def find_problems(spec: StreamSpec, *, invalid: frozenset[str] = frozenset()) -> tuple[Problem, ...]:
+    """Return a declaration's problems. `invalid` has the dotted keys of invalid parts, whose rules are skipped."""
     return tuple(
         problem
         for rule, needs in _RULES
-        if not any(_is_affected(need, part) for need in needs for part in wrong)
+        if not any(_is_affected(need, part) for need in needs for part in invalid)
         for problem in rule(spec)
     )
 
 
-def _is_affected(need: str, wrong: str) -> bool:
-    return wrong == need if need == "schema" else overlaps(need, wrong)  # individual columns may be wrong
+def _is_affected(need: str, invalid: str) -> bool:
+    return invalid == need if need == "schema" else overlaps(need, invalid)  # single columns may be invalid
 
 
 def overlaps(key: str, other: str) -> bool:
@@ -60,8 +60,8 @@ def _check_columns(spec: StreamSpec) -> Iterator[Problem]:
         if key in seen:
             yield Problem(f"schema.{column.name}", column.name, f"names the column {seen[key]!r} again; {SAME_NAMES}")
         if spec.coordinates and key in RESERVED_COLUMNS:
-            what = "has the name of a column that frazil adds; rename it, or set coordinates: false"
-            yield Problem(f"schema.{column.name}", column.name, what)
+            text = "has the name of a column that frazil adds; rename it, or set coordinates: false"
+            yield Problem(f"schema.{column.name}", column.name, text)
         seen.setdefault(key, column.name)
 
 
@@ -78,16 +78,16 @@ def _check_event_time(spec: StreamSpec) -> Iterator[Problem]:
     declared = {column.name: column.type for column in spec.columns}
     if name == "kafka_timestamp" and spec.coordinates:
         if spec.event_time.unit != "iso":
-            what = "cannot be set for kafka_timestamp, whose unit is fixed; leave it out"
-            yield Problem("event-time.unit", spec.event_time.unit, what)
+            text = "cannot be set for kafka_timestamp, whose unit is fixed; leave it out"
+            yield Problem("event-time.unit", spec.event_time.unit, text)
     elif name not in declared:
         yield Problem("event-time", name, f"is not a column of the schema{suggest_names(name, declared)}")
     elif declared[name] not in {"timestamptz", "timestamp", ""}:
-        what = (
+        text = (
             f"is a column of type {declared[name]}; event time must be a timestamptz or timestamp (if records "
             "have a number, declare the column timestamptz, and event-time: {column: …, unit: ms})"
         )
-        yield Problem("event-time", name, what)
+        yield Problem("event-time", name, text)
 
 
 def _check_units(spec: StreamSpec) -> Iterator[Problem]:
@@ -95,11 +95,11 @@ def _check_units(spec: StreamSpec) -> Iterator[Problem]:
         if column.unit is None:
             continue
         if column.type not in {"timestamptz", "timestamp", ""}:
-            what = f"is the unit of a time, but the column is {column.type}; make it timestamptz, or leave the unit out"
-            yield Problem(f"schema.{column.name}.unit", column.unit, what)
+            text = f"is the unit of a time, but the column is {column.type}; make it timestamptz, or leave the unit out"
+            yield Problem(f"schema.{column.name}.unit", column.unit, text)
         if column.name == spec.event_time.column and spec.event_time.unit not in {"iso", column.unit}:
-            what = f"differs from the column's own unit, {column.unit}; keep one"
-            yield Problem("event-time.unit", spec.event_time.unit, what)
+            text = f"differs from the column's own unit, {column.unit}; keep one"
+            yield Problem("event-time.unit", spec.event_time.unit, text)
 
 
 def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
@@ -112,23 +112,23 @@ def _check_transform(spec: StreamSpec) -> Iterator[Problem]:
     for column in spec.record_columns:
         lower = column.name.lower()
         if lower in seen or lower.startswith("_frazil"):
-            what = "is declared twice; names are case-insensitive" if lower in seen else "is a name that frazil uses"
-            yield Problem(f"source.schema.{column.name}", column.name, f"{what}; rename it")
+            text = "is declared twice; names are case-insensitive" if lower in seen else "is a name that frazil uses"
+            yield Problem(f"source.schema.{column.name}", column.name, f"{text}; rename it")
         seen.add(lower)
     if spec.source.columns:
         for column in spec.columns:
             if column.unit is not None:
-                what = "is the unit of a record's field, but a transform computes this column; move it to source.schema"
-                yield Problem(f"schema.{column.name}.unit", column.unit, what)
+                text = "is the unit of a record's field, but a transform computes this column; move it to source.schema"
+                yield Problem(f"schema.{column.name}.unit", column.unit, text)
         if spec.event_time.unit != "iso":
-            what = "is the unit of a record's field, but a transform computes this column; move it to source.schema"
-            yield Problem("event-time.unit", spec.event_time.unit, what)
+            text = "is the unit of a record's field, but a transform computes this column; move it to source.schema"
+            yield Problem("event-time.unit", spec.event_time.unit, text)
     if envelope_of(spec.source.format):
-        what = "is not possible with a transform yet, because deletes have only a key; leave one of them out"
-        yield Problem("source.format.envelope", None, what)
+        text = "is not possible with a transform yet, because deletes have only a key; leave one of them out"
+        yield Problem("source.format.envelope", None, text)
     if spec.delete and spec.delete.tombstones:
-        what = "cannot be used with a transform, which would need fields to compute the key; use delete.column"
-        yield Problem("delete.tombstones", True, what)
+        text = "cannot be used with a transform, which would need fields to compute the key; use delete.column"
+        yield Problem("delete.tombstones", True, text)
 
 
 def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
@@ -150,24 +150,24 @@ def _check_json_columns(spec: StreamSpec) -> Iterator[Problem]:
             elif isinstance(outer, Map) and path[-1] == "key":
                 yield Problem(setting, value, f"cannot be used for {name}, which is the key of a map; leave it out")
             elif column.name in key_header_columns and not column.is_from_key:
-                what = (
+                text = (
                     "cannot be used for a column that stores a key or header, whose text is not converted; leave it out"
                 )
-                yield Problem(setting, value, what)
+                yield Problem(setting, value, text)
             elif spec.source.format.type not in FORMATS_WITH_FIELD_NAMES:
-                what = f"needs fields with types, but source.format is {spec.source.format.type}; leave it out"
-                yield Problem(setting, value, what)
+                text = f"needs fields with types, but source.format is {spec.source.format.type}; leave it out"
+                yield Problem(setting, value, text)
 
 
 def _check_variants(spec: StreamSpec) -> Iterator[Problem]:
     for column in spec.source.columns:
         if column.type == "variant":
-            what = "is a type of tables, not of records; write {type: string, as: json}"
-            yield Problem(f"source.schema.{column.name}", "variant", what)
+            text = "is a type of tables, not of records; write {type: string, as: json}"
+            yield Problem(f"source.schema.{column.name}", "variant", text)
     for column in spec.columns:
         if column.type == "variant" and spec.table.properties.get("format-version") != "3":
-            what = "needs format version 3; set table.properties.format-version: 3, or write {type: string, as: json}"
-            yield Problem(f"schema.{column.name}", "variant", what)
+            text = "needs format version 3; set table.properties.format-version: 3, or write {type: string, as: json}"
+            yield Problem(f"schema.{column.name}", "variant", text)
 
 
 def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
@@ -177,30 +177,30 @@ def _check_rest(spec: StreamSpec) -> Iterator[Problem]:
     if (column := declared.get(name)) is None:
         yield Problem("rest", name, f"is not a column of the schema{suggest_names(name, declared)}")
         return
-    if what := reading_rules.find_format_problem(spec.source.format):
-        yield Problem("rest", name, what)
+    if text := reading_rules.find_format_problem(spec.source.format):
+        yield Problem("rest", name, text)
     if column.type not in {"string", "variant", ""}:
         yield Problem("rest", name, f"is a column of type {column.type}; make it string")
     if column.required:
         yield Problem("rest", name, "is declared not null, but a record may have no other fields; leave not null out")
     if column.as_ is not None:
-        what = "cannot be used for the column of rest, which is always JSON; leave it out"
-        yield Problem(f"schema.{name}.as", "json", what)
+        text = "cannot be used for the column of rest, which is always JSON; leave it out"
+        yield Problem(f"schema.{name}.as", "json", text)
     if name in spec.key_header_columns:
         yield Problem("rest", name, "is already filled by a key or header; name another column")
     if name in spec.key:
         yield Problem("rest", name, "is a key column, which rest cannot fill; name another column")
     if spec.sensitive is not None and any(path.split(".")[0] == name for path in spec.sensitive.fields):
-        what = "is listed in sensitive.fields, but rest never stores sensitive fields; remove it from sensitive.fields"
-        yield Problem("rest", name, what)
+        text = "is listed in sensitive.fields, but rest never stores sensitive fields; remove it from sensitive.fields"
+        yield Problem("rest", name, text)
 
 
 def _check_topics(spec: StreamSpec) -> Iterator[Problem]:
     if not spec.source.topics and spec.source.topic_pattern is None:
         yield Problem("source.topics", None, "is missing; declare topics, or source.topic-pattern")
     if spec.source.topics and spec.source.topic_pattern is not None:
-        what = "is declared together with source.topics; keep one of them"
-        yield Problem("source.topic-pattern", spec.source.topic_pattern, what)
+        text = "is declared together with source.topics; keep one of them"
+        yield Problem("source.topic-pattern", spec.source.topic_pattern, text)
 
 
 def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
@@ -216,8 +216,8 @@ def _check_key_header_columns(spec: StreamSpec) -> Iterator[Problem]:
         if name not in declared:
             yield Problem(path, name, f"is not a column of the schema{suggest_names(name, declared)}")
         elif declared[name] and declared[name] not in fitting:
-            what = f"is a column of type {declared[name]}; make it {' or '.join(sorted(fitting, reverse=True))}"
-            yield Problem(path, name, what)
+            text = f"is a column of type {declared[name]}; make it {' or '.join(sorted(fitting, reverse=True))}"
+            yield Problem(path, name, text)
         elif name in seen:
             yield Problem(path, name, f"is already filled by {seen[name]}; name another column")
         seen.setdefault(name, path)
@@ -230,19 +230,19 @@ def _check_whole_value(spec: StreamSpec) -> Iterator[Problem]:
     kind, key_header_columns = "string" if isinstance(declared, StringFormat) else "binary", spec.key_header_columns
     filled = {column.name: column.type for column in spec.record_columns if column.name not in key_header_columns}
     if len(filled) != 1:
-        what = (
+        text = (
             "fills exactly one column, but these columns have neither a key nor a header: "
             f"{', '.join(filled) or 'none'}"
         )
-        yield Problem("source.format", declared.type, what)
+        yield Problem("source.format", declared.type, text)
         return
     ((name, of_type),) = filled.items()
     if declared.column not in {"", name}:
-        what = f"is not {name}, the column that the value fills; leave it out"
-        yield Problem("source.format.column", declared.column, what)
+        text = f"is not {name}, the column that the value fills; leave it out"
+        yield Problem("source.format.column", declared.column, text)
     if of_type not in {kind, ""}:
-        what = f"is of type {of_type}, but source.format: {declared.type} needs a column of type {kind}"
-        yield Problem(f"schema.{name}", None, what)
+        text = f"is of type {of_type}, but source.format: {declared.type} needs a column of type {kind}"
+        yield Problem(f"schema.{name}", None, text)
 
 
 def _check_csv(spec: StreamSpec) -> Iterator[Problem]:
@@ -252,18 +252,18 @@ def _check_csv(spec: StreamSpec) -> Iterator[Problem]:
     for column in spec.record_columns:
         if column.name in key_header_columns:
             if column.name in fields:
-                what = "is filled by a key or header, not by a field of the line; rename the field"
-                yield Problem("source.format.columns", column.name, what)
+                text = "is filled by a key or header, not by a field of the line; rename the field"
+                yield Problem("source.format.columns", column.name, text)
         elif "<" in column.type:
-            what = "cannot be read from one field of a line; source.format: csv needs columns of primitive types"
-            yield Problem(f"schema.{column.name}", column.type, what)
+            text = "cannot be read from one field of a line; source.format: csv needs columns of primitive types"
+            yield Problem(f"schema.{column.name}", column.type, text)
         elif fields and column.name not in fields:
             yield Problem("source.format.columns", None, f"does not name the column {column.name}")
 
 
 def _check_evolution(spec: StreamSpec) -> Iterator[Problem]:
-    if spec.evolution.mode != "off" and (what := reading_rules.find_format_problem(spec.source.format)):
-        yield Problem("evolution", spec.evolution.mode, what)
+    if spec.evolution.mode != "off" and (text := reading_rules.find_format_problem(spec.source.format)):
+        yield Problem("evolution", spec.evolution.mode, text)
 
 
 def _check_alignment(spec: StreamSpec) -> Iterator[Problem]:
@@ -272,64 +272,64 @@ def _check_alignment(spec: StreamSpec) -> Iterator[Problem]:
     column, fine = spec.event_time.column, ("hour",) if spec.window == "hour" else ("hour", "day")
     terms = " or ".join(f"{transform}({column})" for transform in fine)
     if spec.window is None:
-        what = f"waits for windows to complete, but the stream has none; partition by {terms}, or declare complete"
-        yield Problem("commit.align", spec.commit.align, what)
+        text = f"waits for windows to complete, but the stream has none; partition by {terms}, or declare complete"
+        yield Problem("commit.align", spec.commit.align, text)
     elif not set(fine) & set(spec.event_time_partitions):
-        what = f"needs partition-by {terms}, so that each file belongs to one {spec.window}"
-        yield Problem("commit.align", spec.commit.align, what)
+        text = f"needs partition-by {terms}, so that each file belongs to one {spec.window}"
+        yield Problem("commit.align", spec.commit.align, text)
 
 
 def _check_throttle(spec: StreamSpec) -> Iterator[Problem]:
     if spec.commit.throttle == "stretch" and spec.commit.max_interval <= spec.commit.interval:
-        what = (
+        text = (
             f"is not above commit.interval, {format_duration(spec.commit.interval)}; raise it, so that commits can "
             "be stretched"
         )
-        yield Problem("commit.max-interval", format_duration(spec.commit.max_interval), what)
+        yield Problem("commit.max-interval", format_duration(spec.commit.max_interval), text)
 
 
 def _check_maintenance(spec: StreamSpec) -> Iterator[Problem]:
     expiry, fold_files = spec.maintenance.expiry, spec.maintenance.compaction.fold_files
     if expiry.at_least > expiry.at_most:
-        what = f"is above maintenance.expiry.at-most, {expiry.at_most}; lower it"
-        yield Problem("maintenance.expiry.at-least", expiry.at_least, what)
+        text = f"is above maintenance.expiry.at-most, {expiry.at_most}; lower it"
+        yield Problem("maintenance.expiry.at-least", expiry.at_least, text)
     merges = spec.mode == "upsert" or spec.dedupe is not None or spec.commit.align != "none"
     if fold_files and (merges or spec.table.properties.get("format-version") == "3"):
-        what = "has no effect with mode: upsert, dedupe, commit.align or format-version 3; leave it out"
-        yield Problem("maintenance.compaction.fold-files", fold_files, what)
+        text = "has no effect with mode: upsert, dedupe, commit.align or format-version 3; leave it out"
+        yield Problem("maintenance.compaction.fold-files", fold_files, text)
 
 
 def _check_resources(spec: StreamSpec) -> Iterator[Problem]:
     r = spec.resources
     if r.on_cluster:
         if r.cores % r.executor_cores:
-            what = f"does not divide resources.cores, {r.cores}, the total of all executors; choose a divisor"
-            yield Problem("resources.executor-cores", r.executor_cores, what)
+            text = f"does not divide resources.cores, {r.cores}, the total of all executors; choose a divisor"
+            yield Problem("resources.executor-cores", r.executor_cores, text)
         if "spark.master" in r.spark:
-            what = "is set by resources.master; leave it out"
-            yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
+            text = "is set by resources.master; leave it out"
+            yield Problem("resources.spark.spark.master", r.spark["spark.master"], text)
         deploy = r.spark.get("spark.submit.deployMode", "client")
         if deploy != "client" and not deploy.startswith("${"):
-            what = "is set by resources.deploy-mode; leave it out"
-            yield Problem("resources.spark.spark.submit.deployMode", deploy, what)
+            text = "is set by resources.deploy-mode; leave it out"
+            yield Problem("resources.spark.spark.submit.deployMode", deploy, text)
         if r.manager is ClusterManager.KUBERNETES and not IMAGE_PROPERTIES & set(r.spark):
-            what = "needs an image for its executors; set resources.spark.spark.kubernetes.container.image"
-            yield Problem("resources.master", r.master, what)
+            text = "needs an image for its executors; set resources.spark.spark.kubernetes.container.image"
+            yield Problem("resources.master", r.master, text)
         if r.driver_in_cluster and r.manager is ClusterManager.KUBERNETES and r.package:
-            what = "cannot be used for a driver in a pod; install frazil in its image"
-            yield Problem("resources.package", r.package, what)
+            text = "cannot be used for a driver in a pod; install frazil in its image"
+            yield Problem("resources.package", r.package, text)
     elif r.deploy_mode is DeployMode.CLUSTER:
-        what = "needs a cluster; set resources.master to one"
-        yield Problem("resources.deploy-mode", r.deploy_mode.value, what)
+        text = "needs a cluster; set resources.master to one"
+        yield Problem("resources.deploy-mode", r.deploy_mode.value, text)
     elif not r.spark.get("spark.master", "local").startswith(("local", "${")):
-        what = "is a cluster; write it in resources.master instead"
-        yield Problem("resources.spark.spark.master", r.spark["spark.master"], what)
+        text = "is a cluster; write it in resources.master instead"
+        yield Problem("resources.spark.spark.master", r.spark["spark.master"], text)
     if "spark.archives" in r.spark and r.package:
-        what = "is set by resources.package; leave it out"
-        yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], what)
+        text = "is set by resources.package; leave it out"
+        yield Problem("resources.spark.spark.archives", r.spark["spark.archives"], text)
     if not r.on_cluster and r.package:
-        what = "is only used by executors of a cluster, but resources.master is local[*]; leave it out"
-        yield Problem("resources.package", r.package, what)
+        text = "is only used by executors of a cluster, but resources.master is local[*]; leave it out"
+        yield Problem("resources.package", r.package, text)
 
 
 def _check_dead_letters(spec: StreamSpec) -> Iterator[Problem]:

@@ -51,15 +51,15 @@ class Sensitive(Model):
 
     @property
     def kept_fields(self) -> dict[str, Protection]:
-        return {name: how for name, how in self.fields.items() if how.as_ != "drop"}
+        return {name: rule for name, rule in self.fields.items() if rule.as_ != "drop"}
 
     @property
     def dropped_fields(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(tuple(name.split(".")) for name, how in self.fields.items() if how.as_ == "drop")
+        return tuple(tuple(name.split(".")) for name, rule in self.fields.items() if rule.as_ == "drop")
 
     @property
     def needs_secret(self) -> bool:
-        return self.dead_letters == "encrypt" or any(how.as_ in {"hash", "tokenize"} for how in self.fields.values())
+        return self.dead_letters == "encrypt" or any(rule.as_ in {"hash", "tokenize"} for rule in self.fields.values())
 
 
 def problems(spec: StreamSpec) -> Iterator[Problem]:
@@ -68,17 +68,17 @@ def problems(spec: StreamSpec) -> Iterator[Problem]:
     columns = {column.name: types.parse_type(column.type) for column in spec.columns if column.type}
     if len(columns) < len(spec.columns):
         return
-    for name, how in sensitive.fields.items():
+    for name, rule in sensitive.fields.items():
         path, setting = name.split("."), f"sensitive.fields.{name}"
-        found = types.find_type(columns, path, ignore_case=how.as_ == "drop")
-        if how.as_ == "drop" and found is not None:
+        found = types.find_type(columns, path, ignore_case=rule.as_ == "drop")
+        if rule.as_ == "drop" and found is not None:
             yield Problem(setting, "drop", "cannot be used for a column of the schema; remove the column")
-        elif how.as_ == "drop" and isinstance(types.find_type(columns, path[:1], ignore_case=True), types.Primitive):
+        elif rule.as_ == "drop" and isinstance(types.find_type(columns, path[:1], ignore_case=True), types.Primitive):
             yield Problem(setting, "drop", "cannot be used within a column that is not a struct; remove the column")
-        elif how.as_ != "drop" and found is None:
-            yield Problem(setting, how.as_, f"is not a column of the schema{suggest_names(name, columns)}")
-        elif how.as_ != "drop" and str(found) != "string":
-            what = f"needs a string, but the column is {found}; declare it as string, or drop the field"
-            yield Problem(setting, how.as_, what)
+        elif rule.as_ != "drop" and found is None:
+            yield Problem(setting, rule.as_, f"is not a column of the schema{suggest_names(name, columns)}")
+        elif rule.as_ != "drop" and str(found) != "string":
+            text = f"needs a string, but the column is {found}; declare it as string, or drop the field"
+            yield Problem(setting, rule.as_, text)
     if sensitive.needs_secret and not sensitive.secret:
         yield Problem("sensitive.secret", None, "is missing: hash, tokenize and encrypted dead letters need it")

@@ -252,9 +252,9 @@ class _Parser:
         self._refuse_not_null("a map's value", f"map<{key}, {value}>")
         return Map(key, value)
 
-    def _refuse_not_null(self, what: str, instead: str) -> None:
+    def _refuse_not_null(self, expression: str, instead: str) -> None:
         if [token.lower() for token in self._tokens[self._position : self._position + 2]] == ["not", "null"]:
-            raise ValueError(f"has 'not null', but {what} may always be null; write {instead}")
+            raise ValueError(f"has 'not null', but {expression} may always be null; write {instead}")
 
     def _parse_decimal(self) -> Primitive:
         self._take_mark("(")

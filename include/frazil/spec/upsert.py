@@ -59,8 +59,8 @@ def _check_append(spec: StreamSpec) -> Iterator[Problem]:
     if spec.mode != "append":
         return
     if envelope_of(spec.source.format):
-        what = "has changes of rows, which an append would store as separate rows; add mode: upsert and a key"
-        yield Problem("source.format.envelope", None, what)
+        text = "has changes of rows, which an append would store as separate rows; add mode: upsert and a key"
+        yield Problem("source.format.envelope", None, text)
     for name, value in (("key", spec.key), ("order-by", spec.order_by), ("delete", spec.delete)):
         if value:
             yield Problem(name, None, "needs mode: upsert; add it, or leave this out")
@@ -94,7 +94,7 @@ def _find_key_problems(spec: StreamSpec, where: str, key: tuple[str, ...]) -> It
             yield Problem(setting, name, "may be null; declare the column `not null`")
         elif name in key[:index]:
             yield Problem(setting, name, "is named twice")
-        elif spec.sensitive and (how := spec.sensitive.kept_fields.get(name)) and how.as_ == "mask":
+        elif spec.sensitive and (rule := spec.sensitive.kept_fields.get(name)) and rule.as_ == "mask":
             yield Problem(setting, name, "is masked, so it no longer identifies rows; hash or tokenize it")
 
 
@@ -107,8 +107,8 @@ def _check_order(spec: StreamSpec) -> Iterator[Problem]:
     elif column.type and column.type.partition("(")[0] not in ORDERABLE_TYPES:
         yield Problem("order-by", name, f"is a column of type {column.type}; use one of {', '.join(ORDERABLE_TYPES)}")
     elif spec.sensitive and name in spec.sensitive.kept_fields:
-        what = "is a sensitive field, whose protected values have a different order; name another column"
-        yield Problem("order-by", name, what)
+        text = "is a sensitive field, whose protected values have a different order; name another column"
+        yield Problem("order-by", name, text)
 
 
 def _check_delete(spec: StreamSpec) -> Iterator[Problem]:
@@ -119,19 +119,19 @@ def _check_delete(spec: StreamSpec) -> Iterator[Problem]:
         if (column := columns.get(name)) is None:
             yield Problem("delete.column", name, f"is not a column of the schema{suggest_names(name, columns)}")
         elif column.type and (kind := DELETE_TYPES.get(column.type)) is None:
-            what = f"is a column of type {column.type}; use one of {', '.join(DELETE_TYPES)}"
-            yield Problem("delete.column", name, what)
+            text = f"is a column of type {column.type}; use one of {', '.join(DELETE_TYPES)}"
+            yield Problem("delete.column", name, text)
         elif column.type:
             for index, value in enumerate(delete.values):
                 if type(value) is not kind:
-                    what = f"is not a value of the column {name}, which is {column.type}"
-                    yield Problem(f"delete.values.{index}", value, what)
+                    text = f"is not a value of the column {name}, which is {column.type}"
+                    yield Problem(f"delete.values.{index}", value, text)
     if find_tombstone_fields(spec) and not _keys_have_fields(spec):
-        what = (
+        text = (
             "needs the keys of records: declare source.key, with its column as the only column of key. With json, or "
             "with avro or protobuf and a registry, source.key can be left out: fields of the keys fill the columns"
         )
-        yield Problem("delete.tombstones", True, what)
+        yield Problem("delete.tombstones", True, text)
 
 
 def find_tombstone_fields(spec: StreamSpec) -> tuple[str, ...]:
@@ -154,8 +154,8 @@ def _check_envelope(spec: StreamSpec) -> Iterator[Problem]:
         return
     columns = _columns_by_name(spec)
     if spec.delete is not None:
-        what = "is not needed, because the envelope's events mark deletes themselves; leave it out"
-        yield Problem("delete", None, what)
+        text = "is not needed, because the envelope's events mark deletes themselves; leave it out"
+        yield Problem("delete", None, text)
     for name, path in envelope.metadata.items():
         setting = f"source.format.envelope.metadata.{name}"
         if (column := columns.get(name)) is None:
@@ -170,14 +170,14 @@ def _check_envelope(spec: StreamSpec) -> Iterator[Problem]:
                     setting, path, "is null for a snapshot's rows, but the column is not null; remove not null"
                 )
         elif path.split(".")[0] not in ENVELOPE_FIELDS or not all(path.split(".")):
-            what = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
-            yield Problem(setting, path, what)
+            text = f"is not a field of an envelope; it begins with {', '.join(ENVELOPE_FIELDS)}, or is {POSITION}"
+            yield Problem(setting, path, text)
         elif name == spec.order_by and path in UNSORTED and column.type in {"string", ""}:
-            what = (
+            text = (
                 "has numbers, which sort wrongly in a string column, so it cannot be order-by; use a numeric column or "
                 f"{POSITION}"
             )
-            yield Problem(setting, path, what)
+            yield Problem(setting, path, text)
 
 
 def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
@@ -186,15 +186,15 @@ def _check_transactions(spec: StreamSpec) -> Iterator[Problem]:
         return
     setting = "source.format.envelope.transactions"
     if len(spec.source.topics) != 1:
-        what = "needs exactly one topic of events in source.topics, so that transactions are in order"
-        yield Problem(setting, topic, what)
+        text = "needs exactly one topic of events in source.topics, so that transactions are in order"
+        yield Problem(setting, topic, text)
     elif topic in spec.source.topics:
         yield Problem(setting, topic, "is the topic of the events; name the connector's topic of transactions")
     if isinstance(spec.source.format, AvroFormat) and spec.source.format.registry is None:
         yield Problem(setting, topic, "needs a registry, because that topic's records have their own schema")
     if spec.order_by is None:
-        what = "needs order-by; without it, events that the connector repeats would show part of an older transaction"
-        yield Problem(setting, topic, what)
+        text = "needs order-by; without it, events that the connector repeats would show part of an older transaction"
+        yield Problem(setting, topic, text)
 
 
 def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
@@ -202,8 +202,8 @@ def _check_reserved_names(spec: StreamSpec) -> Iterator[Problem]:
     if spec.mode == "upsert" and not spec.coordinates:
         for column in spec.columns:
             if name_key(column.name) in RESERVED_COLUMNS:
-                what = "has the name of a coordinate, which each change stores in any case; rename it"
-                yield Problem(f"schema.{column.name}", column.name, what)
+                text = "has the name of a coordinate, which each change stores in any case; rename it"
+                yield Problem(f"schema.{column.name}", column.name, text)
 
 
 class Dedupe(Model):

@@ -149,7 +149,7 @@ def _suggest_fix(error: yaml.MarkedYAMLError, lines: Sequence[str]) -> str:
         return '; quote the type, because it contains ": " or ",": "list<struct<a: int>>"'
     if "mapping values are not allowed" in problem and re.fullmatch(r"\s*[\w-]+:[^\s/]\S*\s*", before):
         return "; put a space after the colon in the line above"
-    return next((f"; {what.format(opened=opened)}" for part, what in _HINTS.items() if part in problem), "")
+    return next((f"; {hint.format(opened=opened)}" for part, hint in _HINTS.items() if part in problem), "")
 
 
 _BLANKS = re.compile("[\u00a0\u2000-\u200b\u3000]")

@@ -9,7 +9,7 @@ from enum import IntEnum, StrEnum
 from frazil.errors import NO_RESTART_EXIT_CODES, Failure
 from frazil.host.heartbeat import Stall
 from frazil.host.launcher import ProcessState
-from frazil.status.flow import Flow
+from frazil.status.recent_commits import RecentCommits
 
 
 class State(StrEnum):
@@ -176,7 +176,7 @@ class StreamState:
     """Notices of the live writer or the last one that are not problems."""
     changes: Mapping[str, int] = field(default_factory=dict)
     """Merge counts of the last batch: changes of an upsert stream, or dropped rows with dedupe."""
-    flow: Flow | None = None
+    recent_commits: RecentCommits | None = None
     replayed: Mapping[str, int] = field(default_factory=dict)
     """Counts of the last replay."""
     replayed_at_ms: int | None = None

@@ -32,8 +32,8 @@ from frazil.outdated_code import explain_outdated
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_count
 from frazil.status.fixes import Service, explain_error
-from frazil.status.flow import compute_flow
 from frazil.status.freshness import freshness_limit_ms
+from frazil.status.recent_commits import measure_recent_commits
 from frazil.status.state import StreamState
 from frazil.stream.circuit_breaker import read_acceptance
 from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
@@ -150,7 +150,7 @@ def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
         problems=tuple(problems),
         undeclared=undeclared,
         changes=_last_merge_counts(metadata, spec.name) if spec.sinks.mode.merges else {},
-        flow=compute_flow(metadata, spec, now_ms=now_ms),
+        recent_commits=measure_recent_commits(metadata, spec, now_ms=now_ms),
         replayed=_replay_counts(replay) if replay else {},
         replayed_at_ms=replay.timestamp_ms if replay else None,
         published_at_ms=published[0].timestamp_ms if published else None,

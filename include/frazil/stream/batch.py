@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,7 +47,7 @@ from frazil.partitions.windows import Grain
 from frazil.spec.model import StreamSpec
 from frazil.spec.units import format_duration
 from frazil.stream.circuit_breaker import check_circuit_breaker
-from frazil.stream.distribution import Distribution, RecentSizes, decide_distribution
+from frazil.stream.distribution import Distributor
 from frazil.stream.engine import RecordSuspected, Stage, TaskAnswer
 from frazil.stream.evolve import EvolutionResult, evolve_table
 from frazil.stream.fence_watch import FenceWatch
@@ -71,8 +70,6 @@ Answers = tuple[TaskAnswer, ...]
 
 MAX_RESTAGES = 10
 """Maximum number of times that one batch is restaged because tables evolved or were missing."""
-MAX_RECENT_COMMITS = 4
-"""Maximum number of commit records that a new writer reads to compute averages."""
 
 
 @dataclass(slots=True)
@@ -90,8 +87,7 @@ class BatchRunner:
     rejects_accepted: Offsets = field(default_factory=dict)
     """The circuit breaker ignores rejected records before these offsets."""
     throttle: Throttle | None = None
-    recent: RecentSizes | None = None
-    distribution: Distribution | None = None
+    distributor: Distributor = field(default_factory=Distributor)
     last_journal: Journal | None = None
     folding: WriterFolding | None = None
     """Folds the main table's small files; None if maintenance alone rewrites files."""
@@ -145,10 +141,7 @@ class BatchRunner:
         self.route.follow()
 
     def sweep_stragglers(self) -> None:
-        """Delete files of the last batch's failed attempts again.
-
-        On a cluster, attempts may still write files later.
-        """
+        """Delete files of the last batch's failed attempts again. On a cluster, attempts may write files later."""
         if self.last_journal is not None and self.spec.resources.on_cluster:
             self._delete_obsolete_files(self.last_journal)
 
@@ -188,8 +181,8 @@ class BatchRunner:
 
     def _journal_and_commit(self, journal: Journal) -> float:
         self.emit(PhaseBegan(Phase.JOURNALING))
-        what = f"the journal of batch {journal.key} cannot be written"
-        if not self._retry_during_outage(lambda: self.tables.journals.put(journal), what):
+        failure = f"the journal of batch {journal.key} cannot be written"
+        if not self._retry_during_outage(lambda: self.tables.journals.put(journal), failure):
             raise Fenced(
                 f"batch {journal.key} of stream {self.spec.name!r} is already journaled or closed: another writer "
                 "took over"
@@ -218,11 +211,9 @@ class BatchRunner:
         attempt, again = partial(self.stage, stage, key, end, tasks=tasks), partial(self._prepare_restage, key)
         return self._retry_during_outage(attempt, f"batch {key} cannot be staged", again)
 
-    def _retry_during_outage(self, attempt: Callable[[], T], what: str, again: Callable[[], None] = lambda: None) -> T:
-        def report(sentence: str, code: int) -> None:
-            self.emit(OutageReported(sentence, code))
-
-        return retry_during_outage(attempt, what, wait=self.wait, report=report, prepare_retry=again)
+    def _retry_during_outage(self, work: Callable[[], T], failure: str, again: Callable[[], None] = lambda: None) -> T:
+        report: Callable[[str, int], None] = lambda *failed: self.emit(OutageReported(*failed))  # noqa: E731
+        return retry_during_outage(work, failure, wait=self.wait, report=report, prepare_retry=again)
 
     def stage(self, stage: Stage, key: BatchKey, end: Position, *, tasks: int) -> tuple[Answers, Journal]:
         """Stage the batch, again if tables changed. Returns the tasks' answers and the journal. Raises StaleBatch."""
@@ -290,28 +281,17 @@ class BatchRunner:
     def _decide_shuffle(self, context: StageContext, *, tasks: int) -> Shuffle | None:
         if self.spec.distribution == "none" or not tasks:
             return None
-        spec = self.tables.main.current().metadata.spec()
-        if self.recent is None or self.recent.spec_id != spec.spec_id:
-            self.recent = self._read_recent_sizes(spec.spec_id)
-        key = BatchKey(context.epoch, context.batch)
-        chosen = self.distribution = decide_distribution(
+        chosen = self.distributor.decide(
             self.spec.distribution,
-            self.recent,
-            partitioned=bool(spec.fields),
+            self.tables.main.current().metadata.spec(),
+            partial(self.tables.journals.records, newest_first=True),
             tasks=tasks,
             target_file_bytes=context.main.target_file_bytes,
-            before=self.distribution,
         )
         counts = (chosen.partitions, chosen.files_alone, chosen.files_shuffled)
+        key = BatchKey(context.epoch, context.batch)
         self.emit(DistributionChosen(key, chosen.shuffled, chosen.reason, *counts))
         return chosen.shuffle
-
-    def _read_recent_sizes(self, spec_id: int) -> RecentSizes:
-        recent = RecentSizes(spec_id)
-        newest = [*islice(self.tables.journals.records(newest_first=True), MAX_RECENT_COMMITS)]
-        for journal in reversed(newest):
-            recent = recent.after(journal.staged_for("main"), partitions=journal.partitions)
-        return recent
 
     def _delete_obsolete_files(self, journal: Journal) -> None:
         with _log_delete_errors(f"files of failed attempts of batch {journal.key}"):
@@ -377,8 +357,7 @@ class BatchRunner:
         """Record rates and the metadata's size for the planner. Only logs errors."""
         try:
             stretch = None
-            if self.recent is not None:
-                self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
+            self.distributor.continue_after(journal)
             if self.spec.commit.throttle != "off":
                 measure = measure_metadata(self.tables.main.current(), commit_s=commit_s, at_ms=self.tables.clock_ms())
                 before, now = self.throttle, throttle(self.throttle, measure, MetadataBounds.for_stream(self.spec))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from operator import itemgetter
 from typing import Literal
 
+from pyiceberg.partitioning import PartitionSpec
+
+from frazil.commit.journal import Journal
 from frazil.ingest.contract import PartitionKey, Shuffle, StagedFile
 
 MIN_RATIO_TO_BEGIN = 1.5
@@ -28,6 +31,8 @@ MAX_ASSIGNED_PARTITIONS = 10_000
 """Maximum number of partitions, largest first, that are assigned to writers."""
 FILE_COST_BYTES = 24 * 1024
 """Bytes of Parquet that cost as much CPU as one more file (`python -m bench.distribution`)."""
+MAX_RECENT_COMMITS = 4
+"""Maximum number of commit records that a new writer reads to compute averages."""
 MIN_PIECE_SHARE = 0.05
 """Minimum piece of a partition for a writer, as a fraction of a writer's average bytes."""
 
@@ -112,6 +117,42 @@ def decide_distribution(  # noqa: PLR0913 - the facts about one batch
     if saved >= MIN_SAVED_FILES and found.files_alone >= bound * found.files_shuffled:
         return found
     return replace(found, shuffle=None, reason=f"{found.reason}: a shuffle would save too few files")
+
+
+@dataclass(slots=True)
+class Distributor:
+    """Decides for the batches of one writer. Remembers what they wrote, and the last decision."""
+
+    recent: RecentSizes | None = None
+    last: Distribution | None = None
+
+    def decide(
+        self,
+        declared: Literal["none", "hash", "auto"],
+        spec: PartitionSpec,
+        newest_journals: Callable[[], Iterable[Journal]],
+        *,
+        tasks: int,
+        target_file_bytes: int,
+    ) -> Distribution:
+        """Decide for the next batch. Reads journals only for the first batch with a partition spec."""
+        if self.recent is None or self.recent.spec_id != spec.spec_id:
+            self.recent = RecentSizes(spec.spec_id)
+            for journal in reversed([*islice(newest_journals(), MAX_RECENT_COMMITS)]):
+                self.continue_after(journal)
+        self.last = decide_distribution(
+            declared,
+            self.recent,
+            partitioned=bool(spec.fields),
+            tasks=tasks,
+            target_file_bytes=target_file_bytes,
+            before=self.last,
+        )
+        return self.last
+
+    def continue_after(self, journal: Journal) -> None:
+        if self.recent is not None:
+            self.recent = self.recent.after(journal.staged_for("main"), partitions=journal.partitions)
 
 
 def assign_writers(

@@ -62,15 +62,15 @@ def find_dropped_tables(
         return []
     catalog = tables.main.current().catalog
     with translate_catalog_errors(catalog.name):
-        gone = _find_missing_names(catalog, names)
-    read = sorted(gone if loaded is None else names)
+        missing = _find_missing_names(catalog, names)
+    read = sorted(missing if loaded is None else names)
     records = run_in_parallel(lambda name: read_table_record(tables, name), read)
     found = []
     for record in records:
         if record is None or not sinks.includes(record.target, record.value):
             continue
-        replacement = None if record.target in gone or loaded is None else _find_replacement(catalog, record, loaded)
-        if record.target in gone or replacement is not None:
+        replacement = None if record.target in missing or loaded is None else _find_replacement(catalog, record, loaded)
+        if record.target in missing or replacement is not None:
             found.append(_make_dropped_table(spec, tables, record, replacement))
     return found
 
@@ -172,7 +172,7 @@ def describe_dropped_table(
     whose = f" of the route of {spec.name!r}{tag}" if has else f"{tag}, which the route of {spec.name!r} no longer has,"
     newest, kept = _find_leftovers(tables, record)
     if replacement is not None:
-        what = f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}"
+        problem = f"was dropped or renamed, and another table now has its name in the catalog {catalog!r}"
         begin = (
             f"Drop the new table without purging it (in Spark `DROP TABLE {target}`, without PURGE); then, if the "
             "former table was renamed, rename it back"
@@ -181,7 +181,7 @@ def describe_dropped_table(
         if has_other_route_value(spec, replacement, record.value):
             on = f"keep the new table as it is, and let records of {record.value!r} become dead letters"
     else:
-        what = f"is not in the catalog {catalog!r}: it was dropped or renamed"
+        problem = f"is not in the catalog {catalog!r}: it was dropped or renamed"
         begin = "If it was renamed, rename it back"
         first, on = "register it again", "continue with an empty table" if has else "discard the rows that wait for it"
     ways = [f"{on}: `frazil route {spec.name} --give-up {target}`"]
@@ -190,7 +190,7 @@ def describe_dropped_table(
     elif record.location:
         ways.insert(0, f"{'its remaining files are' if kept else 'no files were found'} in {record.location}")
     remedy = f"{begin}; {'or ' if len(ways) == 1 else ''}{'; or '.join(ways)}"
-    return Explanation(f"table {target}{whose} {what}", remedy)
+    return Explanation(f"table {target}{whose} {problem}", remedy)
 
 
 def describe_unknown_table(spec: StreamSpec, tables: StreamTables, target: Target) -> str:

@@ -22,7 +22,7 @@ MAX_OUTAGE_WAIT_S = 30.0
 
 def retry_during_outage(
     operation: Callable[[], T],
-    what: str,
+    failure: str,
     *,
     wait: Callable[[float], object],
     report: Callable[[str, int], None],
@@ -30,9 +30,9 @@ def retry_during_outage(
 ) -> T:
     """Call `operation`, retry it during an outage, and return its result. Expired credentials cause an immediate retry.
 
-    `what`, at the beginning of messages, says what cannot be done. `report` receives a message and an exit code for
-    each failure. `wait` takes seconds, and returns True if the writer is asked to end. Raises the last error when the
-    writer is asked to end, after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
+    `failure`, at the beginning of messages, says what cannot be done. `report` receives a message and an exit code for
+    each failed try. `wait` takes seconds, and returns True if the writer is asked to end. Raises the last error then,
+    after `OUTAGE_TIMEOUT_S`, or if waiting does not help.
     """
     began, expired, tries = time.monotonic(), 0, 0
     while True:
@@ -44,9 +44,9 @@ def retry_during_outage(
             expired += is_credentials_expiry(error)
             if expired > 3:
                 raise CommitUnavailable(
-                    f"{error}. {what}, {expired} times in a row: the batch takes longer than the catalog's credentials "
-                    "are valid. Let the catalog vend them for longer, or declare smaller batches (commit.size, "
-                    "commit.max-records) or more resources.cores"
+                    f"{error}. {failure}, {expired} times in a row: the batch takes longer than the catalog's "
+                    "credentials are valid. Let the catalog vend them for longer, or declare smaller batches "
+                    "(commit.size, commit.max-records) or more resources.cores"
                 ) from error
             tries += 1
             wait_s = random.uniform(0.5, 1) * min(2.0**tries, MAX_OUTAGE_WAIT_S)
@@ -54,7 +54,7 @@ def retry_during_outage(
             left_s = began + OUTAGE_TIMEOUT_S - time.monotonic()
             if left_s < wait_s:
                 raise
-            sentence = f"{what}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
+            sentence = f"{failure}: {error}; trying again in {wait_s:.0f} s, for {left_s:.0f} s at most"
             log.log(logging.WARNING if tries == 1 else logging.INFO, "%s", sentence)  # users see only the first one
             prepare_retry()
             report(sentence, error.exit_code)
@@ -62,5 +62,5 @@ def retry_during_outage(
                 raise
         else:
             if tries > expired:
-                log.warning("the outage is over after %.0f s (%s)", time.monotonic() - began, what)
+                log.warning("the outage is over after %.0f s (%s)", time.monotonic() - began, failure)
             return done

@@ -14,8 +14,8 @@ from pathlib import Path
 from frazil.commit.journal import Journal
 from frazil.commit.marker import NO_TRANSACTION, LastTransaction, Marker
 from frazil.errors import Failure, StaleBatch
-from frazil.host.exchange import read_json, replace_json
 from frazil.ingest.contract import OffsetRange, RangeProgress, StageTask
+from frazil.json_files import read_json, replace_json
 from frazil.offsets.spans import Offsets, TopicPartition
 from frazil.spec.units import format_count
 

@@ -299,8 +299,8 @@ class BatchPlanner:
         self.report(replace(self.reported, silent_since_ms=since_ms, missing=missing))
         if silent_s >= WARN_AFTER_S and now - self.warned_at >= WARN_INTERVAL_S:
             self.warned_at = now
-            what = "had no topic of the stream" if missing else "not answered"
-            log.warning("Kafka has %s for %.0f s: %s", what, silent_s, error)
+            answer = "had no topic of the stream" if missing else "not answered"
+            log.warning("Kafka has %s for %.0f s: %s", answer, silent_s, error)
         if silent_s >= UNREACHABLE_TIMEOUT_S:
             if missing:
                 unread = self._unread_message(self.settings.topics, self.ends)

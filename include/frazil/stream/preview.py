@@ -71,8 +71,8 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
     divide = None
     if spec.route:  # the tables that the template has created are unknown here, so its limit is not checked
         quote = (lambda _: "its value") if protect else repr
-        to = dataclasses.replace(Destinations.of(spec.route, {}), targets=_RouteTables(spec.route))
-        divide = RowDivider(to, ranges, quote=quote)
+        destinations = dataclasses.replace(Destinations.of(spec.route, {}), targets=_RouteTables(spec.route))
+        divide = RowDivider(destinations, ranges, quote=quote)
     found: list[PreviewedRecord] = []
     with create_kafka_reader(resolve_kafka_properties(spec, os.environ), ranges, stream=spec.name) as reader:
         chunks = [*reader]  # a transform's memory limit may abort a process that still reads

@@ -111,40 +111,40 @@ _folding = logging.getLogger("frazil.stream.record_folding")
 
 
 def log_event(event: Event) -> None:
-    stream, what = event.stream, event.what
-    match what:
+    stream, fact = event.stream, event.what
+    match fact:
         case EpochBegan():
-            _writer.info("a writer took over (epoch %d): %s", what.epoch, what.settled)
+            _writer.info("a writer took over (epoch %d): %s", fact.epoch, fact.settled)
         case RecordsSkipped():
             _writer.warning(
-                "Kafka's retention deleted records that stream %r had not read. They are skipped: %s", stream, what.lost
+                "Kafka's retention deleted records that stream %r had not read. They are skipped: %s", stream, fact.lost
             )
         case BatchCommitted():
             _batch.info(
                 "batch %s: %d records, %d dead letters, %d files; staged in %.2f s, committed in %.3f s",
-                what.key, what.records, what.rejected, what.files, what.stage_s, what.commit_s,
+                fact.key, fact.records, fact.rejected, fact.files, fact.stage_s, fact.commit_s,
             )  # fmt: skip
         case FutureEventTimes():
-            _batch.warning("batch %s: %s", what.key, what.describe())
-        case ThrottleEvaluated(reason=str()) if not what.was_under_pressure:
-            _batch.warning("stream %s: %s", stream, what.reason)
-        case ThrottleEvaluated(reason=None) if what.was_under_pressure:
+            _batch.warning("batch %s: %s", fact.key, fact.describe())
+        case ThrottleEvaluated(reason=str()) if not fact.was_under_pressure:
+            _batch.warning("stream %s: %s", stream, fact.reason)
+        case ThrottleEvaluated(reason=None) if fact.was_under_pressure:
             _batch.info("stream %s: the table's metadata no longer grows; commits follow the declared interval", stream)
         case DistributionChosen():
             _batch.info(
-                "batch %s: rows are %s: %s", what.key, "shuffled" if what.shuffled else "not shuffled", what.reason
+                "batch %s: rows are %s: %s", fact.key, "shuffled" if fact.shuffled else "not shuffled", fact.reason
             )
         case StallBegan():
-            _stalls.warning("stream %s: stalled (%s): %s", stream, what.stall.kind, what.stall.failure)
+            _stalls.warning("stream %s: stalled (%s): %s", stream, fact.stall.kind, fact.stall.failure)
         case StallEnded(is_over=True):
             _stalls.info(
-                "stream %s: the stall (%s) is over after %s", stream, what.kind, format_elapsed(what.lasted_ms)
+                "stream %s: the stall (%s) is over after %s", stream, fact.kind, format_elapsed(fact.lasted_ms)
             )
         case TableEvolved():
             _batch.info(
-                "batch %s: %s evolves, and the batch is staged again: %s", what.key, what.table, "; ".join(what.changes)
+                "batch %s: %s evolves, and the batch is staged again: %s", fact.key, fact.table, "; ".join(fact.changes)
             )
         case NoticeIssued(replaces=""):
-            _writer.warning("stream %s: %s", stream, what.sentence)
+            _writer.warning("stream %s: %s", stream, fact.sentence)
         case CommitRecordsFolded():
-            _folding.info("stream %r: %d old commit records were folded", stream, what.records)
+            _folding.info("stream %r: %d old commit records were folded", stream, fact.records)

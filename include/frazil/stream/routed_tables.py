@@ -141,8 +141,8 @@ def _check_not_replaced(spec: StreamSpec, tables: StreamTables, record: RoutedTa
 def _dropped_table_error(
     spec: StreamSpec, tables: StreamTables, record: RoutedTableRecord, replacement: Table | None = None
 ) -> TableLost:
-    why = describe_dropped_table(spec, tables, record, replacement)
-    return TableLost(why.reason, remedy=why.remedy)
+    found = describe_dropped_table(spec, tables, record, replacement)
+    return TableLost(found.reason, remedy=found.remedy)
 
 
 def _table_ahead_error(spec: StreamSpec, target: Target, marker: Marker) -> AdoptionRequired:
@@ -242,13 +242,13 @@ class RoutedTables(RouteValues):
             atomic = self.spec.commit.atomic
             if atomic is True or (atomic and target in atomic):
                 raise
-            why = explain_table_error(error)
+            found = explain_table_error(error)
             if not isinstance(error, RouteBehind | SchemaIncompatible | TableLost):  # these name the table
-                why = dataclasses.replace(why, reason=f"table {target} cannot be loaded or created: {why.reason}")
+                found = dataclasses.replace(found, reason=f"table {target} cannot be loaded or created: {found.reason}")
             if target not in self.absent:
-                log.warning("rows for table %s wait next to the default table: %s", target, why)
-            write_missing_table_note(self.tables, MissingTableNote(target, value, why.reason, remedy=why.remedy))
-            self.absent[target] = why
+                log.warning("rows for table %s wait next to the default table: %s", target, found)
+            write_missing_table_note(self.tables, MissingTableNote(target, value, found.reason, remedy=found.remedy))
+            self.absent[target] = found
         else:
             if self.absent.pop(target, None):
                 log.warning("table %s can be used again", target)

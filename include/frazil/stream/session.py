@@ -214,7 +214,7 @@ def find_executor_problem(answers: Iterable[dict[str, str]]) -> str | None:
 
 def _unusable_message(spec: StreamSpec, python: str, difference: str) -> str:
     package = spec.resources.package
-    what = (
+    remedy = (
         f"create {package} again with `frazil package` and the driver's Python"
         if package
         else "set resources.package to the archive that `frazil package` creates, or install the same versions there"
@@ -222,7 +222,7 @@ def _unusable_message(spec: StreamSpec, python: str, difference: str) -> str:
     driver = f"Python {sys.version_info.major}.{sys.version_info.minor} with frazil {__version__}"
     return (
         f"stream {spec.name!r} cannot run on the executors of {spec.resources.master}: their Python {python} "
-        f"{difference}. The driver is {driver}. Nothing was read or taken over: {what}"
+        f"{difference}. The driver is {driver}. Nothing was read or taken over: {remedy}"
     )
 
 

@@ -218,7 +218,7 @@ def _short_error(error: Exception, text: str, stream: str) -> Exception | None:
         )
     if APPLICATION_ENDED in text:
         return WorkerDied(_end_message(stream))
-    if died := next((what for words, what in LOST_PROCESSES.items() if words in text), None):
+    if died := next((cause for words, cause in LOST_PROCESSES.items() if words in text), None):
         return WorkerDied(_death_message(stream, died, text))
     if isinstance(error, Py4JJavaError):
         return RuntimeError(f"a task of stream {stream!r} failed: {python_error_message(text) or error.java_exception}")
@@ -249,7 +249,7 @@ def _death_message(stream: str, died: str, text: str) -> str:
     given_up, exit_code = _TASK_GIVEN_UP_PATTERN.search(text), _EXIT_CODE_PATTERN.search(text)
     code = int(exit_code["code"]) if exit_code else None
     where = f" on {given_up['host']}" if given_up else ""
-    how = f" with exit code {code}" if code is not None else ""
+    ending = f" with exit code {code}" if code is not None else ""
     tries = f", and Spark gave up its task after {given_up['tries']} attempts" if given_up else ""
     cause = (
         "It was killed, most often by the kernel or a container because memory ran out"
@@ -257,7 +257,7 @@ def _death_message(stream: str, died: str, text: str) -> str:
         else "Most often the kernel or a container killed it because memory ran out"
     )
     return (
-        f"{died} of stream {stream!r} died{where}{how}{tries}. Nothing of the batch was committed: the next start "
+        f"{died} of stream {stream!r} died{where}{ending}{tries}. Nothing of the batch was committed: the next start "
         f"reads it again. {cause}: look for exit code {KILLED_EXIT_CODE} in the log of the host or the container, and "
         "give it more memory, or declare fewer resources.cores. Spark's messages are in writer.log"
     )

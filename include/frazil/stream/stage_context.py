@@ -120,7 +120,7 @@ def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageR
     common = _sha256((context.format, context.is_lenient, of_keys, of_all))
 
     def rules(column: NestedField) -> str:
-        own = [{path: how for path, how in paths.items() if path.split(".")[0] == column.name} for paths in by_column]
+        own = [{path: rule for path, rule in paths.items() if path.split(".")[0] == column.name} for paths in by_column]
         sealed = [secrets for path in own[0] if sensitive[path]["as"] != "mask"]
         names = sorted(name for name, field_id in context.aliases.items() if field_id == column.field_id)
         # Another id: the column was dropped and added again.
@@ -169,7 +169,7 @@ def add_routed_targets(
 
 def stage_below(context: StageContext, folder: str) -> StageContext:
     """Return the context with the files of each target in a subfolder of `folder`."""
-    return replace(context, targets={t: replace(to, folder=f"{folder}/{t}") for t, to in context.targets.items()})
+    return replace(context, targets={t: replace(table, folder=f"{folder}/{t}") for t, table in context.targets.items()})
 
 
 def change_rules(spec: StreamSpec, table: Schema, other_names: Mapping[str, int]) -> ChangeRules | None:
@@ -193,8 +193,8 @@ def sensitive_fields(spec: StreamSpec, table: Schema, other_names: Mapping[str, 
     if (declared := spec.sensitive) is None:
         return {}
     fields = {
-        _current_path(table, other_names, path): {"as": how.as_, "keep-last": how.keep_last}
-        for path, how in declared.kept_fields.items()
+        _current_path(table, other_names, path): {"as": rule.as_, "keep-last": rule.keep_last}
+        for path, rule in declared.kept_fields.items()
     }
     dropped = [".".join(path) for path in declared.dropped_fields]
     return {"fields": fields, "dropped": dropped, "secret": declared.secret, "dead-letters": declared.dead_letters}

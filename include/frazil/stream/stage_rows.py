@@ -74,12 +74,12 @@ def rebuild(work: Mapping[str, Any], build: Callable[[], T]) -> T | VersionRefus
     try:
         if work["version"] == __version__:
             return build()
-        why = f"version {work['version']}, and version {__version__} was installed since"
+        code = f"version {work['version']}, and version {__version__} was installed since"
     except (KeyError, TypeError) as error:
-        why = f"other code of version {__version__} than is installed now ({error})"
+        code = f"other code of version {__version__} than is installed now ({error})"
     stream = work["context"]["stream"]
     return VersionRefusal(
-        f"the writer of stream {stream!r} runs {why}: it ends, and the next start uses the installed code"
+        f"the writer of stream {stream!r} runs {code}: it ends, and the next start uses the installed code"
     )
 
 
@@ -109,14 +109,14 @@ class StageRows:
         from frazil.ingest.stage import stage  # see the module's docstring
 
         task = StageTask.from_json(json.loads(plan))
-        began, cpu_s = time.monotonic(), time.process_time()
+        took = _start_timer()
         try:
             result = stage(
                 self.context, task, attempt=_attempt_number(), on_progress=self._progress_reporter(str(task.index))
             )
         except (FrazilError, OSError) as error:
             return json.dumps(self._answer_error(error))
-        return json.dumps({"result": result.to_json(), "task_s": time.monotonic() - began, **_cpu_since(cpu_s)})
+        return json.dumps({"result": result.to_json(), **took()})
 
     def read(self, plans: Iterable[str]) -> Iterator[ShuffleItem]:
         """Read the plans' records before a shuffle. Yields rows by writer number, and each task's answer under 0."""
@@ -127,7 +127,7 @@ class StageRows:
         from frazil.ingest.stage import PossibleRecordError, stage_before_shuffle  # see the module's docstring
 
         task = StageTask.from_json(plan)
-        began, cpu_s = time.monotonic(), time.process_time()
+        took = _start_timer()
         try:
             for found in stage_before_shuffle(
                 self.context, task, attempt=_attempt_number(), on_progress=self._progress_reporter(str(task.index))
@@ -136,8 +136,7 @@ class StageRows:
                     yield found.writer, (found.task, found.rows, found.data)
                 else:
                     counts = {"sent": found.sent, "partitions": found.partitions}
-                    took = {"task_s": time.monotonic() - began, **_cpu_since(cpu_s)}
-                    answer = {"read": task.index, "result": found.result.to_json(), **counts, **took}
+                    answer = {"read": task.index, "result": found.result.to_json(), **counts, **took()}
         except (FrazilError, PossibleRecordError, OSError) as error:
             answer = self._answer_error(error)
         yield 0, json.dumps(answer)
@@ -149,13 +148,13 @@ class StageRows:
         answers = []
 
         def parcels() -> Iterator[Parcel]:
-            for _, what in sent:
-                if isinstance(what, str):
-                    answers.append(what)
+            for _, item in sent:
+                if isinstance(item, str):
+                    answers.append(item)
                 else:
-                    yield Parcel(writer, *what)
+                    yield Parcel(writer, *item)
 
-        began, cpu_s = time.monotonic(), time.process_time()
+        took = _start_timer()
         try:
             report = self._progress_reporter(writer_task_name(writer))
             written = stage_after_shuffle(
@@ -165,8 +164,7 @@ class StageRows:
             answers.append(json.dumps(self._answer_error(error)))
         else:
             files, received = [file.to_json() for file in written.files], dict(written.received)
-            took = {"task_s": time.monotonic() - began, **_cpu_since(cpu_s)}
-            answers.append(json.dumps({"write": writer, "files": files, "received": received, **took}))
+            answers.append(json.dumps({"write": writer, "files": files, "received": received, **took()}))
         return iter(answers)
 
     def _answer_error(self, error: FrazilError | PossibleRecordError | OSError) -> dict[str, object]:
@@ -200,8 +198,10 @@ class StageRows:
         return report
 
 
-def _cpu_since(began_s: float) -> dict[str, Any]:
-    return {"cpu_s": time.process_time() - began_s, "process": process_name()}
+def _start_timer() -> Callable[[], dict[str, Any]]:
+    """Return a function that returns the time and CPU time since this call, and the process."""
+    began, cpu_s = time.monotonic(), time.process_time()
+    return lambda: {"task_s": time.monotonic() - began, "cpu_s": time.process_time() - cpu_s, "process": process_name()}
 
 
 def process_name() -> str:

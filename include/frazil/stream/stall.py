@@ -238,33 +238,33 @@ def _find_offset_stall(
     if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < timeout_ms:
         return None
     at = "its beginning" if wait.offset is None else f"offset {wait.offset}"
-    why, do = _explain_offset_stall(wait, sample, stream=stream)
+    reason, do = _explain_offset_stall(wait, sample, stream=stream)
     return Stall(
         StallKind.OFFSETS,
         wait.progress_at_ms,
         _partition_name(tp),
         f"{_partition_name(tp)} holds the offsets back: {format_count(sample.unread[tp], 'record')} from {at} on "
         f"{'is' if sample.unread[tp] == 1 else 'are'} unread ({sum(sample.unread.values()):,} in all), without "
-        f"progress towards a commit since {_since_text(wait.progress_at_ms, sample)}: {why}. {do}",
+        f"progress towards a commit since {_since_text(wait.progress_at_ms, sample)}: {reason}. {do}",
     )
 
 
 def _explain_offset_stall(wait: UnreadRecords, sample: WriterSample, *, stream: str) -> tuple[str, str]:
     restart = _restart_remedy(stream)
     if sample.batch is not None and sample.batch != wait.first_batch:
-        why = f"batch {sample.batch} reads again the records that batch {wait.first_batch} did not commit"
-        return why, "See writer.log for the outcome of that commit"
+        reason = f"batch {sample.batch} reads again the records that batch {wait.first_batch} did not commit"
+        return reason, "See writer.log for the outcome of that commit"
     if sample.batch is not None:
         read = f", has read {format_count(sample.batch_records, 'record')}" if sample.phase is Phase.STAGING else ""
-        why = f"batch {sample.batch} is {sample.phase}{read} and makes no progress"
+        reason = f"batch {sample.batch} is {sample.phase}{read} and makes no progress"
         if sample.phase is Phase.STAGING and sample.delay_s >= MIN_NAMED_DELAY_S:
-            why += f". A quota of Kafka's brokers delays each fetch by {sample.delay_s:.0f} s"
-            return why, "Raise the quota. A producer's batch that is larger than 10 s of the quota never arrives"
+            reason += f". A quota of Kafka's brokers delays each fetch by {sample.delay_s:.0f} s"
+            return reason, "Raise the quota. A producer's batch that is larger than 10 s of the quota never arrives"
         if sample.phase is Phase.STAGING and sample.compiling:
-            why += ", because the loops over records are being compiled, once per user, host and version"
-            return why, "It continues by itself. To compile beforehand, run `python -m frazil.ingest.precompile`"
+            reason += ", because the loops over records are being compiled, once per user, host and version"
+            return reason, "It continues by itself. To compile beforehand, run `python -m frazil.ingest.precompile`"
         parts = "brokers and executors" if sample.phase is Phase.STAGING else "catalog and storage"
-        return why, f"Check that {parts} answer; {restart}"
+        return reason, f"Check that {parts} answer; {restart}"
     if wait.first_batch is not None:
         return (
             f"batch {wait.first_batch} ended without these records, and no other batch starts",
@@ -325,13 +325,13 @@ def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limit
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
     others = f" (and {equal} more)" if equal else ""
     at = "has been unknown" if sample.watermark_us is None else f"has been at {format_utc(sample.watermark_us // 1000)}"
-    why, do = _explain_watermark_stall(tp, history, sample, limits=limits)
+    reason, do = _explain_watermark_stall(tp, history, sample, limits=limits)
     return Stall(
         StallKind.WATERMARK,
         since_ms,
         _partition_name(tp),
         f"{_partition_name(tp)}{others} holds the watermark back: commits advance the offsets, but the watermark {at} "
-        f"since {_since_text(since_ms, sample)}: {why}. {do}",
+        f"since {_since_text(since_ms, sample)}: {reason}. {do}",
     )
 
 

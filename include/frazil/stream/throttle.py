@@ -121,7 +121,7 @@ def _direction(before: Throttle | None, pressure: float) -> tuple[bool, float]:
 
 def _reason(low: SliceLow, commit_s: float, bounds: MetadataBounds, interval: timedelta) -> str:
     counts = (low.snapshots, "snapshots", bounds.snapshots), (low.manifests, "manifests", bounds.manifests)
-    parts = [f"{count} {what} (maintenance should leave {kept})" for count, what, kept in counts if kept]
+    parts = [f"{count} {name} (maintenance should leave {kept})" for count, name, kept in counts if kept]
     whole = timedelta(seconds=round(interval.total_seconds()))
     done = (
         f"the commit interval is stretched from {format_duration(bounds.interval)} to {format_duration(whole)}"

@@ -205,8 +205,8 @@ class Writer:
                 log.warning("%s: beginning a new epoch after it", error)
             except (NoSuchTableError, CommitUnavailable) as error:
                 is_missing = isinstance(error, NoSuchTableError) or isinstance(error.__cause__, NoSuchTableError)
-                if is_missing and (gone := missing_table_error(self.spec)) is not None:
-                    raise gone from error
+                if is_missing and (lost := missing_table_error(self.spec)) is not None:
+                    raise lost from error
                 raise
             except errors.Fenced as error:
                 main = epoch.tables.main

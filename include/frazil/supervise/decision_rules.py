@@ -336,8 +336,8 @@ def _give_up_or_hold(observed: DecisionInput, cause: Cause, reason: str, *, subj
     return Decision(WriterAction.HOLD, cause, remedy, subject=subject)
 
 
-def _request_text(what: str, desired: DesiredState, *, now_ms: int) -> str:
-    return f"{what} {describe_request(desired.by, desired.reason, desired.at_ms, now_ms=now_ms)}"
+def _request_text(request: str, desired: DesiredState, *, now_ms: int) -> str:
+    return f"{request} {describe_request(desired.by, desired.reason, desired.at_ms, now_ms=now_ms)}"
 
 
 def _repeat_text(exits: list[ExitRecord]) -> str:

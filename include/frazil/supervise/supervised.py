@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from frazil import clock
 from frazil.errors import DesiredMoved, FrazilError, SpecError, error_text
@@ -121,7 +120,7 @@ class SupervisedProgram(ABC):
 
 class SupervisedStream(SupervisedProgram):
     def __init__(
-        self, program: Program, declaration: DeclarationReader | None = None, *, clock: Callable[[], int] = clock.now_ms
+        self, program: Program, declaration: Declaration | None = None, *, clock: Callable[[], int] = clock.now_ms
     ) -> None:
         super().__init__(program, clock=clock)
         self._declaration = declaration or Declaration(program.name, program.streams, clock=clock)
@@ -296,15 +295,6 @@ class TableReader:
                 self._store = None
                 self._problem = error_text(error)
         return self._store
-
-
-class DeclarationReader(Protocol):
-    """The part of `Declaration` that a supervised stream needs."""
-
-    @property
-    def spec(self) -> StreamSpec | None: ...
-
-    def read(self) -> ValidDeclaration | UnreadableState | RemovedDeclaration: ...
 
 
 class Declaration:

@@ -198,9 +198,9 @@ def to_history_event(
 ) -> HistoryEvent | None:
     if decision.cause is Cause.PAUSED and isinstance(desired, DesiredState):
         # With the time of the pause and a constant text, because each later supervisor records it again.
-        why = f": {desired.reason}" if desired.reason else ""
+        reason = f": {desired.reason}" if desired.reason else ""
         return HistoryEvent(
-            desired.at_ms, EventKind.SUPERVISION, f"the stream is paused by {desired.by or 'an unknown user'}{why}"
+            desired.at_ms, EventKind.SUPERVISION, f"the stream is paused by {desired.by or 'an unknown user'}{reason}"
         )
     if decision.action not in _ACTION_TEXTS:
         return None

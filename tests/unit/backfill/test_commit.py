@@ -38,7 +38,7 @@ from frazil.operations.dead_letters import count_rejected
 from frazil.partitions.completeness import Cursor
 from frazil.partitions.windows import Grain
 from frazil.spec.maintenance import Expiry
-from frazil.status.flow import DAY_MS, compute_flow
+from frazil.status.recent_commits import DAY_MS, measure_recent_commits
 from frazil.table.branches import head_of
 from frazil.table.storage import LocalStore
 
@@ -272,7 +272,7 @@ def test_rejected_records_of_the_last_day_include_those_of_backfills(live: Any) 
     publish(live, committer)
     metadata, now_ms = live.load().metadata, live.tables.clock_ms()
     spec: Any = SimpleNamespace(name="events", commit=SimpleNamespace(longest_interval=timedelta(minutes=1)))
-    assert compute_flow(metadata, spec, now_ms=now_ms).rejected_last_day == 2
+    assert measure_recent_commits(metadata, spec, now_ms=now_ms).rejected_last_day == 2
     (rejected,) = count_rejected(metadata, "events", [], now_ms=now_ms)
     assert (rejected.reason, rejected.count, rejected.coordinates) == (
         "TypeMismatch",
@@ -280,7 +280,7 @@ def test_rejected_records_of_the_last_day_include_those_of_backfills(live: Any) 
         ("events[0]@1", "events[0]@3"),
     )
     later_ms = head_of(metadata).timestamp_ms + DAY_MS + 1
-    assert compute_flow(metadata, spec, now_ms=later_ms).rejected_last_day == 0
+    assert measure_recent_commits(metadata, spec, now_ms=later_ms).rejected_last_day == 0
 
 
 def test_an_error_names_how_to_publish_another_backfill_on_a_branch(live: Any) -> None:

@@ -21,8 +21,8 @@ from frazil.doctor import CheckState as Result
 from frazil.doctor.streams import check_connections
 from frazil.errors import CommitUnavailable, Fenced, FrazilError, KafkaUnavailable, OffsetGap, TopicRecreated, explain
 from frazil.home import run_folder
-from frazil.host.exchange import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.json_files import replace_json
 from frazil.kafka.admin import KafkaAdmin, Topics
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.offsets.spans import SourceIdentity

@@ -15,8 +15,8 @@ from frazil.commit.open_streams import explain_lost_table
 from frazil.doctor.streams import check_connections
 from frazil.errors import SpecError, TableLost
 from frazil.home import run_folder
-from frazil.host.exchange import replace_json
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.json_files import replace_json
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import load_stream_table
 from tests.made_batches import MadeStream

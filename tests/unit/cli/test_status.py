@@ -36,12 +36,12 @@ from frazil.errors import (
     shorten_error,
 )
 from frazil.home import run_folder
-from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.json_files import replace_json
 from frazil.spec.load import load_stream
 from frazil.status.derive import derive_from_decision, describe_writer_process
 from frazil.status.state import StreamState
@@ -633,8 +633,8 @@ def test_status_counts_records_rejected_in_the_last_day_and_those_that_remain(
     CliRunner().invoke(frazil, ["dlq", "discard", "made", "--because", "a test", "--yes", "--streams", str(tmp_path)])
     assert f"rejected      2 in the last day, 0 of them left; {reported}\n" in shown("made")
     state = read_stream_state(made.spec, now_ms=made.now_ms)
-    assert state.flow is not None
-    expired = replace(state, flow=replace(state.flow, rejected_since_ms=made.now_ms))
+    assert state.recent_commits is not None
+    expired = replace(state, recent_commits=replace(state.recent_commits, rejected_since_ms=made.now_ms))
     assert _count_dead_letters_left(made.spec, expired, now_ms=made.now_ms) is None
     made.land({0: (3, 6)}, rejected={0: [4, 5]}, reasons={"NotJson": Reason(1)})  # a person accepted the other
     assert f"rejected      4 in the last day; {reported}\n" in shown("made")

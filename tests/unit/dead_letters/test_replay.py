@@ -49,7 +49,7 @@ from frazil.operations.stream_actions import plan_abandon
 from frazil.spec.model import StreamSpec
 from frazil.spec.sensitive import Sensitive
 from frazil.spec.upsert import Dedupe
-from frazil.status.flow import compute_flow
+from frazil.status.recent_commits import measure_recent_commits
 from frazil.table.catalogs import load_catalog
 from frazil.table.sql_catalog import PreparedSqlCatalog
 from frazil.table.storage import LocalStore
@@ -191,14 +191,14 @@ def test_dead_letters_that_decode_now_become_rows_and_the_others_keep_their_hist
     assert head.summary[WINDOWS_KEY] == '{"1704067200000000":5}', "complete windows reopen"
     for hours, counted in ((0, len(GOOD)), (25, 0)):
         now_ms = head.timestamp_ms + hours * 3_600_000
-        assert compute_flow(live.table().metadata, live.spec, now_ms=now_ms).measured.replayed == counted
+        assert measure_recent_commits(live.table().metadata, live.spec, now_ms=now_ms).measured.replayed == counted
     reported = live.table("_dead_letters").current_snapshot().summary.additional_properties
     (((name, _), more),) = dead_letter_counts.parse_dead_letter_summary(reported).by.items()
     assert (name, more) == ("MissingField", -len(GOOD))
     (again,) = replay(opened, Selection())
     assert (again.landed, again.failed) == (0, len(BAD))
     check_settled(live, replays=2)
-    later = compute_flow(live.table().metadata, live.spec, now_ms=head.timestamp_ms).measured
+    later = measure_recent_commits(live.table().metadata, live.spec, now_ms=head.timestamp_ms).measured
     assert later.replayed == len(GOOD), "the marker has a later replay or backfill"
     row = live.table("_dead_letters").scan("kafka_offset = 1").to_arrow().to_pylist()[0]
     assert row["value"] == b"no event 1"

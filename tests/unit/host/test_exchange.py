@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frazil.host.exchange import read_json, replace_json
+from frazil.json_files import read_json, replace_json
 
 
 def test_a_document_contains_the_value_that_was_written_last(tmp_path: Path):

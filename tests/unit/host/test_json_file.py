@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frazil.host.exchange import replace_json
 from frazil.host.lock import WriterLock
+from frazil.json_files import replace_json
 from frazil.table.storage import LocalStore
 
 

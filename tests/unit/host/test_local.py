@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from frazil.errors import EnvironmentUnusable, WriterBusy
-from frazil.host.exchange import read_json, replace_json
 from frazil.host.launcher import ProcessState
 from frazil.host.local import LocalLauncher
 from frazil.host.lock import LOCK_FILE, WriterLock, read_launch
 from frazil.host.processes import AGENT_FILE, KILL_TIMEOUT_MS, ask_agent_to_kill
 from frazil.host.records import Launch, ProcessMark
+from frazil.json_files import read_json, replace_json
 
 pytestmark = pytest.mark.processes
 

@@ -29,6 +29,7 @@ from frazil.ingest import table_writer
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.partitioning import PartitionRows, split_by_partition
 from frazil.ingest.table_writer import TableWriter
+from frazil.spec.property_rules import COMPRESSION_LEVELS
 
 Commit = Callable[[Table, Sequence[StagedFile]], Table]
 MakeTable = Callable[..., Table]
@@ -383,12 +384,37 @@ def test_files_carry_field_ids_and_no_arrow_schema(make_table: MakeTable, make_w
     assert b"ARROW:schema" not in (file.metadata.metadata or {})
 
 
+@pytest.mark.parametrize("codec", ["none", "snappy", "lz4"])
+def test_the_level_of_a_codec_without_levels_is_ignored(
+    codec: str, make_table: MakeTable, make_writer: MakeWriter
+) -> None:
+    properties = {"write.parquet.compression-codec": codec, "write.parquet.compression-level": "99"}
+    writer = make_writer(make_table(LONGS, properties=properties))
+    writer.add(longs([1]))
+    assert len(writer.finish()) == 1
+
+
+@pytest.mark.parametrize(
+    ("codec", "level"), [(codec, level) for codec, levels in COMPRESSION_LEVELS.items() for level in levels or ()]
+)
+def test_each_codec_writes_with_its_first_and_last_level(
+    codec: str, level: int, make_table: MakeTable, make_writer: MakeWriter
+) -> None:
+    properties = {"write.parquet.compression-codec": codec, "write.parquet.compression-level": str(level)}
+    writer = make_writer(make_table(LONGS, properties=properties))
+    writer.add(longs(range(1000), ["abcdef"] * 1000))
+    (staged,) = writer.finish()
+    assert pq.read_table(staged.path.removeprefix("file://")).num_rows == 1000
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("write.parquet.page-size-bytes", "1MB"),
         ("write.parquet.compression-codec", "zip"),
         ("write.parquet.compression-level", "high"),
+        ("write.parquet.compression-level", "23"),
+        ("write.parquet.row-group-limit", str(2**63)),
         ("write.parquet.format-version", "2"),
         ("write.metadata.metrics.default", "bounds"),
         ("write.metadata.metrics.default", ""),

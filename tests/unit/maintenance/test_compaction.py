@@ -78,7 +78,7 @@ def test_a_partition_whose_folder_spark_cannot_create_is_left_with_the_remedy() 
     made = plan_compaction(table([long, short]), SETTINGS, complete_before_us=100, spec_id=0, too_long={long.key})
     assert [rewrite.partition for rewrite in made.rewrites] == [short]
     (left,) = made.left
-    assert (left.partition, left.why) == (long, SkipReason.LONG_PATH)
+    assert (left.partition, left.kind) == (long, SkipReason.LONG_PATH)
     assert "write.object-storage.partitioned-paths=false" in left.reason
 
 
@@ -185,7 +185,7 @@ def test_a_single_busy_partition_gets_all_pieces_of_a_run_and_several_get_one_ea
         wanted = Compaction(budget=10**6)
         busy = {p.key for p in found}
         made = plan_compaction(table(found), wanted, complete_before_us=100, spec_id=0, busy=busy)
-        assert all(each.why is SkipReason.BUSY for each in made.left)
+        assert all(each.kind is SkipReason.BUSY for each in made.left)
         assert len(made.left) == max(len(found) - MAX_BUSY_ACTIONS, 0)
         return [r.partition.path for r in made.rewrites]
 
@@ -199,7 +199,7 @@ def test_a_partition_under_merge_without_a_fitting_part_is_skipped_as_busy():
     made = plan_compaction(table([found]), SETTINGS, complete_before_us=100, spec_id=0, busy={found.key})
     ((left,), rewrites) = (made.left, made.rewrites)
     assert not rewrites
-    assert left.why is SkipReason.BUSY
+    assert left.kind is SkipReason.BUSY
     assert "a rewrite of at most 1,000 bytes might not halve the number of its files" in left.reason
     assert "rewrites of such partitions" not in left.reason
 
@@ -247,7 +247,7 @@ def test_repeated_runs_rewrite_everything_worthwhile_if_a_run_may_write_two_file
         taken = {r.partition.path: r for r in made.rewrites}
         found = [_after(p, taken[p.path]) if p.path in taken else p for p in found]
     last = plan(*found, settings=wanted)
-    assert all(left.why is not SkipReason.BUDGET for left in last.left)
+    assert all(left.kind is not SkipReason.BUDGET for left in last.left)
     for left in (left for left in last.left if "any run's budget" in left.reason):
         assert 2 * left.partition.small_bytes > left.partition.small_files * TARGET * 3 // 4
 
@@ -299,13 +299,13 @@ def _without_due(partition: PartitionFiles, files: int) -> PartitionFiles:
 def test_a_partition_that_may_still_be_written_needs_more_small_files_for_a_rewrite(end_us, before, small, worth):
     made = plan(of(small=small, end_us=end_us), before=before)
     assert bool(made.rewrites) is worth
-    assert worth or made.left[0].why is SkipReason.TOO_FEW_FILES
+    assert worth or made.left[0].kind is SkipReason.TOO_FEW_FILES
 
 
 def test_files_are_left_if_compaction_would_not_halve_their_number():
     made = plan(of(small=10, size=600))
     assert not made.rewrites
-    assert made.left[0].why is SkipReason.MARGINAL
+    assert made.left[0].kind is SkipReason.MARGINAL
     assert plan(of(small=10, size=500)).rewrites[0].removed == 5
 
 
@@ -320,13 +320,20 @@ def test_files_with_many_deleted_rows_are_rewritten_and_no_small_ones_that_are_n
     assert both.reason.startswith("it is complete: 10 small files become 1; 20 %")
 
 
+def test_no_part_is_planned_of_small_files_that_are_too_large_to_be_halved():
+    found = of("day=1", small=12, size=542, scaled=1), of("day=2", small=2, size=1)
+    made = plan(*found, settings=SETTINGS.model_copy(update={"budget": 2 * TARGET, "min_files": 2}))
+    assert [(one.partition.path, one.files) for one in made.rewrites] == [("day=2", 2)]
+    assert [(one.partition.path, one.kind) for one in made.left] == [("day=1", SkipReason.MARGINAL)]
+
+
 def test_small_files_with_a_smaller_share_of_deleted_rows_are_rewritten_with_all_other_small_ones():
     found = of(small=3, scaled=2)
     (one,) = plan(found).rewrites
     assert (one.files, one.bytes, one.small, one.deleted_percent, one.all_deletes) == (3, 30, True, None, False)
     assert one.reason == "rows of 2 of 3 small files are deleted"
     assert one.removed == 4, "two data files, and the delete files of two"
-    assert plan(of(small=1, scaled=1)).left[0].why is SkipReason.TOO_FEW_FILES, "Iceberg would not find it"
+    assert plan(of(small=1, scaled=1)).left[0].kind is SkipReason.TOO_FEW_FILES, "Iceberg would not find it"
     without_large = dataclasses.replace(found, files=3, bytes=30)
     assert plan(without_large).rewrites[0].all_deletes
     single = dataclasses.replace(of(small=1, scaled=1), files=1, bytes=10)
@@ -375,7 +382,7 @@ def test_a_partition_beyond_the_budget_is_rewritten_in_parts_and_none_is_preferr
     big, next_best = of("day=1", small=1_000, size=100), of("day=2", small=5, size=300)
     made = plan(big, next_best, settings=SETTINGS)
     assert [(r.partition.path, r.files, r.is_partial) for r in made.rewrites] == [("day=1", 100, True)]
-    assert [(left.partition.path, left.why) for left in made.left] == [("day=2", SkipReason.BUDGET)]
+    assert [(left.partition.path, left.kind) for left in made.left] == [("day=2", SkipReason.BUDGET)]
     assert (
         made.sentence == "a rewrite of 100 data files (10,000 bytes) in 1 partition removes 90 files; "
         "partitions not rewritten: 1 (beyond the budget)"
@@ -400,7 +407,7 @@ def test_a_partition_that_never_fits_does_not_block_other_partitions():
     first, never, other = of("day=0"), of("day=1", small=60, size=500), of("day=2", small=10, size=500)
     made = plan(first, never, other, settings=SETTINGS)
     assert [r.partition.path for r in made.rewrites] == ["day=0", "day=2"]
-    assert [left.why for left in made.left] == [SkipReason.MARGINAL]
+    assert [left.kind for left in made.left] == [SkipReason.MARGINAL]
 
 
 def at(path: str, begin_us: int | None, end_us: int | None, *, spec: int = 0, small: int = 10) -> PartitionFiles:
@@ -419,7 +426,7 @@ def test_small_files_of_an_older_spec_count_once_against_the_compaction_budget()
 
 def test_a_partition_is_not_rewritten_if_overlapping_files_of_an_older_spec_exceed_the_budget():
     old, day, later = at("", None, None, spec=3, small=500), at("day=1", 1, 2), at("day=40", 40, 41)
-    assert [left.why for left in plan(old, day).left] == [SkipReason.OLD_SPEC, SkipReason.OVERLAP]
+    assert [left.kind for left in plan(old, day).left] == [SkipReason.OLD_SPEC, SkipReason.OVERLAP]
     made = plan(dataclasses.replace(old, window_begin_us=0, window_end_us=31), day, later)
     assert [r.partition.path for r in made.rewrites] == ["day=40"]
 

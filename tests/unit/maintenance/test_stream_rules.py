@@ -41,7 +41,7 @@ from frazil.maintenance.stream_rules import (
 from frazil.spec.load import load_stream, validate_stream
 from frazil.spec.maintenance import Alerts
 from frazil.spec.model import StreamSpec
-from frazil.status.flow import CommitSums, Flow
+from frazil.status.recent_commits import CommitSums, RecentCommits
 from frazil.status.state import State, StreamState, WriterProcess
 from frazil.status.stream import read_stream_state
 from tests.made_batches import MadeStream
@@ -61,7 +61,9 @@ def state(*, ended_at_ms: int | None = None, **changes: Any) -> StreamState:
     usual = {"records": 1_000, "rejected": 0, "stale": 0, "replayed": 0}
     landed = {name: changes.pop(name, of) for name, of in usual.items()}
     process = WriterProcess(ProcessState.NEVER_LAUNCHED if ended_at_ms is None else "ended", ended_at_ms=ended_at_ms)
-    return dataclasses.replace(WELL, writer=process, flow=Flow(None, (), 0, measured=CommitSums(**landed)), **changes)
+    return dataclasses.replace(
+        WELL, writer=process, recent_commits=RecentCommits(None, (), 0, measured=CommitSums(**landed)), **changes
+    )
 
 
 def observe(spec: StreamSpec, problem: str | None = None, *, now_ms: int) -> StreamState:
@@ -69,8 +71,8 @@ def observe(spec: StreamSpec, problem: str | None = None, *, now_ms: int) -> Str
 
 
 def landed(state: StreamState) -> tuple[int, int]:
-    assert state.flow is not None
-    return state.flow.measured.records, state.flow.measured.rejected
+    assert state.recent_commits is not None
+    return state.recent_commits.measured.records, state.recent_commits.measured.rejected
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_rows_that_are_deleted_and_still_in_files_are_measured(world: UpsertWorl
     [(500, 99, 0, 0), (500, 100, 0, 1), (500, 200, 1, 1), (749, 149, 0, 0), (749, 150, 0, 1), (750, 199, 0, 0)],
 )
 def test_a_smaller_file_is_due_at_a_smaller_share_of_deleted_rows(size: int, gone: int, due: int, scaled: int):
-    found = _FileLimits(target_bytes=1_000, deleted_percent=20).count_if_due(size, gone=gone, records=1_000)
+    found = _FileLimits(target_bytes=1_000, deleted_percent=20).count_if_due(size, deleted=gone, records=1_000)
     assert (found.due_files, found.scaled_due_files) == (due, scaled)
 
 

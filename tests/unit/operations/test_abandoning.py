@@ -17,7 +17,7 @@ from frazil.operations.page_actions import PageAction
 from frazil.operations.stream_actions import build_action_state, plan_abandon, possible_actions
 from frazil.operations.stream_view import OpenBackfill, build_table_history
 from frazil.spec.load import validate_stream
-from frazil.status.flow import DAY_MS
+from frazil.status.recent_commits import DAY_MS
 from frazil.table.branches import head_of
 from tests.made_batches import MadeStream
 

@@ -35,7 +35,7 @@ from frazil.operations.dead_letters import (
     find_treatments,
     merge_treatments,
 )
-from frazil.status.flow import DAY_MS
+from frazil.status.recent_commits import DAY_MS
 
 NOW_MS = 1_700_000_000_000
 BEGIN_MS = NOW_MS - DAY_MS

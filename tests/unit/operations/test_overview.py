@@ -30,8 +30,8 @@ from frazil.operations.overview import (
 from frazil.spec.load import validate_stream
 from frazil.spec.model import StreamSpec
 from frazil.status.derive import refine_state
-from frazil.status.flow import Flow
 from frazil.status.freshness import freshness_limit_ms
+from frazil.status.recent_commits import RecentCommits
 from frazil.status.state import Level, State, StreamState, WriterProcess
 from frazil.supervise.decision import SupervisionPolicy
 from tests.alerts_page import RULES
@@ -149,7 +149,7 @@ def test_a_backlog_is_reported_late_while_commits_continue():
 
 
 def test_a_state_from_before_the_page_started_is_marked_and_a_rate_has_its_period(spec: StreamSpec):
-    known = status(flow=Flow(2.5, (1, 2), 3, rate_ms=180_000))
+    known = status(recent_commits=RecentCommits(2.5, (1, 2), 3, rate_ms=180_000))
     for last_known in (True, False):
         reading = StreamReading(known, NOW_MS, last_known=last_known)
         line = build_line("ticks", spec, reading, RelatedState(), now_ms=NOW_MS)
@@ -295,7 +295,7 @@ def test_a_notice_of_a_writer_is_a_note_on_its_overview_line(spec: StreamSpec):
 
 
 def test_a_catalog_that_has_been_silent_for_long_needs_attention_and_the_last_numbers_stay(spec: StreamSpec):
-    before = status(lag=7, flow=Flow(2.5, (1, 2), 3))
+    before = status(lag=7, recent_commits=RecentCommits(2.5, (1, 2), 3))
     reading = StreamReading(before, OLD_MS, silent_since_ms=NOW_MS - GRACE_MS)
     line = build_line("ticks", spec, reading, RelatedState(), now_ms=NOW_MS)
     assert (line.word, line.level, line.lag, line.records_per_s) == ("no answer", Level.TROUBLE, 7, 2.5)

@@ -9,7 +9,7 @@ import pytest
 from frazil.errors import Failure
 from frazil.host.heartbeat import Stall, StallKind
 from frazil.operations.read_cache import MAX_SAVED_AGE_MS, SavedStatus, load_statuses, save_statuses
-from frazil.status.flow import Flow
+from frazil.status.recent_commits import RecentCommits
 from frazil.status.state import StreamState, WriterProcess
 
 NOW_MS = 1_700_000_000_000
@@ -21,7 +21,7 @@ def known(at_ms: int = NOW_MS, stream: str = "ticks") -> SavedStatus:
         "ticks", "demo.ticks", desired="running", writer=WriterProcess("running", pid=7), epoch=1, batch=2, lag=3,
         backpressure_ms=4, last_commit_at_ms=NOW_MS, snapshot_id=2**62,
         table_exists=True, rows=5, problems=(Failure("one", "Do it", "Fenced", "it"),), stall=stall,
-        changes={"inserted": 3}, flow=Flow(2.5, (1, 2), 0),
+        changes={"inserted": 3}, recent_commits=RecentCommits(2.5, (1, 2), 0),
     )  # fmt: skip
     return SavedStatus(stream, "print", at_ms, status)
 

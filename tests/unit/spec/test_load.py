@@ -25,6 +25,7 @@ from tests.strict_streams import load_streams
 from tests.unit.spec.conftest import SMALLEST
 
 Declare = Callable[..., Path]
+PARQUET_CODEC, PARQUET_LEVEL = "write.parquet.compression-codec", "write.parquet.compression-level"
 LONG_SCHEMA = {"type": "protobuf", "schema-text": "x" * (2**20 + 1)}
 
 
@@ -411,8 +412,33 @@ MISTAKES: list[tuple[str, dict[str, Any], list[str]]] = [
         [
             "table.properties.write.metadata.metrics.column.id: 'bounds' is not a metrics mode; use none, counts, full",
             "table.properties.write.parquet.compression-codec: 'zip' is not a codec; use zstd",
-            "table.properties.write.parquet.page-row-limit: '0' is not an integer above 0",
+            "table.properties.write.parquet.page-row-limit: '0' is not an integer from 1 to 2,147,483,647",
         ],
+    ),
+    (
+        "compression level of gzip",
+        {"table": {"identifier": "a.b", "properties": {PARQUET_CODEC: "GZIP", PARQUET_LEVEL: 99}}},
+        ["compression-level: '99' is not an integer from 0 to 9, as gzip requires"],
+    ),
+    (
+        "compression level of the default codec",
+        {"table": {"identifier": "a.b", "properties": {PARQUET_LEVEL: 23}}},
+        ["compression-level: '23' is not an integer from -131,072 to 22, as zstd requires"],
+    ),
+    (
+        "bounds longer than any text",
+        {"table": {"identifier": "a.b", "properties": {"write.metadata.metrics.default": f"truncate({10**20})"}}},
+        ["is not a metrics mode"],
+    ),
+    (
+        "page size above Java's integers",
+        {"table": {"identifier": "a.b", "properties": {"write.parquet.page-size-bytes": 2**31}}},
+        ["page-size-bytes: '2147483648' is not an integer from 1 to 2,147,483,647"],
+    ),
+    (
+        "file size of zero",
+        {"table": {"identifier": "a.b", "properties": {"write.target-file-size-bytes": 0}}},
+        ["target-file-size-bytes: '0' is not an integer from 1 to 9,223,372,036,854,775,807"],
     ),
     (
         "size of a file",

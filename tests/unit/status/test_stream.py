@@ -22,12 +22,12 @@ from frazil.commit.dead_letter_counts import Reason
 from frazil.commit.marker import Marker, first_marker
 from frazil.errors import Failure, KafkaUnavailable
 from frazil.home import run_folder
-from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.launcher import Observation, ProcessState
 from frazil.host.lock import WriterLock
 from frazil.host.processes import identify_process
 from frazil.host.records import ExitRecord, Launch, LaunchKind, append_exit
+from frazil.json_files import replace_json
 from frazil.offsets.spans import SourceIdentity
 from frazil.operations.dead_letters import count_rejected
 from frazil.operations.overview import OverviewLine, RelatedState, StreamReading, build_line
@@ -267,7 +267,7 @@ def test_records_read_again_after_a_reset_are_counted_as_rejected_once(spec: Str
         made.land({0: (0, 10)}, rejected={0: [1, 2, 3]}, reasons=reasons)
         made.reset({0: 0})
     made.land({0: (0, 10)}, rejected={0: [1, 2, 3]}, reasons=reasons)
-    found = read_stream_state(spec, now_ms=now()).flow
+    found = read_stream_state(spec, now_ms=now()).recent_commits
     assert found is not None
     assert (found.rejected_last_day, found.rejected_since_reset) == (3, True)
     assert "when the stream was reset" in in_status(tmp_path)["rejected"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from frazil.ingest.schema_drift import SchemaDrift
 from frazil.offsets.spans import SourceIdentity
 from frazil.spec.sinks import APPEND
 from frazil.stream.batch import BatchRunner
+from frazil.stream.distribution import Distributor
 from frazil.stream.engine import TaskAnswer
 from frazil.stream.notices import Notices
 from frazil.stream.outage import retry_during_outage
@@ -162,18 +162,15 @@ def wrote(batch: int, tasks: int, *, partitions: int | None = None, spec_id: int
 def deciding(records: list[Any], emitted: list[StreamEvent], declared: str = "auto") -> Any:
     """A runner of a new epoch, with these commit records."""
     metadata = SimpleNamespace(spec=lambda: SimpleNamespace(spec_id=0, fields=["one"]))
-    runner: Any = SimpleNamespace(
+    return SimpleNamespace(
         spec=SimpleNamespace(distribution=declared),
         tables=SimpleNamespace(
             main=SimpleNamespace(current=lambda: SimpleNamespace(metadata=metadata)),
             journals=SimpleNamespace(records=lambda *, newest_first: iter(records[::-1] if newest_first else records)),
         ),
         emit=emitted.append,
-        recent=None,
-        distribution=None,
+        distributor=Distributor(),
     )
-    runner._read_recent_sizes = partial(BatchRunner._read_recent_sizes, runner)
-    return runner
 
 
 BATCH: Any = SimpleNamespace(epoch=2, batch=1, main=SimpleNamespace(target_file_bytes=1000))

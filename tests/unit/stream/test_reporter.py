@@ -23,8 +23,8 @@ from frazil.events import (
     OutageReported,
     PhaseBegan,
 )
-from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase, StallKind
+from frazil.json_files import replace_json
 from frazil.offsets.spans import SourceIdentity
 from frazil.stream import reporter as reporter_module
 from frazil.stream.plan import PlannerReport

@@ -28,10 +28,10 @@ from frazil.cli.main import frazil
 from frazil.commit.marker import property_name
 from frazil.errors import AccessDenied, SpecError, TableLost
 from frazil.home import run_folder
-from frazil.host.exchange import replace_json
 from frazil.host.heartbeat import Heartbeat, Phase
 from frazil.host.processes import identify_process
 from frazil.host.records import Launch, LaunchKind
+from frazil.json_files import replace_json
 from frazil.signals.signal_table import SIGNALS_PARTITION_SPEC, SIGNALS_SCHEMA, SIGNALS_TABLE
 from frazil.spec.model import StreamSpec
 from frazil.table.catalogs import load_catalog

@@ -114,9 +114,9 @@ def _read_aggregation(
     if source.window is None:
         return replace(found, problem=f"{file.path}: source: {never_complete_message(source)}")
     if source.signal_name != spec.source:
-        what = f"{spec.source} has no signals of its own: its windows are signalled together with other tables' windows"
+        text = f"{spec.source} has no signals of its own: its windows are signalled together with other tables' windows"
         declare = f"add {spec.source} to route.complete of stream {source.name!r}"
-        return replace(found, problem=f"{file.path}: source: {what}; {declare}")
+        return replace(found, problem=f"{file.path}: source: {text}; {declare}")
     return replace(found, spec=spec, grain=Grain(source.window))
 
 

@@ -74,8 +74,8 @@ def audit_dag(streams: str | Path, *, every: timedelta | None = None, on_failure
         ),
     ) as dag:
         # Typed as what the tasks get when they run.
-        wrong: Any = task(inlets=[HEALTH])(audit)(names, str(folder.absolute()))
-        _stream_tasks.partial(folder=str(folder.absolute())).expand(name=wrong)
+        failing: Any = task(inlets=[HEALTH])(audit)(names, str(folder.absolute()))
+        _stream_tasks.partial(folder=str(folder.absolute())).expand(name=failing)
     return dag
 
 
@@ -106,7 +106,7 @@ def audit(names: list[str], streams: str) -> list[str]:
     chosen, store = context["params"]["streams"], context["asset_state_store"][HEALTH]
     found = audit_all(chosen or names, Path(streams), **_audit_arguments())
     store_audits(store, found.audits)
-    return found.wrong
+    return found.failing
 
 
 def confirm(name: str, streams: str) -> dict[str, Any]:

@@ -33,7 +33,8 @@ AuditJson = dict[str, Any]
 
 
 class AuditResults(NamedTuple):
-    wrong: list[str]
+    failing: list[str]
+    """Streams that have findings, or whose audit failed."""
     audits: list[AuditJson]
 
 
@@ -53,9 +54,9 @@ def audit_all(
     failed = find_failures(found, "the audit failed", "none of {} streams could be audited")
     audits = [answer for answer in found.values() if isinstance(answer, dict)]
     off = {audited["stream"] for audited in audits if audited["findings"]}
-    wrong = [stream for stream in found if stream in failed or stream in off]
-    log.info("%d of %d streams have findings or failed: %s", len(wrong), len(found), ", ".join(wrong) or "none")
-    return AuditResults(wrong, audits)
+    failing = [stream for stream in found if stream in failed or stream in off]
+    log.info("%d of %d streams have findings or failed: %s", len(failing), len(found), ", ".join(failing) or "none")
+    return AuditResults(failing, audits)
 
 
 def audit_hours(

@@ -18,7 +18,7 @@ from airflow.sdk.execution_time.comms import DagResult, GetDag, GetPreviousDagRu
 from frazil.aggregate.day_input import find_open_day, find_waiting_days, select_overdue_days
 from frazil.aggregate.spec import AGGREGATIONS, AggregationSpec
 from frazil.airflow.aggregations.dag import reconcile_dag_id
-from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG
+from frazil.airflow.dag_ids import SHARED_DAGS
 from frazil.airflow.declared_streams import DeclaredStream
 from frazil.errors import error_text
 from frazil.maintenance.alerts import UNMEASURED_RULE as UNMEASURED
@@ -109,10 +109,10 @@ def select_share(last: str, names: Sequence[str]) -> list[str]:
 def _reading(spec: StreamSpec, rule: str, beyond: Mapping[str, Sequence[str]]) -> Reading:
     names = sorted(name for name, rules in beyond.items() if rule in rules)
     over = f"{'is' if len(names) == 1 else 'are'} over the threshold of {rule}"
-    what = "cannot be measured" if rule == UNMEASURED else over
+    problem = "cannot be measured" if rule == UNMEASURED else over
     some = ", ".join(names[:MAX_LISTED_TABLES]) + (", and others" if len(names) > MAX_LISTED_TABLES else "")
     sentence = (
-        f"{format_count(len(names), 'table')} of the route of stream {spec.name} {what}: {some}. Run `frazil health "
+        f"{format_count(len(names), 'table')} of the route of stream {spec.name} {problem}: {some}. Run `frazil health "
         f"{names[0] if names else 'TABLE'}`. The DAG frazil_maintenance should fix this: check its last runs"
     )
     return Reading(rule, len(names), 0, format_count(len(names), "table"), sentence)
@@ -123,7 +123,6 @@ log = logging.getLogger(__name__)
 FailedRuns = Callable[[str, int], int | None]
 """Counts the newest consecutive failed runs of a DAG, up to a limit (the second argument)."""
 IsPaused = Callable[[str], bool]
-SHARED_DAGS = (AUDITS_DAG, MAINTENANCE_DAG)
 FirstDays = dict[str, date | None]
 """The first watched day of each aggregation; None if not set yet."""
 

@@ -83,20 +83,20 @@ def measure_all(  # noqa: PLR0913 - keywords, each with a default
     threads.close()
     steps: dict[str, AlertStep] = {}
     for name in dict.fromkeys([*tables, *subjects, *stored_names(store, SUBJECTS_KEY)]):
-        alerts, why = Alerts(), NO_LONGER_WATCHED
+        alerts, reason = Alerts(), NO_LONGER_WATCHED
         readings: Iterable[Reading] | str = ()
         if name in subjects:
             readings, alerts = seen[name], subjects[name].alerts
         elif name in tables:
             settings = tables[name].settings
             readings, alerts = _table_readings(found.get(name), settings, now_ms=now_ms), settings.alerts
-            why = NO_LONGER_WATCHED if found.get(name) else "the table does not exist"
+            reason = NO_LONGER_WATCHED if found.get(name) else "the table does not exist"
         elif problems and " " not in name:
             readings = f"a declaration is invalid: {'; '.join(problems)}"
         else:
-            why = "no stream declares it"
+            reason = "no stream declares it"
         before = AlertStates.from_json(stored_mapping(store, name))
-        steps[name] = evaluate_readings(before, name, readings, alerts, now_ms=now_ms, unwatched=why)
+        steps[name] = evaluate_readings(before, name, readings, alerts, now_ms=now_ms, unwatched=reason)
     changes = _store_states(mark_reported_together(steps, MAX_SEPARATE), store)
     export_health(found, changes["active"])
     audited = {stream.name: kept.audited.get(stream.name) for stream in declared}

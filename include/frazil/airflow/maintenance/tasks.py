@@ -67,7 +67,7 @@ class RouteTables:
         due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
         due.sort(key=lambda one: one.urgency, reverse=True)
         for one in due[:MAX_TABLES_PER_RUN]:
-            log.info("%s: %s", one.table.name, "; ".join(f"{action}: {why}" for action, why in one.reasons.items()))
+            log.info("%s: %s", one.table.name, "; ".join(f"{action}: {text}" for action, text in one.reasons.items()))
         log.info("%s: of %s, %d need maintenance", self.name, format_count(len(tables), "table"), len(due))
         return [*(one.table.name for one in due), *broken][:MAX_TABLES_PER_RUN]
 

@@ -169,8 +169,8 @@ def _action_context(action: PageAction, subject: ActionSubject) -> ActionContext
     if "dag_paused" in DEPENDENCIES[action] and (
         paused.value is None or (subject.dag not in paused.value and paused.problem)
     ):
-        why = paused.problem or "its database does not respond. Try again when it does"
-        raise InvalidForm(f"Cannot check in Airflow whether the DAG {subject.dag} exists: {why}")
+        reason = paused.problem or "its database does not respond. Try again when it does"
+        raise InvalidForm(f"Cannot check in Airflow whether the DAG {subject.dag} exists: {reason}")
     found = ActionContext(
         subject.route_name or subject.name,
         writer_runs=runs,
@@ -242,9 +242,9 @@ def _check_and_carry_out(
         problem = "the request does not confirm a plan. Read the plan, then confirm it"
         raise InvalidForm(f"Nothing was changed in {subject.name}: {problem}")
     if plan.version_token != version_token:
-        what = describe_changes(action, version_token, plan.version_token)
+        changes = describe_changes(action, version_token, plan.version_token)
         changed = f"{subject.name} has changed since the plan was shown"
-        raise InvalidForm(f"{changed}: {what}. Check the new plan, then confirm it")
+        raise InvalidForm(f"{changed}: {changes}. Check the new plan, then confirm it")
     if plan.unpause and form.get("unpause") is True:
         unpause(plan.unpause)
         answer_cache().forget(("paused", plan.unpause))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frazil import clock
-from frazil.airflow.dag_ids import AUDITS_DAG, MAINTENANCE_DAG, writer_dag_id
+from frazil.airflow.dag_ids import SHARED_DAGS, writer_dag_id
 from frazil.airflow.declared_streams import DeclaredStream, declared_streams
 from frazil.airflow.health.dag import DAG_ID as HEALTH_DAG
 from frazil.airflow.page.airflow_database import (
@@ -52,7 +52,6 @@ CACHE_S, DECLARED_CACHE_S, WINDOWS_CACHE_S = 8.0, 8.0, 30.0
 MAX_FINGERPRINTS = 5_000
 MAX_MEASUREMENT_AGE_MS = 20 * 60_000
 """Maximum age of the last health measurement: while it is older, no alert can fire."""
-SHARED_DAGS = {MAINTENANCE_DAG: "no table is maintained", AUDITS_DAG: "no stream is audited"}
 SelectVisible = Callable[[Mapping[str, str]], Collection[str]]
 """Returns the streams that the signed-in user may see, from a mapping of streams to their writers' DAGs."""
 
@@ -264,9 +263,9 @@ def find_measurement_problem(measured: Measurement | None, *, now_ms: int) -> tu
     if not measured.is_paused and times and now_ms - max(times) <= MAX_MEASUREMENT_AGE_MS:
         return ()
     at_ms = measured.at_ms
-    why = "nothing has been measured yet" if at_ms is None else f"the last measurement was {format_utc(at_ms)}"
+    reason = "nothing has been measured yet" if at_ms is None else f"the last measurement was {format_utc(at_ms)}"
     fix = f"Unpause the DAG {HEALTH_DAG}" if measured.is_paused else f"Check why the DAG {HEALTH_DAG} does not run"
-    return (OpenProblem(f"No alert can fire: {why}. {fix}", dag=HEALTH_DAG),)
+    return (OpenProblem(f"No alert can fire: {reason}. {fix}", dag=HEALTH_DAG),)
 
 
 DATABASE_TIMEOUT_S = 0.2

@@ -106,11 +106,11 @@ def signal_complete_windows(table: str, streams: Path, context: Context, *, expe
     seen = _assess(catalog, specs, limit=MAX_GATED_WINDOWS if gates else MAX_WINDOWS)
     made = signal_windows(catalog, *seen, clock_ms=clock.now_ms(), gates=gates)
     for one in made:
-        what = "is held by its quality gate" if not one.sent else "is complete" if one.revision == 1 else "was reopened"
+        word = "is held by its quality gate" if not one.sent else "is complete" if one.revision == 1 else "was reopened"
         log.log(
             logging.INFO if one.sent else logging.ERROR,
             "%s %s %s: revision %s, %s rows, %s of them late, up to %s dead letters, snapshot %s%s",
-            *(one.table, one.partition, what, one.revision, one.rows, one.late_rows, one.dead_letters),
+            *(one.table, one.partition, word, one.revision, one.rows, one.late_rows, one.dead_letters),
             *(one.snapshot_id, f"; {one.note}" if one.note else ""),
         )
     for waiting in seen[:MAX_EVENTS]:

@@ -158,7 +158,7 @@ function complete(line) {
 /** The health of the stream's tables at the last measurement. */
 function health(line) {
   if (!line.health) return h("span", { class: "faint" }, UNKNOWN);
-  return [h("small", { class: "health" }, badge(line.health.level, line.health.word)), line.health.what.length > 0 && h("small", { class: "held-by" }, line.health.what.join(", "))];
+  return [h("small", { class: "health" }, badge(line.health.level, line.health.word)), line.health.causes.length > 0 && h("small", { class: "held-by" }, line.health.causes.join(", "))];
 }
 
 function deadLetters(line) {

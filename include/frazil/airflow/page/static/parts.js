@@ -73,7 +73,7 @@ export function heldBy(windows) {
   const gates = windows.holders.filter(({ kind }) => kind === "gate");
   const others = windows.holders.filter(({ kind }) => kind !== "gate");
   const time = others.find(({ kind }) => kind === "time");
-  const shown = others.slice(0, 2).map(({ kind, name, why }) => `${kind === "stream" ? "stream " : ""}${name}${why ? `, which ${why}` : ""}`);
+  const shown = others.slice(0, 2).map(({ kind, name, reason }) => `${kind === "stream" ? "stream " : ""}${name}${reason ? `, which ${reason}` : ""}`);
   const more = others.length > 2 ? ` and ${others.length - 2} more` : "";
   const said = [
     windows.unsignalled,

@@ -49,7 +49,7 @@ function numbers(view) {
     number(["Records", mean(line)].filter(Boolean).join(", "), rate(line.records_per_s), line.backpressure_ms > 0 ? `batches take ${duration(line.backpressure_ms)} too long` : `${short(line.rows)} rows in ${view.routes ? "its default table" : "the table"}`),
     line.has_windows && number("Complete to", windows ? h("time", {}, iso(windows.complete_to)) : UNKNOWN, windows ? heldBy(windows) || `by ${windows.grain}, UTC` : "not known yet"),
     number("Dead letters", count(line.rejected_last_day), deadLetterNote(view)),
-    line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.what.join(", ") || "at the last measurement"),
+    line.health && number(view.routes ? "Its tables" : "Table", [shape(line.health.level), line.health.word], line.health.causes.join(", ") || "at the last measurement"),
   );
 }
 

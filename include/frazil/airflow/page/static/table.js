@@ -26,8 +26,10 @@ function held(view) {
   return (view.calendar?.cells ?? []).filter((cell) => cell.state === "held");
 }
 
-/** Each held window with its gate's finding; *Release* opens the action's form for this window. */
-function heldWindows(view, state, page) {
+const MAX_HELD = 3;
+
+/** The oldest held windows, each with its gate's finding, and the others on request. *Release* opens the action's form for a window. */
+export function heldWindows(view, state, page) {
   const cells = held(view);
   if (!cells.length) return null;
   const release = (cell) => {
@@ -35,8 +37,12 @@ function heldWindows(view, state, page) {
     page.draw();
     document.querySelector('[data-key="action-release"]')?.click();
   };
+  const list = (some) => h("ul", { class: "runs" }, some.map((cell) => h("li", {}, shape(1), h("div", {}, h("a", { href: addressOf(view, cell), "data-key": `held-${cell.key}` }, times(cell.key)), " ", h("button", { class: "plain", onclick: () => release(cell), "data-key": `release-${cell.key}` }, `Release ${times(cell.key)} …`), h("small", {}, words(cell.note || "Its gate gave no reason."))))));
+  const others = cells.slice(MAX_HELD);
+  const remember = (event) => { state.showsAllHeld = event.target.open; };
   return card("Held windows",
-    h("ul", { class: "runs" }, cells.map((cell) => h("li", {}, shape(1), h("div", {}, h("a", { href: addressOf(view, cell), "data-key": `held-${cell.key}` }, times(cell.key)), " ", h("button", { class: "plain", onclick: () => release(cell), "data-key": `release-${cell.key}` }, `Release ${times(cell.key)} …`), h("small", {}, words(cell.note || "Its gate gave no reason.")))))),
+    list(cells.slice(0, MAX_HELD)),
+    others.length > 0 && h("details", { class: "more", open: state.showsAllHeld, ontoggle: remember }, h("summary", { "data-key": "held-more" }, `and ${count(others.length)} more`), list(others)),
   );
 }
 

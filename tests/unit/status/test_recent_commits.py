@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frazil.status.flow import DAY_MS, HOUR_MS, LAST_HOUR_BUCKETS, CommitCounts, compute_rates, counted_since
+from frazil.status.recent_commits import DAY_MS, HOUR_MS, LAST_HOUR_BUCKETS, CommitCounts, compute_rates, counted_since
 
 NOW_MS = 1_700_000_000_000
 MINUTE_MS = 60_000

@@ -1,4 +1,4 @@
-"""Small JSON files, each replaced atomically. A writer, its planner and its supervisor communicate through them."""
+"""Small files, each replaced atomically, so that several processes can use them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from typing import Any
 from frazil.home import make_folder
 
 
-def replace_json(path: Path, value: Any) -> None:
-    """Replace a file with JSON, and create its folder. A reader sees the old or the new content. Raises OSError."""
+def replace_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    replace_text(path, json.dumps(value), mode=mode)
+
+
+def replace_text(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replace a file, and create its folder. A reader sees the old or the new content. Raises OSError."""
     make_folder(path.parent)
     # The name includes the thread: a step that Airflow cancelled continues while the next supervisor runs.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644), "w") as file:
-            file.write(json.dumps(value))
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "w") as file:
+            file.write(text)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

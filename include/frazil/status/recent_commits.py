@@ -47,7 +47,7 @@ class CommitSums:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class RecentCommits:
     """Rates and counts of a stream's recent commits, as far as the table still has their snapshots."""
 
     records_per_s: float | None
@@ -74,7 +74,7 @@ class Flow:
         return {name: self.recent.reasons.get(name, Reason(0)) for name in self.measured.reasons}
 
 
-def compute_flow(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> Flow:
+def measure_recent_commits(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int) -> RecentCommits:
     longest_ms = spec.commit.longest_interval // timedelta(milliseconds=1)
     over_ms = max(RATE_PERIOD_MS, MIN_RATE_INTERVALS * longest_ms)
     history = [*ancestors(metadata)]
@@ -160,7 +160,7 @@ def sum_commits(snapshots: Iterable[Snapshot], stream: str, *, since_ms: int) ->
     return found
 
 
-def compute_rates(commits: Sequence[CommitCounts], *, over_ms: int, now_ms: int) -> Flow:
+def compute_rates(commits: Sequence[CommitCounts], *, over_ms: int, now_ms: int) -> RecentCommits:
     """Compute the rates from the stream's commits, newest first. `over_ms` is the period of the records per second."""
     lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
     begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None
@@ -170,7 +170,7 @@ def compute_rates(commits: Sequence[CommitCounts], *, over_ms: int, now_ms: int)
     hour = [0] * LAST_HOUR_BUCKETS
     for one in takewhile(lambda one: one.at_ms > now_ms - HOUR_MS, commits):
         hour[min((one.at_ms - (now_ms - HOUR_MS)) * LAST_HOUR_BUCKETS // HOUR_MS, LAST_HOUR_BUCKETS - 1)] += one.records
-    return Flow(
+    return RecentCommits(
         records_per_s=sum(one.records for one in counted) * 1000 / span_ms if commits else None,
         last_hour=tuple(hour),
         rate_ms=span_ms,
