@@ -12,7 +12,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from types import TracebackType
 from typing import Any, Self
 
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY, CODEC_MAPPING_ICEBERG_TO_AVRO, AvroCompressionCodec
@@ -21,7 +20,7 @@ from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader, AvroOutputFile, D
 from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_writer
 from pyiceberg.avro.writer import Writer
-from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
+from pyiceberg.io import FileIO, OutputFile
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -111,7 +110,7 @@ class _Writer(ManifestWriterV2):
         self, layout: ManifestLayout, content: ManifestContent, new: NewManifest, copied: CopiedEntries | None
     ) -> None:
         count_request("writes", new.path)
-        output, metadata = CountingOutput(new.table.io.new_output(new.path)), new.table.metadata
+        output, metadata = new.table.io.new_output(new.path), new.table.metadata
         super().__init__(layout.spec, layout.schema, output, new.snapshot_id, avro_codec(metadata))
         self._version, self._table_uuid = metadata.format_version, metadata.table_uuid
         self._layout, self._content, self._copied = layout, content, copied
@@ -269,48 +268,6 @@ def metadata_folder(metadata: TableMetadata) -> str:
 def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
     name = metadata.properties.get(TableProperties.WRITE_AVRO_COMPRESSION, "gzip")
     return _AVRO_CODECS.get(name, "deflate")
-
-
-class CountingOutput(OutputFile):
-    def __init__(self, inner: OutputFile) -> None:
-        super().__init__(inner.location)
-        self._inner, self._bytes = inner, 0
-
-    def __len__(self) -> int:
-        return self._bytes
-
-    def exists(self) -> bool:
-        return self._inner.exists()
-
-    def to_input_file(self) -> InputFile:
-        return self._inner.to_input_file()
-
-    def create(self, overwrite: bool = False) -> OutputStream:
-        self._bytes = 0
-        return _CountedStream(self._inner.create(overwrite), self)
-
-
-class _CountedStream(OutputStream):
-    def __init__(self, inner: OutputStream, file: CountingOutput) -> None:
-        self._inner, self._file = inner, file
-
-    def write(self, b: bytes) -> int:
-        self._file._bytes += len(b)
-        return self._inner.write(b)
-
-    def tell(self) -> int:
-        return self._inner.tell()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
@@ -501,3 +458,11 @@ class PreparedAvroFile(AvroOutputFile[D]):
         meta = {**self.metadata, SCHEMA_KEY: self._schema_json, AVRO_CODEC_KEY: codec}
         _HEADER_WRITER.write(self.encoder, AvroFileHeader(MAGIC, meta, self.sync_bytes))
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._length = self.tell()
+        self.output_file = self  # type: ignore[assignment] - PyIceberg needs its length, which costs a request
+        super().__exit__(*error)
+
+    def __len__(self) -> int:
+        return self._length
