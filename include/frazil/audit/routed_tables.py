@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims, claimed_offsets, merge_ranges
-from frazil.audit.compare import find_ambiguous_offsets, format_at_offsets
+from frazil.audit.compare import format_at_offsets
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
 from frazil.commit.backfill_records import (
@@ -291,7 +291,7 @@ def find_misplaced_rows(
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:
             tp = e.topic_partition
-            rows = get_offsets(tallies, tp) - get_offsets(expected.get(name, {}), tp) - find_ambiguous_offsets(e)
+            rows = get_offsets(tallies, tp) - get_offsets(expected.get(name, {}), tp) - e.ambiguous
             for other in sorted(expected.keys() - {name}):
                 if misplaced := rows & get_offsets(expected[other], tp):
                     has, committed = counts[name]

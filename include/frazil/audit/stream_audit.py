@@ -22,7 +22,6 @@ from frazil.audit.compare import (
     count_repeats,
     count_rows,
     count_rows_of_former_topics,
-    find_missing_offsets,
     is_counted_once,
 )
 from frazil.audit.evidence import Evidence, RemainingOffsets, gather_evidence, with_other_claims
@@ -323,7 +322,7 @@ def _build_audit(
 
 def _count_partition(e: Evidence) -> PartitionAudit:
     rows, surplus = count_rows(e), count_duplicates(e)
-    current = [r for r in e.ranges if r.topic_id == e.topic_id] or ([] if e.covers_history else e.ranges)
+    current = e.current_ranges or ([] if e.covers_history else e.ranges)
     return PartitionAudit(
         topic=e.topic,
         partition=e.partition,
@@ -332,7 +331,7 @@ def _count_partition(e: Evidence) -> PartitionAudit:
         rows=rows,
         distinct=rows - surplus,
         duplicates=surplus,
-        gaps=len(find_missing_offsets(e)) if e.kafka is not None else None,
+        gaps=len(e.missing) if e.kafka is not None else None,
         dead_letters=len(e.dead_letters.seen) + e.former_dead_letters,
         dropped=count_dropped(e),
         of_former_topics=count_rows_of_former_topics(e),

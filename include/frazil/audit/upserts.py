@@ -36,14 +36,13 @@ from frazil.audit.compare import (
 )
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_truncated_logs, report_not_committed
+from frazil.audit.kafka_source import KafkaLogs
 from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
 from frazil.audit.stream_audit import audit_changes, report_foreign_changes, report_metadata_problems
 from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, deleted_by_others, reset_times
 from frazil.commit.marker import Marker, read_marker, require_own_marker
 from frazil.commit.merging import MERGING_MODES, build_merge_rules
-from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile
@@ -171,56 +170,56 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         return
     current = claimed.of_topics(marker.source.topic_ids)
     starts = {tp: min(r.start for r in parts) for tp, parts in current.items() if parts and tp in marker.offsets}
-    if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
-        sentence = f"{format_count(former, 'offset', 'is|are')} {FORMER_TOPIC_PREDICATE}"
-        if by_records:
-            yield Finding(FindingKind.UNCHECKED, former, f"{sentence}{BY_COMMIT_RECORDS}", spec.name)
-        else:
-            yield Finding(FindingKind.NOT_COMPARED, former, f"{sentence}. {_later_audit(table, spec)}", spec.name)
+    yield from _report_former_offsets(spec, table, marker, claimed, by_records=by_records)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back and has not yet read {format_count(again, 'offset')} again: their records were "
             "not compared. Audit again once the writer has caught up"
         )
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
-    with open_kafka(spec) as kafka:
-        topics = kafka.describe()
-        explained = {topic: explain_not_comparable(topic, marker.source, topics.identity, spec) for topic, _ in starts}
-        why_not = {topic: why for topic, why in sorted(explained.items()) if why}
-        why_not |= {topic: NO_LEADER for topic, _ in sorted(topics.leaderless & starts.keys()) if topic not in why_not}
-        first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)
-        starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
-        truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in starts})
+    logs = KafkaLogs.load(spec, marker, claimed)
+    not_read = {tp[0]: reason for tp, reason in logs.not_comparable.items() if tp in starts}
+    starts = {tp: start for tp, start in starts.items() if tp in logs.ends and tp[0] not in not_read}
     if window is None:
-        log_ends = {tp: end for tp, end in ends.items() if tp not in truncated}
-        yield from report_not_committed(spec, marker, topics.identity, first, log_ends)
-    for topic, why in why_not.items():
+        yield from logs.report_not_committed(spec, marker)
+    for topic, reason in not_read.items():
         offsets = sum(len(claimed_offsets(parts)) for tp, parts in current.items() if tp[0] == topic)
-        yield Finding(FindingKind.NOT_COMPARED, offsets, why, topic)
-    for (topic, partition), offset in sorted(truncated.items()):
+        yield Finding(FindingKind.NOT_COMPARED, offsets, reason, topic)
+    for tp in sorted(logs.truncated.keys() & starts.keys()):
         sentence = (
-            f"Kafka's log was truncated at offset {offset:,}, below the committed offset: rows may have later changes "
-            "that Kafka no longer has. To continue from there, run `frazil reset STREAM --to marker`"
+            f"Kafka's log was truncated at offset {logs.truncated[tp]:,}, below the committed offset: rows may have "
+            "later changes that Kafka no longer has. To continue from there, run `frazil reset STREAM --to marker`"
         )
-        yield Finding(FindingKind.LOG_TRUNCATED, 1, sentence, f"{topic}-{partition}")
+        yield Finding(FindingKind.LOG_TRUNCATED, 1, sentence, f"{tp[0]}-{tp[1]}")
     every = claimed if window is None else load_all_claims(tables.journals, marker, table.metadata)
     read = {tp: _offsets_to_read(tp, start, every, marker) for tp, start in starts.items()}
     yield from _report_missing_in_kafka(
-        spec.name, {tp: (current[tp], read[tp]) for tp in read}, first, by_records=by_records
+        spec.name, {tp: (current[tp], read[tp]) for tp in read}, logs.first, by_records=by_records
     )
     spans = {
         tp: [*iter_runs(offsets & offset_bitmap(begin, end), (begin, end))]
         for tp, offsets in sorted(read.items())
-        for begin, end in [(first.get(tp, 0), max(first.get(tp, 0), ends[tp].stable))]
+        for begin, end in [(logs.first.get(tp, 0), max(logs.first.get(tp, 0), logs.ends[tp].stable))]
     }
     if any(spans.values()):
         sinks = ComparedTables.load(spec, tables, table, marker)
         yield from sinks.findings
-        topic_ids, own = topics.identity.topic_ids, every.of_topics(marker.source.topic_ids)
+        topic_ids, own = logs.topics.topic_ids, every.of_topics(marker.source.topic_ids)
         committed = {tp: (*parts, *every.replays.get(tp, ())) for tp, parts in own.items()}
         yield from _report_differences(
-            SourceRecords(spec, tables, sinks, topic_ids, spans, [*why_not], committed=committed)
+            SourceRecords(spec, tables, sinks, topic_ids, spans, [*not_read], committed=committed)
         )
+
+
+def _report_former_offsets(
+    spec: StreamSpec, table: Table, marker: Marker, claimed: Claims, *, by_records: bool
+) -> Iterator[Finding]:
+    if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
+        sentence = f"{format_count(former, 'offset', 'is|are')} {FORMER_TOPIC_PREDICATE}"
+        if by_records:
+            yield Finding(FindingKind.UNCHECKED, former, f"{sentence}{BY_COMMIT_RECORDS}", spec.name)
+        else:
+            yield Finding(FindingKind.NOT_COMPARED, former, f"{sentence}. {_later_audit(table, spec)}", spec.name)
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyroaring import BitMap64
 
-from frazil.audit import upserts
+from frazil.audit import kafka_source, upserts
 from frazil.audit.changed_keys import ChangedKeys, ColumnRules
 from frazil.audit.claims import Claims, CommittedRange
 from frazil.audit.findings import Finding, FindingKind
@@ -140,7 +140,7 @@ def compared_ranges(
     differences: Callable[[SourceRecords], Iterator[Finding]] = lambda _: iter(()),
     **known: Any,
 ) -> list[Finding]:
-    monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
+    monkeypatch.setattr(kafka_source, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_report_differences", differences)
     monkeypatch.setattr(ComparedTables, "load", lambda *_: ComparedTables({}, {}))
     marker: Any = SimpleNamespace(
