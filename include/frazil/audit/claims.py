@@ -325,18 +325,6 @@ def _history_begins_ms(metadata: TableMetadata) -> int:
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
 
 
-def _replayed_offsets(
-    journals: JournalStore, backfills: Iterable[BackfillRecord]
-) -> dict[TopicPartition, dict[str, BitMap64]]:
-    """Return the offsets of dead letters that became rows, by topic id."""
-    replayed = defaultdict[TopicPartition, dict[str, BitMap64]](lambda: defaultdict(BitMap64))
-    for record in backfills:
-        ids = chunk_topic_ids(committed_chunks(journals, record.backfill)) if record.replayed else {}
-        for tp, offsets in record.replayed.items():
-            replayed[tp][ids.get(tp[0], "")] |= offsets
-    return {tp: dict(by_id) for tp, by_id in replayed.items()}
-
-
 def _sum_claims(
     journals: JournalStore,
     marker: Marker,
@@ -344,35 +332,36 @@ def _sum_claims(
     live: Sequence[Journal],
     backfills: Sequence[BackfillRecord],
 ) -> Claims:
-    routed: Counter[str] = Counter()
-    landed = rejected = 0
-    read: list[tuple[Journal, bool, int | None]] = [(record, False, record.key.epoch) for record in live]
-    replays: list[tuple[Journal, bool, int | None]] = []
+    replayed = defaultdict[TopicPartition, dict[str, BitMap64]](lambda: defaultdict(BitMap64))
+    read: list[_ReadRecord] = [(record, False, record.key.epoch) for record in live]
+    replays: list[_ReadRecord] = []
     for backfill in backfills:
         chunks = committed_chunks(journals, backfill.backfill)
         (replays if backfill.backfill.replays else read).extend((chunk, backfill.selects, None) for chunk in chunks)
-    for record, _, _ in read:
-        landed, rejected = landed + record.records, rejected + record.rejected
-        for file in record.files:
-            if is_routed(file.target):
-                routed[file.target] += file.records
+        ids = chunk_topic_ids(chunks)
+        for tp, offsets in backfill.replayed.items():
+            replayed[tp][ids.get(tp[0], "")] |= offsets
+    routed = Counter[str]()
+    for file in (file for record, _, _ in read for file in record.files if is_routed(file.target)):
+        routed[file.target] += file.records
     claimed = Claims(
         _committed_ranges(read),
-        landed,
-        rejected,
+        sum(record.records for record, _, _ in read),
+        sum(record.rejected for record, _, _ in read),
         len(read),
         dict(routed),
         replays=_committed_ranges(replays),
-        replayed=_replayed_offsets(journals, backfills),
+        replayed={tp: dict(by_id) for tp, by_id in replayed.items()},
     )
     kept = _batches_without_accepted_losses(live, claimed, marker)
     return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept, backfills))
 
 
-def _committed_ranges(
-    read: Iterable[tuple[Journal, bool, int | None]],
-) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-    """Return the ranges of commit records, each with `CommittedRange.selects` and `epoch`."""
+_ReadRecord = tuple[Journal, bool, int | None]
+"""A commit record, with `CommittedRange.selects` and `epoch` of its ranges."""
+
+
+def _committed_ranges(read: Iterable[_ReadRecord]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
     known_rules: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
     for record, selects, epoch in read:
