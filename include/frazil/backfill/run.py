@@ -8,16 +8,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
-import pyarrow as pa
 from pyiceberg.table import Table
 
-import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil import clock
 from frazil.audit.claims import Claims, load_all_claims
 from frazil.audit.routed_tables import PublishedReplays, read_routed_rows
@@ -65,6 +61,7 @@ from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.offsets.spans import Offsets, OffsetSets, SourceIdentity, Spans, to_bitmaps, union_offsets
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, seen_offsets
+from frazil.partitions.window_rows import count_by_window
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
 from frazil.spec.model import StreamSpec
@@ -391,17 +388,12 @@ class Backfill:
 
     def _count_late_rows(self) -> dict[int, int]:
         """Count the rows on the branch by window start (us since 1970), to reopen complete windows."""
-        table, counts = self.opened.tables.main.refresh(), Counter[int]()
+        table = self.opened.tables.main.refresh()
         head = head_of(table.metadata, branch_name(self.spec.name))
         if head is None or self.spec.window is None:
             return {}
-        grain_us = Grain(self.spec.window).us
-        scan = table.scan(snapshot_id=head.snapshot_id, selected_fields=(self.spec.event_time.column,))
-        for batch in scan.to_arrow_batch_reader():
-            times = batch.column(0).drop_null().cast(pa.int64()).to_numpy()
-            for begin, rows in zip(*np.unique(times - times % grain_us, return_counts=True), strict=True):
-                counts[int(begin)] += int(rows)
-        return dict(sorted(counts.items()))
+        column, grain = self.spec.event_time.column, Grain(self.spec.window)
+        return count_by_window(table, column=column, grain=grain, snapshot_id=head.snapshot_id)
 
 
 def _topics(spans: Spans) -> set[str]:
