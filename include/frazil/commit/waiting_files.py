@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,19 @@ def has_waiting_files(tables: StreamTables, journals: Iterable[Journal], target:
 
 def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Target) -> bool:
     return all(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
+
+
+def find_missing_files(tables: StreamTables, files: Iterable[StagedFile]) -> list[str]:
+    """Return the bare paths of staged files that do not exist."""
+    by_folder = defaultdict[tuple[Target, str], set[str]](set)
+    for file in files:
+        holder = "main" if is_waiting_file(tables, file) else file.target
+        by_folder[holder, file.path.rsplit("/", 1)[0]].add(bare_path(file.path))
+    missing = (
+        paths - {bare_path(found.path) for found in tables.store_of(holder).list_files(folder)}
+        for (holder, folder), paths in by_folder.items()
+    )
+    return sorted(set().union(*missing))
 
 
 def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
