@@ -204,16 +204,16 @@ def _find_redeclared(
 ) -> tuple[Mask, tuple[str, ...]]:
     """Return a mask of the rows that differ only in columns with changed rules, and the names of these columns."""
     columns = []
-    wrong, former = (np.zeros(len(new), np.bool_) for _ in range(2))
+    unexplained, former = (np.zeros(len(new), np.bool_) for _ in range(2))
     for name in new.column_names:
         if name in rules.key or name in rules.ignored:
             continue
         differs = ~are_values_equal(column(new, name), column(old, name))
-        wrong |= differs & ~changed[name]
+        unexplained |= differs & ~changed[name]
         former |= differs & changed[name]
         if (differs & changed[name]).any():
             columns.append(name)
-    return former & ~wrong, tuple(columns)
+    return former & ~unexplained, tuple(columns)
 
 
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> Mask:

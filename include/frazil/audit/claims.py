@@ -120,16 +120,16 @@ def group_overlapping_ranges(
             grouped.append(([], []))
         grouped[-1][0 if is_audited else 1].append(r)
         reach = max(reach, r.end)
-    return [OverlappingRanges(tuple(own), tuple(rest)) for own, rest in grouped if own]
+    return [OverlappingRanges(tuple(inside), tuple(outside)) for inside, outside in grouped if inside]
 
 
 def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
     """Divide the ranges into the fewest chains without overlaps. Return the weight of the heaviest chain."""
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
-        at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
-        before = chains[at][1] if at < len(chains) else 0
-        chains[at : at + 1] = [(r.end, before + weight)]
+        index = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
+        before = chains[index][1] if index < len(chains) else 0
+        chains[index : index + 1] = [(r.end, before + weight)]
     return max((total for _, total in chains), default=0)
 
 

@@ -91,15 +91,15 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 def count_rows(e: Evidence) -> int:
     """Return the number of rows of the audited commits. Omits rows of topic ids that only other periods have."""
-    own, others = 0, list[int]()
+    rows, others = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)
         for topic_id, (lowest, highest) in group.bounds(_row_claims(e).claimed).items():
             if topic_id in audited:
-                own += highest
+                rows += highest
             else:
                 others.append(lowest)
-    return max(0, min(e.rows.rows - sum(others), own + count_duplicates(e))) if others else e.rows.rows
+    return max(0, min(e.rows.rows - sum(others), rows + count_duplicates(e))) if others else e.rows.rows
 
 
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
@@ -153,9 +153,9 @@ def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
         return
     seen = e.seen
     more = (seen.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
-    wrong = sum(max(0, n) for n in more) if is_counted_once(e) else 0
-    sentence = f"a table has {format_count(wrong, 'record')} that the commit records count as dropped by the transform"
-    yield _make_finding(e, FindingKind.MISCOUNTED, wrong, sentence)
+    extra = sum(max(0, n) for n in more) if is_counted_once(e) else 0
+    sentence = f"a table has {format_count(extra, 'record')} that the commit records count as dropped by the transform"
+    yield _make_finding(e, FindingKind.MISCOUNTED, extra, sentence)
     if e.kafka is None:
         return
     others = e.in_no_table - e.kafka.dropped - e.missing
@@ -423,8 +423,8 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
         former = sum(highest for group in of_ranges for topic_id, (_, highest) in group if topic_id != e.topic_id)
         sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}{BY_COMMIT_RECORDS}"
         yield _make_finding(e, FindingKind.UNCHECKED, former, sentence)
-        gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - e.accepted)
-        yield _make_finding(e, FindingKind.UNCHECKED, gone, describe_deleted_offsets(gone, e.kafka.first))
+        deleted = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - e.accepted)
+        yield _make_finding(e, FindingKind.UNCHECKED, deleted, describe_deleted_offsets(deleted, e.kafka.first))
 
 
 def describe_deleted_offsets(committed: int, first: int) -> str:

@@ -117,8 +117,8 @@ def _find_truncated_logs(
     left = {tp: sorted(ends.items()) for tp, ends in reached.items()}
     while left:
         requested = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
-        for tp, at in kafka.truncation_offsets(requested).items():
-            if not any(start <= at and requested[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
-                found[tp] = min(at, found.get(tp, at))
+        for tp, offset in kafka.truncation_offsets(requested).items():
+            if not any(start <= offset and requested[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
+                found[tp] = min(offset, found.get(tp, offset))
         left = {tp: ends[1:] for tp, ends in left.items() if ends[1:]}
     return found

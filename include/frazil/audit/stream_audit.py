@@ -91,7 +91,7 @@ class _AuditRun:
         found = gather_evidence(
             self.marker,
             claimed,
-            rows=merge_tallies([default, *(one.rows for one in routed)]) if routed else default,
+            rows=merge_tallies([default, *(entry.rows for entry in routed)]) if routed else default,
             tables="the route" if routed else "the table",
             dead_letters=dead_letters,
             kafka=kafka,
@@ -104,12 +104,12 @@ class _AuditRun:
             found = with_other_claims(found, every, claimed)
         if not routed:
             return found, notes
-        own = self.tables.main.identifier, default
-        changed = {one.renamed or one.target: one.table for one in routed if one.table}
+        default_rows = self.tables.main.identifier, default
+        changed = {entry.renamed or entry.target: entry.table for entry in routed if entry.table}
         return found, (
             *notes,
             *report_unread_rows(routed),
-            *self._compare_tables(found, own, routed, claimed, replays),
+            *self._compare_tables(found, default_rows, routed, claimed, replays),
             *(
                 finding
                 for name, table in sorted(changed.items())
@@ -151,8 +151,8 @@ class _AuditRun:
         dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted, former=former)
         if not any(claimed.former_offsets(ids).values()):
             former.clear()
-        own = self.tables.dead_letters.current().properties
-        backfill = unsettled_backfill(self.table.properties, own, self.marker.stream)
+        properties = self.tables.dead_letters.current().properties
+        backfill = unsettled_backfill(self.table.properties, properties, self.marker.stream)
         if backfill is None:
             return dead_letters, former
         if not backfill.replays:
@@ -277,13 +277,13 @@ def _has_new_replay(run: _AuditRun) -> bool:
         now = run.tables.last_backfill()
         if now and now.replays and now.state is BackfillState.PUBLISHED and now != backfill:
             return True
-    own = read_backfill(run.tables.dead_letters.current().properties, run.marker.stream)
-    if own is None or not own.replays or own.state is not BackfillState.PUBLISHED:
+    last = read_backfill(run.tables.dead_letters.current().properties, run.marker.stream)
+    if last is None or not last.replays or last.state is not BackfillState.PUBLISHED:
         return False
     return (
         backfill is None
-        or backfill.epoch < own.epoch
-        or (backfill.id == own.id and backfill.state is not BackfillState.PUBLISHED)
+        or backfill.epoch < last.epoch
+        or (backfill.id == last.id and backfill.state is not BackfillState.PUBLISHED)
     )
 
 

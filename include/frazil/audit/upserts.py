@@ -204,8 +204,8 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     if any(spans.values()):
         sinks = ComparedTables.load(spec, tables, table, marker)
         yield from sinks.findings
-        topic_ids, own = logs.topics.topic_ids, every.of_topics(marker.source.topic_ids)
-        committed = {tp: (*parts, *every.replays.get(tp, ())) for tp, parts in own.items()}
+        topic_ids, ranges = logs.topics.topic_ids, every.of_topics(marker.source.topic_ids)
+        committed = {tp: (*parts, *every.replays.get(tp, ())) for tp, parts in ranges.items()}
         yield from _report_differences(
             SourceRecords(spec, tables, sinks, topic_ids, spans, [*not_read], committed=committed)
         )
@@ -238,19 +238,19 @@ def _report_missing_in_kafka(
     by_records: bool,
 ) -> Iterator[Finding]:
     """Report committed records that Kafka no longer has. `read` has the claimed ranges and the offsets to read."""
-    gone = 0
+    deleted = 0
     for tp, (ranges, offsets) in sorted(read.items()):
         before = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))
         if before and by_records:
             sentence = describe_deleted_offsets(len(before), first[tp])
             yield Finding(FindingKind.UNCHECKED, len(before), sentence, f"{tp[0]}-{tp[1]}")
-        gone += min(len(before), sum(min(r.records + r.rejected, len(r.offsets & before)) for r in ranges))
-    if gone and not by_records:
+        deleted += min(len(before), sum(min(r.records + r.rejected, len(r.offsets & before)) for r in ranges))
+    if deleted and not by_records:
         sentence = (
-            f"{format_count(gone, 'committed record', 'was|were')} not compared, because Kafka no longer has the "
+            f"{format_count(deleted, 'committed record', 'was|were')} not compared, because Kafka no longer has the "
             "records"
         )
-        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, stream)
+        yield Finding(FindingKind.NOT_COMPARED, deleted, sentence, stream)
 
 
 def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
@@ -365,7 +365,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
         f"has values of {', '.join(keys.redeclared_columns)} that an earlier declaration of the stream, or a backfill "
         "of files, wrote. These values were not compared, and a reset would replace them"
     )
-    for kind, count, which, what in (
+    for kind, count, which, description in (
         (absent, inserted, keys.inserted, of_absent),
         (FindingKind.MISCOUNTED, updated, keys.updated, f"has other values in the table than in {of_key}{again}"),
         (FindingKind.NOT_COMPARED, keys.redeclared_count, keys.redeclared, of_redeclared),
@@ -373,7 +373,7 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
         (FindingKind.UNCLAIMED, deleted, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
     ):
         if count:
-            sentence = f"{format_count(count, 'key')}{_format_keys(which, count)}: each {what}"
+            sentence = f"{format_count(count, 'key')}{_format_keys(which, count)}: each {description}"
             yield Finding(kind, count, sentence, subject, which)
     if others := keys.others_updated + keys.others_deleted:
         sentence = (

@@ -177,8 +177,8 @@ def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[Fi
     store = open_store(location, properties)
     if is_record_file(location):
         folder = location.rpartition("/")[0]
-        if one := tuple(f for f in store.list_files(folder) if f.path == location):
-            return one
+        if single := tuple(f for f in store.list_files(folder) if f.path == location):
+            return single
     found = [(f, PurePosixPath(f.path.removeprefix(location)).parts) for f in store.list_files(location)]
     hidden = ("_", ".")
     return tuple(f for f, parts in found if is_record_file(f.path) and not any(p.startswith(hidden) for p in parts))

@@ -289,12 +289,12 @@ class Backfill:
         claimed = claimed or load_all_claims(tables.journals, marker, table.metadata)
         replays = PublishedReplays.load(tables, table)
         routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, candidate_names=named)
-        if problems := [f"{one.target}: {one.problem}" for one in routed if one.problem]:
+        if problems := [f"{entry.target}: {entry.problem}" for entry in routed if entry.problem]:
             raise RouteBehind(
                 f"cannot backfill stream {self.spec.name!r}: the rows of a routed table cannot be determined. "
                 f"{problems[0]}"
             )
-        return {one.renamed or one.target: one.rows for one in routed}
+        return {entry.renamed or entry.target: entry.rows for entry in routed}
 
     def _tally_dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Collect the offsets of the stream's dead letters. For a replay, discarded dead letters are left out."""
@@ -370,10 +370,10 @@ class Backfill:
                 f"`frazil backfill {self.spec.name} --abandon`, and run it again"
             )
         head = head_of(table.metadata)
-        at = head.snapshot_id if head else -1
+        audited_at = head.snapshot_id if head else -1
         if self.request.dead_letters:
-            return _AuditResult(at, rows, routed)
-        return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
+            return _AuditResult(audited_at, rows, routed)
+        return _AuditResult(audited_at, read_to=self._position_to_keep(committer.backfill, marker))
 
     def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Offsets | None:
         """Return the position that the stream must keep until publication; None if the position may advance.

@@ -348,8 +348,8 @@ def _swap_tables(
             if left_s <= 0:
                 raise failed_attempt.kind(failed_attempt.final_error) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
-            level, what = outage.record_failure(failed_attempt), failed_attempt.log_message
-            log.log(level, "%s in %.1f s, for %.0f s at most", what, wait_s, left_s)
+            level, message = outage.record_failure(failed_attempt), failed_attempt.log_message
+            log.log(level, "%s in %.1f s, for %.0f s at most", message, wait_s, left_s)
             if failed_attempt.level >= logging.WARNING:
                 retry_policy.report(failed_attempt.log_message, failed_attempt.kind.exit_code)
         else:

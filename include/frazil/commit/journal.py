@@ -377,7 +377,7 @@ def _group_files(files: Iterable[StagedFile], key: Callable[[StagedFile], str]) 
     groups: dict[str, list[StagedFile]] = {}
     for file in files:
         groups.setdefault(key(file), []).append(file)
-    return {name: tuple(of) for name, of in groups.items()}
+    return {name: tuple(group) for name, group in groups.items()}
 
 
 def bare_path(path: str) -> str:

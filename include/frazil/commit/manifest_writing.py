@@ -183,7 +183,7 @@ def write_with_removals(
 ) -> ManifestFile:
     """Rewrite a manifest with its live `entries`. Files with the keys `removed` get deleted entries."""
     layout = ManifestLayout.for_spec(new.table.metadata.specs()[manifest.partition_spec_id], new.table.metadata)
-    written = (_updated_entry(one, new.snapshot_id, deleted=file_key(one.data_file) in removed) for one in entries)
+    written = (_updated_entry(e, new.snapshot_id, deleted=file_key(e.data_file) in removed) for e in entries)
     copied = CopiedEntries.from_manifest(manifest, new.table.io)
     if copied:
         copied = copied.with_row_ids(manifest, entries)
@@ -201,9 +201,9 @@ def write_merged(
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
     leaves = [file_key(entry.data_file) in removed for entry in entries]
     pairs = zip(entries, leaves, strict=True)
-    written = [_updated_entry(one, new.snapshot_id, deleted=True) if gone else one for one, gone in pairs]
+    written = [_updated_entry(entry, new.snapshot_id, deleted=True) if drop else entry for entry, drop in pairs]
     made = _write(written, layout, first.content, new, copied=copied)
-    stays = [not gone for gone in leaves]
+    stays = [not drop for drop in leaves]
     if any(stays) and sum(stays) < MAX_REMEMBERED_ENTRIES:
         kept = replace(copied, data_files=tuple(compress(copied.data_files, stays)))
         recently_written.keep(new.path, WrittenEntries(kept, tuple(compress(entries, stays))))

@@ -136,8 +136,8 @@ def _column_bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tup
 
 def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
     file = scanned.file
-    for one in (file, *scanned.delete_files):
-        check_readable(one, mode="dedupe")
+    for part in (file, *scanned.delete_files):
+        check_readable(part, mode="dedupe")
     return make_table_file(file, scanned.delete_files, layouts)
 
 

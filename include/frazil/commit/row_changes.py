@@ -57,8 +57,8 @@ def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> ChooseR
             (found := dead_letters.get((topic, partition, topic_id))) is not None and offset in found
             for topic, partition, topic_id, offset in of_dead_letters
         ]
-        own: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["stream"], stream), True).to_numpy()
-        return own & np.array(is_chosen, np.bool_)
+        is_own: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["stream"], stream), True).to_numpy()
+        return is_own & np.array(is_chosen, np.bool_)
 
     return choose
 
@@ -218,7 +218,7 @@ def change_after_replay(
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
-        reasons = [failed.get(at) for at in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
+        reasons = [failed.get(where) for where in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
         kept = rows.filter(pa.array([reason is not None for reason in reasons], pa.bool_()))
         return _add_errors(kept, [reason for reason in reasons if reason is not None])
 
@@ -233,9 +233,9 @@ def dead_letters_at(
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
     found: dict[DeadLetterSource, BitMap64] = {}
-    for (topic, partition), of in offsets.items():
-        if of:
-            found |= {(topic, partition, topic_id): of for topic_id in {topic_ids.get(topic), None}}
+    for (topic, partition), positions in offsets.items():
+        if positions:
+            found |= {(topic, partition, topic_id): positions for topic_id in {topic_ids.get(topic), None}}
     return found
 
 

@@ -100,5 +100,5 @@ def highest_epoch(tables: StreamTables) -> int:
 
 
 def epochs_in_summaries(snapshots: Iterable[Snapshot], stream: str) -> set[int]:
-    own = (snapshot for snapshot in snapshots if summary_value(snapshot, "frazil.stream") == stream)
-    return {int(summary_value(snapshot, "frazil.epoch") or 0) for snapshot in own}
+    commits = (snapshot for snapshot in snapshots if summary_value(snapshot, "frazil.stream") == stream)
+    return {int(summary_value(snapshot, "frazil.epoch") or 0) for snapshot in commits}

@@ -72,10 +72,10 @@ def _attempt(tables: StreamTables, target: Target, step: Callable[[], T], level:
     except Exception as error:  # catalogs' clients raise anything
         if not is_routed(target):
             raise
-        why = "cannot delete files of failed batches of table %s; the next start tries again: %s"
+        text = "cannot delete files of failed batches of table %s; the next start tries again: %s"
         if isinstance(error, NoSuchTableError):
-            why = "table %s was dropped or renamed, so failed batches leave files in its folder: see `frazil route %s`"
-        log.log(level, why, target, tables.stream if isinstance(error, NoSuchTableError) else error_text(error))
+            text = "table %s was dropped or renamed, so failed batches leave files in its folder: see `frazil route %s`"
+        log.log(level, text, target, tables.stream if isinstance(error, NoSuchTableError) else error_text(error))
         return None
 
 

@@ -81,8 +81,8 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
     """Return a batch's files for the table. Files outside the table's folder are rewritten once."""
     files = journal.staged_for(target)
     folders = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
-    own = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
-    if len(own) == len(files):
+    usable = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
+    if len(usable) == len(files):
         return files
     store = tables.store_of(target)
     record = _record_path(tables, table, journal.key)
@@ -91,11 +91,11 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
     if rewritten and files_fit(table.metadata, rewritten):
         existing = {bare_path(file.path) for file in store.list_files(folder)}
         if existing.issuperset(bare_path(file.path) for file in rewritten):
-            return (*own, *rewritten)
-    rewritten = rewrite_files(tables, table, [f for f in files if f not in own], target, folder=folder)
+            return (*usable, *rewritten)
+    rewritten = rewrite_files(tables, table, [f for f in files if f not in usable], target, folder=folder)
     content = {"table": str(table.metadata.table_uuid), "files": [file.to_json() for file in rewritten]}
     store.put(record, json.dumps(content).encode())
-    return (*own, *rewritten)
+    return (*usable, *rewritten)
 
 
 def rewrite_files(

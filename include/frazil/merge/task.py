@@ -103,16 +103,16 @@ class _MergeRun(TaskRun):
         old = find_stale_changes(changes, rows, rules, newest.delete_coordinates(located.changes))
         same = find_unchanged_rows(changes, rows, rules)
         read_again = old & (same | find_own_rows(changes, rows, rules))
-        gone = find_deletes(changes) & ~old
-        new = ~old & ~same & ~gone
+        deleted = find_deletes(changes) & ~old
+        new = ~old & ~same & ~deleted
         renews = same & ~old & find_renewed_rows(changes, rows, rules)
-        masks = {"stale": old & ~read_again, "unchanged": same | read_again, "deleted": gone, "updated": new}
+        masks = {"stale": old & ~read_again, "unchanged": same | read_again, "deleted": deleted, "updated": new}
         self._count(**{name: int((mask & first).sum()) for name, mask in masks.items()})
         self._write_counted(changes.filter(pa.array(new & first)))
         self.write(changes.filter(pa.array(renews & first)))
-        self._count_rows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
+        self._count_rows(rows.filter(pa.array(first & (deleted | new & self._changes_window(rows, changes)))))
         # If other programs wrote a key twice, one row stays.
-        return located.positions[(gone | new | renews) & first | ~old & ~first]
+        return located.positions[(deleted | new | renews) & first | ~old & ~first]
 
     def _changes_window(self, rows: pa.Table, changes: pa.Table) -> Mask:
         """Return a mask of rows that move to another window. Both windows then change."""
@@ -144,7 +144,7 @@ class _MergeRun(TaskRun):
         for removed in leaving:
             groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
         for group in groups.values():
-            counts = ((one.located, len(one.positions)) for one in group if len(one.positions))
+            counts = ((removed.located, len(removed.positions)) for removed in group if len(removed.positions))
             leaving_rows = {located.file: count + len(located.deleted) for located, count in counts}
             files = [removed.located.file for removed in group]
             share = max(1, new_rows * len(files) // max(1, len(leaving)))
