@@ -26,7 +26,7 @@ from frazil.commit.history import (
     merge_counts,
     skipped_ranges,
 )
-from frazil.commit.journal import Journal, JournalStore, parse_key
+from frazil.commit.journal import NO_RULES, Journal, JournalStore, RuleHashes, parse_key
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import Span, TopicPartition, covered_offsets, join_spans, offset_bitmap
@@ -54,8 +54,8 @@ class CommittedRange:
     """The writer's epoch; None for a backfill."""
     leader_epoch: int | None = field(default=None, compare=False)
     """Epoch of the leader that served the records before `end`, if known."""
-    column_rules: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """See `Journal.column_rules`."""
+    rules: RuleHashes = field(default=NO_RULES, compare=False)
+    """See `Journal.rules`."""
 
     @property
     def offsets(self) -> BitMap64:
@@ -363,9 +363,10 @@ _ReadRecord = tuple[Journal, bool, int | None]
 
 def _committed_ranges(read: Iterable[_ReadRecord]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
-    known_rules: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
+    known_rules: dict[tuple[frozenset[tuple[str, str]], str], RuleHashes] = {}
     for record, selects, epoch in read:
-        rules = known_rules.setdefault(frozenset(record.column_rules.items()), record.column_rules)
+        key = frozenset(record.rules.columns.items()), record.rules.deciding
+        rules = known_rules.setdefault(key, record.rules)
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
             leader = record.leader_epochs.get(p.topic_partition)

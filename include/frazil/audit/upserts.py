@@ -15,7 +15,7 @@ from pyiceberg.io import load_file_io
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.audit.changed_keys import ChangedKeys, ColumnRules, Key, find_changed_keys
+from frazil.audit.changed_keys import ChangedKeys, DeclaredRules, Key, find_changed_keys
 from frazil.audit.claims import (
     Claims,
     CommittedRange,
@@ -185,12 +185,7 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
     for topic, reason in not_read.items():
         offsets = sum(len(claimed_offsets(parts)) for tp, parts in current.items() if tp[0] == topic)
         yield Finding(FindingKind.NOT_COMPARED, offsets, reason, topic)
-    for tp in sorted(logs.truncated.keys() & starts.keys()):
-        sentence = (
-            f"Kafka's log was truncated at offset {logs.truncated[tp]:,}, below the committed offset: rows may have "
-            "later changes that Kafka no longer has. To continue from there, run `frazil reset STREAM --to marker`"
-        )
-        yield Finding(FindingKind.LOG_TRUNCATED, 1, sentence, f"{tp[0]}-{tp[1]}")
+    yield from _report_truncated_logs({tp: offset for tp, offset in sorted(logs.truncated.items()) if tp in starts})
     every = claimed if window is None else load_all_claims(tables.journals, marker, table.metadata)
     read = {tp: _offsets_to_read(tp, start, every, marker) for tp, start in starts.items()}
     yield from _report_missing_in_kafka(
@@ -209,6 +204,15 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         yield from _report_differences(
             SourceRecords(spec, tables, sinks, topic_ids, spans, [*not_read], committed=committed)
         )
+
+
+def _report_truncated_logs(truncated: Offsets) -> Iterator[Finding]:
+    for (topic, partition), offset in truncated.items():
+        sentence = (
+            f"Kafka's log was truncated at offset {offset:,}, below the committed offset: rows may have later changes "
+            "that Kafka no longer has. To continue from there, run `frazil reset STREAM --to marker`"
+        )
+        yield Finding(FindingKind.LOG_TRUNCATED, 1, sentence, f"{topic}-{partition}")
 
 
 def _report_former_offsets(
@@ -259,7 +263,7 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
     with scratch_folder(stream) as folder:
         result, staged = replay.stage(folder)
         now = hash_rules(replay.spec, staged, [result])
-        column_rules = ColumnRules(now, replay.committed, rejects=result.rejects.total > 0)
+        declared = DeclaredRules(now, replay.committed, rejects=result.rejects.total > 0)
         if values := result.values:
             sentence = f"records of {format_count(len(values), 'route value')} have no table: {[*values[:3]]}"
             yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
@@ -270,7 +274,7 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
             merged = target_table(table, folder=str(folder / "merged" / target))
             context = MergeContext(stream, rules, staged.targets[target], merged)
             subject = stream if target == "main" else target
-            yield from _report_table_differences(replay, table, changes, context, subject, column_rules=column_rules)
+            yield from _report_table_differences(replay, table, changes, context, subject, declared=declared)
 
 
 def _report_table_differences(  # noqa: PLR0913 - each source is an argument
@@ -280,21 +284,21 @@ def _report_table_differences(  # noqa: PLR0913 - each source is an argument
     context: MergeContext,
     subject: str,
     *,
-    column_rules: ColumnRules,
+    declared: DeclaredRules,
 ) -> Iterator[Finding]:
     done = _merge_without_commit(table, changes, context)
     counts = sum((result.counts for _, result in done), MergeCounts())
     if replay.spec.sinks.mode.replaces_rows:
         shared = bool(other_streams(table.properties, stream=replay.spec.name))
-        keys = find_changed_keys(done, _open_reader(context), context, replay.topics, column_rules, shared=shared)
+        keys = find_changed_keys(done, _open_reader(context), context, replay.topics, declared, shared=shared)
         deleted = deleted_by_others(table.metadata, replay.spec.name) if shared else 0
         may_delete = "another stream of the table" if deleted is None or counts.inserted <= deleted else None
         if replay.not_read:
             may_delete = f"a record of {', '.join(replay.not_read)}, which cannot be read,"
-        yield from _report_keys(counts, keys, replay.spec, subject, may_delete, by_others=deleted or 0)
+        yield from _report_keys(keys, replay.spec, subject, may_delete, by_others=deleted or 0)
         return
     missing = _inserted_offsets(done, changes, context)
-    undecided = {tp: offsets & column_rules.undecided(tp) for tp, offsets in missing.items()}
+    undecided = {tp: offsets & declared.undecided(tp) for tp, offsets in missing.items()}
     for kind, found, note in (
         (FindingKind.MISSING, {tp: offsets - undecided[tp] for tp, offsets in missing.items()}, ""),
         (FindingKind.NOT_COMPARED, undecided, UNDECIDED_REPEATS),
@@ -327,23 +331,16 @@ def _inserted_offsets(
     return found
 
 
-def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
-    counts: MergeCounts,
-    keys: ChangedKeys,
-    spec: StreamSpec,
-    subject: str,
-    may_delete: str | None = None,
-    *,
-    by_others: int = 0,
+def _report_keys(
+    keys: ChangedKeys, spec: StreamSpec, subject: str, may_delete: str | None = None, *, by_others: int = 0
 ) -> Iterator[Finding]:
     """Report keys that merging all records would change. `may_delete` names possible causes of missing keys."""
-    undecided, also = keys.undecided_counts, ""
-    undecided_count = undecided.inserted + undecided.updated + undecided.deleted
+    also = ""
     if keys.redeclared_columns:
         columns = ", ".join(keys.redeclared_columns)
         also = f". A reset also replaces values of {columns} that an earlier declaration wrote"
-    if undecided_count:
-        of_keys = format_count(undecided_count, "key")
+    if keys.undecided.total:
+        of_keys = format_count(keys.undecided.total, "key")
         also += f". A reset also inserts, replaces or deletes rows of {of_keys} under the current declaration"
     again = (
         f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream{also}"
@@ -358,29 +355,26 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     of_absent = f"is not in the table, although {of_key} is not a delete{again}{restored}"
     if may_delete:
         absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"
-    inserted = counts.inserted - undecided.inserted
-    updated = counts.updated - keys.others_updated - keys.redeclared_count - undecided.updated
-    deleted = counts.deleted - keys.others_deleted - undecided.deleted
     of_redeclared = (
         f"has values of {', '.join(keys.redeclared_columns)} that an earlier declaration of the stream, or a backfill "
         "of files, wrote. These values were not compared, and a reset would replace them"
     )
-    for kind, count, which, description in (
-        (absent, inserted, keys.inserted, of_absent),
-        (FindingKind.MISCOUNTED, updated, keys.updated, f"has other values in the table than in {of_key}{again}"),
-        (FindingKind.NOT_COMPARED, keys.redeclared_count, keys.redeclared, of_redeclared),
-        (FindingKind.NOT_COMPARED, undecided_count, keys.undecided, UNDECIDED),
-        (FindingKind.UNCLAIMED, deleted, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
+    for kind, (count, first), description in (
+        (absent, keys.inserted, of_absent),
+        (FindingKind.MISCOUNTED, keys.updated, f"has other values in the table than in {of_key}{again}"),
+        (FindingKind.NOT_COMPARED, keys.redeclared, of_redeclared),
+        (FindingKind.NOT_COMPARED, keys.undecided, UNDECIDED),
+        (FindingKind.UNCLAIMED, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
     ):
         if count:
-            sentence = f"{format_count(count, 'key')}{_format_keys(which, count)}: each {description}"
-            yield Finding(kind, count, sentence, subject, which)
-    if others := keys.others_updated + keys.others_deleted:
+            sentence = f"{format_count(count, 'key')}{_format_keys(first, count)}: each {description}"
+            yield Finding(kind, count, sentence, subject, first)
+    if keys.others:
         sentence = (
-            f"{format_count(others, 'key', 'was|were')} not compared: their rows come from records that this audit "
-            "does not read, perhaps another stream's"
+            f"{format_count(keys.others, 'key', 'was|were')} not compared: their rows come from records that this "
+            "audit does not read, perhaps another stream's"
         )
-        yield Finding(FindingKind.NOT_COMPARED, others, sentence, subject)
+        yield Finding(FindingKind.NOT_COMPARED, keys.others, sentence, subject)
 
 
 def _format_keys(keys: tuple[Key, ...], count: int) -> str:

@@ -128,7 +128,7 @@ def _stage_chunk(
         idle=frozenset(),
         offsets_after={},
         cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
-        column_rules=hash_rules(opened.spec, context, results),
+        rules=hash_rules(opened.spec, context, results),
         reasons=count_reasons(join_rejects(result.rejects for result in results)),
     )
     return journal, results
