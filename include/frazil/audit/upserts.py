@@ -270,7 +270,7 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
         for target, table in replay.sinks.tables.items():
             changes = tuple(file for file in result.files if file.target == target)
             rules, landed = build_merge_rules(replay.spec, table), replay.tables.landed(table)
-            rules = dataclasses.replace(rules, how="merge-on-read", traced=False, landed=landed)
+            rules = dataclasses.replace(rules, row_removal="merge-on-read", traced=False, landed=landed)
             merged = target_table(table, folder=str(folder / "merged" / target))
             context = MergeContext(stream, rules, staged.targets[target], merged)
             subject = stream if target == "main" else target

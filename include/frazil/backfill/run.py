@@ -89,7 +89,7 @@ class BackfillPlan:
 
 @dataclass(frozen=True, slots=True)
 class _AuditResult:
-    at: int
+    snapshot_id: int
     """The id of main's snapshot with which the staged records were compared; -1 if main had none."""
     replayed: Tallies = field(default_factory=dict)
     """The offsets of dead letters that the publication turns into rows or changes; empty for a backfill."""
@@ -209,7 +209,7 @@ class Backfill:
                 routed = {target: seen_offsets(tallies) for target, tallies in audited.routed.items()}
                 late, replayed = self._count_late_rows(), seen_offsets(audited.replayed)
                 record = BackfillRecord(committer.backfill, late, replayed, routed)
-                return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
+                return committer.publish(record, audited_at=audited.snapshot_id, read_to=audited.read_to)
             except StaleBatch as stale:
                 log.warning("%s", stale)
                 if attempt == MAX_ATTEMPTS - 1:

@@ -79,11 +79,11 @@ class LaggingTable:
     """The backfill or replay that the missing rows belong to, whose chunks `batches` counts; None for batches."""
     only_last: bool = False
     """Whether only the default table's last batch is missing, and no error occurred."""
-    gone: TableAbsence | None = None
+    absence: TableAbsence | None = None
 
     @property
     def problem(self) -> str:
-        return str(self.gone) if self.gone else f"{format_count(self.rows, 'row')} behind"
+        return str(self.absence) if self.absence else f"{format_count(self.rows, 'row')} behind"
 
     def is_about_to_commit(self, now_ms: int) -> bool:
         return self.only_last and now_ms - self.since_ms < COMMIT_GRACE_MS

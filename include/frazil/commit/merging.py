@@ -210,7 +210,7 @@ def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
         order_by=None if spec.order_by is None else called(spec.order_by),
         by_position=envelope is not None and envelope.metadata.get(spec.order_by or "") == POSITION,
         ignored=tuple(COORDINATES) if spec.coordinates else (),
-        how=spec.merge,
+        row_removal=spec.merge,
         event_time=called(spec.event_time.column),
         window_us=None if spec.window is None else Grain(spec.window).us,
         within_us=None if spec.dedupe is None else spec.dedupe.within // timedelta(microseconds=1),

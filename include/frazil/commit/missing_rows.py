@@ -75,7 +75,7 @@ def _check_table(
     if not journals:
         return None
     only_last = is_loaded and [journal.key for journal in journals] == [default_marker.settled]
-    return dataclasses.replace(make_lagging_table(target, journals, explanation), only_last=only_last, gone=absence)
+    return dataclasses.replace(make_lagging_table(target, journals, explanation), only_last=only_last, absence=absence)
 
 
 def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[LaggingTable]:

@@ -68,7 +68,7 @@ class OffsetMove:
         return 0 if self.held is None else max(self.target - self.held, 0)
 
     @property
-    def gone(self) -> int:
+    def deleted(self) -> int:
         """Skipped offsets that Kafka has already deleted."""
         return 0 if self.held is None else max(min(self.target, self.first) - self.held, 0)
 

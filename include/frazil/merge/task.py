@@ -148,8 +148,8 @@ class _MergeRun(TaskRun):
             leaving_rows = {located.file: count + len(located.deleted) for located, count in counts}
             files = [removed.located.file for removed in group]
             share = max(1, new_rows * len(files) // max(1, len(leaving)))
-            how, added = self.context.rules.how, share if new_rows else 0
-            rewritten_paths = files_to_rewrite(how, leaving_rows, files, new_rows=added)
+            removal, added = self.context.rules.row_removal, share if new_rows else 0
+            rewritten_paths = files_to_rewrite(removal, leaving_rows, files, new_rows=added)
             for removed in group:
                 file, positions = removed.located.file, np.union1d(removed.positions, removed.located.deleted)
                 if file.path in rewritten_paths:
@@ -181,12 +181,12 @@ DEFAULT_ROW_BYTES = 50
 
 
 def files_to_rewrite(
-    how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
+    row_removal: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
 ) -> set[str]:
     """Return the data files to rewrite. `leaving` counts the rows to remove, with already deleted ones."""
-    if how == "copy-on-write":
+    if row_removal == "copy-on-write":
         return {file.path for file in leaving}
-    if how == "merge-on-read":
+    if row_removal == "merge-on-read":
         return {file.path for file, rows in leaving.items() if rows == file.records}
     shares = {file: MAX_DELETED_SHARE * min(1.0, file.bytes / SMALL_FILE_BYTES) for file in leaving}
     rewritten = {file.path for file, rows in leaving.items() if rows > shares[file] * file.records}

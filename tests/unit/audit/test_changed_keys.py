@@ -30,7 +30,10 @@ class Audited:
         schema = Schema(*keys, *others[: None if coordinates else 1], *(position if located else ()))
         self.key = tuple(field.name for field in keys)
         rules = MergeRules(
-            self.key, how="merge-on-read", ignored=("kafka_topic", "kafka_partition", "kafka_offset"), traced=False
+            self.key,
+            row_removal="merge-on-read",
+            ignored=("kafka_topic", "kafka_partition", "kafka_offset"),
+            traced=False,
         )
         self.table = MadeTable(folder, schema, rules)
         self.declared = DeclaredRules(RuleHashes(), {})
