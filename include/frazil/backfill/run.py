@@ -335,9 +335,8 @@ class Backfill:
         rows = merge_tallies([default, *routed.values()])
         if self.spec.sinks.mode.replaces_rows:  # a record may have several changes, which are always committed together
             rows = {tp: OffsetTally([*tally.seen]) for tp, tally in rows.items()}
-        if self._is_decided_by_dead_letters:
-            table_tallies: tuple[Tallies, ...] = ()
-        else:
+        table_tallies: tuple[Tallies, ...] = ()
+        if not self._is_decided_by_dead_letters:
             table_tallies = self._tally_tables(table, marker, spans)[-1 if self._drops_reread_rows(table) else 0 :]
         if self.request.dead_letters:
             former = tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source))
