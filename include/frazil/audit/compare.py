@@ -1,6 +1,6 @@
 """Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
 Pure. Compaction, transactions and retention leave gaps, so an offset counts as missing only if Kafka and a commit
-record have it.
+record have it. All comparisons are in this module, because each leaves out what another one reports.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Every commit asserts that the branch still has the expected snapshot, or does not exist. The dead-letter table's branch
 is published after main. If a run is interrupted between the two publications, the next run does the second one.
+All these commits are in this module, because each relies on the checks of the others.
 """
 
 from __future__ import annotations

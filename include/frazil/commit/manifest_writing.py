@@ -1,7 +1,8 @@
 """Writes manifests of data files or delete files.
 
 Caches schemas and encoders, which PyIceberg builds again for each manifest. Copies the entries of a replaced manifest
-without decoding, because the entries may have fields that PyIceberg does not know.
+without decoding, because the entries may have fields that PyIceberg does not know. Both share the encoding, so they are
+in one module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Derives a table's signals from the streams that feed it: which windows are complete, and how many rows they have.
 
 An assessment reads markers, and the summaries of commits since the last signal. It reads manifests only if necessary.
-Rows are counted, and gates run, only for windows that get a signal.
+Rows are counted, and gates run, only for windows that get a signal. All steps from a marker to a signal are in this
+module, for tables with and without a route.
 """
 
 from __future__ import annotations
