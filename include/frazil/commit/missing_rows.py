@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
@@ -119,14 +119,3 @@ def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -
         except NoSuchTableError:
             found += journals
     return min((journal.key for journal in found), default=None)
-
-
-def first_missing_batch(
-    decided: Callable[[], Iterable[Journal]], default_marker: Marker, target: Target, marker: Marker
-) -> BatchKey | None:
-    """Return the first batch that a routed table is missing. `decided` returns the `decided_journals`."""
-    ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
-    if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
-        return None
-    waiting = [journal for journal in decided() if target in journal.routed]
-    return min((journal.key for journal in later_journals(marker, waiting)), default=None)

@@ -22,10 +22,9 @@ from pyiceberg.table import Table
 from frazil import clock
 from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.followers import decided_journals
-from frazil.commit.history import ancestors, commit_records, late_rows
-from frazil.commit.journal import Journal, parse_key
+from frazil.commit.history import commit_records, commits_after, late_rows
+from frazil.commit.journal import Journal, later_journals, parse_key
 from frazil.commit.marker import BatchKey, Marker, keep_topics, read_marker, read_markers
-from frazil.commit.missing_rows import first_missing_batch
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
@@ -266,16 +265,13 @@ def _find_feed(
     lateness_us = spec.lateness // timedelta(microseconds=1)
     if marker is None:
         return Feed(stream, None, lateness_us)
-    if isinstance(spec, RoutedStream):
-        return _find_routed_feed(
-            table, spec, marker, decided.get(stream) or DefaultTableProgress.load(table.catalog, spec)
-        )
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
-        waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
-    return _trusted_feed(spec, marker, waiting_us)
+    if isinstance(spec, RoutedStream):
+        return _find_routed_feed(spec, marker, decided.get(stream) or DefaultTableProgress.load(table.catalog, spec))
+    return _trusted_feed(spec, marker, earliest_waiting_us(table, stream, column=spec.event_time.column))
 
 
 def _trusted_feed(spec: StreamSpec, marker: Marker, waiting_us: int | None = None) -> Feed:
@@ -343,12 +339,8 @@ def _count_rejected(seen: Assessment) -> int:
     cursor = _cursor_for(seen.signals.cursor, seen.table)
     if cursor is None:
         return 0
-    total = 0
-    for snapshot in ancestors(seen.table.metadata):
-        if (snapshot.sequence_number or 0) <= cursor.sequence_number:
-            break
-        total += int(summary_value(snapshot, "frazil.rejected") or 0)
-    return total
+    counts = (summary_value(s, "frazil.rejected") for s in commits_after(seen.table.metadata, cursor.sequence_number))
+    return sum(int(count or 0) for count in counts)
 
 
 def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
@@ -438,9 +430,13 @@ class DefaultTableProgress:
         return tuple(decided_journals(tables, self.marker))
 
     def first_missing(self, target: str, marker: Marker) -> BatchKey | None:
-        if self.marker is None:
+        """Return the first batch that a routed table with this marker is missing."""
+        if self.marker is None or self.marker.routed in {None, self.marker.settled}:
             return None
-        return first_missing_batch(lambda: self._unfinished, self.marker, target, marker)
+        if marker.settled is not None and (self.marker.settled is None or marker.settled >= self.marker.settled):
+            return None
+        waiting = [journal for journal in self._unfinished if target in journal.routed]
+        return min((journal.key for journal in later_journals(marker, waiting)), default=None)
 
     def feed(self, spec: StreamSpec) -> Feed:
         if self.marker is None:
@@ -448,13 +444,8 @@ class DefaultTableProgress:
         return _trusted_feed(spec, self.marker)
 
 
-def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided: DefaultTableProgress) -> Feed:
-    stream, feed = spec.name, decided.feed(spec)
-    try:
-        check_ancestry(table.metadata, marker, table=spec.table.identifier)
-    except RolledBack as error:
-        return Feed(stream, None, feed.lateness_us, problem=str(error))
-    first = decided.first_missing(spec.table.identifier, marker)
+def _find_routed_feed(spec: RoutedStream, marker: Marker, decided: DefaultTableProgress) -> Feed:
+    stream, feed, first = spec.name, decided.feed(spec), decided.first_missing(spec.table.identifier, marker)
     if decided.table is None or first is None:
         return feed
     problem = f"{spec.table.identifier} is missing rows from batch {first} on: `frazil route {stream}` shows why"
