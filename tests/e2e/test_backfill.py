@@ -78,7 +78,7 @@ def is_clean(stream: Any) -> bool:
     tables = open_stream(stream.spec).tables
     for window in (None, last_period(timedelta(hours=1), datetime.now(UTC))):
         found = audit_stream(tables, window=window, find_remaining_offsets=partial(find_remaining_offsets, stream.spec))
-        assert found.clean, found.wrong
+        assert found.clean, found.errors
     return sum(p.rows for p in found.partitions) == len(stream.ids())
 
 

@@ -77,7 +77,7 @@ def backfilled(stream: Any, **bounds: Any) -> BackfillMarker | None:
 
 
 def is_right(stream: Any) -> bool:
-    return [*audit_declared_stream(stream.spec, window=None, with_source=True).wrong] == []
+    return [*audit_declared_stream(stream.spec, window=None, with_source=True).errors] == []
 
 
 OLD = [record(1, "a", 1), record(2, "b", 2), record(3, "c", 3), b"not json", record(1, "a", 2), record(4, "a", 4)]
@@ -309,7 +309,7 @@ def test_rows_of_an_earlier_declaration_of_the_route_are_not_wrong_after_a_backf
     backfilled(stream)
     assert (rows("test.a"), rows("test.other")) == ([(n, n) for n in range(4)], [(n, n) for n in range(4, 8)])
     found = audit_declared_stream(stream.spec, window=None, with_source=True)
-    assert (found.wrong, found.complete) == ((), False), found.findings
+    assert (found.errors, found.complete) == ((), False), found.findings
     (said,) = (f.sentence for f in found.findings if f.where == "test.a")
     assert said.endswith("at offsets 0 to 3. An earlier declaration of the route may have written them")
     moved = load_catalog(None).load_table("test.other").scan("id = 5").to_arrow()

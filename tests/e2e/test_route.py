@@ -281,7 +281,7 @@ def test_a_reset_that_would_duplicate_rows_is_refused_and_a_backfill_adds_the_mi
     stream.produce([record(8, "a"), record(9, "z")])
     stream.catch_up()
     assert (ids("test.a"), stream.ids()) == ([0, 2, 4, 6, 8], [1, 3, 5, 7, 9])
-    assert [*audit_declared_stream(stream.spec, window=None, with_source=True).wrong] == []
+    assert [*audit_declared_stream(stream.spec, window=None, with_source=True).errors] == []
 
 
 def test_after_a_backfill_the_audit_compares_each_row_with_the_table_of_its_record(

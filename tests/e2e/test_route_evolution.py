@@ -236,7 +236,7 @@ def test_backfill_and_replay_fill_columns_that_only_one_routed_table_has(
     replayed = frazil("dlq", "replay", "events")
     assert replayed.returncode == 0, replayed.stderr
     assert (rows("test.a", "gate"), columns("test.events")) == ([(0, "A1"), (2, "Z1")], {})
-    assert [*audit_declared_stream(stream.spec, window=None, with_source=True).wrong] == []
+    assert [*audit_declared_stream(stream.spec, window=None, with_source=True).errors] == []
 
 
 @pytest.mark.parametrize("mode", ["upsert", "dedupe"])

@@ -94,7 +94,7 @@ def test_each_routed_table_drops_the_records_that_repeat_a_row_of_its_own(
     stream.produce([record(1, "a", 5), record(1, "a", 40), record(2, "b", 5), record(1, "b", 4)])
     stream.catch_up()
     assert (rows("test.a"), rows("test.of_b")) == ([(1, 1), (1, 40), (2, 4)], [(1, 3), (2, 5)])
-    assert [*audit_declared_stream(stream.spec, window=None, with_source=True).wrong] == []
+    assert [*audit_declared_stream(stream.spec, window=None, with_source=True).errors] == []
     load_catalog(None).load_table("test.a").delete("id = 2")
     found = audit_declared_stream(stream.spec, window=None, with_source=True).findings
     assert [(f.kind, f.count, f.where) for f in found] == [
@@ -147,7 +147,7 @@ def test_without_kafka_the_audit_compares_the_rows_of_the_tables(
         declare(COMMIT + mode)
         stream.produce([record(3, "a", 1)])
         stream.catch_up()
-    assert [*audit_declared_stream(stream.spec, window=None, with_source=False).wrong] == []
+    assert [*audit_declared_stream(stream.spec, window=None, with_source=False).errors] == []
     for source in (False, True):
         found = audit_declared_stream(stream.spec, window=None, with_source=source)
         assert found.clean is (source and routed)
@@ -157,7 +157,7 @@ def test_without_kafka_the_audit_compares_the_rows_of_the_tables(
             assert open_.count == (4 if source else records if mode == UPSERT else 1), open_
     table = load_catalog(None).load_table("test.of_b")
     table.append(table.scan().to_arrow())
-    doubled = audit_declared_stream(stream.spec, window=None, with_source=False).wrong
+    doubled = audit_declared_stream(stream.spec, window=None, with_source=False).errors
     assert [(f.kind, f.count) for f in doubled] == [(FindingKind.DUPLICATES, 1)]
 
 

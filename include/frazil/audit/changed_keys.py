@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial, reduce
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
 from frazil.audit.claims import CommittedRange
-from frazil.commit.journal import DECIDING_RULES
+from frazil.commit.journal import RuleHashes
 from frazil.ingest.arrow_values import empty_table
 from frazil.merge.changes import TOPIC, Mask, are_values_equal, column, to_mask
 from frazil.merge.contract import MergeContext, MergeCounts, MergeResult, MergeRules, MergeTask
@@ -24,7 +24,7 @@ from frazil.offsets.spans import Span, TopicPartition, covered_offsets, iter_run
 from frazil.table.landed_offsets import COORDINATES
 
 MAX_LISTED_KEYS = 10
-"""Maximum number of keys in each list of `ChangedKeys`."""
+"""Maximum number of keys in a `KeyCount`."""
 _NEW, _OLD = "_frazil_new", "_frazil_old"
 """Columns with the indexes of rows."""
 
@@ -32,76 +32,112 @@ Key = Mapping[str, Any]
 """Values by column, as stored: sensitive ones as hashes or tokens, bytes as hexadecimal."""
 
 
+class KeyCount(NamedTuple):
+    total: int = 0
+    first: tuple[Key, ...] = ()
+    """The first of the keys; empty if other programs wrote some of them twice."""
+
+
+NO_KEYS = KeyCount()
+
+
 @dataclass(frozen=True, slots=True)
 class ChangedKeys:
-    inserted: tuple[Key, ...] = ()
-    updated: tuple[Key, ...] = ()
+    inserted: KeyCount = NO_KEYS
+    updated: KeyCount = NO_KEYS
     """Keys with a different value in a column that the current declaration reads as before."""
-    redeclared: tuple[Key, ...] = ()
+    redeclared: KeyCount = NO_KEYS
     """Other updated keys: an earlier declaration read all columns that differ."""
-    redeclared_count: int = 0
     redeclared_columns: tuple[str, ...] = ()
     """Columns with different values that an earlier declaration read, also of keys in `updated`."""
-    undecided: tuple[Key, ...] = ()
+    undecided: KeyCount = NO_KEYS
     """Keys whose records an earlier declaration may have committed with other keys, order or deletes."""
-    undecided_counts: MergeCounts = field(default_factory=MergeCounts)
-    deleted: tuple[Key, ...] = ()
-    others_updated: int = 0
-    """Number of updated keys that are not listed: keys with rows of topics that were not read."""
-    others_deleted: int = 0
-    """Number of deleted keys that are not listed: keys with rows of topics that were not read."""
+    deleted: KeyCount = NO_KEYS
+    others: int = 0
+    """Number of changed keys with rows of topics that were not read. They are in no other count."""
+
+
+class _Changes(NamedTuple):
+    """How the rules of a committed range differ from the current rules."""
+
+    columns: frozenset[str]
+    deciding: bool
+    overtaken: bool
+    """Whether `deciding` holds for the range or for a later batch, which may have deleted or kept other keys."""
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnRules:
+class ChangedRules:
+    """Masks of rows whose records were last committed under other rules. Names as in `_Changes`."""
+
+    columns: Mapping[str, Mask]
+    deciding: Mask
+    overtaken: Mask
+
+
+@dataclass(frozen=True)
+class DeclaredRules:
     """The rules that read each column now, and the committed ranges with the rules of their batches."""
 
-    now: Mapping[str, str]
+    now: RuleHashes
     ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
     rejects: bool = False
-    """Whether the current declaration rejects records that have no dead letter."""
+    """Whether the current declaration rejects records that have no dead letter: any other rules then decide."""
 
-    def changed(self, rows: pa.Table) -> dict[str, Mask]:
-        """Return a mask for each column: the rows whose records were last committed under other rules for the column.
-
-        If the current declaration rejects records, the mask for `DECIDING_RULES` includes the rows of all other masks.
-        """
-        of_rules = defaultdict[frozenset[str], dict[TopicPartition, list[Span]]](dict)
+    def changed(self, rows: pa.Table) -> ChangedRules:
+        changed = ChangedRules(
+            {name: np.zeros(rows.num_rows, np.bool_) for name in rows.column_names},
+            *(np.zeros(rows.num_rows, np.bool_) for _ in range(2)),
+        )
+        of_changes = defaultdict[_Changes, dict[TopicPartition, list[Span]]](dict)
+        replaces = {*COORDINATES} <= {*rows.column_names}
         for tp, ranges in self.ranges.items():
-            replaces = {*COORDINATES} <= {*rows.column_names}
-            for changed, spans in self._find_last_rules(ranges, replaces=replaces):
-                of_rules[changed].setdefault(tp, []).extend(spans)
-        masks = {name: np.zeros(rows.num_rows, np.bool_) for name in (*rows.column_names, DECIDING_RULES)}
-        for changed, by_tp in of_rules.items():
-            if columns := changed & masks.keys():
+            for changes, spans in self._find_last_changes(ranges, replaces=replaces):
+                of_changes[changes].setdefault(tp, []).extend(spans)
+        for changes, by_tp in of_changes.items():
+            masks = [changed.columns[name] for name in changes.columns & changed.columns.keys()]
+            masks += [changed.deciding] if changes.deciding else []
+            masks += [changed.overtaken] if changes.overtaken else []
+            if masks:
                 mask = _rows_in_spans(rows, by_tp)
-                for name in columns:
-                    masks[name] |= mask
-        return masks
+                for each in masks:
+                    each |= mask  # noqa: PLW2901 - changes the array
+        return changed
 
     def undecided(self, tp: TopicPartition) -> BitMap64:
-        """Return the offsets of the records that were last committed by other `DECIDING_RULES`."""
-        rules = self._find_last_rules(self.ranges.get(tp, ()), replaces=True)
-        return covered_offsets(span for changed, spans in rules if DECIDING_RULES in changed for span in spans)
+        """Return the offsets of the records that were last committed by other deciding rules."""
+        found = self._find_last_changes(self.ranges.get(tp, ()), replaces=True)
+        return covered_offsets(span for changes, spans in found if changes.deciding for span in spans)
 
-    def _find_last_rules(
+    def _find_last_changes(
         self, ranges: Sequence[CommittedRange], *, replaces: bool
-    ) -> Iterator[tuple[frozenset[str], Iterable[Span]]]:
-        """Yield for each range the changed columns, and the spans that no later batch has read again.
+    ) -> Iterator[tuple[_Changes, Iterable[Span]]]:
+        """Yield each range's changes, and the spans that no later batch has read again.
 
         Only batches replace the rows of their records. A backfill or a replay may have written a row, or not.
         """
         again = BitMap64()
         for r in sorted(ranges, key=lambda r: r.epoch or 0, reverse=True):
+            columns, deciding = self._changed_columns(r), self._has_other_rules(r)
+            changes = _Changes(
+                columns, deciding, deciding or (r.epoch is not None and r.epoch < self._last_other_epoch)
+            )
             if r.epoch is None or not replaces:
-                yield self._changed_columns(r), [(r.start, r.end)]
+                yield changes, [(r.start, r.end)]
             elif offsets := r.offsets - again:
-                yield self._changed_columns(r), iter_runs(offsets, (r.start, r.end))
+                yield changes, iter_runs(offsets, (r.start, r.end))
                 again |= r.offsets
 
+    @cached_property
+    def _last_other_epoch(self) -> int:
+        others = (r.epoch or 0 for parts in self.ranges.values() for r in parts if self._has_other_rules(r))
+        return max(others, default=0)
+
+    def _has_other_rules(self, r: CommittedRange) -> bool:
+        return r.rules.deciding != self.now.deciding or (self.rejects and bool(self._changed_columns(r)))
+
     def _changed_columns(self, r: CommittedRange) -> frozenset[str]:
-        changed = {name for name, rules in self.now.items() if r.column_rules.get(name) != rules}
-        return frozenset(changed | {DECIDING_RULES} if changed and self.rejects else changed)
+        return frozenset(name for name, rules in self.now.columns.items() if r.rules.columns.get(name) != rules)
 
 
 def _rows_in_spans(rows: pa.Table, spans: Mapping[TopicPartition, Iterable[Span]]) -> Mask:
@@ -123,7 +159,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     reader: TableFileReader,
     context: MergeContext,
     topics: Collection[str],
-    column_rules: ColumnRules,
+    rules: DeclaredRules,
     *,
     shared: bool = False,
 ) -> ChangedKeys:
@@ -138,15 +174,13 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
     is_others = _rows_of_other_topics(old_rows, topics, shared=shared)
     others = old.filter(pa.array(is_others)).group_by(names).aggregate([])
     others_updated = others.join(new, names, join_type="left semi").num_rows
-    others_deleted = others.num_rows - others_updated
     new, old = (rows.join(others, names, join_type="left anti") for rows in (new, old))
     both = new.join(old, names, join_type="inner").group_by([*names, _NEW]).aggregate([(_OLD, "min")])
-    absent, gone = (rows.join(both, names, join_type="left anti") for rows in (new, old))
-    changed = column_rules.changed(new_rows)
-    new_undecided, old_undecided = changed[DECIDING_RULES], column_rules.changed(old_rows)[DECIDING_RULES]
-    absent, inserted = _split_rows(absent, new_undecided[absent[_NEW]])
-    gone, deleted = _split_rows(gone, old_undecided[gone[_OLD]])
-    undecided = new_undecided[both[_NEW]] | old_undecided[both[f"{_OLD}_min"]]
+    absent, left = (rows.join(both, names, join_type="left anti") for rows in (new, old))
+    new_changed, old_changed = rules.changed(new_rows), rules.changed(old_rows)
+    absent, inserted = _split_rows(absent, new_changed.overtaken[absent[_NEW]])
+    left, deleted = _split_rows(left, old_changed.overtaken[left[_OLD]])
+    undecided = new_changed.deciding[both[_NEW]] | old_changed.deciding[both[f"{_OLD}_min"]]
     of_both = new_rows.take(both[_NEW]), old_rows.take(both[f"{_OLD}_min"])
     both, updated = _split_rows(both, undecided & ~_are_of_same_records(*of_both))
     taken = both[_NEW].to_numpy()
@@ -154,7 +188,7 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
         new_rows.take(taken),
         old_rows.take(both[f"{_OLD}_min"]),
         context.rules,
-        {name: mask[taken] for name, mask in changed.items()},
+        {name: mask[taken] for name, mask in new_changed.columns.items()},
     )
     both, redeclared = _split_rows(both, other_rules)
     first = partial(_first_keys, schema=new_rows.select(names).schema)
@@ -163,13 +197,10 @@ def find_changed_keys(  # noqa: PLR0913 - each source is an argument
         first(absent, counts.inserted - len(inserted)),
         first(both, counts.updated - others_updated - len(redeclared) - len(updated)),
         first(redeclared, len(redeclared)),
-        len(redeclared),
         columns,
         first(differing, len(differing)),
-        MergeCounts(inserted=len(inserted), updated=len(updated), deleted=len(deleted)),
-        first(gone, counts.deleted - others_deleted - len(deleted)),
-        others_updated,
-        others_deleted,
+        first(left, counts.deleted - (others.num_rows - others_updated) - len(deleted)),
+        others.num_rows,
     )
 
 
@@ -204,16 +235,16 @@ def _find_redeclared(
 ) -> tuple[Mask, tuple[str, ...]]:
     """Return a mask of the rows that differ only in columns with changed rules, and the names of these columns."""
     columns = []
-    wrong, former = (np.zeros(len(new), np.bool_) for _ in range(2))
+    unexplained, former = (np.zeros(len(new), np.bool_) for _ in range(2))
     for name in new.column_names:
         if name in rules.key or name in rules.ignored:
             continue
         differs = ~are_values_equal(column(new, name), column(old, name))
-        wrong |= differs & ~changed[name]
+        unexplained |= differs & ~changed[name]
         former |= differs & changed[name]
         if (differs & changed[name]).any():
             columns.append(name)
-    return former & ~wrong, tuple(columns)
+    return former & ~unexplained, tuple(columns)
 
 
 def _rows_of_other_topics(rows: pa.Table, topics: Collection[str], *, shared: bool) -> Mask:
@@ -243,12 +274,10 @@ def _with_storage_types(rows: pa.Table) -> pa.Table:
     return rows.cast(pa.schema([f.with_type(kind) for f, kind in zip(rows.schema, storage, strict=True)]))
 
 
-def _first_keys(rows: pa.Table, count: int, *, schema: pa.Schema) -> tuple[Key, ...]:
-    """Return the first keys, in order; no keys if the number of rows is not `count`."""
+def _first_keys(rows: pa.Table, count: int, *, schema: pa.Schema) -> KeyCount:
+    """Return the number of keys and the first keys, in order; no keys if the number of rows is not `count`."""
     if rows.num_rows != count:
-        return ()
+        return KeyCount(count)
     ordered = rows.sort_by([(name, "ascending") for name in schema.names]).slice(0, MAX_LISTED_KEYS)
-    return tuple(
-        {name: value.hex() if isinstance(value, bytes) else value for name, value in key.items()}
-        for key in ordered.select(schema.names).cast(schema).to_pylist()
-    )
+    keys = ordered.select(schema.names).cast(schema).to_pylist()
+    return KeyCount(count, tuple({n: v.hex() if isinstance(v, bytes) else v for n, v in key.items()} for key in keys))

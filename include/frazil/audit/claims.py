@@ -26,7 +26,7 @@ from frazil.commit.history import (
     merge_counts,
     skipped_ranges,
 )
-from frazil.commit.journal import Journal, JournalStore, parse_key
+from frazil.commit.journal import NO_RULES, Journal, JournalStore, RuleHashes, parse_key
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker
 from frazil.ingest.contract import is_routed
 from frazil.offsets.spans import Span, TopicPartition, covered_offsets, join_spans, offset_bitmap
@@ -54,8 +54,8 @@ class CommittedRange:
     """The writer's epoch; None for a backfill."""
     leader_epoch: int | None = field(default=None, compare=False)
     """Epoch of the leader that served the records before `end`, if known."""
-    column_rules: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """See `Journal.column_rules`."""
+    rules: RuleHashes = field(default=NO_RULES, compare=False)
+    """See `Journal.rules`."""
 
     @property
     def offsets(self) -> BitMap64:
@@ -120,16 +120,16 @@ def group_overlapping_ranges(
             grouped.append(([], []))
         grouped[-1][0 if is_audited else 1].append(r)
         reach = max(reach, r.end)
-    return [OverlappingRanges(tuple(own), tuple(rest)) for own, rest in grouped if own]
+    return [OverlappingRanges(tuple(inside), tuple(outside)) for inside, outside in grouped if inside]
 
 
 def _max_chain_weight(weights: Mapping[CommittedRange, int]) -> int:
     """Divide the ranges into the fewest chains without overlaps. Return the weight of the heaviest chain."""
     chains: list[tuple[int, int]] = []
     for r, weight in sorted(weights.items()):
-        at = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
-        before = chains[at][1] if at < len(chains) else 0
-        chains[at : at + 1] = [(r.end, before + weight)]
+        index = next((i for i, (end, _) in enumerate(chains) if end <= r.start), len(chains))
+        before = chains[index][1] if index < len(chains) else 0
+        chains[index : index + 1] = [(r.end, before + weight)]
     return max((total for _, total in chains), default=0)
 
 
@@ -325,18 +325,6 @@ def _history_begins_ms(metadata: TableMetadata) -> int:
     return 0 if oldest is None or oldest.sequence_number in {None, 0, 1} else oldest.timestamp_ms
 
 
-def _replayed_offsets(
-    journals: JournalStore, backfills: Iterable[BackfillRecord]
-) -> dict[TopicPartition, dict[str, BitMap64]]:
-    """Return the offsets of dead letters that became rows, by topic id."""
-    replayed = defaultdict[TopicPartition, dict[str, BitMap64]](lambda: defaultdict(BitMap64))
-    for record in backfills:
-        ids = chunk_topic_ids(committed_chunks(journals, record.backfill)) if record.replayed else {}
-        for tp, offsets in record.replayed.items():
-            replayed[tp][ids.get(tp[0], "")] |= offsets
-    return {tp: dict(by_id) for tp, by_id in replayed.items()}
-
-
 def _sum_claims(
     journals: JournalStore,
     marker: Marker,
@@ -344,39 +332,41 @@ def _sum_claims(
     live: Sequence[Journal],
     backfills: Sequence[BackfillRecord],
 ) -> Claims:
-    routed: Counter[str] = Counter()
-    landed = rejected = 0
-    read: list[tuple[Journal, bool, int | None]] = [(record, False, record.key.epoch) for record in live]
-    replays: list[tuple[Journal, bool, int | None]] = []
+    replayed = defaultdict[TopicPartition, dict[str, BitMap64]](lambda: defaultdict(BitMap64))
+    read: list[_ReadRecord] = [(record, False, record.key.epoch) for record in live]
+    replays: list[_ReadRecord] = []
     for backfill in backfills:
         chunks = committed_chunks(journals, backfill.backfill)
         (replays if backfill.backfill.replays else read).extend((chunk, backfill.selects, None) for chunk in chunks)
-    for record, _, _ in read:
-        landed, rejected = landed + record.records, rejected + record.rejected
-        for file in record.files:
-            if is_routed(file.target):
-                routed[file.target] += file.records
+        ids = chunk_topic_ids(chunks)
+        for tp, offsets in backfill.replayed.items():
+            replayed[tp][ids.get(tp[0], "")] |= offsets
+    routed = Counter[str]()
+    for file in (file for record, _, _ in read for file in record.files if is_routed(file.target)):
+        routed[file.target] += file.records
     claimed = Claims(
         _committed_ranges(read),
-        landed,
-        rejected,
+        sum(record.records for record, _, _ in read),
+        sum(record.rejected for record, _, _ in read),
         len(read),
         dict(routed),
         replays=_committed_ranges(replays),
-        replayed=_replayed_offsets(journals, backfills),
+        replayed={tp: dict(by_id) for tp, by_id in replayed.items()},
     )
     kept = _batches_without_accepted_losses(live, claimed, marker)
     return dataclasses.replace(claimed, repeats=_count_repeats(journals, metadata, kept, backfills))
 
 
-def _committed_ranges(
-    read: Iterable[tuple[Journal, bool, int | None]],
-) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
-    """Return the ranges of commit records, each with `CommittedRange.selects` and `epoch`."""
+_ReadRecord = tuple[Journal, bool, int | None]
+"""A commit record, with `CommittedRange.selects` and `epoch` of its ranges."""
+
+
+def _committed_ranges(read: Iterable[_ReadRecord]) -> dict[TopicPartition, tuple[CommittedRange, ...]]:
     ranges: dict[TopicPartition, list[CommittedRange]] = defaultdict(list)
-    known_rules: dict[frozenset[tuple[str, str]], Mapping[str, str]] = {}
+    known_rules: dict[tuple[frozenset[tuple[str, str]], str], RuleHashes] = {}
     for record, selects, epoch in read:
-        rules = known_rules.setdefault(frozenset(record.column_rules.items()), record.column_rules)
+        key = frozenset(record.rules.columns.items()), record.rules.deciding
+        rules = known_rules.setdefault(key, record.rules)
         for p in record.progress:
             topic_id = record.source.topic_ids.get(p.topic, "")
             leader = record.leader_epochs.get(p.topic_partition)

@@ -1,6 +1,6 @@
 """Compares the table, commit records and Kafka records of one topic-partition: was each record written exactly once?
 Pure. Compaction, transactions and retention leave gaps, so an offset counts as missing only if Kafka and a commit
-record have it.
+record have it. All comparisons are in this module, because each leaves out what another one reports.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ BY_COMMIT_RECORDS = ": they were checked against commit records only"
 
 def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about all errors, and about unchecked evidence."""
-    both = _rows_with_dead_letters(evidence)
     found = [
         *_report_duplicates(evidence),
-        *_report_rows_with_dead_letters(evidence, both),
+        *_report_rows_with_dead_letters(evidence),
         *_report_missing_records(evidence),
         *_report_dropped_records(evidence),
         *_report_truncated_log(evidence),
         *_report_unclaimed_rows(evidence),
-        *_report_count_differences(evidence, _row_claims(evidence), both),
-        *_report_count_differences(evidence, _dead_letter_claims(evidence), both),
+        *_report_count_differences(_row_claims(evidence)),
+        *_report_count_differences(_dead_letter_claims(evidence)),
         *_report_not_compared(evidence),
         *_report_resets(evidence),
         *_report_limits(evidence),
@@ -56,28 +55,8 @@ def compare_partition(evidence: Evidence) -> tuple[Finding, ...]:
 
 def compare_dead_letters(evidence: Evidence) -> tuple[Finding, ...]:
     """Return findings about duplicate and miscounted dead letters."""
-    both = _rows_with_dead_letters(evidence)
-    miscounted = _report_count_differences(evidence, _dead_letter_claims(evidence), both)
+    miscounted = _report_count_differences(_dead_letter_claims(evidence))
     return tuple(f for f in (*_report_duplicate_dead_letters(evidence), *miscounted) if f.count)
-
-
-def find_missing_offsets(evidence: Evidence) -> BitMap64:
-    """Return the offsets that Kafka and a commit record have, but no table. Omits records that a transform drops."""
-    lost = _offsets_in_no_table(evidence)
-    if evidence.kafka is None or not lost:
-        return lost
-    for r in evidence.ranges:
-        if r.dropped and len(lost & r.offsets) <= r.dropped:
-            lost = lost - r.offsets
-    return lost - evidence.kafka.dropped
-
-
-def _offsets_in_no_table(evidence: Evidence) -> BitMap64:
-    """Return the offsets in Kafka and in a commit record that have no row, dead letter or accepted loss."""
-    if evidence.kafka is None:
-        return BitMap64()
-    claimed = claimed_offsets(r for r in evidence.ranges if r.topic_id == evidence.topic_id and not r.selects)
-    return (evidence.kafka.offsets & claimed) - evidence.seen - covered_offsets(evidence.given_up)
 
 
 def count_duplicates(evidence: Evidence) -> int:
@@ -112,21 +91,21 @@ def count_rows_of_former_topics(e: Evidence) -> int:
 
 def count_rows(e: Evidence) -> int:
     """Return the number of rows of the audited commits. Omits rows of topic ids that only other periods have."""
-    own, others = 0, list[int]()
+    rows, others = 0, list[int]()
     for group in e.groups:
         audited = group_by_topic_id(group.audited)
         for topic_id, (lowest, highest) in group.bounds(_row_claims(e).claimed).items():
             if topic_id in audited:
-                own += highest
+                rows += highest
             else:
                 others.append(lowest)
-    return max(0, min(e.rows.rows - sum(others), own + count_duplicates(e))) if others else e.rows.rows
+    return max(0, min(e.rows.rows - sum(others), rows + count_duplicates(e))) if others else e.rows.rows
 
 
 def _permitted_copies(e: Evidence) -> list[BitMap64]:
     """Return the offsets that may have a second row, then the offsets that may have a third row, and so on."""
     layers: list[BitMap64] = []
-    for claimed in (*map(claimed_offsets, e.ranges_by_topic_id.values()), covered_offsets(e.rewritten)):
+    for claimed in (*map(claimed_offsets, e.ranges_by_topic_id.values()), e.rewritten_offsets):
         carried = claimed
         for index, layer in enumerate(layers):
             layers[index], carried = layer | carried, layer & carried
@@ -144,7 +123,7 @@ def _report_duplicates(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_duplicate_dead_letters(e: Evidence) -> Iterable[Finding]:
-    named = e.dead_letters.repeated - covered_offsets(e.rewritten)
+    named = e.dead_letters.repeated - e.rewritten_offsets
     yield _report_surplus_rows(
         e, "the dead-letter table", len(named) if e.rewritten else e.dead_letters.copies, format_at_offsets(named)
     )
@@ -155,24 +134,15 @@ def _report_surplus_rows(e: Evidence, table: str, count: int, where: str) -> Fin
     return _make_finding(e, FindingKind.DUPLICATES, count, f"{format_count(count, 'row')} too many in {table}, {where}")
 
 
-def find_ambiguous_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets that may have a second record: of an earlier topic, or from before a truncation."""
-    former = claimed_offsets(r for r in (*e.ranges, *e.ranges_outside_period) if r.topic_id != e.topic_id)
-    return former | covered_offsets(e.rewritten)
-
-
-def _rows_with_dead_letters(e: Evidence) -> BitMap64:
-    return (e.rows.seen & e.dead_letters.seen) - find_ambiguous_offsets(e)
-
-
-def _report_rows_with_dead_letters(e: Evidence, both: BitMap64) -> Iterable[Finding]:
+def _report_rows_with_dead_letters(e: Evidence) -> Iterable[Finding]:
+    both = e.rows_with_dead_letters
     offsets, where = format_count(len(both), "offset", "is|are"), format_at_offsets(both)
     sentence = f"{offsets} in the table and in the dead-letter table, {where}"
     yield _make_finding(e, FindingKind.ROW_AND_DEAD_LETTER, len(both), sentence)
 
 
 def _report_missing_records(e: Evidence) -> Iterable[Finding]:
-    lost = find_missing_offsets(e)
+    lost = e.missing
     records, where = format_count(len(lost), "committed record", "is|are"), format_at_offsets(lost)
     yield _make_finding(e, FindingKind.MISSING, len(lost), f"{records} in Kafka but in no table, {where}")
 
@@ -183,12 +153,12 @@ def _report_dropped_records(e: Evidence) -> Iterable[Finding]:
         return
     seen = e.seen
     more = (seen.range_cardinality(r.start, r.end) + r.dropped - (r.end - r.start) for r in e.ranges if r.dropped)
-    wrong = sum(max(0, n) for n in more) if is_counted_once(e) else 0
-    sentence = f"a table has {format_count(wrong, 'record')} that the commit records count as dropped by the transform"
-    yield _make_finding(e, FindingKind.MISCOUNTED, wrong, sentence)
+    extra = sum(max(0, n) for n in more) if is_counted_once(e) else 0
+    sentence = f"a table has {format_count(extra, 'record')} that the commit records count as dropped by the transform"
+    yield _make_finding(e, FindingKind.MISCOUNTED, extra, sentence)
     if e.kafka is None:
         return
-    others = _offsets_in_no_table(e) - e.kafka.dropped - find_missing_offsets(e)
+    others = e.in_no_table - e.kafka.dropped - e.missing
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(others),
         f"{format_count(len(others), 'record', 'is|are')} in no table, and the declared transform would not drop them. "
@@ -200,7 +170,7 @@ def _report_truncated_log(e: Evidence) -> Iterable[Finding]:
     if e.kafka is None or e.kafka.truncated_at is None:
         return
     offset = e.kafka.truncated_at
-    others = len(e.kafka.offsets & offset_bitmap(offset, e.marker) - covered_offsets(e.rewritten))
+    others = len(e.kafka.offsets & offset_bitmap(offset, e.marker) - e.rewritten_offsets)
     yield _make_finding(
         e, FindingKind.LOG_TRUNCATED, max(others, 1),
         f"Kafka's log was truncated at offset {offset:,}, below the committed offset. From that offset on, the records "
@@ -217,7 +187,7 @@ def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
     rows = format_count(len(before), "row")
     sentence = f"cannot check {rows} before offset {begin:,}, where the first commit record begins"
     yield _make_finding(e, FindingKind.NOT_COMPARED, len(before), sentence)
-    unclaimed = e.rows.seen - claimed - before - covered_offsets(e.rewritten)
+    unclaimed = e.rows.seen - claimed - before - e.rewritten_offsets
     rows = format_count(len(unclaimed), "row")
     sentence = f"no commit covers {rows} {format_at_offsets(unclaimed)}; the stream's position is {e.marker:,}"
     yield _make_finding(e, FindingKind.UNCLAIMED, len(unclaimed), sentence)
@@ -227,18 +197,17 @@ def _report_unclaimed_rows(e: Evidence) -> Iterable[Finding]:
 class _TableClaims:
     """A table of rows or dead letters, with its number of records according to commit records."""
 
+    evidence: Evidence
     name: str
     tally: OffsetTally
     claimed: Callable[[CommittedRange], int]
     groups: list[OverlappingRanges]
     lost: BitMap64
     """Missing offsets that the comparison with Kafka already reports."""
-    rewritten: BitMap64
-    accepted: BitMap64
 
     def compare(self, group: OverlappingRanges) -> tuple[int, int]:
         """Return the minimum number of missing records in a group, and the number of records that exceed its claims."""
-        accepted, rewritten = self.accepted, self.rewritten
+        accepted, rewritten = self.evidence.accepted, self.evidence.rewritten_offsets
 
         def count(r: CommittedRange) -> int:
             return self.tally.seen.range_cardinality(r.start, r.end) + self.lost.range_cardinality(r.start, r.end)
@@ -264,7 +233,7 @@ class _TableClaims:
         if len(bounds) < 2:
             return 0
         copies = len(self.tally.repeated & offsets) + self.tally.copies - len(self.tally.repeated)
-        total = len((self.tally.seen | self.lost | self.accepted) & offsets) + copies
+        total = len((self.tally.seen | self.lost | self.evidence.accepted) & offsets) + copies
         return max(0, sum(lowest for topic_id, (lowest, _) in bounds.items() if topic_id in topic_ids) - total)
 
 
@@ -272,30 +241,23 @@ def _row_claims(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return min(r.end - r.start, r.records + e.replayed_of(r))
 
-    rewritten, accepted = covered_offsets(e.rewritten), _accepted_offsets(e)
-    return _TableClaims("row", e.rows, claimed, e.groups, find_missing_offsets(e), rewritten, accepted)
+    return _TableClaims(e, "row", e.rows, claimed, e.groups, e.missing)
 
 
 def _dead_letter_claims(e: Evidence) -> _TableClaims:
     def claimed(r: CommittedRange) -> int:
         return max(0, r.rejected - e.replayed_of(r))
 
-    rewritten, accepted = covered_offsets(e.rewritten), _accepted_offsets(e)
-    return _TableClaims("dead letter", e.dead_letters, claimed, e.dead_letter_groups, BitMap64(), rewritten, accepted)
+    return _TableClaims(e, "dead letter", e.dead_letters, claimed, e.dead_letter_groups, BitMap64())
 
 
-def _accepted_offsets(e: Evidence) -> BitMap64:
-    """Return the offsets in no table, if an operator accepted their loss."""
-    return covered_offsets(e.given_up) - e.seen
-
-
-def _report_count_differences(e: Evidence, table: _TableClaims, both: BitMap64) -> Iterable[Finding]:
+def _report_count_differences(table: _TableClaims) -> Iterable[Finding]:
     """Report differences between a table's records and commit records, except records that are already reported."""
-    fewer = more = unknown = 0
+    e, fewer, more, unknown = table.evidence, 0, 0, 0
     first: OverlappingRanges | None = None
     offsets = BitMap64()
     of_rows, dead_letters = table.tally is e.rows, _dead_letter_claims(e)
-    accounted = e.seen | find_missing_offsets(e) | _accepted_offsets(e)
+    accounted = e.seen | e.missing | e.accepted
     for group in table.groups:
         missing, surplus = table.compare(group)
         lost = group.lowest(_claimed_records) - len(accounted & group.offsets)
@@ -303,7 +265,7 @@ def _report_count_differences(e: Evidence, table: _TableClaims, both: BitMap64) 
             missing = max(missing, lost - dead_letters.compare(group)[0])
         if e.drops_repeats and of_rows:
             missing = 0
-        reported = len(both & group.offsets)  # by another finding, for one of the tables
+        reported = len(e.rows_with_dead_letters & group.offsets)  # by another finding, for one of the tables
         if of_rows:
             reported = max(0, reported - dead_letters.compare(group)[1])
         surplus = max(0, surplus - reported)
@@ -312,7 +274,7 @@ def _report_count_differences(e: Evidence, table: _TableClaims, both: BitMap64) 
         first = first or (group if missing or surplus else None)
         # Records of a former topic, or from before a truncation, may be at the offsets of missing records.
         is_known = e.kafka is None and lost >= missing and len(group.ranges_by_topic_id) == 1
-        is_known = is_known and not covered_offsets(e.rewritten) & group.offsets
+        is_known = is_known and not e.rewritten_offsets & group.offsets
         if missing:
             offsets |= group.offsets - accounted if is_known else group.offsets
     yield _make_finding(
@@ -345,7 +307,7 @@ def _claimed_records(r: CommittedRange) -> int:
 
 def _is_exact(e: Evidence, group: OverlappingRanges) -> bool:
     """Return whether `OverlappingRanges.lowest` applies: overlapping ranges in one log that was not truncated."""
-    is_one_log = len(group.ranges_by_topic_id) == 1 and not covered_offsets(e.rewritten) & group.offsets
+    is_one_log = len(group.ranges_by_topic_id) == 1 and not e.rewritten_offsets & group.offsets
     return is_one_log and not group.is_single
 
 
@@ -394,8 +356,7 @@ def count_repeats(evidence: Iterable[Evidence], claimed: Claims, *, is_routed: b
 
 def _without_accepted(e: Evidence) -> Evidence:
     """Return the evidence without ranges that have an accepted loss."""
-    current = [r for r in e.ranges if r.topic_id == e.topic_id]
-    lost = find_accepted_loss(current, e.given_up, epoch=e.given_up_epoch)
+    lost = find_accepted_loss(e.current_ranges, e.given_up, epoch=e.given_up_epoch)
     if not lost:
         return e
     return replace(e, ranges=tuple(r for r in e.ranges if r.topic_id != e.topic_id or not r.offsets <= lost))
@@ -410,7 +371,8 @@ def _report_resets(e: Evidence) -> Iterable[Finding]:
         before = claimed_offsets(r for r in current if r.epoch is not None and r.epoch < epoch)
         since = claimed_offsets(r for r in current if r.epoch is not None and epoch <= r.epoch < until)
         again, pending, until = before & (since | pending), BitMap64(), epoch
-        sentence = f"the reset of {format_utc(at_ms)} moved the position back, to read again: {_format_offsets(again)}"
+        offsets = _format_offsets(again)  # a reset to a later position may also be below committed offsets
+        sentence = f"since the reset of {format_utc(at_ms)}, the stream reads committed offsets again: {offsets}"
         yield _make_finding(e, FindingKind.READ_AGAIN, len(again), sentence)
 
 
@@ -418,7 +380,7 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
     """Report overlapping ranges without an exact number of records."""
     if e.drops_repeats:
         return
-    open_, rewritten = 0, covered_offsets(e.rewritten)
+    open_, rewritten = 0, e.rewritten_offsets
     for group in e.groups:
         if group.is_single or rewritten & group.offsets:
             continue
@@ -440,7 +402,7 @@ def _report_not_compared(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_limits(e: Evidence) -> Iterable[Finding]:
-    current = [r for r in e.ranges if r.topic_id == e.topic_id]
+    current = e.current_ranges
     if e.covers_history:
         # The marker is the last range: a reset may have moved it, and nothing was committed since.
         read = [*merge_ranges(current), (e.marker, e.marker)] if current else []
@@ -450,7 +412,7 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
         skipped = format_count(len(holes), "offset", "was|were")
         sentence = f"{skipped} skipped, by a reset, source.start or source.on-gap: {_format_offsets(holes)}"
         yield _make_finding(e, FindingKind.SKIPPED, len(holes), sentence)
-    again = covered_offsets(e.rewritten)
+    again = e.rewritten_offsets
     yield _make_finding(
         e, FindingKind.NOT_COMPARED, len(again),
         f"Kafka assigned {format_count(len(again), 'offset')} to a second record, because its log was truncated, or a "
@@ -461,8 +423,8 @@ def _report_limits(e: Evidence) -> Iterable[Finding]:
         former = sum(highest for group in of_ranges for topic_id, (_, highest) in group if topic_id != e.topic_id)
         sentence = f"{format_count(former, 'row', 'is|are')} {FORMER_TOPIC_PREDICATE}{BY_COMMIT_RECORDS}"
         yield _make_finding(e, FindingKind.UNCHECKED, former, sentence)
-        gone = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - _accepted_offsets(e))
-        yield _make_finding(e, FindingKind.UNCHECKED, gone, describe_deleted_offsets(gone, e.kafka.first))
+        deleted = len((claimed_offsets(current) & offset_bitmap(0, e.kafka.first)) - e.accepted)
+        yield _make_finding(e, FindingKind.UNCHECKED, deleted, describe_deleted_offsets(deleted, e.kafka.first))
 
 
 def describe_deleted_offsets(committed: int, first: int) -> str:

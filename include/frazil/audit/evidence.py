@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from pyroaring import BitMap64
 
@@ -12,11 +13,12 @@ from frazil.audit.claims import (
     Claims,
     CommittedRange,
     OverlappingRanges,
+    claimed_offsets,
     group_by_topic_id,
     group_overlapping_ranges,
 )
 from frazil.commit.marker import Marker
-from frazil.offsets.spans import Span, TopicPartition
+from frazil.offsets.spans import Span, TopicPartition, covered_offsets
 from frazil.offsets.tally import OffsetTally, Tallies
 
 
@@ -32,8 +34,10 @@ class RemainingOffsets:
     """Records that the current transform drops."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Evidence:
+    """One topic-partition's evidence, and the offsets that several comparisons derive from it."""
+
     topic: str
     partition: int
     marker: int
@@ -63,10 +67,6 @@ class Evidence:
     """Dead letters of earlier topics with the same name. `dead_letters` omits them."""
     reset_times: Mapping[int, int] = field(default_factory=dict)
     """See `frazil.commit.history.reset_times`."""
-    groups: list[OverlappingRanges] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", group_overlapping_ranges(self.ranges, self.ranges_outside_period))
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -80,6 +80,20 @@ class Evidence:
     def seen(self) -> BitMap64:
         return self.rows.seen | self.dead_letters.seen
 
+    @cached_property
+    def groups(self) -> list[OverlappingRanges]:
+        return group_overlapping_ranges(self.ranges, self.ranges_outside_period)
+
+    @cached_property
+    def dead_letter_groups(self) -> list[OverlappingRanges]:
+        current = ([r for r in rs if r.topic_id == self.topic_id] for rs in (self.ranges, self.ranges_outside_period))
+        return group_overlapping_ranges(*current)
+
+    @property
+    def current_ranges(self) -> list[CommittedRange]:
+        """The audited ranges of the current topic."""
+        return [r for r in self.ranges if r.topic_id == self.topic_id]
+
     @property
     def ranges_by_topic_id(self) -> dict[str, list[CommittedRange]]:
         return group_by_topic_id((*self.ranges, *self.ranges_outside_period))
@@ -88,10 +102,43 @@ class Evidence:
         """Return how many of a range's dead letters have become rows."""
         return self.replayed.get(r.topic_id, BitMap64()).range_cardinality(r.start, r.end)
 
-    @property
-    def dead_letter_groups(self) -> list[OverlappingRanges]:
-        current = ([r for r in rs if r.topic_id == self.topic_id] for rs in (self.ranges, self.ranges_outside_period))
-        return group_overlapping_ranges(*current)
+    @cached_property
+    def rewritten_offsets(self) -> BitMap64:
+        return covered_offsets(self.rewritten)
+
+    @cached_property
+    def accepted(self) -> BitMap64:
+        """The offsets in no table whose loss an operator accepted."""
+        return covered_offsets(self.given_up) - self.seen
+
+    @cached_property
+    def ambiguous(self) -> BitMap64:
+        """The offsets that may have a second record: of an earlier topic, or from before a truncation."""
+        every = (*self.ranges, *self.ranges_outside_period)
+        return claimed_offsets(r for r in every if r.topic_id != self.topic_id) | self.rewritten_offsets
+
+    @cached_property
+    def rows_with_dead_letters(self) -> BitMap64:
+        return (self.rows.seen & self.dead_letters.seen) - self.ambiguous
+
+    @cached_property
+    def in_no_table(self) -> BitMap64:
+        """The offsets in Kafka and in a commit record that have no row, dead letter or accepted loss."""
+        if self.kafka is None:
+            return BitMap64()
+        claimed = claimed_offsets(r for r in self.current_ranges if not r.selects)
+        return (self.kafka.offsets & claimed) - self.seen - covered_offsets(self.given_up)
+
+    @cached_property
+    def missing(self) -> BitMap64:
+        """The offsets that Kafka and a commit record have, but no table. Omits records that a transform drops."""
+        lost = self.in_no_table
+        if self.kafka is None or not lost:
+            return lost
+        for r in self.ranges:
+            if r.dropped and len(lost & r.offsets) <= r.dropped:
+                lost = lost - r.offsets
+        return lost - self.kafka.dropped
 
 
 def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
@@ -133,9 +180,9 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
     )
 
 
-def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, own: Claims) -> tuple[Evidence, ...]:
+def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, period: Claims) -> tuple[Evidence, ...]:
     """Return a period's evidence, with all claims outside the period added. `own` are the period's claims."""
-    elsewhere, replayed = every.without(own), every.replayed
+    elsewhere, replayed = every.without(period), every.replayed
     by_partition = ((e, e.topic_partition) for e in evidence)
     return tuple(
         replace(e, ranges_outside_period=elsewhere.get(tp, ()), replayed=replayed.get(tp, {})) for e, tp in by_partition

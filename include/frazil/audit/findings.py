@@ -93,10 +93,10 @@ class Audit:
     def __post_init__(self) -> None:
         complete = not any(f.kind is FindingKind.NOT_COMPARED for f in self.findings)
         object.__setattr__(self, "complete", complete)
-        object.__setattr__(self, "clean", complete and not self.wrong)
+        object.__setattr__(self, "clean", complete and not self.errors)
 
     @property
-    def wrong(self) -> tuple[Finding, ...]:
+    def errors(self) -> tuple[Finding, ...]:
         return tuple(f for f in self.findings if f.kind.is_wrong)
 
     def with_findings(self, more: Iterable[Finding]) -> Audit:

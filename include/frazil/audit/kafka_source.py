@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from pyroaring import BitMap64
 
@@ -24,6 +25,43 @@ from frazil.spec.units import format_count
 NO_LEADER = "no leader: nothing is compared with Kafka. Start a broker that has a replica"
 
 
+@dataclass(frozen=True, slots=True)
+class KafkaLogs:
+    """The logs of a stream's topics in Kafka, compared with the stream's claims."""
+
+    topics: SourceIdentity
+    first: Offsets
+    ends: Mapping[TopicPartition, LogEnd]
+    not_comparable: Mapping[TopicPartition, str]
+    """Why claimed partitions cannot be compared."""
+    truncated: Mapping[TopicPartition, int]
+    """The lowest offset at which each log lost records. Omits accepted truncations."""
+
+    @classmethod
+    def load(cls, spec: StreamSpec, marker: Marker, claimed: Claims) -> KafkaLogs:
+        with open_kafka(spec) as kafka:
+            topics = kafka.describe()
+            first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)
+            leaderless = dict.fromkeys(topics.leaderless, NO_LEADER)
+            reasons = {
+                tp: _explain_not_comparable(tp[0], marker.source, topics.identity, spec) or leaderless.get(tp)
+                for tp in sorted(claimed.ranges)
+            }
+            not_comparable = {tp: reason for tp, reason in reasons.items() if reason}
+            current = claimed.of_topics(marker.source.topic_ids)
+            compared = {tp: current[tp] for tp in reasons if tp in ends and tp not in not_comparable}
+            return cls(topics.identity, first, ends, not_comparable, _find_truncated_logs(kafka, marker, compared))
+
+    def report_not_committed(self, spec: StreamSpec, marker: Marker) -> Iterator[Finding]:
+        """Report the records after the stream's position. They are not compared."""
+        ends = {tp: end.stable for tp, end in self.ends.items() if tp not in self.truncated}
+        known = {tp for tp in ends if not _explain_not_comparable(tp[0], marker.source, self.topics, spec)}
+        position = {tp: max(offset, self.first.get(tp, 0)) for tp, offset in marker.offsets.items()}
+        if unread := count_unread(position, self.first, {tp: ends[tp] for tp in known}):
+            sentence = f"{format_count(unread, 'record', 'is|are')} not committed yet"
+            yield Finding(FindingKind.NOT_COMMITTED, unread, sentence, spec.name)
+
+
 def find_remaining_offsets(
     spec: StreamSpec,
     marker: Marker,
@@ -33,47 +71,31 @@ def find_remaining_offsets(
     dropped: Callable[[Mapping[TopicPartition, Span]], OffsetSets] = lambda _: {},
 ) -> tuple[Mapping[TopicPartition, RemainingOffsets], tuple[Finding, ...]]:
     """Return the claimed offsets that Kafka still has, and findings about topics that cannot be compared."""
-    with open_kafka(spec) as kafka:
-        topics = kafka.describe()
-        first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)
-        notes = []
-        ranges: dict[TopicPartition, Span] = {}
-        current = claimed.of_topics(marker.source.topic_ids)
-        for tp in sorted(claimed.ranges):
-            sentence = explain_not_comparable(tp[0], marker.source, topics.identity, spec)
-            if sentence or tp in topics.leaderless:
-                offsets = len(claimed_offsets(claimed.ranges[tp]))
-                notes.append(Finding(FindingKind.NOT_COMPARED, offsets, sentence or NO_LEADER, f"{tp[0]}-{tp[1]}"))
-                continue
-            begin = min((r.start for r in current[tp]), default=0)
-            end = max((r.end for r in current[tp]), default=0)
-            # A truncated log may end before the committed end. Waiting for records after its end would never succeed.
-            ranges[tp] = (max(first.get(tp, begin), begin), min(end, ends[tp].stable if tp in ends else end))
-        truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in ranges if tp in ends})
+    logs, current = KafkaLogs.load(spec, marker, claimed), claimed.of_topics(marker.source.topic_ids)
+    notes = [
+        Finding(FindingKind.NOT_COMPARED, len(claimed_offsets(claimed.ranges[tp])), reason, f"{tp[0]}-{tp[1]}")
+        for tp, reason in logs.not_comparable.items()
+    ]
     if report_uncommitted:
-        log_ends = {tp: end for tp, end in ends.items() if tp not in truncated}
-        notes += report_not_committed(spec, marker, topics.identity, first, log_ends)
-    tallies = read_offsets(resolve_kafka_properties(spec, os.environ), ranges)
-    by_transform = dropped(ranges)
+        notes += logs.report_not_committed(spec, marker)
+    ranges: dict[TopicPartition, Span] = {}
+    for tp in sorted(current.keys() - logs.not_comparable.keys()):
+        begin = min((r.start for r in current[tp]), default=0)
+        end = max((r.end for r in current[tp]), default=0)
+        # A truncated log may end before the committed end. Waiting for records after its end would never succeed.
+        stable = logs.ends[tp].stable if tp in logs.ends else end
+        ranges[tp] = (max(logs.first.get(tp, begin), begin), min(end, stable))
+    tallies, by_transform = read_offsets(resolve_kafka_properties(spec, os.environ), ranges), dropped(ranges)
     in_kafka = {
-        tp: RemainingOffsets(first.get(tp, 0), tallies[tp].seen, truncated.get(tp), by_transform.get(tp, BitMap64()))
+        tp: RemainingOffsets(
+            logs.first.get(tp, 0), tallies[tp].seen, logs.truncated.get(tp), by_transform.get(tp, BitMap64())
+        )
         for tp in ranges
     }
     return in_kafka, tuple(notes)
 
 
-def report_not_committed(
-    spec: StreamSpec, marker: Marker, now: SourceIdentity, first: Offsets, ends: Mapping[TopicPartition, LogEnd]
-) -> Iterator[Finding]:
-    """Report the records after the stream's position. They are not compared."""
-    read = {tp: end.stable for tp, end in ends.items() if not explain_not_comparable(tp[0], marker.source, now, spec)}
-    position = {tp: max(offset, first.get(tp, 0)) for tp, offset in marker.offsets.items()}
-    if unread := count_unread(position, first, read):
-        sentence = f"{format_count(unread, 'record', 'is|are')} not committed yet"
-        yield Finding(FindingKind.NOT_COMMITTED, unread, sentence, spec.name)
-
-
-def explain_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
+def _explain_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity, spec: StreamSpec) -> str | None:
     """Return why a Kafka topic cannot be compared with committed records; None if it can."""
     if topic not in spec.source.reads:
         return "the stream no longer reads the topic: nothing is compared with Kafka"
@@ -82,10 +104,9 @@ def explain_not_comparable(topic: str, read: SourceIdentity, now: SourceIdentity
     return "the topic was recreated or is in another cluster: nothing is compared with Kafka"
 
 
-def find_truncated_logs(
+def _find_truncated_logs(
     kafka: KafkaAdmin, marker: Marker, ranges: Mapping[TopicPartition, Sequence[CommittedRange]]
 ) -> dict[TopicPartition, int]:
-    """Return the lowest offset at which each log lost records. Omits accepted truncations."""
     position = {tp: marker.offsets[tp] for tp in ranges if tp in marker.offsets}
     found = dict(find_truncations(kafka, position, marker.leader_epochs))
     reached = defaultdict[TopicPartition, Counter[int]](Counter)
@@ -96,8 +117,8 @@ def find_truncated_logs(
     left = {tp: sorted(ends.items()) for tp, ends in reached.items()}
     while left:
         requested = {tp: (end, epoch) for tp, ends in left.items() for epoch, end in ends[:1]}
-        for tp, at in kafka.truncation_offsets(requested).items():
-            if not any(start <= at and requested[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
-                found[tp] = min(at, found.get(tp, at))
+        for tp, offset in kafka.truncation_offsets(requested).items():
+            if not any(start <= offset and requested[tp][0] <= end for start, end in marker.rewritten.get(tp, ())):
+                found[tp] = min(offset, found.get(tp, offset))
         left = {tp: ends[1:] for tp, ends in left.items() if ends[1:]}
     return found

@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.audit.claims import Claims, claimed_offsets, merge_ranges
-from frazil.audit.compare import find_ambiguous_offsets, format_at_offsets
+from frazil.audit.compare import format_at_offsets
 from frazil.audit.evidence import Evidence
 from frazil.audit.findings import Finding, FindingKind
 from frazil.commit.backfill_records import (
@@ -121,7 +121,7 @@ def read_routed_rows(  # noqa: PLR0913 - each source is an argument
         }
     step = partial(_read_with_retries, _RowSearch(tables, waiting, within, replays, candidate_names))
     found = run_in_parallel(step, targets)
-    more = sorted({one.renamed for one in found if one.renamed} - {*targets})
+    more = sorted({entry.renamed for entry in found if entry.renamed} - {*targets})
     return (*found, *(run_in_parallel(step, more) if more else ()))
 
 
@@ -207,13 +207,13 @@ def _missing_table_message(tables: StreamTables, target: Target, record: RoutedT
 
 
 def report_unread_rows(routed: Sequence[RoutedRows]) -> Iterator[Finding]:
-    for one in routed:
-        if one.problem:
-            yield Finding(FindingKind.MISSING, 1, one.problem, one.target)
-        if one.waiting:
-            rows = format_count(one.waiting, "row", "is|are")
+    for entry in routed:
+        if entry.problem:
+            yield Finding(FindingKind.MISSING, 1, entry.problem, entry.target)
+        if entry.waiting:
+            rows = format_count(entry.waiting, "row", "is|are")
             sentence = f"{rows} not yet committed to the table. If this persists, `frazil route` shows the reason"
-            yield Finding(FindingKind.UNCHECKED, one.waiting, sentence, one.target)
+            yield Finding(FindingKind.UNCHECKED, entry.waiting, sentence, entry.target)
 
 
 def report_uncounted_tables(default: str, claimed: Claims) -> Iterator[Finding]:
@@ -229,8 +229,8 @@ def compare_table_counts(
 ) -> Iterator[Finding]:
     """Compare the rows of each table with the commit records, if each offset was committed once."""
     waiting = Counter[Target]()
-    for one in routed:
-        waiting[one.renamed or one.target] += one.waiting
+    for entry in routed:
+        waiting[entry.renamed or entry.target] += entry.waiting
     for name, (rows, expected) in row_counts(default, routed, claimed, replays).items():
         if rows != expected:
             has = format_count(rows - waiting[name], "row")
@@ -266,9 +266,9 @@ def row_counts(
     of_default = claimed.records - sum(claimed.routed.values()) + _count_claimed(replays.rows, claimed)
     expected = Counter({default[0]: of_default - sum(replayed.values()), **claimed.routed})
     expected.update(replayed)
-    for one in routed:
-        if one.renamed:
-            expected[one.renamed] += expected.pop(one.target, 0)
+    for entry in routed:
+        if entry.renamed:
+            expected[entry.renamed] += expected.pop(entry.target, 0)
     return {
         name: (
             _count_claimed(seen_offsets(tallies), claimed)
@@ -291,7 +291,7 @@ def find_misplaced_rows(
     for name, tallies in _by_table(default, routed).items():
         for e in evidence:
             tp = e.topic_partition
-            rows = get_offsets(tallies, tp) - get_offsets(expected.get(name, {}), tp) - find_ambiguous_offsets(e)
+            rows = get_offsets(tallies, tp) - get_offsets(expected.get(name, {}), tp) - e.ambiguous
             for other in sorted(expected.keys() - {name}):
                 if misplaced := rows & get_offsets(expected[other], tp):
                     has, committed = counts[name]
@@ -302,22 +302,22 @@ def find_misplaced_rows(
                     )
                     kind = FindingKind.NOT_COMPARED if earlier else FindingKind.MISCOUNTED
                     yield Finding(kind, len(misplaced), sentence, name)
-    gone = sum(
+    deleted = sum(
         len(claimed_offsets(e.ranges) & e.rows.seen & offset_bitmap(0, e.kafka.first)) for e in evidence if e.kafka
     )
-    if gone:
+    if deleted:
         sentence = (
-            f"cannot check that {format_count(gone, 'row', 'is|are')} in the right table: Kafka no longer has the "
+            f"cannot check that {format_count(deleted, 'row', 'is|are')} in the right table: Kafka no longer has the "
             "records, and some offsets were committed more than once"
         )
-        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, default[0])
+        yield Finding(FindingKind.NOT_COMPARED, deleted, sentence, default[0])
 
 
 def _by_table(default: tuple[str, Tallies], routed: Sequence[RoutedRows]) -> dict[str, Tallies]:
     """Return the tallies of each table's rows, by the table's current name."""
     by_name = defaultdict[Target, list[Tallies]](list)
-    for one in routed:
-        by_name[one.renamed or one.target].append(one.rows)
+    for entry in routed:
+        by_name[entry.renamed or entry.target].append(entry.rows)
     return {default[0]: default[1], **{name: merge_tallies(tallies) for name, tallies in by_name.items()}}
 
 

@@ -116,7 +116,7 @@ class ComparedTables:
         by_value = {**{value: name for value, name in made.items() if value is not None}, **sinks.by_value}
         notes = dict(_not_comparable(sinks, tables, routed, marker))
         compared = {name: table for name, table in routed.items() if name not in notes}
-        findings = [Finding(FindingKind.NOT_COMPARED, 1, why, name) for name, why in sorted(notes.items())]
+        findings = [Finding(FindingKind.NOT_COMPARED, 1, reason, name) for name, reason in sorted(notes.items())]
         return cls({"main": main, **compared}, by_value, findings)
 
     def add_route(self, spec: StreamSpec, context: StageContext) -> StageContext:
@@ -133,12 +133,12 @@ def _not_comparable(
     for target in sorted({*sinks.named_tables} - routed.keys()):
         yield target, f"the table is not in the catalog; `frazil route {tables.stream}` shows the remedy"
     for target, table in routed.items():
-        own = read_marker(table.properties, tables.stream)
-        if own is None:
+        own_marker = read_marker(table.properties, tables.stream)
+        if own_marker is None:
             yield target, f"the table has no marker of stream {tables.stream!r}, so it has no rows of the stream"
         elif missing_journals(tables, table, waiting.get(target, ())):
             yield target, f"the table does not have all rows yet. If this persists, run `frazil route {tables.stream}`"
-        elif is_ahead(own, marker):
+        elif is_ahead(own_marker, marker):
             yield target, "the writer committed to the table during the audit: run the audit again"
 
 

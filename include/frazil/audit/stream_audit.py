@@ -22,7 +22,6 @@ from frazil.audit.compare import (
     count_repeats,
     count_rows,
     count_rows_of_former_topics,
-    find_missing_offsets,
     is_counted_once,
 )
 from frazil.audit.evidence import Evidence, RemainingOffsets, gather_evidence, with_other_claims
@@ -92,7 +91,7 @@ class _AuditRun:
         found = gather_evidence(
             self.marker,
             claimed,
-            rows=merge_tallies([default, *(one.rows for one in routed)]) if routed else default,
+            rows=merge_tallies([default, *(entry.rows for entry in routed)]) if routed else default,
             tables="the route" if routed else "the table",
             dead_letters=dead_letters,
             kafka=kafka,
@@ -105,12 +104,12 @@ class _AuditRun:
             found = with_other_claims(found, every, claimed)
         if not routed:
             return found, notes
-        own = self.tables.main.identifier, default
-        changed = {one.renamed or one.target: one.table for one in routed if one.table}
+        default_rows = self.tables.main.identifier, default
+        changed = {entry.renamed or entry.target: entry.table for entry in routed if entry.table}
         return found, (
             *notes,
             *report_unread_rows(routed),
-            *self._compare_tables(found, own, routed, claimed, replays),
+            *self._compare_tables(found, default_rows, routed, claimed, replays),
             *(
                 finding
                 for name, table in sorted(changed.items())
@@ -152,8 +151,8 @@ class _AuditRun:
         dead_letters = tally_rows(self.tables.dead_letters.refresh(), wanted, former=former)
         if not any(claimed.former_offsets(ids).values()):
             former.clear()
-        own = self.tables.dead_letters.current().properties
-        backfill = unsettled_backfill(self.table.properties, own, self.marker.stream)
+        properties = self.tables.dead_letters.current().properties
+        backfill = unsettled_backfill(self.table.properties, properties, self.marker.stream)
         if backfill is None:
             return dead_letters, former
         if not backfill.replays:
@@ -278,13 +277,13 @@ def _has_new_replay(run: _AuditRun) -> bool:
         now = run.tables.last_backfill()
         if now and now.replays and now.state is BackfillState.PUBLISHED and now != backfill:
             return True
-    own = read_backfill(run.tables.dead_letters.current().properties, run.marker.stream)
-    if own is None or not own.replays or own.state is not BackfillState.PUBLISHED:
+    last = read_backfill(run.tables.dead_letters.current().properties, run.marker.stream)
+    if last is None or not last.replays or last.state is not BackfillState.PUBLISHED:
         return False
     return (
         backfill is None
-        or backfill.epoch < own.epoch
-        or (backfill.id == own.id and backfill.state is not BackfillState.PUBLISHED)
+        or backfill.epoch < last.epoch
+        or (backfill.id == last.id and backfill.state is not BackfillState.PUBLISHED)
     )
 
 
@@ -323,7 +322,7 @@ def _build_audit(
 
 def _count_partition(e: Evidence) -> PartitionAudit:
     rows, surplus = count_rows(e), count_duplicates(e)
-    current = [r for r in e.ranges if r.topic_id == e.topic_id] or ([] if e.covers_history else e.ranges)
+    current = e.current_ranges or ([] if e.covers_history else e.ranges)
     return PartitionAudit(
         topic=e.topic,
         partition=e.partition,
@@ -332,7 +331,7 @@ def _count_partition(e: Evidence) -> PartitionAudit:
         rows=rows,
         distinct=rows - surplus,
         duplicates=surplus,
-        gaps=len(find_missing_offsets(e)) if e.kafka is not None else None,
+        gaps=len(e.missing) if e.kafka is not None else None,
         dead_letters=len(e.dead_letters.seen) + e.former_dead_letters,
         dropped=count_dropped(e),
         of_former_topics=count_rows_of_former_topics(e),

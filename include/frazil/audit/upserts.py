@@ -15,7 +15,7 @@ from pyiceberg.io import load_file_io
 from pyiceberg.table import Table
 from pyroaring import BitMap64
 
-from frazil.audit.changed_keys import ChangedKeys, ColumnRules, Key, find_changed_keys
+from frazil.audit.changed_keys import ChangedKeys, DeclaredRules, Key, find_changed_keys
 from frazil.audit.claims import (
     Claims,
     CommittedRange,
@@ -36,14 +36,13 @@ from frazil.audit.compare import (
 )
 from frazil.audit.evidence import gather_evidence
 from frazil.audit.findings import Audit, Finding, FindingKind, PartitionAudit
-from frazil.audit.kafka_source import NO_LEADER, explain_not_comparable, find_truncated_logs, report_not_committed
+from frazil.audit.kafka_source import KafkaLogs
 from frazil.audit.source_records import ComparedTables, SourceRecords, scratch_folder
 from frazil.audit.stream_audit import audit_changes, report_foreign_changes, report_metadata_problems
 from frazil.commit.commit_checks import other_streams
 from frazil.commit.history import Period, deleted_by_others, reset_times
 from frazil.commit.marker import Marker, read_marker, require_own_marker
 from frazil.commit.merging import MERGING_MODES, build_merge_rules
-from frazil.commit.open_streams import open_kafka
 from frazil.commit.staging_targets import target_table
 from frazil.commit.stream_tables import StreamTables
 from frazil.ingest.contract import StagedFile
@@ -171,56 +170,60 @@ def _compare_with_kafka(  # noqa: PLR0913 - each source is an argument
         return
     current = claimed.of_topics(marker.source.topic_ids)
     starts = {tp: min(r.start for r in parts) for tp, parts in current.items() if parts and tp in marker.offsets}
-    if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
-        sentence = f"{format_count(former, 'offset', 'is|are')} {FORMER_TOPIC_PREDICATE}"
-        if by_records:
-            yield Finding(FindingKind.UNCHECKED, former, f"{sentence}{BY_COMMIT_RECORDS}", spec.name)
-        else:
-            yield Finding(FindingKind.NOT_COMPARED, former, f"{sentence}. {_later_audit(table, spec)}", spec.name)
+    yield from _report_former_offsets(spec, table, marker, claimed, by_records=by_records)
     if again := sum(max(0, max(r.end for r in current[tp]) - marker.offsets[tp]) for tp in starts):
         sentence = (
             f"the stream was moved back and has not yet read {format_count(again, 'offset')} again: their records were "
             "not compared. Audit again once the writer has caught up"
         )
         yield Finding(FindingKind.NOT_COMPARED, again, sentence, spec.name)
-    with open_kafka(spec) as kafka:
-        topics = kafka.describe()
-        explained = {topic: explain_not_comparable(topic, marker.source, topics.identity, spec) for topic, _ in starts}
-        why_not = {topic: why for topic, why in sorted(explained.items()) if why}
-        why_not |= {topic: NO_LEADER for topic, _ in sorted(topics.leaderless & starts.keys()) if topic not in why_not}
-        first, ends = kafka.earliest(topics.partitions_with_leader), kafka.log_ends(topics.partitions_with_leader)
-        starts = {tp: start for tp, start in starts.items() if tp in ends and tp[0] not in why_not}
-        truncated = find_truncated_logs(kafka, marker, {tp: current[tp] for tp in starts})
+    logs = KafkaLogs.load(spec, marker, claimed)
+    not_read = {tp[0]: reason for tp, reason in logs.not_comparable.items() if tp in starts}
+    starts = {tp: start for tp, start in starts.items() if tp in logs.ends and tp[0] not in not_read}
     if window is None:
-        log_ends = {tp: end for tp, end in ends.items() if tp not in truncated}
-        yield from report_not_committed(spec, marker, topics.identity, first, log_ends)
-    for topic, why in why_not.items():
+        yield from logs.report_not_committed(spec, marker)
+    for topic, reason in not_read.items():
         offsets = sum(len(claimed_offsets(parts)) for tp, parts in current.items() if tp[0] == topic)
-        yield Finding(FindingKind.NOT_COMPARED, offsets, why, topic)
-    for (topic, partition), offset in sorted(truncated.items()):
+        yield Finding(FindingKind.NOT_COMPARED, offsets, reason, topic)
+    yield from _report_truncated_logs({tp: offset for tp, offset in sorted(logs.truncated.items()) if tp in starts})
+    every = claimed if window is None else load_all_claims(tables.journals, marker, table.metadata)
+    read = {tp: _offsets_to_read(tp, start, every, marker) for tp, start in starts.items()}
+    yield from _report_missing_in_kafka(
+        spec.name, {tp: (current[tp], read[tp]) for tp in read}, logs.first, by_records=by_records
+    )
+    spans = {
+        tp: [*iter_runs(offsets & offset_bitmap(begin, end), (begin, end))]
+        for tp, offsets in sorted(read.items())
+        for begin, end in [(logs.first.get(tp, 0), max(logs.first.get(tp, 0), logs.ends[tp].stable))]
+    }
+    if any(spans.values()):
+        sinks = ComparedTables.load(spec, tables, table, marker)
+        yield from sinks.findings
+        topic_ids, ranges = logs.topics.topic_ids, every.of_topics(marker.source.topic_ids)
+        committed = {tp: (*parts, *every.replays.get(tp, ())) for tp, parts in ranges.items()}
+        yield from _report_differences(
+            SourceRecords(spec, tables, sinks, topic_ids, spans, [*not_read], committed=committed)
+        )
+
+
+def _report_truncated_logs(truncated: Offsets) -> Iterator[Finding]:
+    for (topic, partition), offset in truncated.items():
         sentence = (
             f"Kafka's log was truncated at offset {offset:,}, below the committed offset: rows may have later changes "
             "that Kafka no longer has. To continue from there, run `frazil reset STREAM --to marker`"
         )
         yield Finding(FindingKind.LOG_TRUNCATED, 1, sentence, f"{topic}-{partition}")
-    every = claimed if window is None else load_all_claims(tables.journals, marker, table.metadata)
-    read = {tp: _offsets_to_read(tp, start, every, marker) for tp, start in starts.items()}
-    yield from _report_missing_in_kafka(
-        spec.name, {tp: (current[tp], read[tp]) for tp in read}, first, by_records=by_records
-    )
-    spans = {
-        tp: [*iter_runs(offsets & offset_bitmap(begin, end), (begin, end))]
-        for tp, offsets in sorted(read.items())
-        for begin, end in [(first.get(tp, 0), max(first.get(tp, 0), ends[tp].stable))]
-    }
-    if any(spans.values()):
-        sinks = ComparedTables.load(spec, tables, table, marker)
-        yield from sinks.findings
-        topic_ids, own = topics.identity.topic_ids, every.of_topics(marker.source.topic_ids)
-        committed = {tp: (*parts, *every.replays.get(tp, ())) for tp, parts in own.items()}
-        yield from _report_differences(
-            SourceRecords(spec, tables, sinks, topic_ids, spans, [*why_not], committed=committed)
-        )
+
+
+def _report_former_offsets(
+    spec: StreamSpec, table: Table, marker: Marker, claimed: Claims, *, by_records: bool
+) -> Iterator[Finding]:
+    if former := sum(map(len, claimed.former_offsets(marker.source.topic_ids).values())):
+        sentence = f"{format_count(former, 'offset', 'is|are')} {FORMER_TOPIC_PREDICATE}"
+        if by_records:
+            yield Finding(FindingKind.UNCHECKED, former, f"{sentence}{BY_COMMIT_RECORDS}", spec.name)
+        else:
+            yield Finding(FindingKind.NOT_COMPARED, former, f"{sentence}. {_later_audit(table, spec)}", spec.name)
 
 
 def _offsets_to_read(tp: TopicPartition, start: int, every: Claims, marker: Marker) -> BitMap64:
@@ -239,19 +242,19 @@ def _report_missing_in_kafka(
     by_records: bool,
 ) -> Iterator[Finding]:
     """Report committed records that Kafka no longer has. `read` has the claimed ranges and the offsets to read."""
-    gone = 0
+    deleted = 0
     for tp, (ranges, offsets) in sorted(read.items()):
         before = offsets & claimed_offsets(ranges) & offset_bitmap(0, first.get(tp, 0))
         if before and by_records:
             sentence = describe_deleted_offsets(len(before), first[tp])
             yield Finding(FindingKind.UNCHECKED, len(before), sentence, f"{tp[0]}-{tp[1]}")
-        gone += min(len(before), sum(min(r.records + r.rejected, len(r.offsets & before)) for r in ranges))
-    if gone and not by_records:
+        deleted += min(len(before), sum(min(r.records + r.rejected, len(r.offsets & before)) for r in ranges))
+    if deleted and not by_records:
         sentence = (
-            f"{format_count(gone, 'committed record', 'was|were')} not compared, because Kafka no longer has the "
+            f"{format_count(deleted, 'committed record', 'was|were')} not compared, because Kafka no longer has the "
             "records"
         )
-        yield Finding(FindingKind.NOT_COMPARED, gone, sentence, stream)
+        yield Finding(FindingKind.NOT_COMPARED, deleted, sentence, stream)
 
 
 def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
@@ -260,18 +263,18 @@ def _report_differences(replay: SourceRecords) -> Iterator[Finding]:
     with scratch_folder(stream) as folder:
         result, staged = replay.stage(folder)
         now = hash_rules(replay.spec, staged, [result])
-        column_rules = ColumnRules(now, replay.committed, rejects=result.rejects.total > 0)
+        declared = DeclaredRules(now, replay.committed, rejects=result.rejects.total > 0)
         if values := result.values:
             sentence = f"records of {format_count(len(values), 'route value')} have no table: {[*values[:3]]}"
             yield Finding(FindingKind.NOT_COMPARED, len(values), sentence, stream)
         for target, table in replay.sinks.tables.items():
             changes = tuple(file for file in result.files if file.target == target)
             rules, landed = build_merge_rules(replay.spec, table), replay.tables.landed(table)
-            rules = dataclasses.replace(rules, how="merge-on-read", traced=False, landed=landed)
+            rules = dataclasses.replace(rules, row_removal="merge-on-read", traced=False, landed=landed)
             merged = target_table(table, folder=str(folder / "merged" / target))
             context = MergeContext(stream, rules, staged.targets[target], merged)
             subject = stream if target == "main" else target
-            yield from _report_table_differences(replay, table, changes, context, subject, column_rules=column_rules)
+            yield from _report_table_differences(replay, table, changes, context, subject, declared=declared)
 
 
 def _report_table_differences(  # noqa: PLR0913 - each source is an argument
@@ -281,21 +284,21 @@ def _report_table_differences(  # noqa: PLR0913 - each source is an argument
     context: MergeContext,
     subject: str,
     *,
-    column_rules: ColumnRules,
+    declared: DeclaredRules,
 ) -> Iterator[Finding]:
     done = _merge_without_commit(table, changes, context)
     counts = sum((result.counts for _, result in done), MergeCounts())
     if replay.spec.sinks.mode.replaces_rows:
         shared = bool(other_streams(table.properties, stream=replay.spec.name))
-        keys = find_changed_keys(done, _open_reader(context), context, replay.topics, column_rules, shared=shared)
+        keys = find_changed_keys(done, _open_reader(context), context, replay.topics, declared, shared=shared)
         deleted = deleted_by_others(table.metadata, replay.spec.name) if shared else 0
         may_delete = "another stream of the table" if deleted is None or counts.inserted <= deleted else None
         if replay.not_read:
             may_delete = f"a record of {', '.join(replay.not_read)}, which cannot be read,"
-        yield from _report_keys(counts, keys, replay.spec, subject, may_delete, by_others=deleted or 0)
+        yield from _report_keys(keys, replay.spec, subject, may_delete, by_others=deleted or 0)
         return
     missing = _inserted_offsets(done, changes, context)
-    undecided = {tp: offsets & column_rules.undecided(tp) for tp, offsets in missing.items()}
+    undecided = {tp: offsets & declared.undecided(tp) for tp, offsets in missing.items()}
     for kind, found, note in (
         (FindingKind.MISSING, {tp: offsets - undecided[tp] for tp, offsets in missing.items()}, ""),
         (FindingKind.NOT_COMPARED, undecided, UNDECIDED_REPEATS),
@@ -328,23 +331,16 @@ def _inserted_offsets(
     return found
 
 
-def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
-    counts: MergeCounts,
-    keys: ChangedKeys,
-    spec: StreamSpec,
-    subject: str,
-    may_delete: str | None = None,
-    *,
-    by_others: int = 0,
+def _report_keys(
+    keys: ChangedKeys, spec: StreamSpec, subject: str, may_delete: str | None = None, *, by_others: int = 0
 ) -> Iterator[Finding]:
     """Report keys that merging all records would change. `may_delete` names possible causes of missing keys."""
-    undecided, also = keys.undecided_counts, ""
-    undecided_count = undecided.inserted + undecided.updated + undecided.deleted
+    also = ""
     if keys.redeclared_columns:
         columns = ", ".join(keys.redeclared_columns)
         also = f". A reset also replaces values of {columns} that an earlier declaration wrote"
-    if undecided_count:
-        of_keys = format_count(undecided_count, "key")
+    if keys.undecided.total:
+        of_keys = format_count(keys.undecided.total, "key")
         also += f". A reset also inserts, replaces or deletes rows of {of_keys} under the current declaration"
     again = (
         f". To merge Kafka's records again, run `frazil reset {spec.name} --to earliest`, then start the stream{also}"
@@ -359,29 +355,26 @@ def _report_keys(  # noqa: PLR0913 - each kind of evidence is an argument
     of_absent = f"is not in the table, although {of_key} is not a delete{again}{restored}"
     if may_delete:
         absent, of_absent = FindingKind.NOT_COMPARED, f"is not in the table; {may_delete} may have deleted it"
-    inserted = counts.inserted - undecided.inserted
-    updated = counts.updated - keys.others_updated - keys.redeclared_count - undecided.updated
-    deleted = counts.deleted - keys.others_deleted - undecided.deleted
     of_redeclared = (
         f"has values of {', '.join(keys.redeclared_columns)} that an earlier declaration of the stream, or a backfill "
         "of files, wrote. These values were not compared, and a reset would replace them"
     )
-    for kind, count, which, what in (
-        (absent, inserted, keys.inserted, of_absent),
-        (FindingKind.MISCOUNTED, updated, keys.updated, f"has other values in the table than in {of_key}{again}"),
-        (FindingKind.NOT_COMPARED, keys.redeclared_count, keys.redeclared, of_redeclared),
-        (FindingKind.NOT_COMPARED, undecided_count, keys.undecided, UNDECIDED),
-        (FindingKind.UNCLAIMED, deleted, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
+    for kind, (count, first), description in (
+        (absent, keys.inserted, of_absent),
+        (FindingKind.MISCOUNTED, keys.updated, f"has other values in the table than in {of_key}{again}"),
+        (FindingKind.NOT_COMPARED, keys.redeclared, of_redeclared),
+        (FindingKind.NOT_COMPARED, keys.undecided, UNDECIDED),
+        (FindingKind.UNCLAIMED, keys.deleted, f"is in the table, although {of_key} is a delete{late}"),
     ):
         if count:
-            sentence = f"{format_count(count, 'key')}{_format_keys(which, count)}: each {what}"
-            yield Finding(kind, count, sentence, subject, which)
-    if others := keys.others_updated + keys.others_deleted:
+            sentence = f"{format_count(count, 'key')}{_format_keys(first, count)}: each {description}"
+            yield Finding(kind, count, sentence, subject, first)
+    if keys.others:
         sentence = (
-            f"{format_count(others, 'key', 'was|were')} not compared: their rows come from records that this audit "
-            "does not read, perhaps another stream's"
+            f"{format_count(keys.others, 'key', 'was|were')} not compared: their rows come from records that this "
+            "audit does not read, perhaps another stream's"
         )
-        yield Finding(FindingKind.NOT_COMPARED, others, sentence, subject)
+        yield Finding(FindingKind.NOT_COMPARED, keys.others, sentence, subject)
 
 
 def _format_keys(keys: tuple[Key, ...], count: int) -> str:

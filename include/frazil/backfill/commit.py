@@ -2,6 +2,7 @@
 
 Every commit asserts that the branch still has the expected snapshot, or does not exist. The dead-letter table's branch
 is published after main. If a run is interrupted between the two publications, the next run does the second one.
+All these commits are in this module, because each relies on the checks of the others.
 """
 
 from __future__ import annotations
@@ -164,10 +165,10 @@ class BackfillCommitter:
         finish_ended_backfill(self.tables)
         return self.backfill
 
-    def _add_to_history(self, what: str) -> None:
+    def _add_to_history(self, event: str) -> None:
         """Add an event to the stream's history. A replay adds its own event later, so nothing is added for a replay."""
         if not self.backfill.replays:
-            _add_to_history(self.tables, f"backfill {self.backfill.id} {what}")
+            _add_to_history(self.tables, f"backfill {self.backfill.id} {event}")
 
     def _commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
         """Commit a chunk that is not committed yet: first its dead letters, then its rows."""
@@ -192,9 +193,9 @@ class BackfillCommitter:
         """Return a commit that adds `files` to the branch and changes the marker, if this epoch owns it."""
 
         def decide(table: Table, found: BackfillMarker | None) -> BackfillMarker | Done[BackfillMarker]:
-            own = check_owned(found, self.backfill)
-            check_files_fit(table, files, own)
-            return change(own)
+            owned = check_owned(found, self.backfill)
+            check_files_fit(table, files, owned)
+            return change(owned)
 
         # Changes are merged only by the publication; until then only their journal lists them.
         rows = tuple(file for file in files if file.content not in MERGING_MODES)
@@ -312,14 +313,14 @@ def finish_ended_backfill(tables: StreamTables) -> str | None:
     backfill = tables.last_backfill()
     if backfill is None or backfill.is_open:
         return None
-    own = _staging_tables(tables, backfill.id)
+    staging = _staging_tables(tables, backfill.id)
     if backfill.state is BackfillState.PUBLISHED:
         finish_published(tables, backfill)
-        _sweep(own, backfill)
+        _sweep(staging, backfill)
         return backfill.id
     _drop(tables, tables.dead_letters, backfill, by=backfill.abandoned_by)
     if may_delete_files(tables.main.current().properties):  # otherwise another table may share the branch's files
-        _sweep(own, dataclasses.replace(backfill, batches={}))
+        _sweep(staging, dataclasses.replace(backfill, batches={}))
     folder = backfill_folder(tables.journals, backfill.id)
     tables.store.delete([record_path(tables.journals, backfill.id), *(f.path for f in tables.store.list_files(folder))])
     return backfill.id
@@ -374,17 +375,17 @@ def _sum_reasons(own_chunks: Iterable[Journal]) -> Reasons:
     return found
 
 
-def _sweep(own: StreamTables, backfill: BackfillMarker) -> None:
+def _sweep(tables: StreamTables, backfill: BackfillMarker) -> None:
     """Void the keys of uncommitted chunks. Then delete the staged files that no committed chunk lists."""
-    staged = [batch_folders(own.store_of(t), handle.refresh(), own.stream) for t, handle in own.targets.items()]
+    staged = [batch_folders(tables.store_of(t), table.refresh(), tables.stream) for t, table in tables.targets.items()]
     keys = {key for folders in staged for key, _ in folders}
     for key in sorted(keys):
-        journal = own.journals.get(key)
+        journal = tables.journals.get(key)
         if backfill.has_chunk(key):
             if journal is not None:
-                sweep_batch(own, journal, is_merged=not backfill.is_open)
-        elif not backfill.is_open or (journal is None and own.journals.void_if_absent(key)):
-            discard_batch(own, key)
+                sweep_batch(tables, journal, is_merged=not backfill.is_open)
+        elif not backfill.is_open or (journal is None and tables.journals.void_if_absent(key)):
+            discard_batch(tables, key)
 
 
 def _staging_tables(tables: StreamTables, backfill_id: str) -> StreamTables:

@@ -85,16 +85,16 @@ def estimate(backfill: Backfill, plan: BackfillPlan) -> Estimate:
 
 
 def estimate_messages(dry_run: Estimate, *, stream: str, mode: Mode) -> list[str]:
-    what = "offsets"
+    unit = "offsets"
     if dry_run.source_files:
-        what = f"records in {format_count(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"
+        unit = f"records in {format_count(dry_run.source_files, 'file')} ({dry_run.source_bytes:,} bytes)"
     if not dry_run.requested:
         where = "the files have" if dry_run.source_files else "Kafka has"
         return [f"Stream {stream}: nothing is missing; {where} no records in this range before the stream's position."]
     if not dry_run.max_records:
-        return [f"Stream {stream}: none of the {dry_run.requested:,} requested {what} is missing."]
+        return [f"Stream {stream}: none of the {dry_run.requested:,} requested {unit} is missing."]
     missing = (
-        f"Stream {stream}: {dry_run.max_records:,} of {dry_run.requested:,} {what} would be read, in "
+        f"Stream {stream}: {dry_run.max_records:,} of {dry_run.requested:,} {unit} would be read, in "
         f"{format_count(dry_run.topic_partitions, 'topic-partition')}; {dry_run.held:,} are in the table, or have no "
         "row."
     )

@@ -18,13 +18,7 @@ from pyiceberg.table import Table
 from pyroaring import BitMap64
 
 from frazil.backfill.request import BackfillRequest
-from frazil.backfill.source import (
-    MAX_SAMPLE_OFFSETS,
-    MAX_SAMPLE_POINTS,
-    offset_ranges,
-    select_first_records,
-    split_by_records,
-)
+from frazil.backfill.source import RecordSource, offset_ranges
 from frazil.commit.marker import Marker
 from frazil.errors import SpecError, StaleBatch
 from frazil.ingest.contract import OffsetRange, RecordFile, StageContext, StageTask
@@ -59,7 +53,7 @@ class FileIndex:
 
 
 @dataclass(frozen=True)
-class FileSource:
+class FileSource(RecordSource):
     """The files under a path. `columns` are those that are decoded from a record's bytes."""
 
     location: str
@@ -144,23 +138,14 @@ class FileSource:
     def select_with_records(self, spans: Spans) -> Spans:
         return spans_with_records(spans, self.index.records)
 
-    def max_records(self, spans: Spans) -> int:
-        return sum(map(len, self.records(spans).values()))
-
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
         return offsets_within(spans, self.index.records)
 
-    def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-        return split_by_records(spans, self.index.records, limit=limit)
+    possible_records = records
 
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
         pieces = self.chunks(spans, limit=math.ceil(self.max_records(spans) / cores))
         return [StageTask(index, offset_ranges(piece)) for index, piece in enumerate(pieces)]
-
-    def sample(self, spans: Spans) -> Spans:
-        points = self.chunks(spans, limit=math.ceil(self.max_records(spans) / MAX_SAMPLE_POINTS))
-        samples = [select_first_records(point, self.index.records, limit=MAX_SAMPLE_OFFSETS) for point in points]
-        return {tp: tuple(span for sample in samples for span in sample.get(tp, ())) for tp in spans}
 
     def context(self, context: StageContext) -> StageContext:
         return dataclasses.replace(context, kafka={}, files=self.index.files)
@@ -192,8 +177,8 @@ def _list_record_files(location: str, properties: Mapping[str, str]) -> tuple[Fi
     store = open_store(location, properties)
     if is_record_file(location):
         folder = location.rpartition("/")[0]
-        if one := tuple(f for f in store.list_files(folder) if f.path == location):
-            return one
+        if single := tuple(f for f in store.list_files(folder) if f.path == location):
+            return single
     found = [(f, PurePosixPath(f.path.removeprefix(location)).parts) for f in store.list_files(location)]
     hidden = ("_", ".")
     return tuple(f for f, parts in found if is_record_file(f.path) and not any(p.startswith(hidden) for p in parts))

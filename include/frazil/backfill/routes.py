@@ -134,15 +134,18 @@ class BackfillRoute:
 
     def _check_tables_exist(self) -> None:
         if self.routed.absent:
-            _, why = min(self.routed.absent.items(), key=itemgetter(0))
-            raise _refusal(self.tables.stream, why)
+            _, explanation = min(self.routed.absent.items(), key=itemgetter(0))
+            raise _refusal(self.tables.stream, explanation)
 
-    def add_targets(self, context: StageContext, own: StreamTables, key: BatchKey) -> StageContext:
+    def add_targets(self, context: StageContext, staging: StreamTables, key: BatchKey) -> StageContext:
         """Return the chunk's context with the route's tables. Their files are staged in the waiting folder."""
         context = self.routed.add_targets(context, key)
-        folder, io = own.waiting_folder(key), context.main.io
-        routed = {t: dataclasses.replace(to, folder=folder, io=io) for t, to in context.targets.items() if is_routed(t)}
-        return dataclasses.replace(context, targets={**context.targets, **routed})
+        folder, io = staging.waiting_folder(key), context.main.io
+        targets = {
+            target: dataclasses.replace(table, folder=folder, io=io) if is_routed(target) else table
+            for target, table in context.targets.items()
+        }
+        return dataclasses.replace(context, targets=targets)
 
 
 @dataclasses.dataclass(slots=True)
@@ -192,9 +195,9 @@ def wait_for_routed_tables(tables: StreamTables) -> Marker:
             raise _refusal(tables.stream, behind[0].explain())
 
 
-def _refusal(stream: str, why: Explanation) -> RouteBehind:
-    remedy = why.remedy or f"Fix the table first: `frazil route {stream}` shows how"
-    return RouteBehind(f"no backfill or replay of stream {stream!r} can start: {why.reason}", remedy=remedy)
+def _refusal(stream: str, explanation: Explanation) -> RouteBehind:
+    remedy = explanation.remedy or f"Fix the table first: `frazil route {stream}` shows how"
+    return RouteBehind(f"no backfill or replay of stream {stream!r} can start: {explanation.reason}", remedy=remedy)
 
 
 def tally_routed(table: Table, journals: Iterable[Journal]) -> dict[Target, dict[TopicPartition, OffsetTally]]:

@@ -85,20 +85,20 @@ def next_epoch(backfill: BackfillMarker | None, request: BackfillRequest) -> Bac
 def check_run_not_abandoned(found: BackfillMarker | None, run: str | None) -> None:
     """Raise BackfillAbandoned if an operator abandoned this run's backfill. `found` is the last backfill, if any."""
     if found is not None and run is not None and run in found.abandoned_runs:
-        what = f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}"
-        raise BackfillAbandoned(_abandoned_message(what))
+        event = f"an operator abandoned the backfill that run {run} had begun on stream {found.stream!r}"
+        raise BackfillAbandoned(_abandoned_message(event))
 
 
 def check_not_abandoned(found: BackfillMarker | None, backfill_id: str) -> None:
     """Raise BackfillAbandoned if an operator abandoned this backfill. `found` is the stream's last backfill, if any."""
     if found is not None and found.id == backfill_id and found.abandoned_by:
-        what = f"{found.abandoned_by} abandoned the {operation_name(found)} {found.id} of stream {found.stream!r}"
-        raise BackfillAbandoned(_abandoned_message(what))
+        event = f"{found.abandoned_by} abandoned the {operation_name(found)} {found.id} of stream {found.stream!r}"
+        raise BackfillAbandoned(_abandoned_message(event))
 
 
-def _abandoned_message(what: str) -> str:
+def _abandoned_message(event: str) -> str:
     return (
-        f"{what}: its rows were not published, and it does not restart by itself. To run it after all, trigger a new "
+        f"{event}: its rows were not published, and it does not restart by itself. To run it after all, trigger a new "
         "run, or run the command again"
     )
 
@@ -151,10 +151,10 @@ def ended_during_start_message(backfill: BackfillMarker) -> str:
 
 
 def already_ended_message(backfill: BackfillMarker, last: BackfillMarker | None) -> str:
-    what = operation_name(backfill)
-    now = f"The stream's last {what} is {last.id} ({last.state})" if last else f"The table no longer records any {what}"
+    kind = operation_name(backfill)
+    now = f"The stream's last {kind} is {last.id} ({last.state})" if last else f"The table no longer records any {kind}"
     return (
-        f"nothing was changed: the {what} {backfill.id} of stream {backfill.stream!r} had already ended. {now}. To see "
+        f"nothing was changed: the {kind} {backfill.id} of stream {backfill.stream!r} had already ended. {now}. To see "
         f"whether {backfill.id} was published, open *Events* on the page"
     )
 
@@ -204,9 +204,9 @@ COMMIT_TIMEOUT_MS = timedelta(minutes=15) // timedelta(milliseconds=1)
 
 
 def describe_progress(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str:
-    what, chunks = "replay" if last.replays else "backfill", f"{last.chunks:,} of {max(last.planned, last.chunks):,}"
-    why = describe_interruption(last, metadata, now_ms=now_ms)
-    return f"{what} {last.id}: {last.state}, {chunks} chunks" + (f"; {why}" if why else "")
+    kind, chunks = "replay" if last.replays else "backfill", f"{last.chunks:,} of {max(last.planned, last.chunks):,}"
+    problem = describe_interruption(last, metadata, now_ms=now_ms)
+    return f"{kind} {last.id}: {last.state}, {chunks} chunks" + (f"; {problem}" if problem else "")
 
 
 def describe_interruption(last: BackfillMarker, metadata: TableMetadata, *, now_ms: int) -> str | None:
@@ -265,8 +265,9 @@ def staged_spans(parts: Iterable[Journal | StageResult]) -> Spans:
 
 
 def count_already_stored(staged: StagedRecords) -> int:
-    own = {tp: _seen_in_any((staged.rows, staged.dead_letters), tp) for tp in staged.rows.keys() | staged.dead_letters}
-    return sum(len(offsets & _seen_in_any(staged.table_tallies, tp)) for tp, offsets in own.items())
+    staged_now = (staged.rows, staged.dead_letters)
+    stored = {tp: _seen_in_any(staged_now, tp) for tp in staged.rows.keys() | staged.dead_letters}
+    return sum(len(offsets & _seen_in_any(staged.table_tallies, tp)) for tp, offsets in stored.items())
 
 
 def find_problems(staged: StagedRecords) -> list[str]:
@@ -295,9 +296,9 @@ def find_problems(staged: StagedRecords) -> list[str]:
 
 def find_rows_in_other_tables(staged: Mapping[Target, Tallies], tables: Mapping[Target, Tallies]) -> Iterator[str]:
     """Yield a message for each table that has rows of records which are now staged for another table."""
-    for target, own in staged.items():
+    for target, tallies in staged.items():
         for other in tables.keys() - {target}:
-            if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in own.items()):
+            if rows := sum(len(tally.seen & get_offsets(tables[other], tp)) for tp, tally in tallies.items()):
                 records = format_count(rows, "record")
                 yield f"table {other} has {records} for table {target}, from an earlier declaration of the route"
 

@@ -8,16 +8,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
-import pyarrow as pa
 from pyiceberg.table import Table
 
-import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil import clock
 from frazil.audit.claims import Claims, load_all_claims
 from frazil.audit.routed_tables import PublishedReplays, read_routed_rows
@@ -65,6 +61,7 @@ from frazil.ingest.contract import StageContext, Target
 from frazil.kafka.admin import TIMEOUT_S
 from frazil.offsets.spans import Offsets, OffsetSets, SourceIdentity, Spans, to_bitmaps, union_offsets
 from frazil.offsets.tally import OffsetTally, Tallies, merge_tallies, seen_offsets
+from frazil.partitions.window_rows import count_by_window
 from frazil.partitions.windows import Grain
 from frazil.spec.formats import envelope_of
 from frazil.spec.model import StreamSpec
@@ -92,7 +89,7 @@ class BackfillPlan:
 
 @dataclass(frozen=True, slots=True)
 class _AuditResult:
-    at: int
+    snapshot_id: int
     """The id of main's snapshot with which the staged records were compared; -1 if main had none."""
     replayed: Tallies = field(default_factory=dict)
     """The offsets of dead letters that the publication turns into rows or changes; empty for a backfill."""
@@ -212,7 +209,7 @@ class Backfill:
                 routed = {target: seen_offsets(tallies) for target, tallies in audited.routed.items()}
                 late, replayed = self._count_late_rows(), seen_offsets(audited.replayed)
                 record = BackfillRecord(committer.backfill, late, replayed, routed)
-                return committer.publish(record, audited_at=audited.at, read_to=audited.read_to)
+                return committer.publish(record, audited_at=audited.snapshot_id, read_to=audited.read_to)
             except StaleBatch as stale:
                 log.warning("%s", stale)
                 if attempt == MAX_ATTEMPTS - 1:
@@ -292,12 +289,12 @@ class Backfill:
         claimed = claimed or load_all_claims(tables.journals, marker, table.metadata)
         replays = PublishedReplays.load(tables, table)
         routed = read_routed_rows(tables, marker, claimed, within=spans, replays=replays, candidate_names=named)
-        if problems := [f"{one.target}: {one.problem}" for one in routed if one.problem]:
+        if problems := [f"{entry.target}: {entry.problem}" for entry in routed if entry.problem]:
             raise RouteBehind(
                 f"cannot backfill stream {self.spec.name!r}: the rows of a routed table cannot be determined. "
                 f"{problems[0]}"
             )
-        return {one.renamed or one.target: one.rows for one in routed}
+        return {entry.renamed or entry.target: entry.rows for entry in routed}
 
     def _tally_dead_letters(self, spans: Spans, source: SourceIdentity) -> Tallies:
         """Collect the offsets of the stream's dead letters. For a replay, discarded dead letters are left out."""
@@ -338,9 +335,8 @@ class Backfill:
         rows = merge_tallies([default, *routed.values()])
         if self.spec.sinks.mode.replaces_rows:  # a record may have several changes, which are always committed together
             rows = {tp: OffsetTally([*tally.seen]) for tp, tally in rows.items()}
-        if self._is_decided_by_dead_letters:
-            table_tallies: tuple[Tallies, ...] = ()
-        else:
+        table_tallies: tuple[Tallies, ...] = ()
+        if not self._is_decided_by_dead_letters:
             table_tallies = self._tally_tables(table, marker, spans)[-1 if self._drops_reread_rows(table) else 0 :]
         if self.request.dead_letters:
             former = tally_former_dead_letters(rows, self._tally_dead_letters(spans, marker.source))
@@ -373,10 +369,10 @@ class Backfill:
                 f"`frazil backfill {self.spec.name} --abandon`, and run it again"
             )
         head = head_of(table.metadata)
-        at = head.snapshot_id if head else -1
+        audited_at = head.snapshot_id if head else -1
         if self.request.dead_letters:
-            return _AuditResult(at, rows, routed)
-        return _AuditResult(at, read_to=self._position_to_keep(committer.backfill, marker))
+            return _AuditResult(audited_at, rows, routed)
+        return _AuditResult(audited_at, read_to=self._position_to_keep(committer.backfill, marker))
 
     def _position_to_keep(self, backfill: BackfillMarker, marker: Marker) -> Offsets | None:
         """Return the position that the stream must keep until publication; None if the position may advance.
@@ -391,17 +387,12 @@ class Backfill:
 
     def _count_late_rows(self) -> dict[int, int]:
         """Count the rows on the branch by window start (us since 1970), to reopen complete windows."""
-        table, counts = self.opened.tables.main.refresh(), Counter[int]()
+        table = self.opened.tables.main.refresh()
         head = head_of(table.metadata, branch_name(self.spec.name))
         if head is None or self.spec.window is None:
             return {}
-        grain_us = Grain(self.spec.window).us
-        scan = table.scan(snapshot_id=head.snapshot_id, selected_fields=(self.spec.event_time.column,))
-        for batch in scan.to_arrow_batch_reader():
-            times = batch.column(0).drop_null().cast(pa.int64()).to_numpy()
-            for begin, rows in zip(*np.unique(times - times % grain_us, return_counts=True), strict=True):
-                counts[int(begin)] += int(rows)
-        return dict(sorted(counts.items()))
+        column, grain = self.spec.event_time.column, Grain(self.spec.window)
+        return count_by_window(table, column=column, grain=grain, snapshot_id=head.snapshot_id)
 
 
 def _topics(spans: Spans) -> set[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from itertools import chain
 
 from pyroaring import BitMap64
 
@@ -25,14 +27,19 @@ from frazil.offsets.spans import (
     Span,
     Spans,
     TopicPartition,
-    count_offsets,
     iter_runs,
     offset_bitmap,
     offsets_within,
+    to_bitmaps,
 )
 from frazil.offsets.tally import seen_offsets
 from frazil.stream.plan import split_ranges
 from frazil.table.object_store import FileInfo
+
+MAX_SAMPLE_POINTS = 8
+"""Maximum number of sample points, spread evenly over the missing offsets of each topic-partition."""
+MAX_SAMPLE_OFFSETS = 250
+"""Maximum number of offsets that are read at one sample point of a topic-partition."""
 
 
 def requested_spans(start: Offsets, end: Offsets, *, first: Offsets, live: Offsets) -> Spans:
@@ -53,15 +60,11 @@ def missing_spans(wanted: Spans, held: OffsetSets) -> Spans:
     return {tp: spans for tp, spans in left.items() if spans}
 
 
-def split_by_offsets(spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans into chunks of about `limit` offsets, with the same share of every topic-partition."""
-    count = math.ceil(count_offsets(spans) / limit)
-    pieces = ({tp: piece for tp, each in spans.items() if (piece := _take_share(each, i, count))} for i in range(count))
-    return tuple(filter(None, pieces))
-
-
 def split_by_records(spans: Spans, records: OffsetSets, *, limit: int) -> tuple[Spans, ...]:
-    """Divide the spans into chunks of about `limit` known records. Omits spans without records."""
+    """Divide the spans into chunks of about `limit` records, with the same share of every topic-partition.
+
+    Omits spans without records.
+    """
     within = offsets_within(spans, records)
     count = math.ceil(sum(map(len, within.values())) / limit)
     pieces = (
@@ -72,26 +75,16 @@ def split_by_records(spans: Spans, records: OffsetSets, *, limit: int) -> tuple[
     return tuple(filter(None, present))
 
 
-def select_first_records(spans: Spans, records: OffsetSets, *, limit: int) -> Spans:
-    """Return the parts of the spans with the first `limit` records of each topic-partition."""
+def sample_records(spans: Spans, records: OffsetSets) -> Spans:
+    """Return the parts of the spans with a few records at several points of each topic-partition."""
     within = offsets_within(spans, records)
-    return {tp: _slice_spans(spans[tp], offsets, 0, min(limit, len(offsets))) for tp, offsets in within.items()}
-
-
-def _take_share(spans: tuple[Span, ...], index: int, count: int, *, limit: int | None = None) -> tuple[Span, ...]:
-    """Return the part with this index, after the spans are laid end to end and divided into `count` equal parts.
-
-    Returns at most the first `limit` offsets of the part.
-    """
-    low, high = _share_bounds(sum(end - start for start, end in spans), index, count)
-    high = high if limit is None else min(high, low + limit)
-    part, at = [], 0
-    for start, end in spans:
-        a, b = max(low - at, 0), min(high - at, end - start)
-        if a < b:
-            part.append((start + a, start + b))
-        at += end - start
-    return tuple(part)
+    count = min(math.ceil(max(map(len, within.values()), default=0) / MAX_SAMPLE_OFFSETS), MAX_SAMPLE_POINTS)
+    points = {tp: [_share_bounds(len(offsets), i, count) for i in range(count)] for tp, offsets in within.items()}
+    parts = {
+        tp: [_slice_spans(spans[tp], within[tp], low, min(high, low + MAX_SAMPLE_OFFSETS)) for low, high in bounds]
+        for tp, bounds in points.items()
+    }
+    return {tp: tuple(chain.from_iterable(pieces)) for tp, pieces in parts.items()}
 
 
 def _share_bounds(length: int, index: int, count: int) -> Span:
@@ -105,14 +98,27 @@ def _slice_spans(spans: tuple[Span, ...], records: BitMap64, low: int, high: int
     return tuple((max(a, first), min(b, end)) for a, b in spans if a < end and first < b)
 
 
-MAX_SAMPLE_POINTS = 8
-"""Maximum number of sample points, spread evenly over the missing offsets of each topic-partition."""
-MAX_SAMPLE_OFFSETS = 250
-"""Maximum number of offsets that are read at one sample point of a topic-partition."""
+class RecordSource(ABC):
+    """Divides spans by the records that a source may have in them."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def possible_records(self, spans: Spans) -> OffsetSets:
+        """Return the offsets in these spans at which the source may have a record."""
+
+    def max_records(self, spans: Spans) -> int:
+        return sum(map(len, self.possible_records(spans).values()))
+
+    def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
+        return split_by_records(spans, self.possible_records(spans), limit=limit)
+
+    def sample(self, spans: Spans) -> Spans:
+        return sample_records(spans, self.possible_records(spans))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class KafkaSource:
+class KafkaSource(RecordSource):
     """Reads the stream's own topics."""
 
     kafka: KafkaAdmin
@@ -142,8 +148,8 @@ class KafkaSource:
         """Return the parts of the spans that may have records."""
         return spans
 
-    def max_records(self, spans: Spans) -> int:
-        return count_offsets(spans)
+    def possible_records(self, spans: Spans) -> OffsetSets:
+        return to_bitmaps(spans)
 
     def records(self, spans: Spans) -> dict[TopicPartition, BitMap64]:
         """Return the offsets in these spans at which the source has a record. Uses a separate consumer."""
@@ -151,20 +157,8 @@ class KafkaSource:
         ranges = {tp: (max(parts[0][0], first[tp]), parts[-1][1]) for tp, parts in spans.items()}
         return offsets_within(spans, seen_offsets(read_offsets(self.properties, ranges)))
 
-    def chunks(self, spans: Spans, *, limit: int) -> tuple[Spans, ...]:
-        return split_by_offsets(spans, limit=limit)
-
     def tasks(self, spans: Spans, cores: int) -> list[StageTask]:
         return list(split_ranges(offset_ranges(spans), tasks=cores))
-
-    def sample(self, spans: Spans) -> Spans:
-        """Return the offsets of a few records at several points of the spans."""
-        longest = max((count_offsets({tp: parts}) for tp, parts in spans.items()), default=0)
-        count = min(math.ceil(longest / MAX_SAMPLE_OFFSETS), MAX_SAMPLE_POINTS)
-        return {
-            tp: tuple(s for index in range(count) for s in _take_share(parts, index, count, limit=MAX_SAMPLE_OFFSETS))
-            for tp, parts in spans.items()
-        }
 
     def context(self, context: StageContext) -> StageContext:
         """Return the context unchanged, because tasks resolve the references in Kafka's properties themselves."""

@@ -97,8 +97,8 @@ def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
 def _stage_chunk(
     backfill: Backfill, engine: TaskRunner, committer: BackfillCommitter, spans: Spans, plan: BackfillPlan
 ) -> tuple[Journal, list[StageResult]]:
-    opened, own, key = backfill.opened, committer.own, committer.next_key()
-    context = backfill.context(own, key, plan.source.topic_ids)
+    opened, staging, key = backfill.opened, committer.own, committer.next_key()
+    context = backfill.context(staging, key, plan.source.topic_ids)
     progress = ProgressFolder(
         f"{backfill_folder(opened.tables.journals, committer.backfill.id)}/progress", context.main.io
     )
@@ -107,20 +107,20 @@ def _stage_chunk(
         answers = engine.run(plans, StageRows(context, progress))
         while backfill.route and (values := {v for answer in answers for v in answer.result.values}):
             backfill.route.create_tables(values)
-            discard_batch(own, key)
-            context = backfill.context(own, key, plan.source.topic_ids)
+            discard_batch(staging, key)
+            context = backfill.context(staging, key, plan.source.topic_ids)
             answers = engine.run(plans, StageRows(context, progress))
         source = backfill.source.identity(plan.source)
         check_same_source(plan.source, source, stream=opened.spec.name)
     except Exception:
-        discard_batch(own, key)
+        discard_batch(staging, key)
         raise
     results = [answer.result for answer in answers]
     journal = Journal(
         stream=opened.spec.name,
         key=key,
-        table_uuid=str(own.main.current().metadata.table_uuid),
-        created_at_ms=own.clock_ms(),
+        table_uuid=str(staging.main.current().metadata.table_uuid),
+        created_at_ms=staging.clock_ms(),
         source=source,
         progress=tuple(p for result in results for p in result.progress),
         files=tuple(f for result in results for f in result.files),
@@ -128,7 +128,7 @@ def _stage_chunk(
         idle=frozenset(),
         offsets_after={},
         cast=sum(sum(drift.cast.values()) for result in results for drift in result.drift.values()),
-        column_rules=hash_rules(opened.spec, context, results),
+        rules=hash_rules(opened.spec, context, results),
         reasons=count_reasons(join_rejects(result.rejects for result in results)),
     )
     return journal, results

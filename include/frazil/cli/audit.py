@@ -67,7 +67,7 @@ def audit(  # noqa: PLR0913 - a command's options
     else:
         _print_audit(result, with_source=with_source)
     if not result.clean:
-        raise SystemExit(1 if result.wrong else NOT_COMPARED_EXIT_CODE)
+        raise SystemExit(1 if result.errors else NOT_COMPARED_EXIT_CODE)
 
 
 def parse_period(
@@ -106,7 +106,7 @@ def _print_audit(result: Audit, *, with_source: bool) -> None:
     else:
         _show_partitions(result, with_source=with_source)
     result = _join_notes(result)
-    reason = None if result.wrong or result.complete or not result.batches else _not_compared_findings(result)[0]
+    reason = None if result.errors or result.complete or not result.batches else _not_compared_findings(result)[0]
     listed = (f for f in result.findings if f is not reason)  # the last line has the reason
     faults_first = sorted(listed, key=lambda f: not f.kind.is_wrong)
     echo_lines(f"{'OFF ' if f.kind.is_wrong else 'note'}  {f.where}: {f.sentence}" for f in faults_first)
@@ -157,8 +157,8 @@ def _summarize(result: Audit) -> str:
     period = f" from {format_utc(result.window.from_ms)} to {format_utc(result.window.to_ms)}" if result.window else ""
     when = f", committed{period}" if period else ""
     subject = f"Stream {result.stream}{when}"
-    if result.wrong:
-        return f"{subject}{',' if when else ''} is not clean: {format_count(len(result.wrong), 'finding')}."
+    if result.errors:
+        return f"{subject}{',' if when else ''} is not clean: {format_count(len(result.errors), 'finding')}."
     if result.window and not result.batches:
         return f"Stream {result.stream} committed nothing{period}."
     if not (result.batches or result.window or rows):

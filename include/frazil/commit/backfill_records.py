@@ -65,8 +65,8 @@ class Worker(NamedTuple):
 
     @classmethod
     def current_process(cls) -> Worker:
-        own = identify_process(os.getpid())
-        return cls(socket.gethostname(), own.pid, own.started_at_s)
+        process = identify_process(os.getpid())
+        return cls(socket.gethostname(), process.pid, process.started_at_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +210,8 @@ def unsettled_backfill(
     default_marker: Mapping[str, str], dead_letters: Mapping[str, str], stream: str, *, abandoned: bool = False
 ) -> BackfillMarker | None:
     """Return the backfill that is open for dead letters, but published (or `abandoned`) in the default table."""
-    backfill, own = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
-    if backfill is None or own is None or own.id != backfill.id or not own.is_open:
+    backfill, in_dead_letters = read_backfill(default_marker, stream), read_backfill(dead_letters, stream)
+    if backfill is None or in_dead_letters is None or in_dead_letters.id != backfill.id or not in_dead_letters.is_open:
         return None
     return backfill if backfill.state is BackfillState.PUBLISHED or (abandoned and not backfill.is_open) else None
 
@@ -314,8 +314,8 @@ def _given_up_folder(journals: JournalStore, backfill_id: str) -> str:
 
 
 def committed_chunks(journals: JournalStore, backfill: BackfillMarker) -> list[Journal]:
-    own = backfill_journals(journals, backfill.id)
-    return [journal for key in own.keys() if backfill.has_chunk(key) and (journal := own.get(key))]  # noqa: SIM118 - no mapping
+    staged = backfill_journals(journals, backfill.id)
+    return [journal for key in staged.keys() if backfill.has_chunk(key) and (journal := staged.get(key))]  # noqa: SIM118 - no mapping
 
 
 def chunk_topic_ids(own_chunks: Iterable[Journal]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -100,16 +100,14 @@ class _Probe:
     catalog: Catalog
     table: Table
     now_ms: int
-    missing: list[str] = field(default_factory=list)
 
-    def run(self) -> list[str]:
+    def run(self) -> Iterator[str]:
         first = self._commit(self.table, value="first")
         base = self._load()
         second = self._commit(base, value="second")
-        self._check_history(first, second)
-        self._check_conditional(base, second)
-        self._check_branch()
-        return self.missing
+        yield from self._check_history(first, second)
+        yield from self._check_conditional(base, second)
+        yield from self._check_branch()
 
     def _commit(self, table: Table, *, value: str) -> PreparedSnapshot:
         prepared = SnapshotWriter(()).prepare(table, summary={}, now_ms=self.now_ms)
@@ -123,20 +121,18 @@ class _Probe:
         """Load the table as a reader does, because a commit's response may differ from what the catalog stored."""
         return self.catalog.load_table(self.table.name())
 
-    def _check_history(self, first: PreparedSnapshot, second: PreparedSnapshot) -> None:
+    def _check_history(self, first: PreparedSnapshot, second: PreparedSnapshot) -> Iterator[str]:
         now = self._load()
         ids = {snapshot.snapshot_id for snapshot in now.metadata.snapshots}
         head = head_of(now.metadata)
         if not {first.snapshot.snapshot_id, second.snapshot.snapshot_id} <= ids or (
             head is None or head.parent_snapshot_id != first.snapshot.snapshot_id
         ):
-            self.missing.append(
-                "it does not keep the snapshot history: after two commits the table shows only the last"
-            )
+            yield "it does not keep the snapshot history: after two commits the table shows only the last"
         if now.properties.get(PROPERTY) != "second":
-            self.missing.append("it drops table properties that are set with a commit")
+            yield "it drops table properties that are set with a commit"
 
-    def _check_conditional(self, base: Table, second: PreparedSnapshot) -> None:
+    def _check_conditional(self, base: Table, second: PreparedSnapshot) -> Iterator[str]:
         stale = SnapshotWriter(()).prepare(base, summary={}, now_ms=self.now_ms)
         try:
             self._swap(base, stale)
@@ -146,27 +142,27 @@ class _Probe:
         else:
             refused = False
         if not refused or self._head() != second.snapshot.snapshot_id:
-            self.missing.append("its commits are not conditional: two commits from the same base both succeeded")
+            yield "its commits are not conditional: two commits from the same base both succeeded"
 
-    def _check_branch(self) -> None:
+    def _check_branch(self) -> Iterator[str]:
         table = self._load()
         head = self._head()
         prepared = SnapshotWriter((), branch=BRANCH).prepare(table, summary={}, now_ms=self.now_ms)
         try:
             self._swap(table, prepared)
         except Exception as error:
-            self.missing.append(f"it refuses branches: {' '.join(str(error).split())}")
+            yield f"it refuses branches: {' '.join(str(error).split())}"
             return
         now = self._load()
         if self._head(now) != head:
-            self.missing.append("a commit to a branch replaces main's data")
+            yield "a commit to a branch replaces main's data"
         branch = head_of(now.metadata, BRANCH)
         if branch is None or branch.snapshot_id != prepared.snapshot.snapshot_id:
-            self.missing.append("it ignores branches: after a commit to a branch, the branch does not exist")
+            yield "it ignores branches: after a commit to a branch, the branch does not exist"
             return
         self.catalog.commit_table(now, (), BranchRemoval(BRANCH).updates(now))
         if BRANCH in self._load().metadata.refs:
-            self.missing.append("it does not remove branches")
+            yield "it does not remove branches"
 
     def _head(self, table: Table | None = None) -> int | None:
         head = head_of((table or self._load()).metadata)
@@ -229,15 +225,15 @@ def _probe_folder(location: str) -> str:
 def clean_up_probe_folders(catalog: Catalog, spec: StreamSpec) -> Iterator[None]:
     """Remove a probe's empty folders from a local warehouse. Call this only while no writer starts."""
     namespace, location = spec.table.identifier.rpartition(".")[0], spec.table.location
-    path = _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
-    folder, is_local = Path(urlsplit(path).path), urlsplit(path).scheme in {"", "file"}
-    missing = [one for one in (folder, *folder.parents) if not one.exists()] if is_local else []
+    uri = _probe_folder(location) if location else f"{catalog.properties.get('warehouse', '').rstrip('/')}/{namespace}"
+    folder, is_local = Path(urlsplit(uri).path), urlsplit(uri).scheme in {"", "file"}
+    missing = [path for path in (folder, *folder.parents) if not path.exists()] if is_local else []
     try:
         yield
     finally:
-        for one in missing:
+        for path in missing:
             with suppress(OSError):
-                one.rmdir()
+                path.rmdir()
 
 
 def _drop_with_files(catalog: Catalog, table: Table) -> None:

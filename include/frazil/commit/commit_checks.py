@@ -94,7 +94,7 @@ def _replaces_all(first: Snapshot, metadata: TableMetadata, marker: Marker) -> b
     if first.parent_snapshot_id is not None:
         return False
     before = _previous_main_snapshot(first, metadata, marker)
-    names = [f"{what}-data-files" for what in ("total", "added", "deleted")]
+    names = [f"{change}-data-files" for change in ("total", "added", "deleted")]
     files, added, deleted = (parse_number(summary_value(first, name)) for name in names)
     return parse_number(summary_value(before, names[0])) > 0 and files == added and not deleted
 
@@ -264,13 +264,13 @@ def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, 
     cluster_id = marker.source.cluster_id if marker else before.get("cluster-id")
     others = dict(_topic_ids(before))
     known = others.pop(cluster_id, {})
-    ends, own = _offsets(before), marker.offsets if marker else {}
+    ends, reached = _offsets(before), marker.offsets if marker else {}
     note = {
         "format": FORMAT_VERSION,
         "epoch": max(marker.at.epoch if marker else 0, forgotten_epoch(properties, stream)),
         "cluster-id": cluster_id,
         "topic-ids": {**known, **(marker.source.topic_ids if marker else {})},
-        "offsets": nest_by_topic({tp: max(ends.get(tp, 0), own.get(tp, 0)) for tp in ends.keys() | own.keys()}),
+        "offsets": nest_by_topic({tp: max(ends.get(tp, 0), reached.get(tp, 0)) for tp in ends.keys() | reached.keys()}),
         **({"other-clusters": others} if others else {}),
     }
     return {FORGOTTEN_PREFIX + stream: json.dumps(note, separators=(",", ":"))}

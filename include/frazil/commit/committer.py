@@ -134,7 +134,7 @@ class Committer:
             decision = classify_batch(marker, journal)
             if decision is CommitDecision.COMMITTED:
                 return Done(marker)
-            _check_can_land(table, journal, decision, files, at=marker)
+            _check_can_land(table, journal, decision, files, marker=marker)
             check_aligned(table.metadata, align, table=main.identifier, files=files)
             advanced = advance_marker(marker, journal)
             if marker.routed is None and not journal.routed:
@@ -196,7 +196,7 @@ class Committer:
                 )
             if decision is CommitDecision.COMMITTED or not files:
                 return Done(marker)
-            _check_can_land(table, journal, decision, files, at=marker)
+            _check_can_land(table, journal, decision, files, marker=marker)
             # The table's dead letters lie below these offsets, even after a reset to lower offsets.
             offsets = keep_same_topics(marker.offsets, marker.source, journal.source)
             offsets |= {p.topic_partition: max(p.end, offsets.get(p.topic_partition, p.end)) for p in journal.progress}
@@ -215,10 +215,10 @@ class Committer:
             ahead = {tp: offset for tp, offset in first.items() if marker.offsets.get(tp, offset) < offset}
             if not ahead:
                 return Done(marker)
-            at = BatchKey(self.epoch, marker.at.batch + 1)
+            key = BatchKey(self.epoch, marker.at.batch + 1)
             # The skipped offsets may belong to later leaders than the one that had the marker's offset.
             epochs = {tp: epoch for tp, epoch in marker.leader_epochs.items() if tp not in ahead}
-            return dataclasses.replace(marker, at=at, offsets={**marker.offsets, **ahead}, leader_epochs=epochs)
+            return dataclasses.replace(marker, at=key, offsets={**marker.offsets, **ahead}, leader_epochs=epochs)
 
         summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:MAX_SUMMARY_CHARACTERS]}
         return commit_marker(self._tables, self._tables.main, decide, summary=summary)
@@ -287,12 +287,12 @@ def advance_marker(marker: Marker, journal: Journal) -> Marker:
 
 
 def _check_can_land(
-    table: Table, journal: Journal, decision: CommitDecision, files: tuple[StagedFile, ...], *, at: Marker
+    table: Table, journal: Journal, decision: CommitDecision, files: tuple[StagedFile, ...], *, marker: Marker
 ) -> None:
     where = f"batch {journal.key} of stream {journal.stream!r}"
     if decision is CommitDecision.STALE:
-        starts = {f"{p.topic}-{p.partition}": (p.start, at.offsets.get(p.topic_partition)) for p in journal.progress}
-        off = {name: pair for name, pair in starts.items() if pair[0] != pair[1]}
+        pairs = {f"{p.topic}-{p.partition}": (p.start, marker.offsets.get(p.topic_partition)) for p in journal.progress}
+        off = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
         raise StaleBatch(f"{where} does not start at the marker's offsets (batch, marker): {off}. It is staged again")
     if not files_fit(table.metadata, files):
         raise StaleBatch(

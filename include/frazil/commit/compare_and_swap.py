@@ -173,10 +173,7 @@ def commit_snapshot(
     handle: TableHandle, propose: Propose[T], written: Iterable[WrittenFiles], *, retry_policy: RetryPolicy
 ) -> T:
     """Swap in the change that `propose` returns, then delete unnecessary files. Raises the same errors as `swap`."""
-    try:
-        return swap(handle, propose, retry_policy=retry_policy)
-    finally:
-        _delete_unused_files(handle, written)
+    return commit_snapshots((TableCommit(handle, propose, written),), retry_policy=retry_policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +194,8 @@ def commit_snapshots(
     the last ones unchanged. Each `propose` must therefore recognise changes of earlier attempts. Raises the same errors
     as `swap`.
     """
-    if commit_atomically is None:
-        return [commit_snapshot(c.handle, c.propose, c.written, retry_policy=retry_policy) for c in commits][-1]
+    if commit_atomically is None and len(commits) > 1:
+        return [commit_snapshots((commit,), retry_policy=retry_policy) for commit in commits][-1]
     try:
         return _swap_tables(commits, commit_atomically, retry_policy)
     finally:
@@ -348,8 +345,8 @@ def _swap_tables(
             if left_s <= 0:
                 raise failed_attempt.kind(failed_attempt.final_error) from error
             wait_s = retry_policy.wait_s(attempt, requested_s=retry_after_s(error))
-            level, what = outage.record_failure(failed_attempt), failed_attempt.log_message
-            log.log(level, "%s in %.1f s, for %.0f s at most", what, wait_s, left_s)
+            level, message = outage.record_failure(failed_attempt), failed_attempt.log_message
+            log.log(level, "%s in %.1f s, for %.0f s at most", message, wait_s, left_s)
             if failed_attempt.level >= logging.WARNING:
                 retry_policy.report(failed_attempt.log_message, failed_attempt.kind.exit_code)
         else:

@@ -45,12 +45,12 @@ UNCHANGED_COUNTS = CountChanges({}, BUCKET_HOURS[0])
 
 def count_recent(rows: pa.Table, *, now_ms: int) -> Counter[tuple[str, int]]:
     """Count the recently rejected dead letters by error class and hour. Omits discarded dead letters."""
-    at = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
+    times = rows["rejected_at"].cast(pa.timestamp("us", tz="UTC"))
     first = span_start((now_ms - MAX_RECENT_AGE_MS) // HOUR_MS, BUCKET_HOURS[-1])
-    counts = pc.fill_null(pc.greater_equal(at, pa.scalar(first * HOUR_MS * 1000, at.type)), False)
+    counts = pc.fill_null(pc.greater_equal(times, pa.scalar(first * HOUR_MS * 1000, times.type)), False)
     if "discarded_at" in rows.column_names:
         counts = pc.and_(counts, pc.is_null(rows["discarded_at"]))
-    hours = pc.divide(at.filter(counts).cast(pa.int64()), HOUR_MS * 1000)
+    hours = pc.divide(times.filter(counts).cast(pa.int64()), HOUR_MS * 1000)
     return Counter(zip(rows["error_class"].filter(counts).to_pylist(), hours.to_pylist(), strict=True))
 
 

@@ -68,24 +68,24 @@ def plan_expiry(metadata: TableMetadata, settings: Expiry, pins: Pins, *, table:
         backfills = [head for branch in branches if (head := head_of(metadata, branch))]
     except (MarkerUnreadable, RolledBack) as error:
         return ExpiryPlan((), {}, f"no snapshot expires until this is fixed: {error}", refused=True)
-    if own := _find_forbidding_setting(metadata):
-        return ExpiryPlan((), {}, own, refused=True)
+    if forbidden := _find_forbidding_setting(metadata):
+        return ExpiryPlan((), {}, forbidden, refused=True)
     main = list(ancestors(metadata))
     horizon_ms = now_ms - settings.keep // timedelta(milliseconds=1)
-    readable = next((at for at in range(1, len(main)) if main[at - 1].timestamp_ms < horizon_ms), len(main))
+    readable = next((index for index in range(1, len(main)) if main[index - 1].timestamp_ms < horizon_ms), len(main))
     plain = max(min(readable, settings.at_most), settings.at_least)
     unread = [] if pins.cursor is None else _uncounted_commits(main, pins.cursor)
     holds = _held_positions(metadata, main, unread, now_ms=now_ms) | _audited_positions(main, backfills, now_ms=now_ms)
-    line = main[: max([plain, *(at + 1 for at in holds)])]
+    line = main[: max([plain, *(index + 1 for index in holds)])]
     referenced = _referenced_snapshots(metadata, markers, pins, main=main, now_ms=now_ms)
     single = _kept_outside(line, metadata, referenced)
-    held = {line[at].snapshot_id: holds.get(at, "an older snapshot must be kept") for at in range(plain, len(line))}
+    held = {line[i].snapshot_id: holds.get(i, "an older snapshot must be kept") for i in range(plain, len(line))}
     stays = {s.snapshot_id for s in line} | set(single)
     open_lines = (ancestors(metadata, open_branch_name(marker.stream)) for marker in markers)
     ours = {s.snapshot_id for s in chain(main, *open_lines, _left_by_writers(metadata, main))}
     may_expire = (s.snapshot_id for s in metadata.snapshots if s.snapshot_id in ours or s.timestamp_ms < horizon_ms)
     expire = tuple(snapshot_id for snapshot_id in may_expire if snapshot_id not in stays)
-    lost = sum(at >= len(line) for at in unread)
+    lost = sum(index >= len(line) for index in unread)
     return ExpiryPlan(expire, held | single, _describe_plan(expire, len(line) - len(held), held | single, lost))
 
 
@@ -106,8 +106,8 @@ def expirable_by_writers(plan: ExpiryPlan, metadata: TableMetadata) -> list[Snap
     """
     main, planned = list(ancestors(metadata)), set(plan.expire)
     with_children = zip(main[1:], main, strict=False)
-    pairs = ((one, child) for one, child in with_children if one.snapshot_id in planned and _removes_no_file(child))
-    return [one for one, _ in pairs if _removes_no_file(one) or is_fold(one)]
+    pairs = (pair for pair in with_children if pair[0].snapshot_id in planned and _removes_no_file(pair[1]))
+    return [older for older, _ in pairs if _removes_no_file(older) or is_fold(older)]
 
 
 def _removes_no_file(snapshot: Snapshot) -> bool:
@@ -132,8 +132,8 @@ def _find_forbidding_setting(metadata: TableMetadata) -> str | None:
 
 def _uncounted_commits(main: Sequence[Snapshot], cursor: Cursor) -> list[int]:
     return [
-        at
-        for at, snapshot in enumerate(main)
+        index
+        for index, snapshot in enumerate(main)
         if (snapshot.sequence_number or 0) > cursor.sequence_number
         and (may_add_late_rows(snapshot, cursor) or int(summary_value(snapshot, "frazil.rejected") or 0))
     ]
@@ -144,8 +144,8 @@ def _held_positions(
 ) -> dict[int, str]:
     """Return indexes in `main`, with reasons. All snapshots from the head to an index must be kept."""
     oldest_ms = now_ms - MAX_UNREAD_AGE // timedelta(milliseconds=1)
-    late = [at for at in unread if main[at].timestamp_ms >= oldest_ms]
-    index = {snapshot.snapshot_id: at for at, snapshot in enumerate(main)}
+    late = [position for position in unread if main[position].timestamp_ms >= oldest_ms]
+    index = {snapshot.snapshot_id: position for position, snapshot in enumerate(main)}
     tags = {name: ref.snapshot_id for name, ref in metadata.refs.items() if name.startswith(READER_TAG_PREFIX)}
     return {
         **dict.fromkeys(late, "no signal has counted its late rows or dead letters"),
@@ -159,7 +159,7 @@ def _audited_positions(main: Sequence[Snapshot], backfills: Sequence[Snapshot], 
     numbers = [head.sequence_number or 0 for head in backfills if head.timestamp_ms >= oldest_ms]
     if not (numbers and main):
         return {}
-    first = next((at for at, s in enumerate(main) if (s.sequence_number or 0) < min(numbers)), len(main) - 1)
+    first = next((index for index, s in enumerate(main) if (s.sequence_number or 0) < min(numbers)), len(main) - 1)
     return {first: "the audit of an open backfill may need it"}
 
 
@@ -186,7 +186,7 @@ def _kept_outside(line: Sequence[Snapshot], metadata: TableMetadata, referenced:
         if waiting := summary_value(snapshot, OPEN_SNAPSHOT_KEY):
             reasons.setdefault(int(waiting), "a kept snapshot of main refers to it")
     present = {s.snapshot_id for s in metadata.snapshots} - {s.snapshot_id for s in line}
-    return {found: why for found, why in reasons.items() if found in present}
+    return {found: reason for found, reason in reasons.items() if found in present}
 
 
 def _branch_snapshots(
@@ -197,9 +197,9 @@ def _branch_snapshots(
     for name, ref in metadata.refs.items():
         if ref.snapshot_ref_type is not SnapshotRefType.BRANCH or name in ours:
             continue
-        for at, snapshot in enumerate(ancestors(metadata, name)):
+        for index, snapshot in enumerate(ancestors(metadata, name)):
             young = ref.max_snapshot_age_ms and now_ms - snapshot.timestamp_ms <= ref.max_snapshot_age_ms
-            if snapshot.snapshot_id not in in_main or young or at < (ref.min_snapshots_to_keep or 0):
+            if snapshot.snapshot_id not in in_main or young or index < (ref.min_snapshots_to_keep or 0):
                 yield snapshot.snapshot_id, f"branch {name} contains it"
 
 

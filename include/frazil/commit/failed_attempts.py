@@ -78,13 +78,13 @@ class Refusals:
         self.last = failure
         if self.count < (MAX_PREPARE_FAILURES if fault else MAX_REFUSALS):
             return
-        what = f"the catalog refuses to change {self.names.tables}: {error}"
+        problem = f"the catalog refuses to change {self.names.tables}: {error}"
         remedy = "Fix the cause, then start again"
         if fault:
             text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
-            what = f"a commit to {self.names.tables} cannot be prepared: {text} (the same error {self.count} times)"
+            problem = f"a commit to {self.names.tables} cannot be prepared: {text} (the same error {self.count} times)"
             remedy = "Report this with the log; the next start tries again"
-        raise CommitRefused(f"{what}. The staged files and the journal are kept. {remedy}") from error
+        raise CommitRefused(f"{problem}. The staged files and the journal are kept. {remedy}") from error
 
 
 def _is_refusal(error: Exception) -> bool:
@@ -119,12 +119,12 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
     text = f"{type(error).__name__}: {one_line(error)[:MAX_ERROR_CHARACTERS]}"
     match error:
         case _ if isinstance(error, CommitFailedException) or (step == "commit" and is_sequence_conflict(error)):
-            what = f"commit to {tables} lost a race ({text}): trying again"
+            message = f"commit to {tables} lost a race ({text}): trying again"
             if any(part in str(error) for part in _NO_ROW_ID):
-                what = f"commit to {tables}: the table became format version 3: preparing the commit again"
+                message = f"commit to {tables}: the table became format version 3: preparing the commit again"
             return FailedAttempt(
                 logging.INFO,
-                what,
+                message,
                 f"commits to {tables.tables} lost every race for {total_s:.0f} s, because other writers kept "
                 "committing. The staged files and the journal are kept",
             )
@@ -139,8 +139,8 @@ def classify_error(error: Exception, step: Step, tables: TableNames, total_s: fl
         case NoSuchTableError():
             exist = "exists" if len(tables.identifiers) == 1 else "exist"
             raise CommitUnavailable(f"{tables.tables} no longer {exist}: {error}") from error
-    gone = isinstance(error, FileNotFoundError)
-    remedy = ". If the catalog was restored: `A lost catalog` in docs/how-to/operate-writers.md" if gone else ""
+    is_missing = isinstance(error, FileNotFoundError)
+    remedy = ". If the catalog was restored: `A lost catalog` in docs/how-to/operate-writers.md" if is_missing else ""
     return FailedAttempt(
         logging.WARNING,
         f"{_FAILED_STEPS[step].format(tables.tables if step == 'load' else tables)} ({text}): retrying",

@@ -19,8 +19,8 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
 from frazil.commit.commit_checks import check_ancestry, files_fit
-from frazil.commit.compare_and_swap import Done, RetryPolicy, TableCommit, TableHandle, commit_snapshots
-from frazil.commit.journal import Journal, bare_path, later_journals
+from frazil.commit.compare_and_swap import Done, RetryPolicy, TableCommit, commit_snapshots
+from frazil.commit.journal import Journal, later_journals
 from frazil.commit.marked_update import prepare_commit, prepare_merge
 from frazil.commit.marker import BatchKey, Marker, merge_identities, read_marker, try_read_marker
 from frazil.commit.merging import MERGING_MODES, MergeWriter
@@ -31,8 +31,8 @@ from frazil.commit.waiting_files import (
     delete_waiting_files,
     drop_discarded,
     files_for_table,
+    find_missing_files,
     has_waiting_files,
-    is_waiting_file,
     load_missing_table_note,
     load_missing_table_notes,
 )
@@ -79,11 +79,11 @@ class LaggingTable:
     """The backfill or replay that the missing rows belong to, whose chunks `batches` counts; None for batches."""
     only_last: bool = False
     """Whether only the default table's last batch is missing, and no error occurred."""
-    gone: TableAbsence | None = None
+    absence: TableAbsence | None = None
 
     @property
     def problem(self) -> str:
-        return str(self.gone) if self.gone else f"{format_count(self.rows, 'row')} behind"
+        return str(self.absence) if self.absence else f"{format_count(self.rows, 'row')} behind"
 
     def is_about_to_commit(self, now_ms: int) -> bool:
         return self.only_last and now_ms - self.since_ms < COMMIT_GRACE_MS
@@ -223,8 +223,9 @@ class Followers:
             self._create_if_waiting(target, journals)
             waited, late = 0, again or self._has_inherited_files(target)
             if late:
-                _check_files_exist(self.tables, handle, journals, target=target)
-                waited = _row_count(missing_journals(self.tables, handle.current(), journals), target)
+                missing = missing_journals(self.tables, handle.current(), journals)
+                _check_files_exist(self.tables, missing, target=target)
+                waited = _row_count(missing, target)
             self._commit_missing(target, journals, retry_policy=retry_policy)
             delete_waiting_files(self.tables, journals, target)
             if late:
@@ -234,7 +235,7 @@ class Followers:
                 self.on_late_rows(waited)
         except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
             log.debug("the commit to table %s failed", target, exc_info=True)
-            missing: Sequence[Journal] = self.waiting[target]
+            missing = self.waiting[target]
             if self._has_inherited_files(target) and isinstance(error, NoSuchTableError | TableLost):
                 try:
                     missing = journals_never_committed(self.tables, target, missing)
@@ -356,17 +357,10 @@ def check_routed_not_rolled_back(metadata: TableMetadata, marker: Marker, *, tab
         ) from error
 
 
-def _check_files_exist(
-    tables: StreamTables, handle: TableHandle, journals: Sequence[Journal], *, target: Target
-) -> None:
+def _check_files_exist(tables: StreamTables, journals: Sequence[Journal], *, target: Target) -> None:
     """Raise CommitUnavailable if a file of the commit does not exist."""
-    marker = read_marker(handle.current().metadata.properties, tables.stream)
-    later = journals if marker is None else later_journals(marker, journals)
-    files = [file for journal in later for file in journal.staged_for(target)]
-    folders = {(is_waiting_file(tables, file), file.path.rsplit("/", 1)[0]) for file in files}
-    stores = {waits: tables.store if waits else tables.store_of(target) for waits, _ in folders}
-    existing = {bare_path(file.path) for waits, folder in folders for file in stores[waits].list_files(folder)}
-    if missing := sorted({bare_path(file.path) for file in files} - existing):
+    missing = find_missing_files(tables, (file for journal in journals for file in journal.staged_for(target)))
+    if missing:
         raise CommitUnavailable(
             f"{format_count(len(missing), 'file')} with rows for table {target} cannot be found: {missing[:3]}"
         )

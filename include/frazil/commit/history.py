@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import takewhile
 
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -46,6 +47,11 @@ def ancestors(metadata: TableMetadata, branch: str = MAIN) -> Iterator[Snapshot]
     while current is not None:
         yield current
         current = snapshots.get(current.parent_snapshot_id) if current.parent_snapshot_id else None
+
+
+def commits_after(metadata: TableMetadata, sequence_number: int) -> Iterator[Snapshot]:
+    """Yield main's snapshots with higher sequence numbers, newest first."""
+    return takewhile(lambda snapshot: (snapshot.sequence_number or 0) > sequence_number, ancestors(metadata))
 
 
 def count_ancestors(metadata: TableMetadata) -> int:
@@ -250,9 +256,7 @@ def late_rows(table: Table, cursor: Cursor | None, *, column: str, grain: Grain)
     late: Counter[int] = Counter()
     if cursor is None or cursor.grain is not grain:
         return {}
-    for snapshot in ancestors(table.metadata):
-        if (snapshot.sequence_number or 0) <= cursor.sequence_number:
-            break
+    for snapshot in commits_after(table.metadata, cursor.sequence_number):
         if may_add_late_rows(snapshot, cursor):
             rows = _rows_in_summary(snapshot)
             late.update(count_added_rows(table, snapshot, cursor, column=column) if rows is None else rows)

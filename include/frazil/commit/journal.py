@@ -38,8 +38,22 @@ VOID = json.dumps({"format": FORMAT_VERSION, "void": True}).encode()
 
 
 NO_DEAD_LETTERS = BatchKey(0, 0)
-DECIDING_RULES = ""
-"""The key, in a mapping of columns to rules, of rules that apply to whole rows: keys, order and deletes."""
+
+
+class RuleHashes(NamedTuple):
+    """Hashes of the declared rules for rows; empty if audits compare no values."""
+
+    columns: Mapping[str, str] = {}
+    deciding: str = ""
+    """Hash of the rules that apply to whole rows: keys, order and deletes."""
+
+    @classmethod
+    def from_json(cls, columns: Mapping[str, str], deciding: str) -> RuleHashes:
+        others = {name: rules for name, rules in columns.items() if name}  # earlier versions stored `deciding` there
+        return cls(others, deciding or columns.get("", ""))
+
+
+NO_RULES = RuleHashes()
 
 
 class BatchCost(NamedTuple):
@@ -95,7 +109,7 @@ class Journal:
     """The dead letters by error class, without the dead letters in `accepted`."""
     accepted: Reasons = field(default_factory=dict)
     """The dead letters that an operator accepted. The circuit breaker, and alerts on the rate, ignore them."""
-    column_rules: Mapping[str, str] = field(default_factory=dict)
+    rules: RuleHashes = NO_RULES
     """`hash_rules` of the batch. Audits compare a value only if its column's rules are still the same."""
 
     @property
@@ -161,7 +175,8 @@ class Journal:
                 **({"cost": self.cost} if self.cost else {}),
                 **({"reasons": reasons_json(self.reasons)} if self.reasons else {}),
                 **({"accepted": reasons_json(self.accepted)} if self.accepted else {}),
-                **({"column-rules": dict(self.column_rules)} if self.column_rules else {}),
+                **({"column-rules": dict(self.rules.columns)} if self.rules.columns else {}),
+                **({"deciding-rules": self.rules.deciding} if self.rules.deciding else {}),
             },
             separators=(",", ":"),
         ).encode()
@@ -200,7 +215,7 @@ class Journal:
             cost=BatchCost(*raw["cost"][:3]) if raw.get("cost") else None,
             reasons=reasons_from_json(raw.get("reasons", {})),
             accepted=reasons_from_json(raw.get("accepted", {})),
-            column_rules=raw.get("column-rules", {}),
+            rules=RuleHashes.from_json(raw.get("column-rules", {}), raw.get("deciding-rules", "")),
         )
 
 
@@ -377,7 +392,7 @@ def _group_files(files: Iterable[StagedFile], key: Callable[[StagedFile], str]) 
     groups: dict[str, list[StagedFile]] = {}
     for file in files:
         groups.setdefault(key(file), []).append(file)
-    return {name: tuple(of) for name, of in groups.items()}
+    return {name: tuple(group) for name, group in groups.items()}
 
 
 def bare_path(path: str) -> str:

@@ -158,7 +158,7 @@ class MergedManifest:
 
     def apply_to(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile] | None:
         """Replace the merged manifests in `manifests` by the new one. Returns None if a merged one is missing."""
-        others = [one for one in manifests if (one.manifest_path, first_row_id(one)) not in self.replaces]
+        others = [m for m in manifests if (m.manifest_path, first_row_id(m)) not in self.replaces]
         return [self.manifest, *others] if len(others) + len(self.replaces) == len(manifests) else None
 
 
@@ -171,7 +171,7 @@ def select_mergeable_manifests(manifests: Sequence[ManifestFile]) -> dict[Manife
             kind = (manifest.partition_spec_id, manifest.content, written.copied.kind, len(written.entries) < FAN_IN)
             classes[kind][manifest] = written
     full = next((found for found in classes.values() if len(found) >= FAN_IN), {})
-    sums = accumulate(len(one.entries) for one in full.values())
+    sums = accumulate(len(mergeable.entries) for mergeable in full.values())
     return {
         manifest: full[manifest] for manifest, entries in zip(full, sums, strict=True) if entries <= MAX_MERGED_ENTRIES
     }
@@ -189,4 +189,4 @@ def merge_manifests(manifests: Sequence[ManifestFile], table: Table, *, snapshot
         return None
     path = f"{metadata_folder(table.metadata)}/{uuid.uuid4()}-m0.avro"
     merged = write_merged(found, NewManifest(path, table, snapshot_id))
-    return MergedManifest(merged, frozenset((one.manifest_path, first_row_id(one)) for one in found))
+    return MergedManifest(merged, frozenset((m.manifest_path, first_row_id(m)) for m in found))

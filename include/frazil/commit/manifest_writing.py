@@ -1,7 +1,8 @@
 """Writes manifests of data files or delete files.
 
 Caches schemas and encoders, which PyIceberg builds again for each manifest. Copies the entries of a replaced manifest
-without decoding, because the entries may have fields that PyIceberg does not know.
+without decoding, because the entries may have fields that PyIceberg does not know. Both share the encoding, so they are
+in one module.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import io
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress
-from types import TracebackType
 from typing import Any, Self
 
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY, CODEC_MAPPING_ICEBERG_TO_AVRO, AvroCompressionCodec
@@ -20,8 +20,8 @@ from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader, AvroOutputFile, D
 from pyiceberg.avro.resolver import construct_reader, construct_writer, resolve_writer
-from pyiceberg.avro.writer import Writer
-from pyiceberg.io import FileIO, InputFile, OutputFile, OutputStream
+from pyiceberg.avro.writer import IntegerWriter, OptionWriter, Writer
+from pyiceberg.io import FileIO, OutputFile
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -97,24 +97,23 @@ MAX_REMEMBERED_ENTRIES = 1_024
 @dataclass(frozen=True, slots=True)
 class _ManifestEncoding:
     layout: ManifestLayout
-    avro: AvroEncoding
-    metadata: Mapping[str, str]
+    schema: Schema
+    header: Mapping[str, str]
+    data_file: Writer
 
 
 _encodings = BoundedCache[_ManifestEncoding](MAX_CACHED_ENCODINGS)
 
 
 class _Writer(ManifestWriterV2):
-    """Writes manifests. PyIceberg's writer supports neither delete files nor format version 3."""
+    """Writes entries with encoded data files. PyIceberg's writer supports neither delete files nor format version 3."""
 
-    def __init__(
-        self, layout: ManifestLayout, content: ManifestContent, new: NewManifest, copied: CopiedEntries | None
-    ) -> None:
+    def __init__(self, layout: ManifestLayout, content: ManifestContent, new: NewManifest) -> None:
         count_request("writes", new.path)
-        output, metadata = CountingOutput(new.table.io.new_output(new.path)), new.table.metadata
+        output, metadata = new.table.io.new_output(new.path), new.table.metadata
         super().__init__(layout.spec, layout.schema, output, new.snapshot_id, avro_codec(metadata))
         self._version, self._table_uuid = metadata.format_version, metadata.table_uuid
-        self._layout, self._content, self._copied = layout, content, copied
+        self._layout, self._content = layout, content
 
     def content(self) -> ManifestContent:
         return self._content
@@ -123,24 +122,23 @@ class _Writer(ManifestWriterV2):
     def version(self) -> TableVersion:
         return self._version
 
+    def write(self, entries: Iterable[ManifestEntry], encoded: EncodedFiles) -> ManifestFile:
+        """Write entries, which must be in the order of their encoded data files."""
+        self.encoded = encoded
+        with self:
+            for entry in entries:
+                self.add_entry(entry)
+        return self.to_manifest_file()
+
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
-        encoding = self._encoding() if self._copied is None else self._copied_encoding(self._copied)
-        return PreparedAvroFile(self._output_file, encoding.avro, metadata=encoding.metadata)
+        writer: Any = _EntryWriter(iter(self.encoded.data_files))
+        header = self.encoded.header
+        avro = AvroEncoding(self.encoded.schema, "manifest_entry", header[SCHEMA_KEY], writer)
+        return PreparedAvroFile(self._output_file, avro, metadata={**header, AVRO_CODEC_KEY: self._compression})
 
-    def record(self) -> RecordingWriter:
-        """Record the encoded data file of each written entry. Returns the recorder."""
+    def encode(self, files: Iterable[DataFile]) -> EncodedFiles:
         encoding = self._encoding()
-        fields: Any = encoding.avro.writer
-        *others, (_, of_data_file) = fields.field_writers
-        meta = {**encoding.metadata, SCHEMA_KEY: encoding.avro.schema_json}
-        recorder = RecordingWriter(encoding.avro.file_schema, meta, others, of_data_file)
-        self._writer.writer = recorder  # type: ignore[assignment]
-        return recorder
-
-    def _copied_encoding(self, copied: CopiedEntries) -> _ManifestEncoding:
-        writer: Any = CopyingWriter(iter(copied.data_files))
-        avro = AvroEncoding(copied.schema, "manifest_entry", copied.header[SCHEMA_KEY], writer)
-        return _ManifestEncoding(self._layout, avro, {**copied.header, AVRO_CODEC_KEY: self._compression})
+        return EncodedFiles(encoding.schema, encoding.header, tuple(_encode(encoding.data_file, f) for f in files))
 
     def _entry_schema(self, format_version: TableVersion) -> Schema:
         """Return the entries' schema. Partition values are optional, even of a required column."""
@@ -158,7 +156,9 @@ class _Writer(ManifestWriterV2):
             content = "deletes" if self._content is ManifestContent.DELETES else "data"
             written, in_memory = self._entry_schema(self.version), self._entry_schema(IN_MEMORY)
             avro = AvroEncoding.resolve(written, in_memory, name="manifest_entry")
-            encoding = _ManifestEncoding(self._layout, avro, {**self._meta, "content": content})
+            header = {**self._meta, "content": content, SCHEMA_KEY: avro.schema_json}
+            data_file = avro.writer.field_writers[-1][1]  # type: ignore[attr-defined]
+            encoding = _ManifestEncoding(self._layout, written, header, data_file)
             _encodings.keep(name, encoding)
         return encoding
 
@@ -173,10 +173,18 @@ class NewManifest:
 
 
 def write_added(
-    files: Iterable[DataFile], layout: ManifestLayout, content: ManifestContent, new: NewManifest
+    files: Sequence[DataFile], layout: ManifestLayout, content: ManifestContent, new: NewManifest
 ) -> ManifestFile:
-    entries = (_entry(file, ManifestEntryStatus.ADDED, new.snapshot_id) for file in files)
-    return _write(entries, layout, content, new, keep=True)
+    """Write a manifest of new files. Keeps the entries of few files in memory for a later merge."""
+    writer = _Writer(layout, content, new)
+    encoded = writer.encode(files)
+    made = writer.write((_entry(file, ManifestEntryStatus.ADDED, new.snapshot_id) for file in files), encoded)
+    if len(files) <= MAX_REMEMBERED_FILES:
+        names = ("content", "file_path", "partition", "record_count")
+        slim = (DataFile.from_args(**{name: getattr(file, name) for name in names}) for file in files)
+        entries = tuple(_entry(file, ManifestEntryStatus.ADDED, new.snapshot_id) for file in slim)
+        recently_written.keep(new.path, WrittenEntries(encoded, entries))
+    return made
 
 
 def write_with_removals(
@@ -184,11 +192,11 @@ def write_with_removals(
 ) -> ManifestFile:
     """Rewrite a manifest with its live `entries`. Files with the keys `removed` get deleted entries."""
     layout = ManifestLayout.for_spec(new.table.metadata.specs()[manifest.partition_spec_id], new.table.metadata)
-    written = (_updated_entry(one, new.snapshot_id, deleted=file_key(one.data_file) in removed) for one in entries)
-    copied = CopiedEntries.from_manifest(manifest, new.table.io)
-    if copied:
-        copied = copied.with_row_ids(manifest, entries)
-    return _write(written, layout, manifest.content, new, copied=copied)
+    writer = _Writer(layout, manifest.content, new)
+    copied = EncodedFiles.from_manifest(manifest, new.table.io)
+    encoded = copied.with_row_ids(manifest, entries) if copied else writer.encode(e.data_file for e in entries)
+    written = (_updated_entry(e, new.snapshot_id, deleted=file_key(e.data_file) in removed) for e in entries)
+    return writer.write(written, encoded)
 
 
 def write_merged(
@@ -202,9 +210,9 @@ def write_merged(
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
     leaves = [file_key(entry.data_file) in removed for entry in entries]
     pairs = zip(entries, leaves, strict=True)
-    written = [_updated_entry(one, new.snapshot_id, deleted=True) if gone else one for one, gone in pairs]
-    made = _write(written, layout, first.content, new, copied=copied)
-    stays = [not gone for gone in leaves]
+    written = [_updated_entry(entry, new.snapshot_id, deleted=True) if drop else entry for entry, drop in pairs]
+    made = _Writer(layout, first.content, new).write(written, copied)
+    stays = [not drop for drop in leaves]
     if any(stays) and sum(stays) < MAX_REMEMBERED_ENTRIES:
         kept = replace(copied, data_files=tuple(compress(copied.data_files, stays)))
         recently_written.keep(new.path, WrittenEntries(kept, tuple(compress(entries, stays))))
@@ -230,33 +238,6 @@ def _entry(
     return ManifestEntry(status, snapshot_id, *numbers, file)
 
 
-def _write(  # noqa: PLR0913 - what a manifest consists of, and its location
-    entries: Iterable[ManifestEntry],
-    layout: ManifestLayout,
-    content: ManifestContent,
-    new: NewManifest,
-    *,
-    copied: CopiedEntries | None = None,
-    keep: bool = False,
-) -> ManifestFile:
-    """Write a manifest. `keep` keeps its entries in memory for a later merge."""
-    written = []
-    writer = _Writer(layout, content, new, copied)
-    with writer:
-        recorder = writer.record() if keep else None
-        for entry in entries:
-            writer.add_entry(entry)
-            if recorder:
-                file = entry.data_file
-                names = ("content", "file_path", "partition", "record_count")
-                slim = DataFile.from_args(**{name: getattr(file, name) for name in names})
-                numbers = entry.sequence_number, entry.file_sequence_number
-                written.append(_entry(slim, entry.status, entry.snapshot_id, numbers))
-    if recorder and len(written) <= MAX_REMEMBERED_FILES:
-        recently_written.keep(new.path, WrittenEntries(recorder.copied(), tuple(written)))
-    return writer.to_manifest_file()
-
-
 def manifest_content(content: DataFileContent) -> ManifestContent:
     return ManifestContent.DATA if content is DataFileContent.DATA else ManifestContent.DELETES
 
@@ -271,54 +252,15 @@ def avro_codec(metadata: TableMetadata) -> AvroCompressionCodec:
     return _AVRO_CODECS.get(name, "deflate")
 
 
-class CountingOutput(OutputFile):
-    def __init__(self, inner: OutputFile) -> None:
-        super().__init__(inner.location)
-        self._inner, self._bytes = inner, 0
-
-    def __len__(self) -> int:
-        return self._bytes
-
-    def exists(self) -> bool:
-        return self._inner.exists()
-
-    def to_input_file(self) -> InputFile:
-        return self._inner.to_input_file()
-
-    def create(self, overwrite: bool = False) -> OutputStream:
-        self._bytes = 0
-        return _CountedStream(self._inner.create(overwrite), self)
-
-
-class _CountedStream(OutputStream):
-    def __init__(self, inner: OutputStream, file: CountingOutput) -> None:
-        self._inner, self._file = inner, file
-
-    def write(self, b: bytes) -> int:
-        self._file._bytes += len(b)
-        return self._inner.write(b)
-
-    def tell(self) -> int:
-        return self._inner.tell()
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exctype: type[BaseException] | None, excinst: BaseException | None, exctb: TracebackType | None
-    ) -> None:
-        self.close()
-
-
+_OPTIONAL_LONG = OptionWriter(IntegerWriter())  # type: ignore[no-untyped-call]
 _FIELDS = [(0, True), (1, False), (3, False), (4, False), (2, True)]
 """Field ids of a manifest entry since format version 2, and whether each is required. The data file comes last."""
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedEntries:
+class EncodedFiles:
+    """The encoded data files of a manifest's entries, with the manifest's schema and header."""
+
     schema: Schema
     header: Mapping[str, str]
     data_files: tuple[bytes, ...]
@@ -329,7 +271,7 @@ class CopiedEntries:
         return frozenset((key, text) for key, text in self.header.items() if key != AVRO_CODEC_KEY)
 
     @classmethod
-    def from_manifest(cls, manifest: ManifestFile, file_io: FileIO) -> CopiedEntries | None:
+    def from_manifest(cls, manifest: ManifestFile, file_io: FileIO) -> EncodedFiles | None:
         """Copy a manifest's live entries. Returns None for format version 1."""
         file = _Blocks(file_io.new_input(manifest.manifest_path))
         with file:
@@ -347,7 +289,7 @@ class CopiedEntries:
                         found.append(block[start : decoder.tell()])
             return cls(file.schema, file.header.meta, tuple(found))
 
-    def with_row_ids(self, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> CopiedEntries:
+    def with_row_ids(self, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> EncodedFiles:
         """Return copied entries with explicit row ids. Without these, another manifest would derive other ids."""
         next_id = first_row_id(manifest)
         if next_id is None:
@@ -363,7 +305,7 @@ class CopiedEntries:
                 reader.read(decoder)
             start = decoder.tell()
             if readers[index].read(decoder) is None:
-                data_file = data_file[:start] + _encode_long(next_id) + data_file[decoder.tell() :]  # noqa: PLW2901
+                data_file = data_file[:start] + _encode(_OPTIONAL_LONG, next_id) + data_file[decoder.tell() :]  # noqa: PLW2901
                 next_id += entry.data_file.record_count
             found.append(data_file)
         return replace(copied, data_files=tuple(found))
@@ -373,65 +315,41 @@ class CopiedEntries:
         fields = self.schema.as_struct().fields[-1].field_type.fields  # type: ignore[attr-defined]
         return next((index for index, field in enumerate(fields) if field.field_id == FIRST_ROW_ID), None)
 
-    def _with_row_id_field(self) -> CopiedEntries:
+    def _with_row_id_field(self) -> EncodedFiles:
         schema = json.loads(self.header[SCHEMA_KEY])
         field = {"name": "first_row_id", "type": ["null", "long"], "default": None, "field-id": FIRST_ROW_ID}
         schema["fields"][-1]["type"]["fields"].append(field)
         header = {**self.header, SCHEMA_KEY: json.dumps(schema), "format-version": "3"}
         null = b"\0"
-        return CopiedEntries(
+        return EncodedFiles(
             AvroSchemaConversion().avro_to_iceberg(schema), header, tuple(file + null for file in self.data_files)
         )
 
 
-def _encode_long(value: int) -> bytes:
+def _encode(writer: Writer, value: Any) -> bytes:
     buffer = io.BytesIO()
-    encoder = BinaryEncoder(buffer)
-    encoder.write_int(1)
-    encoder.write_int(value)
+    writer.write(BinaryEncoder(buffer), value)
     return buffer.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
-class CopyingWriter:
-    """Replaces Avro's record writer. Entries must be written in the order of their copied data files."""
+class _EntryWriter:
+    """Replaces Avro's record writer. Entries must be written in the order of their encoded data files."""
 
     data_files: Iterator[bytes]
 
     def write(self, encoder: BinaryEncoder, entry: ManifestEntry) -> None:
         encoder.write_int(entry.status)
         for number in (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number):
-            encoder.write_int(0 if number is None else 1)
-            if number is not None:
-                encoder.write_int(number)
+            _OPTIONAL_LONG.write(encoder, number)
         encoder.write(next(self.data_files))
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingWriter:
-    schema: Schema
-    header: Mapping[str, str]
-    fields: Sequence[tuple[int, Writer]]
-    of_data_file: Writer
-    data_files: list[bytes] = field(default_factory=list)
-
-    def write(self, encoder: BinaryEncoder, entry: ManifestEntry) -> None:
-        for position, writer in self.fields:
-            writer.write(encoder, entry[position])
-        buffer = io.BytesIO()
-        self.of_data_file.write(BinaryEncoder(buffer), entry.data_file)
-        self.data_files.append(buffer.getvalue())
-        encoder.write(self.data_files[-1])
-
-    def copied(self) -> CopiedEntries:
-        return CopiedEntries(self.schema, self.header, tuple(self.data_files))
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenEntries:
     """The entries of a manifest that this process wrote. The files' statistics are only in `copied`."""
 
-    copied: CopiedEntries
+    copied: EncodedFiles
     entries: tuple[ManifestEntry, ...]
 
     def existing(self, manifest: ManifestFile) -> Iterator[ManifestEntry]:
@@ -501,3 +419,12 @@ class PreparedAvroFile(AvroOutputFile[D]):
         meta = {**self.metadata, SCHEMA_KEY: self._schema_json, AVRO_CODEC_KEY: codec}
         _HEADER_WRITER.write(self.encoder, AvroFileHeader(MAGIC, meta, self.sync_bytes))
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._length = self.tell()
+        # PyIceberg asks this for the length. The file itself would need a request.
+        self.output_file = self  # type: ignore[assignment]
+        super().__exit__(*error)
+
+    def __len__(self) -> int:
+        return self._length

@@ -115,8 +115,8 @@ class MarkedUpdate:
         if change.removes_branch:
 
             def is_branch_snapshot(snapshot: Snapshot) -> bool:
-                own = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
-                return all(summary_value(snapshot, key) == text for key, text in own)
+                expected = ("frazil.stream", self.stream), ("frazil.operation", ALIGN_OPERATION)
+                return all(summary_value(snapshot, key) == text for key, text in expected)
 
             end = BranchRemoval(open_branch_name(self.stream), is_former_snapshot=is_branch_snapshot)
             self.written.append(end)
@@ -231,17 +231,17 @@ class BranchRemoval:
         self.removed_ids, self.waste = frozenset(), frozenset()
         if self.branch not in metadata.refs:
             return ()
-        own = {s.snapshot_id for s in ancestors(metadata, self.branch)}
+        ids = {s.snapshot_id for s in ancestors(metadata, self.branch)}
         elsewhere = {s.snapshot_id for name in metadata.refs if name != self.branch for s in ancestors(metadata, name)}
-        own |= {s.snapshot_id for s in metadata.snapshots if self.is_former_snapshot(s)}
-        gone = [s for s in metadata.snapshots if s.snapshot_id in own - elsewhere]
+        ids |= {s.snapshot_id for s in metadata.snapshots if self.is_former_snapshot(s)}
+        left = [s for s in metadata.snapshots if s.snapshot_id in ids - elsewhere]
         # A branch or tag that began here may share manifests, so none of them is deleted.
-        if own.isdisjoint(elsewhere):
-            self.removed_ids = frozenset(s.snapshot_id for s in gone)
-            listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(table.io), gone)
-            self.waste = frozenset({s.manifest_list for s in gone} | {m.manifest_path for each in listed for m in each})
-        removed = RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in gone])
-        return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if gone else ()))
+        if ids.isdisjoint(elsewhere):
+            self.removed_ids = frozenset(s.snapshot_id for s in left)
+            listed = ExecutorFactory.get_or_create().map(lambda snapshot: snapshot.manifests(table.io), left)
+            self.waste = frozenset({s.manifest_list for s in left} | {m.manifest_path for each in listed for m in each})
+        removed = RemoveSnapshotsUpdate(snapshot_ids=[s.snapshot_id for s in left])
+        return (RemoveSnapshotRefUpdate(ref_name=self.branch), *((removed,) if left else ()))
 
     def delete_unused(self, table: Table) -> None:
         """Delete the unused manifests, unless the removal did not land, or a tag refers to a removed snapshot."""

@@ -118,8 +118,8 @@ class Marker:
 
     def with_batch(self, journal: BatchKey) -> Marker:
         """Return the marker after this batch, which may belong to an earlier epoch."""
-        at, batches = BatchKey(self.at.epoch, self.at.batch + 1), {**self.batches, journal.epoch: journal.batch}
-        return dataclasses.replace(self, at=at, settled=journal, batches=batches)
+        key, batches = BatchKey(self.at.epoch, self.at.batch + 1), {**self.batches, journal.epoch: journal.batch}
+        return dataclasses.replace(self, at=key, settled=journal, batches=batches)
 
     def outcome_of(self, key: BatchKey) -> BatchOutcome:
         """Return whether a batch of an earlier epoch was committed. An epoch commits its batches in order."""
@@ -281,8 +281,8 @@ def keep_same_topics(
 
 def landed_ends(marker: Marker, main: Marker) -> dict[TopicPartition, int]:
     """Return the offset at which a table's records end, for each partition that was recreated or truncated."""
-    own = keep_same_topics(marker.offsets, marker.source, main.source)
-    return {tp: max(end, own.get(tp, 0)) for tp, end in main.landed.items()}
+    reached = keep_same_topics(marker.offsets, marker.source, main.source)
+    return {tp: max(end, reached.get(tp, 0)) for tp, end in main.landed.items()}
 
 
 def read_markers(properties: Mapping[str, str]) -> dict[str, Marker]:

@@ -239,8 +239,8 @@ def _expected_head(metadata: TableMetadata, seen: StateBeforeReset, *, accepted:
         return None
     if not seen.rolled_back or accepted:
         return seen.marker.open_snapshot_id
-    own = (s for s in ancestors(metadata) if summary_value(s, "frazil.stream") == seen.marker.stream)
-    text = summary_value(next(own, None), OPEN_SNAPSHOT_KEY)
+    commits = (s for s in ancestors(metadata) if summary_value(s, "frazil.stream") == seen.marker.stream)
+    text = summary_value(next(commits, None), OPEN_SNAPSHOT_KEY)
     return int(text) if text else None
 
 
@@ -253,8 +253,8 @@ def _commit_records(manifest: ManifestFile, table: Table, tables: StreamTables) 
 def _are_read_again(records: Sequence[Journal | None], target: Offsets, source: SourceIdentity) -> bool:
     return bool(records) and all(
         record is not None
-        and bool(at := keep_same_topics(target, source, record.source))
-        and all(at.get(p.topic_partition, p.end) <= p.start for p in record.progress)
+        and bool(position := keep_same_topics(target, source, record.source))
+        and all(position.get(p.topic_partition, p.end) <= p.start for p in record.progress)
         for record in records
     )
 

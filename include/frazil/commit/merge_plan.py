@@ -292,10 +292,10 @@ def _table_file(entry: ManifestEntry, deletes: DeleteFileIndex, keys: PartitionK
 def check_readable(file: DataFile, *, mode: str) -> None:
     """Raise SchemaIncompatible if a merge cannot read a data file or a delete file."""
     kind, is_vector = file.file_format, referenced_data_file(file) is not None
-    what = "equality deletes" if file.content is DataFileContent.EQUALITY_DELETES else f"a file in {kind.value} format"
+    found = "equality deletes" if file.content is DataFileContent.EQUALITY_DELETES else f"a file in {kind.value} format"
     if file.content is DataFileContent.EQUALITY_DELETES or not (kind is FileFormat.PARQUET or is_vector):
         raise SchemaIncompatible(
-            f"the table has {what} ({file.file_path}), which a stream with {mode} cannot read: it reads rows and "
+            f"the table has {found} ({file.file_path}), which a stream with {mode} cannot read: it reads rows and "
             "position deletes in Parquet, and deletion vectors. Compact the table with the engine that wrote the "
             "file, stop that engine from writing such files, then start again"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial, reduce
@@ -37,7 +37,7 @@ from frazil.commit.merge_plan import (
     sort_files,
     split_files,
 )
-from frazil.commit.snapshot import PreparedSnapshot, SnapshotWriter, base_without_files
+from frazil.commit.snapshot import PreparedSnapshot, RewriteAttempt, SnapshotWriter, base_without_files
 from frazil.commit.staging_targets import target_table
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import change_schema
@@ -136,8 +136,8 @@ def _column_bounds(table: Table, name: str, staged: Sequence[StagedFile]) -> tup
 
 def _table_file(scanned: FileScanTask, layouts: PartitionKeys) -> TableFile:
     file = scanned.file
-    for one in (file, *scanned.delete_files):
-        check_readable(one, mode="dedupe")
+    for part in (file, *scanned.delete_files):
+        check_readable(part, mode="dedupe")
     return make_table_file(file, scanned.delete_files, layouts)
 
 
@@ -210,7 +210,7 @@ def build_merge_rules(spec: StreamSpec, table: Table) -> MergeRules:
         order_by=None if spec.order_by is None else called(spec.order_by),
         by_position=envelope is not None and envelope.metadata.get(spec.order_by or "") == POSITION,
         ignored=tuple(COORDINATES) if spec.coordinates else (),
-        how=spec.merge,
+        row_removal=spec.merge,
         event_time=called(spec.event_time.column),
         window_us=None if spec.window is None else Grain(spec.window).us,
         within_us=None if spec.dedupe is None else spec.dedupe.within // timedelta(microseconds=1),
@@ -249,17 +249,6 @@ def merge_config(
 
 
 @dataclass(slots=True)
-class _Attempt:
-    """An attempt's snapshot, and the table's state before the snapshot."""
-
-    writer: SnapshotWriter
-    files: Collection[str]
-    head: Snapshot | None
-    folder: str
-    reported: Mapping[str, str]
-
-
-@dataclass(slots=True)
 class MergeWriter:
     stream: str
     changes: tuple[StagedFile, ...]
@@ -267,7 +256,7 @@ class MergeWriter:
     merging: MergeConfig
     landed: Callable[[Table], tuple[tuple[str, int], ...]]
     traced: bool = True
-    attempts: list[_Attempt] = field(default_factory=list)
+    attempts: list[RewriteAttempt] = field(default_factory=list)
     _results: dict[tuple[str, MergeTask], MergeResult] = field(default_factory=dict)
     _folders: dict[tuple[Hashable, ...], str] = field(default_factory=dict)
     """The folder of merged files, by merge rules, table metadata and properties."""
@@ -289,11 +278,11 @@ class MergeWriter:
             self._folders[key] = f"{self.changes[0].path.rsplit('/', 1)[0]}/{MERGED_FOLDER}/{uuid.uuid4()}"
         target = dataclasses.replace(target, folder=self._folders[key])
         context = MergeContext(self.stream, rules, self.merging.mode.staging_target(target, rules.key), target)
-        if not (last and last.writer.files and last.head == head and last.folder == context.target.folder):
-            last = self._merge(table, context, head)  # otherwise the outcome is unknown: try the same attempt again
+        if not (last and last.is_repeatable(head, context.target.folder)):
+            last = self._merge(table, context, head)
         return last.writer.prepare(table, summary={**summary, **last.reported}, now_ms=now_ms)
 
-    def _merge(self, table: Table, context: MergeContext, head: Snapshot | None) -> _Attempt:
+    def _merge(self, table: Table, context: MergeContext, head: Snapshot | None) -> RewriteAttempt:
         mode, parallelism = self.merging.mode, self.merging.parallelism()
         self._plan = plan = mode.plan(table, self.changes, context.rules, parallelism=parallelism, before=self._plan)
         results = self._run(context, plan.tasks)
@@ -315,7 +304,7 @@ class MergeWriter:
             windows.update(result.windows)
         by_window = {} if context.rules.window_us is None else windows_summary(windows)
         reported = {**self.merging.mode.summary_counts(counts), **by_window}
-        attempt = _Attempt(writer, {file.path for file in files}, head, context.target.folder, reported)
+        attempt = RewriteAttempt(writer, {file.path for file in files}, head, reported, context.target.folder)
         self.attempts.append(attempt)
         return attempt
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
@@ -57,8 +57,8 @@ def _check_table(
     tables: StreamTables, default_marker: Marker, target: Target, waiting: list[Journal], explain: ExplainMissingTable
 ) -> LaggingTable | None:
     journals = waiting
-    why = Explanation("the writer commits these rows with the next batch, or reports why it cannot")
-    is_loaded, gone = False, None
+    explanation = Explanation("the writer commits these rows with the next batch, or reports why it cannot")
+    is_loaded, absence = False, None
     try:
         table = tables.handle(target).refresh()
         marker = require_marker(table, tables.stream)
@@ -66,16 +66,16 @@ def _check_table(
         journals, is_loaded = later_journals(marker, waiting), True
     except Exception as error:  # catalogs' clients raise anything
         note = load_missing_table_note(tables, target) if all_files_wait(tables, waiting, target) else None
-        why = note.why if note else explain_error(error, tables.stream, target)
+        explanation = note.why if note else explain_error(error, tables.stream, target)
         if isinstance(error, NoSuchTableError):
-            gone = TableAbsence.MISSING
+            absence = TableAbsence.MISSING
             if note is None:
-                why = explain(target) or why
+                explanation = explain(target) or explanation
             journals = [*journals_never_committed(tables, target, waiting)]
     if not journals:
         return None
     only_last = is_loaded and [journal.key for journal in journals] == [default_marker.settled]
-    return dataclasses.replace(make_lagging_table(target, journals, why), only_last=only_last, gone=gone)
+    return dataclasses.replace(make_lagging_table(target, journals, explanation), only_last=only_last, absence=absence)
 
 
 def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, Table]) -> list[LaggingTable]:
@@ -83,15 +83,15 @@ def find_tables_missing_backfill(tables: StreamTables, loaded: Mapping[Target, T
     backfill = unsettled_backfill(tables.main.current().properties, _dead_letter_properties(tables), tables.stream)
     if backfill is None:
         return []
-    gone = list_given_up_targets(tables.journals, backfill.id)
+    discarded = list_given_up_targets(tables.journals, backfill.id)
     staged = defaultdict[Target, list[Journal]](list)
     for journal in committed_chunks(tables.journals, backfill):
-        for target in journal.routed - gone:
+        for target in journal.routed - discarded:
             staged[target].append(journal)
     remedy = f"Run `{backfill.command}` to add them here, or to see why that fails"
-    why = Explanation("the default table has these rows", remedy)
+    explanation = Explanation("the default table has these rows", remedy)
     return [
-        dataclasses.replace(make_lagging_table(target, journals, why), backfill=backfill.id)
+        dataclasses.replace(make_lagging_table(target, journals, explanation), backfill=backfill.id)
         for target, journals in sorted(staged.items())
         if not _has_rows_of(tables, loaded.get(target), target, backfill)
     ]
@@ -119,14 +119,3 @@ def first_batch_missing_anywhere(tables: StreamTables, default_marker: Marker) -
         except NoSuchTableError:
             found += journals
     return min((journal.key for journal in found), default=None)
-
-
-def first_missing_batch(
-    decided: Callable[[], Iterable[Journal]], default_marker: Marker, target: Target, marker: Marker
-) -> BatchKey | None:
-    """Return the first batch that a routed table is missing. `decided` returns the `decided_journals`."""
-    ahead = marker.settled is not None and (default_marker.settled is None or marker.settled >= default_marker.settled)
-    if ahead or default_marker.routed is None or default_marker.routed == default_marker.settled:
-        return None
-    waiting = [journal for journal in decided() if target in journal.routed]
-    return min((journal.key for journal in later_journals(marker, waiting)), default=None)

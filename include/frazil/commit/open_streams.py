@@ -131,11 +131,11 @@ def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
             marker = read_marker(properties, spec.name)
         except (NoSuchTableError, MarkerUnreadable):
             return None
-        if marker is None or (own := marker.own_table) is None or own.name != spec.table.identifier:
+        if marker is None or (known := marker.own_table) is None or known.name != spec.table.identifier:
             return None
-        if table is not None and _is_marked(spec, find_table(catalog, own.name)):
+        if table is not None and _is_marked(spec, find_table(catalog, known.name)):
             return None  # the first writer began after `table` was read
-        return _explain(catalog, spec, own, table, epoch=f"epoch {marker.at.epoch}")
+        return _explain(catalog, spec, known, table, epoch=f"epoch {marker.at.epoch}")
 
 
 def _is_marked(spec: StreamSpec, table: Table | None) -> bool:
@@ -143,32 +143,32 @@ def _is_marked(spec: StreamSpec, table: Table | None) -> bool:
     return table is not None and not marks.isdisjoint(table.properties)
 
 
-def _explain(catalog: Catalog, spec: StreamSpec, own: OwnTable, table: Table | None, *, epoch: str) -> str:
-    name = own.name
+def _explain(catalog: Catalog, spec: StreamSpec, known: OwnTable, table: Table | None, *, epoch: str) -> str:
+    name = known.name
     if table is None:
-        what = (
+        problem = (
             f"the table {name} is not in the catalog {catalog.name!r}, but {spec.dead_letter_table} still has the "
             f"stream's {epoch}: the catalog was lost or replaced, or the table was dropped or renamed"
         )
         first, begin = "", "to begin again in a new table"
     else:
-        what = (
+        problem = (
             f"table {name} is not the table that the stream wrote to: that table was dropped or renamed, and another "
             f"table has its name (the stream's marker in {spec.dead_letter_table} has {epoch})"
         )
         first = f"drop the new table without purging it (in Spark `DROP TABLE {name}`, without PURGE), then "
         begin = "to begin again in the new table"
-    back = _recovery_step(catalog, own)
-    return f"{what}. To keep the stream's table, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
+    back = _recovery_step(catalog, known)
+    return f"{problem}. To keep the stream's table, {first}{back}. Or run `frazil forget {spec.name}` {begin}"
 
 
-def _recovery_step(catalog: Catalog, own: OwnTable) -> str:
-    if now := find_other_name(catalog, own.name, location=own.location, uuid=own.uuid):
-        return f"rename {now} back to {own.name}"
+def _recovery_step(catalog: Catalog, known: OwnTable) -> str:
+    if now := find_other_name(catalog, known.name, location=known.location, uuid=known.uuid):
+        return f"rename {now} back to {known.name}"
     try:
-        newest = find_newest_metadata(open_store(own.location, catalog.properties), own.location, own.uuid)
+        newest = find_newest_metadata(open_store(known.location, catalog.properties), known.location, known.uuid)
     except (FrazilError, OSError):
         newest = None
     if newest is None:
-        return f"register its newest metadata file, which is not in {own.location}"
-    return f"register it again: `{registration_command(catalog.name, own.name, newest.path)}`"
+        return f"register its newest metadata file, which is not in {known.location}"
+    return f"register it again: `{registration_command(catalog.name, known.name, newest.path)}`"

@@ -68,7 +68,7 @@ class OffsetMove:
         return 0 if self.held is None else max(self.target - self.held, 0)
 
     @property
-    def gone(self) -> int:
+    def deleted(self) -> int:
         """Skipped offsets that Kafka has already deleted."""
         return 0 if self.held is None else max(min(self.target, self.first) - self.held, 0)
 
@@ -153,7 +153,7 @@ def marker_after_reset(  # noqa: PLR0913 - the state, the target and Kafka
         return first_marker(stream, epoch=epoch, offsets=target, source=source)
     same = keep_same_topics(before.offsets, before.source, source)
     leaders = keep_same_topics(before.leader_epochs, before.source, source)
-    begins = {tp: max(at, target.get(tp, at)) for tp, at in truncated_at.items() if tp in same}
+    begins = {tp: max(truncation, target.get(tp, truncation)) for tp, truncation in truncated_at.items() if tp in same}
     held = keep_same_topics(seen.held, seen.source, source) if seen.rolled_back and not seen.unknown else {}
     lost = {tp: (held.get(tp, offset), min(offset, same[tp])) for tp, offset in target.items() if tp in same}
     given_up = _add_spans(before.given_up, lost, same)

@@ -21,13 +21,12 @@ from pyiceberg.io import load_file_io
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import FileScanTask, Table
-from pyiceberg.table.snapshots import Snapshot
 from pyroaring import BitMap64
 
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.commit.dead_letter_counts import count_recent, dead_letter_summary
 from frazil.commit.manifest_lists import live_manifests
-from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, SnapshotWriter, base_without_files
+from frazil.commit.snapshot import BaseManifests, PreparedSnapshot, RewriteAttempt, SnapshotWriter, base_without_files
 from frazil.commit.staging_targets import target_table
 from frazil.ingest.contract import StagedFile
 from frazil.ingest.table_writer import TableWriter, file_namer
@@ -57,8 +56,8 @@ def choose_dead_letters(stream: str, dead_letters: DeadLetterOffsets) -> ChooseR
             (found := dead_letters.get((topic, partition, topic_id))) is not None and offset in found
             for topic, partition, topic_id, offset in of_dead_letters
         ]
-        own: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["stream"], stream), True).to_numpy()
-        return own & np.array(is_chosen, np.bool_)
+        is_own: NDArray[np.bool_] = pc.fill_null(pc.equal(rows["stream"], stream), True).to_numpy()
+        return is_own & np.array(is_chosen, np.bool_)
 
     return choose
 
@@ -84,20 +83,11 @@ class RowChange:
 
 
 @dataclass(slots=True)
-class _Attempt:
-    writer: SnapshotWriter
-    paths: tuple[str, ...]
-    """Files that the attempt wrote, except the files of its `writer`."""
-    head: Snapshot | None
-    summary: Mapping[str, str]
-
-
-@dataclass(slots=True)
 class RowChangeWriter:
     """Prepares a row change's snapshot for each attempt of a swap, and deletes files of failed attempts."""
 
     change: RowChange
-    attempts: list[_Attempt] = field(default_factory=list)
+    attempts: list[RewriteAttempt] = field(default_factory=list)
     rows: int = 0
 
     @property
@@ -108,23 +98,23 @@ class RowChangeWriter:
         """Return the next attempt. Its snapshot is empty if no row is chosen."""
         head = head_of(table.metadata)
         last = self.attempts[-1] if self.attempts else None
-        if last and last.writer.files and last.head == head:  # its answer is unknown: try the same again
-            return last.writer.prepare(table, summary=last.summary, now_ms=now_ms)
+        if last and last.is_repeatable(head):
+            return last.writer.prepare(table, summary=last.reported, now_ms=now_ms)
         rewrite = _FileRewrite(table, self.change, now_ms)
         rewrite.run()
         self.rows = rewrite.chosen
         snapshot_id = table.metadata.new_snapshot_id()
         writer = SnapshotWriter(rewrite.staged, base=rewrite.base(snapshot_id), snapshot_id=snapshot_id)
         summary = {**summary, **dead_letter_summary(rewrite.dead_letters)}
-        self.attempts.append(_Attempt(writer, tuple(f.path for f in rewrite.staged), head, summary))
+        self.attempts.append(RewriteAttempt(writer, [f.path for f in rewrite.staged], head, summary))
         return writer.prepare(table, summary=summary, now_ms=now_ms)
 
     def delete_unused(self, table: Table) -> None:
         for attempt in self.attempts:
             attempt.writer.delete_unused(table)
-            if not attempt.writer.attempts and attempt.paths:
-                open_store(attempt.paths[0], table.io.properties).delete(attempt.paths)
-                attempt.paths = ()
+            if not attempt.writer.attempts and attempt.files:
+                open_store(min(attempt.files), table.io.properties).delete(attempt.files)
+                attempt.files = ()
 
 
 @dataclass(slots=True)
@@ -218,7 +208,7 @@ def change_after_replay(
     dead_letters = dead_letters_at(replayed, topic_ids, failed)
 
     def replace(rows: pa.Table) -> pa.Table:
-        reasons = [failed.get(at) for at in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
+        reasons = [failed.get(where) for where in zip(*(rows[name].to_pylist() for name in COORDINATES), strict=True)]
         kept = rows.filter(pa.array([reason is not None for reason in reasons], pa.bool_()))
         return _add_errors(kept, [reason for reason in reasons if reason is not None])
 
@@ -233,9 +223,9 @@ def dead_letters_at(
     for topic, partition, offset in failed:
         offsets.setdefault((topic, partition), BitMap64()).add(offset)
     found: dict[DeadLetterSource, BitMap64] = {}
-    for (topic, partition), of in offsets.items():
-        if of:
-            found |= {(topic, partition, topic_id): of for topic_id in {topic_ids.get(topic), None}}
+    for (topic, partition), positions in offsets.items():
+        if positions:
+            found |= {(topic, partition, topic_id): positions for topic_id in {topic_ids.get(topic), None}}
     return found
 
 

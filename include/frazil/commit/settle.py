@@ -15,11 +15,12 @@ from pyiceberg.table.snapshots import Snapshot
 
 from frazil.commit.commit_checks import check_fence, forgotten_epoch
 from frazil.commit.committer import Committer
-from frazil.commit.journal import Journal, bare_path
+from frazil.commit.journal import Journal
 from frazil.commit.marked_update import commit_marker
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.stream_tables import StreamTables
 from frazil.commit.sweep import sweep
+from frazil.commit.waiting_files import find_missing_files
 from frazil.errors import StaleBatch, TopicRecreated
 from frazil.ingest.contract import is_routed
 from frazil.spec.units import format_count
@@ -76,13 +77,8 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
 
 
 def _commit_waiting(committer: Committer, journal: Journal, tables: StreamTables) -> None:
-    files = [f for f in journal.files if not is_routed(f.target)]
-    wanted = {bare_path(f.path) for f in files}
-    folders = {(f.target, f.path.rsplit("/", 1)[0]) for f in files}
-    existing = (found for target, folder in folders for found in tables.store_of(target).list_files(folder))
-    missing = wanted - {bare_path(found.path) for found in existing}
-    if missing:
-        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is missing staged files: {sorted(missing)}")
+    if missing := find_missing_files(tables, (f for f in journal.files if not is_routed(f.target))):
+        raise StaleBatch(f"batch {journal.key} of stream {journal.stream!r} is missing staged files: {missing}")
     if committer.commit(journal).settled != journal.key:  # for example after a reset
         raise StaleBatch(f"the marker of stream {journal.stream!r} is already past batch {journal.key}")
 
@@ -104,5 +100,5 @@ def highest_epoch(tables: StreamTables) -> int:
 
 
 def epochs_in_summaries(snapshots: Iterable[Snapshot], stream: str) -> set[int]:
-    own = (snapshot for snapshot in snapshots if summary_value(snapshot, "frazil.stream") == stream)
-    return {int(summary_value(snapshot, "frazil.epoch") or 0) for snapshot in own}
+    commits = (snapshot for snapshot in snapshots if summary_value(snapshot, "frazil.stream") == stream)
+    return {int(summary_value(snapshot, "frazil.epoch") or 0) for snapshot in commits}

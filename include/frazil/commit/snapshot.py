@@ -225,6 +225,22 @@ class SnapshotWriter:
             yield ManifestLayout.for_spec(metadata.specs()[spec_id], metadata), list(moved)
 
 
+@dataclass(slots=True)
+class RewriteAttempt:
+    """One attempt of a commit that rewrites files: its snapshot, and the table's state before the snapshot."""
+
+    writer: SnapshotWriter
+    files: Collection[str]
+    """The paths of the new files. The files of `writer` are its manifests."""
+    head: Snapshot | None
+    reported: Mapping[str, str]
+    folder: str = ""
+
+    def is_repeatable(self, head: Snapshot | None, folder: str = "") -> bool:
+        """Return whether the same attempt can be made again: its outcome is unknown, and the table is unchanged."""
+        return bool(self.writer.files) and (self.head, self.folder) == (head, folder)
+
+
 def base_without_files(
     removed: Collection[str],
     manifests: Iterable[ManifestFile],

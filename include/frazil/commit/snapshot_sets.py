@@ -80,8 +80,8 @@ class _MainHistory:
         return next((value for _, s in self.commits(stream, begin) if (value := read(s)) is not None), None)
 
     def index_at(self, at_ms: int | None) -> int:
-        at = (i for i, s in enumerate(self.snapshots) if at_ms is None or s.timestamp_ms <= at_ms)
-        return self.require_unexpired(next(at, len(self.snapshots)))
+        indexes = (i for i, s in enumerate(self.snapshots) if at_ms is None or s.timestamp_ms <= at_ms)
+        return self.require_unexpired(next(indexes, len(self.snapshots)))
 
     def index_before(self, stream: str, begin: int, excluded: Callable[[Snapshot], bool]) -> int:
         """Return the index of the newest snapshot, from `begin` on, without a commit of `excluded` in its history."""

@@ -102,8 +102,8 @@ class StreamTables:
 
     def landed(self, table: Table) -> tuple[tuple[str, int], ...]:
         """Return the end of a table's records by `topic/partition`; see `MergeRules.landed`."""
-        own, main = (read_marker(handle.metadata.properties, self.stream) for handle in (table, self.main.current()))
-        ends = landed_ends(own, main) if own and main else {}
+        marker, main = (read_marker(handle.metadata.properties, self.stream) for handle in (table, self.main.current()))
+        ends = landed_ends(marker, main) if marker and main else {}
         return tuple((f"{topic}/{partition}", end) for (topic, partition), end in sorted(ends.items()))
 
     def load_marker_with(self, catalog: Catalog) -> Marker | None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Collection, Container, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Summary
 
 from frazil.commit.backfill_records import staging_stream
-from frazil.commit.compare_and_swap import TableHandle
 from frazil.commit.journal import Journal, UnusableJournal, bare_path, later_journals
 from frazil.commit.marker import BatchKey, BatchOutcome, Marker, read_marker
 from frazil.commit.merging import MERGING_MODES
@@ -32,7 +33,7 @@ from frazil.table.tables import data_location
 
 log = logging.getLogger(__name__)
 
-A = TypeVar("A")
+T = TypeVar("T")
 
 MAX_SWEPT_EPOCHS = 16
 """A start sweeps only the newest epochs, because it lists each table's folder of each epoch. Orphan removal deletes
@@ -49,26 +50,10 @@ def sweep(tables: StreamTables, *, below_epoch: int, keys: Sequence[BatchKey] | 
     marker = tables.marker()
     if marker is None:
         return 0
+    tables.dead_letters.forget()
     view = _SweepState(tables, marker, tables.journals.keys() if keys is None else keys)
     _delete_dead_journals(view, below_epoch)
-    # Only the default table and the journals decide whether a routed table's file is needed.
-    return _sweep_tables(view, [*_swept_tables(tables)], below_epoch)
-
-
-def _swept_tables(tables: StreamTables) -> Iterator[_SweptTable]:
-    for target, handle in tables.all.items():
-        if not is_routed(target):
-            yield _SweptTable(target, handle.refresh(), tables.stream)
-        elif table := _try_load(target, handle):
-            yield _SweptTable(target, table, tables.stream)
-
-
-def _try_load(target: Target, handle: TableHandle) -> Table | None:
-    try:
-        return handle.current()
-    except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
-        log.info("cannot clean up the folders of table %s; the next start tries again: %s", target, error_text(error))
-        return None
+    return _sweep_tables(view, tables.all, below_epoch, logging.INFO)
 
 
 def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
@@ -77,65 +62,48 @@ def sweep_routed(tables: StreamTables, *, below_epoch: int) -> int:
     if marker is None or not tables.routed:
         return 0
     view = _SweepState(tables, marker, tables.journals.keys())
+    return _sweep_tables(view, tables.routed, below_epoch, logging.WARNING)
 
-    def attempt(target: Target, step: Callable[[], A]) -> A | None:
-        try:
-            return step()
-        except NoSuchTableError:
-            log.warning(
-                "table %s was dropped or renamed, so failed batches leave files in its folder: see `frazil route %s`",
-                target,
-                tables.stream,
-            )
-        except Exception as error:  # catalogs' clients raise anything, and the other tables must continue
-            log.warning(
-                "cannot delete files of failed batches of table %s; the next start tries again: %s",
-                target,
-                error_text(error),
-            )
+
+def _attempt(tables: StreamTables, target: Target, step: Callable[[], T], level: int) -> T | None:
+    """Run a step for one table. Logs a routed table's error, because the other tables' steps must continue."""
+    try:
+        return step()
+    except Exception as error:  # catalogs' clients raise anything
+        if not is_routed(target):
+            raise
+        text = "cannot delete files of failed batches of table %s; the next start tries again: %s"
+        if isinstance(error, NoSuchTableError):
+            text = "table %s was dropped or renamed, so failed batches leave files in its folder: see `frazil route %s`"
+        log.log(level, text, target, tables.stream if isinstance(error, NoSuchTableError) else error_text(error))
         return None
 
-    def load(target: Target) -> _SweptTable:
-        return _SweptTable(target, tables.handle(target).current(), tables.stream)
 
-    loaded = run_in_parallel(lambda target: attempt(target, partial(load, target)), sorted(tables.routed))
-    return _sweep_tables(view, [table for table in loaded if table], below_epoch, attempt)
-
-
-class _Attempt(Protocol):
-    def __call__(self, target: Target, step: Callable[[], A], /) -> A | None:
-        """Run a step for one table. Returns None if the step failed but the other tables' steps can continue."""
-
-
-def _sweep_tables(
-    view: _SweepState, tables: Sequence[_SweptTable], below_epoch: int, attempt: _Attempt = lambda _, step: step()
-) -> int:
+def _sweep_tables(view: _SweepState, targets: Collection[Target], below_epoch: int, level: int) -> int:
     """Sweep batch after batch, because a journal has the files of all tables and is then read once."""
-    listed = run_in_parallel(lambda t: attempt(t.target, lambda: [*_unswept_folders(view, t, below_epoch)]), tables)
-    folders: dict[BatchKey, list[tuple[_SweptTable, str]]] = {}
-    for table, found in zip(tables, listed, strict=True):
-        for key, folder in found or ():
-            folders.setdefault(key, []).append((table, folder))
-    deleted = 0
-    for key, swept in sorted(folders.items(), key=itemgetter(0)):
-        record = view.entry(key)
-        steps = [(table.target, partial(_sweep_folder, view, table, key, record, folder)) for table, folder in swept]
-        deleted += sum(run_in_parallel(lambda step: attempt(*step) or 0, steps))
-    return deleted
+    # Only the default table and the journals decide whether a routed table's file is needed.
+    epochs = range(max(0, below_epoch - MAX_SWEPT_EPOCHS), below_epoch)
 
+    def list_folders(target: Target) -> list[_BatchFolder]:
+        swept = _SweptTable(view.tables, target)
+        listed = batch_folders(swept.store, swept.table, swept.stream, epochs=epochs)
+        return [_BatchFolder(swept, *found) for found in listed if not _was_swept_before(view, found[0])]
 
-def _unswept_folders(view: _SweepState, swept: _SweptTable, below_epoch: int) -> Iterator[tuple[BatchKey, str]]:
-    store, first = view.tables.store_of(swept.target), max(0, below_epoch - MAX_SWEPT_EPOCHS)
-    for key, folder in batch_folders(store, swept.table, view.tables.stream, epochs=range(first, below_epoch)):
-        if not _was_swept_before(view, key):
-            yield key, folder
+    def sweep_folder(record: Journal | UnusableJournal, folder: _BatchFolder) -> int:
+        def step() -> int:
+            return folder.delete_others(_paths_to_keep(view, folder, record))
 
+        return _attempt(view.tables, folder.swept.target, step, level) or 0
 
-def _sweep_folder(
-    view: _SweepState, swept: _SweptTable, key: BatchKey, record: Journal | UnusableJournal, folder: str
-) -> int:
-    kept = _paths_to_keep(view, swept, key, record, folder)
-    return 0 if kept is None else _delete_others(view.tables.store_of(swept.target), folder, kept)
+    listed = run_in_parallel(lambda t: _attempt(view.tables, t, lambda: list_folders(t), level) or [], sorted(targets))
+    folders = defaultdict[BatchKey, list[_BatchFolder]](list)
+    for folder in chain.from_iterable(listed):
+        folders[folder.key].append(folder)
+    swept = (
+        run_in_parallel(partial(sweep_folder, view.entry(key)), found)
+        for key, found in sorted(folders.items(), key=itemgetter(0))
+    )
+    return sum(chain.from_iterable(swept))
 
 
 @dataclass
@@ -156,11 +124,13 @@ class _SweepState:
         return self.marker.settled is not None and key <= self.marker.settled
 
 
-@dataclass
 class _SweptTable:
-    target: Target
-    table: Table
-    stream: str
+    def __init__(self, tables: StreamTables, target: Target) -> None:
+        self.target, self.stream = target, tables.stream
+        self.table, self.store = tables.handle(target).current(), tables.store_of(target)
+
+    def folder(self, key: BatchKey) -> _BatchFolder:
+        return _BatchFolder(self, key, batch_folder(self.table, self.stream, key))
 
     @cached_property
     def referenced_paths(self) -> Set[str]:
@@ -170,17 +140,48 @@ class _SweptTable:
     def marker(self) -> Marker | None:
         return read_marker(self.table.metadata.properties, self.stream)
 
-    def merged_paths(self, key: BatchKey) -> Set[str]:
+
+@dataclass(frozen=True, slots=True)
+class _BatchFolder:
+    """The folder with one batch's staged files for one table."""
+
+    swept: _SweptTable
+    key: BatchKey
+    path: str
+
+    def delete_others(self, kept: Set[str] | None) -> int:
+        """Delete all files except those with the bare paths `kept`; none if `kept` is None. Returns their number."""
+        return 0 if kept is None else _delete_others(self.swept.store, self.path, kept)
+
+    def is_merged(self, record: Journal) -> bool:
+        """Return whether the batch's files here are merged into the table, which then has few of them."""
+        return any(file.content in MERGING_MODES for file in record.staged_in(self.path))
+
+    def committed_files(self, record: Journal) -> Set[str] | None:
+        """Return the bare paths to keep of a committed batch; None if another writer may still merge the batch."""
+        if not self.is_merged(record):
+            return _paths_of(record.staged_in(self.path))
+        marker = self.swept.marker
+        if is_routed(self.swept.target) and (marker is None or later_journals(marker, [record])):
+            return None
+        return self._merged_paths()
+
+    def _merged_paths(self) -> Set[str]:
         """Return the paths of files that this batch's merge added; all the table's paths if its snapshot expired."""
-        for snapshot in reversed(self.table.metadata.snapshots):
+        table = self.swept.table
+        for snapshot in reversed(table.metadata.snapshots):
             summary = snapshot.summary
-            if summary and summary.get("frazil.commit-record") and _is_commit_of(summary, self.stream, key):
-                manifests = (
-                    m for m in snapshot.manifests(self.table.io) if m.added_snapshot_id == snapshot.snapshot_id
-                )
-                entries = (entry for m in manifests for entry in m.fetch_manifest_entry(self.table.io))
+            if summary and summary.get("frazil.commit-record") and _is_commit_of(summary, self.swept.stream, self.key):
+                manifests = (m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot.snapshot_id)
+                entries = (entry for m in manifests for entry in m.fetch_manifest_entry(table.io))
                 return {bare_path(e.data_file.file_path) for e in entries if e.snapshot_id == snapshot.snapshot_id}
-        return self.referenced_paths
+        return self.swept.referenced_paths
+
+    def uncommitted_files(self) -> Set[str]:
+        """Return the bare paths to keep of an uncommitted batch. Only its dead letters may already be committed."""
+        marker = self.swept.marker
+        is_outside = marker is not None and marker.outcome_of(self.key) is BatchOutcome.NOT_COMMITTED
+        return frozenset() if self.swept.target != "dead-letters" or is_outside else self.swept.referenced_paths
 
 
 def _is_commit_of(summary: Summary, stream: str, key: BatchKey) -> bool:
@@ -211,32 +212,20 @@ def _was_swept_before(view: _SweepState, key: BatchKey) -> bool:
     )
 
 
-def _paths_to_keep(
-    view: _SweepState, swept: _SweptTable, key: BatchKey, record: Journal | UnusableJournal, folder: str
-) -> Set[str] | None:
+def _paths_to_keep(view: _SweepState, folder: _BatchFolder, record: Journal | UnusableJournal) -> Set[str] | None:
     """Return the bare paths to keep in a batch's folder of one table; None to keep all."""
-    outcome = view.marker.outcome_of(key)
     if record is UnusableJournal.OTHER_TABLE:
         return None
-    if outcome is BatchOutcome.NOT_COMMITTED:
-        return _paths_without_batch(swept, key) if _ensure_closed(view, key, record) else None
+    if view.marker.outcome_of(folder.key) is BatchOutcome.NOT_COMMITTED:
+        return folder.uncommitted_files() if _ensure_closed(view, folder.key, record) else None
     if isinstance(record, Journal):
-        return _committed_files_to_keep(record, swept, folder)
-    if is_routed(swept.target):
+        return folder.committed_files(record)
+    if is_routed(folder.swept.target):
         return None  # its files may wait
-    if view.oldest is not None and key < view.oldest:
+    if view.oldest is not None and folder.key < view.oldest:
         return None
     # Without a record, only the table shows the batch's files. After a take-over, the loaded table is up to date.
-    return swept.referenced_paths
-
-
-def _committed_files_to_keep(record: Journal, swept: _SweptTable, folder: str) -> Set[str] | None:
-    """Return the bare paths of a committed batch's files to keep; None if another writer may still merge the batch."""
-    if not _is_merged(record, folder):
-        return _paths_of(record.staged_in(folder))
-    if is_routed(swept.target) and (swept.marker is None or later_journals(swept.marker, [record])):
-        return None
-    return swept.merged_paths(record.key)
+    return folder.swept.referenced_paths
 
 
 def _ensure_closed(view: _SweepState, key: BatchKey, record: Journal | UnusableJournal) -> bool:
@@ -248,37 +237,35 @@ def _ensure_closed(view: _SweepState, key: BatchKey, record: Journal | UnusableJ
     return isinstance(record, UnusableJournal)
 
 
-def _paths_without_batch(swept: _SweptTable, key: BatchKey) -> Set[str]:
-    """Return the paths to keep of an uncommitted batch. Only its dead letters may already be committed."""
-    if swept.target != "dead-letters" or (
-        swept.marker is not None and swept.marker.outcome_of(key) is BatchOutcome.NOT_COMMITTED
-    ):
-        return frozenset()
-    return swept.referenced_paths
-
-
 def sweep_batch(tables: StreamTables, journal: Journal, *, is_merged: bool = True) -> int:
     """Delete a committed batch's files of failed attempts, and its merged change files. Returns their number."""
-    handles = {**tables.targets, **{target: tables.handle(target) for target in journal.routed}}
-    return _sweep_folders(tables, handles, journal.key, record=journal, is_merged=is_merged)
+    staged = _paths_of(journal.files)
+    waiting = tables.waiting_folder(journal.key)
+    deleted = _delete_others(tables.store, waiting, staged) if journal.routed else 0
+    return deleted + _clean_folders(
+        tables,
+        {*tables.targets, *journal.routed},
+        journal.key,
+        lambda folder: folder.committed_files(journal) if is_merged else staged,
+    )
 
 
 def sweep_merged(tables: StreamTables, journals: Iterable[Journal], target: Target) -> None:
-    """Delete merged change files of batches that had waited for a table. Never raises."""
-    try:
-        swept, store = _SweptTable(target, tables.handle(target).current(), tables.stream), tables.store_of(target)
+    """Delete merged change files of batches that had waited for a routed table. Never raises."""
+
+    def step() -> None:
+        swept = _SweptTable(tables, target)
         for journal in journals:
-            folder = batch_folder(swept.table, tables.stream, journal.key)
-            if _is_merged(journal, folder) and (kept := _committed_files_to_keep(journal, swept, folder)) is not None:
-                _delete_others(store, folder, kept)
-    except Exception as error:  # storages raise anything, and the rows are where they belong
-        log.info(
-            "cannot delete merged change files of table %s; the next start tries again: %s", target, error_text(error)
-        )
+            folder = swept.folder(journal.key)
+            if folder.is_merged(journal):
+                folder.delete_others(folder.committed_files(journal))
+
+    _attempt(tables, target, step, logging.INFO)
 
 
 def discard_batch(tables: StreamTables, key: BatchKey) -> int:
-    return _sweep_folders(tables, tables.all, key, record=None, is_merged=False)
+    deleted = _delete_others(tables.store, tables.waiting_folder(key), frozenset())
+    return deleted + _clean_folders(tables, tables.all, key, lambda _: frozenset())
 
 
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
@@ -290,32 +277,22 @@ def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
     if not view.is_passed(key) and view.entry(key) is not UnusableJournal.VOID:
         return 0
     _delete_dead_journals(view, below_epoch=marker.at.epoch)
-    deleted = 0
-    for swept in _swept_tables(tables):
-        kept = _paths_without_batch(swept, key)
-        deleted += _delete_others(tables.store_of(swept.target), batch_folder(swept.table, tables.stream, key), kept)
+    tables.dead_letters.forget()
+    deleted = _clean_folders(tables, tables.all, key, _BatchFolder.uncommitted_files)
     return deleted + _delete_others(tables.store, tables.waiting_folder(key), frozenset())
 
 
-def _sweep_folders(
-    tables: StreamTables,
-    handles: Mapping[Target, TableHandle],
-    key: BatchKey,
-    *,
-    record: Journal | None,
-    is_merged: bool,
+def _clean_folders(
+    tables: StreamTables, targets: Iterable[Target], key: BatchKey, keep: Callable[[_BatchFolder], Set[str] | None]
 ) -> int:
+    """Delete the files in a batch's folders of these tables, except those that `keep` returns for each folder."""
     deleted = 0
-    files: Set[str] = _paths_of(record.files) if record else frozenset()
-    if record is None or record.routed:  # only rows of routed tables wait in files
-        deleted = _delete_others(tables.store, tables.waiting_folder(key), files)
-    for target, handle in handles.items():
-        table = _try_load(target, handle) if is_routed(target) else handle.current()
-        if table is not None:
-            swept, folder = _SweptTable(target, table, tables.stream), batch_folder(table, tables.stream, key)
-            kept = _committed_files_to_keep(record, swept, folder) if record and is_merged else files
-            if kept is not None:
-                deleted += _delete_others(tables.store_of(target), folder, kept)
+    for target in targets:
+        # Without its table, a routed table's folder is unknown.
+        swept = _attempt(tables, target, partial(_SweptTable, tables, target), logging.INFO)
+        if swept:
+            folder = swept.folder(key)
+            deleted += folder.delete_others(keep(folder))
     return deleted
 
 
@@ -332,11 +309,6 @@ def batch_folders(
             batch = folder.rstrip("/").rsplit("/", 1)[-1]
             if batch.isdigit():
                 yield BatchKey(int(epoch), int(batch)), folder
-
-
-def _is_merged(record: Journal, folder: str) -> bool:
-    """Return whether a batch's files in the folder are merged into its table, which then has few of them."""
-    return any(file.content in MERGING_MODES for file in record.staged_in(folder))
 
 
 def _paths_of(files: Iterable[StagedFile]) -> set[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,12 +64,25 @@ def all_files_wait(tables: StreamTables, journals: Iterable[Journal], target: Ta
     return all(is_waiting_file(tables, file) for journal in journals for file in journal.staged_for(target))
 
 
+def find_missing_files(tables: StreamTables, files: Iterable[StagedFile]) -> list[str]:
+    """Return the bare paths of staged files that do not exist."""
+    by_folder = defaultdict[tuple[Target, str], set[str]](set)
+    for file in files:
+        holder = "main" if is_waiting_file(tables, file) else file.target
+        by_folder[holder, file.path.rsplit("/", 1)[0]].add(bare_path(file.path))
+    missing = (
+        paths - {bare_path(found.path) for found in tables.store_of(holder).list_files(folder)}
+        for (holder, folder), paths in by_folder.items()
+    )
+    return sorted(set().union(*missing))
+
+
 def files_for_table(tables: StreamTables, table: Table, journal: Journal, target: Target) -> tuple[StagedFile, ...]:
     """Return a batch's files for the table. Files outside the table's folder are rewritten once."""
     files = journal.staged_for(target)
     folders = tuple(f"{bare_path(folder).rstrip('/')}/" for folder in (table.location(), data_location(table)))
-    own = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
-    if len(own) == len(files):
+    usable = tuple(f for f in files if bare_path(f.path).startswith(folders) and not is_waiting_file(tables, f))
+    if len(usable) == len(files):
         return files
     store = tables.store_of(target)
     record = _record_path(tables, table, journal.key)
@@ -77,11 +91,11 @@ def files_for_table(tables: StreamTables, table: Table, journal: Journal, target
     if rewritten and files_fit(table.metadata, rewritten):
         existing = {bare_path(file.path) for file in store.list_files(folder)}
         if existing.issuperset(bare_path(file.path) for file in rewritten):
-            return (*own, *rewritten)
-    rewritten = rewrite_files(tables, table, [f for f in files if f not in own], target, folder=folder)
+            return (*usable, *rewritten)
+    rewritten = rewrite_files(tables, table, [f for f in files if f not in usable], target, folder=folder)
     content = {"table": str(table.metadata.table_uuid), "files": [file.to_json() for file in rewritten]}
     store.put(record, json.dumps(content).encode())
-    return (*own, *rewritten)
+    return (*usable, *rewritten)
 
 
 def rewrite_files(

@@ -149,7 +149,7 @@ class WriterExpiry:
         return self.clock_ms() - self.delete_delay_ms + 1
 
     def _expired_before(self, at_ms: int) -> list[Snapshot]:
-        return [snapshot for _, snapshot in takewhile(lambda one: one[0] < at_ms, self._expired)]
+        return [snapshot for _, snapshot in takewhile(lambda entry: entry[0] < at_ms, self._expired)]
 
     def _run(self, table: Table, delete_before_ms: int, *, is_due: bool) -> None:
         name = ".".join(table.name())

@@ -106,7 +106,7 @@ class WriterFolding:
             # Only files in manifests whose entries are in memory can be replaced.
             manifests = live_manifests(head_of(table.metadata), table.io)
             written = filter(None, (recently_written.get(manifest.manifest_path) for manifest in manifests))
-            known = {entry.data_file.file_path for one in written for entry in one.entries}
+            known = {entry.data_file.file_path for remembered in written for entry in remembered.entries}
             found = tuple(file for file in waiting if file.path in known)
             if len(found) >= self.fan_in and _can_fold(table, full):
                 self._running = self.start(lambda: self._rewrite(table, full, found))
@@ -208,21 +208,21 @@ def prepare_replacement(table: Table, files: Sequence[StagedFile], made: Sequenc
     Returns None unless this process wrote all manifests of these files, and still has the manifests' entries in memory.
     """
     metadata = table.metadata
-    head, gone = head_of(metadata), {file.path for file in files}
+    head, folded = head_of(metadata), {file.path for file in files}
     manifests = live_manifests(head, table.io)
     groups = defaultdict[object, dict[ManifestFile, WrittenEntries]](dict)
     found = set[str]()
     for manifest in manifests:
         written = recently_written.get(manifest.manifest_path)
-        listed = gone.intersection(entry.data_file.file_path for entry in written.entries) if written else ()
+        listed = folded.intersection(entry.data_file.file_path for entry in written.entries) if written else ()
         if written and listed:
             groups[manifest.partition_spec_id, written.copied.kind][manifest] = written
             found.update(listed)
-    if found != gone or head is None:
+    if found != folded or head is None:
         return None
     snapshot_id, folder = metadata.new_snapshot_id(), metadata_folder(metadata)
     rewritten = [
-        write_merged(group, NewManifest(f"{folder}/{uuid.uuid4()}-m0.avro", table, snapshot_id), removed=gone)
+        write_merged(group, NewManifest(f"{folder}/{uuid.uuid4()}-m0.avro", table, snapshot_id), removed=folded)
         for group in groups.values()
     ]
     replaced = {manifest.manifest_path for group in groups.values() for manifest in group}

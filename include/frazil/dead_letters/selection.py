@@ -142,8 +142,8 @@ def count_by_day(table: Table, spec: StreamSpec, selection: Selection) -> list[R
     columns = ("error_class", "rejected_at", "replays", "discarded_at")
     for rows in read_dead_letters(table, selection.row_filter(spec), columns):
         days = rows.append_column("day", rows["rejected_at"].cast(pa.date32()))
-        for one in days.group_by(["day", "error_class"]).aggregate(aggregates).to_pylist():
-            counts[one.pop("day"), one.pop("error_class")].update(one)
+        for counted in days.group_by(["day", "error_class"]).aggregate(aggregates).to_pylist():
+            counts[counted.pop("day"), counted.pop("error_class")].update(counted)
     names = ("count_all", "replays_count", "discarded_at_count")
     return sorted(ReasonCount(*key, *(count[name] for name in names)) for key, count in counts.items())
 
@@ -251,8 +251,8 @@ def left_out_messages(found: Mapping[LeftOutReason, int], stream: str) -> list[s
     for reason, count in ((reason, found.get(reason, 0)) for reason in LeftOutReason):
         if count:
             is_are, its_their = ("is", "its record") if count == 1 else ("are", "their records")
-            what = _SENTENCES[reason].format(is_are=is_are, its_their=its_their)
-            sentences.append(f"{format_count(count, 'dead letter')} of stream {stream} {what}.")
+            sentence = _SENTENCES[reason].format(is_are=is_are, its_their=its_their)
+            sentences.append(f"{format_count(count, 'dead letter')} of stream {stream} {sentence}.")
     return sentences
 
 
@@ -316,8 +316,8 @@ def discard(opened: OpenStream, selection: Selection, mark: DiscardMark) -> int:
     """Mark the selected dead letters in one commit. Return how many were not marked before. Raises WriterBusy."""
     handle = opened.tables.dead_letters
     dead_letters = find_identities(opened, selection)
-    own, default_marker = handle.current().properties, opened.tables.main.refresh().properties
-    decided = unsettled_backfill(default_marker, own, opened.spec.name, abandoned=True)
+    properties, default_marker = handle.current().properties, opened.tables.main.refresh().properties
+    decided = unsettled_backfill(default_marker, properties, opened.spec.name, abandoned=True)
     if decided is not None and dead_letters:
         dead_letters = _remove_replayed(opened, dead_letters, decided)
     if not dead_letters:
@@ -378,8 +378,8 @@ def find_identities(opened: OpenStream, selection: Selection) -> DeadLetterOffse
 
 
 def _add_mark(rows: pa.Table, mark: DiscardMark) -> pa.Table:
-    at = datetime.fromtimestamp(mark.at_ms / 1000, UTC)
-    marks = {"discarded_at": at, "discarded_by": mark.by, "discard_reason": mark.reason}
+    moment = datetime.fromtimestamp(mark.at_ms / 1000, UTC)
+    marks = {"discarded_at": moment, "discarded_by": mark.by, "discard_reason": mark.reason}
     for name, value in marks.items():
         index = rows.schema.get_field_index(name)
         column = pa.array([value] * rows.num_rows, rows.schema.field(name).type)

@@ -103,10 +103,10 @@ def _order_across_logs(
     moved = _differs_from_last(completed.name, ordered, later, first)
     moved = moved | _differs_from_last(completed.server, ordered, later, first)
     begins_again = later & (before > 0) & (latest >= before + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
-    number, at = np.cumsum(begins_again), order[ordered]
+    number, values = np.cumsum(begins_again), order[ordered]
     found = np.empty_like(order)
-    highest = _running_maximum(at, begins | begins_again)
-    found[ordered] = (number - number[first]) * (1 + order.max()) + np.where(at == 0, highest, at)
+    highest = _running_maximum(values, begins | begins_again)
+    found[ordered] = (number - number[first]) * (1 + order.max()) + np.where(values == 0, highest, values)
     return found
 
 
@@ -193,13 +193,13 @@ class _ChangesByKey:
         rows = replace_column(rows, OMITTED_COLUMNS, pa.array(kept, rows.schema.field(OMITTED_COLUMNS).type))
         return replace(newest, rows=rows, filled_by=filled_by)
 
-    def _fill(self, at: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
+    def _fill(self, index: int, missing: list[int], sources: Mapping[int, Numbers], row: int) -> list[int]:
         """Search backwards from `at` for missing values. Returns the field ids that are still missing."""
-        change = self.ordered[at]
+        change = self.ordered[index]
         left = set(missing)
-        while left and at > 0:
-            at -= 1
-            before = self.ordered[at]
+        while left and index > 0:
+            index -= 1
+            before = self.ordered[index]
             if (self.keys[before], self.partitions[before]) != (self.keys[change], self.partitions[change]):
                 break
             # A delete clears all columns except the key.
@@ -250,9 +250,9 @@ def find_stale_changes(changes: pa.Table, rows: pa.Table, rules: MergeRules, del
     old = _find_kept_rows(orders, changes, rows, rules)
     if deletes is None:
         return old
-    gone = _find_earlier_rows(rows, deletes, rules, unknown=not rules.replays)
+    is_deleted = _find_earlier_rows(rows, deletes, rules, unknown=not rules.replays)
     never = to_mask(column(deletes, OFFSET).is_null())
-    return np.where(never, old, ~gone & (old | find_unordered_deletes(changes, rules)))
+    return np.where(never, old, ~is_deleted & (old | find_unordered_deletes(changes, rules)))
 
 
 def _find_kept_rows(orders: pa.Array | None, coordinates: pa.Table | None, rows: pa.Table, rules: MergeRules) -> Mask:
@@ -291,8 +291,8 @@ def _find_former_rows(rows: pa.Table, rules: MergeRules) -> pa.Array:
     names, ends = zip(*rules.landed, strict=True)
     text = pa.large_string()
     coordinates = [column(rows, name).cast(text) for name in (TOPIC, PARTITION)]
-    at = pc.index_in(pc.binary_join_element_wise(*coordinates, pa.scalar("/", text)), pa.array(names, text))
-    return pc.fill_null(pc.greater_equal(column(rows, OFFSET), pa.array(ends, pa.int64()).take(at)), False)
+    indexes = pc.index_in(pc.binary_join_element_wise(*coordinates, pa.scalar("/", text)), pa.array(names, text))
+    return pc.fill_null(pc.greater_equal(column(rows, OFFSET), pa.array(ends, pa.int64()).take(indexes)), False)
 
 
 def find_unchanged_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
@@ -309,10 +309,10 @@ def find_own_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
     """Return a mask of rows whose own record was read again, as the change at their index."""
     if not rules.replays or {TOPIC, PARTITION, OFFSET} - {*rows.column_names}:
         return np.zeros(rows.num_rows, np.bool_)
-    own = ~to_mask(_find_former_rows(rows, rules))
+    is_own = ~to_mask(_find_former_rows(rows, rules))
     for name in (TOPIC, PARTITION, OFFSET):
-        own &= are_values_equal(column(changes, name), column(rows, name))
-    return own
+        is_own &= are_values_equal(column(changes, name), column(rows, name))
+    return is_own
 
 
 def find_renewed_rows(changes: pa.Table, rows: pa.Table, rules: MergeRules) -> Mask:
@@ -349,8 +349,8 @@ def keep_newer_row_values(
     cut = np.zeros(len(indexes), np.bool_) if newest.deleted_by is None else newest.deleted_by[indexes] != NOT_DELETED
     for name, numbers in newest.filled_by.items():
         orders, coordinates = (
-            None if all_ is None else all_.take(pa.array(numbers[indexes]))
-            for all_ in (newest.orders, newest.coordinates)
+            None if known is None else known.take(pa.array(numbers[indexes]))
+            for known in (newest.orders, newest.coordinates)
         )
         older = _find_kept_rows(orders, coordinates, rows, rules) & (numbers[indexes] != newest.numbers[indexes]) & ~cut
         if older.any():
@@ -359,35 +359,35 @@ def keep_newer_row_values(
     return changes
 
 
-def are_values_equal(one: pa.Array, other: pa.Array) -> Mask:
+def are_values_equal(left: pa.Array, right: pa.Array) -> Mask:
     """Return a mask of equal values: null equals null, NaN equals NaN, -0.0 is not 0.0."""
-    one, other = unwrap_extension(one), unwrap_extension(other)
-    kind: Any = one.type
+    left, right = unwrap_extension(left), unwrap_extension(right)
+    kind: Any = left.type
     if pa.types.is_struct(kind):
-        same = np.ones(len(one), np.bool_)
+        same = np.ones(len(left), np.bool_)
         for index in range(kind.num_fields):
-            same &= are_values_equal(pc.struct_field(one, index), pc.struct_field(other, index))
-        same &= to_mask(one.is_null()) == to_mask(other.is_null())
+            same &= are_values_equal(pc.struct_field(left, index), pc.struct_field(right, index))
+        same &= to_mask(left.is_null()) == to_mask(right.is_null())
         return same
     if pa.types.is_nested(kind):
-        pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
-        return np.fromiter((_are_equal_nested(a, b) for a, b in pairs), np.bool_, len(one))
-    same = to_mask(pc.fill_null(pc.equal(one, other.cast(kind)), False))
-    same |= to_mask(one.is_null()) & to_mask(other.is_null())
+        pairs = zip(left.to_pylist(), right.to_pylist(), strict=True)
+        return np.fromiter((_are_equal_nested(a, b) for a, b in pairs), np.bool_, len(left))
+    same = to_mask(pc.fill_null(pc.equal(left, right.cast(kind)), False))
+    same |= to_mask(left.is_null()) & to_mask(right.is_null())
     if pa.types.is_floating(kind):
-        same &= _sign_bits(one) == _sign_bits(other.cast(kind))
-        same |= to_mask(pc.fill_null(pc.is_nan(one), False)) & to_mask(pc.fill_null(pc.is_nan(other), False))
+        same &= _sign_bits(left) == _sign_bits(right.cast(kind))
+        same |= to_mask(pc.fill_null(pc.is_nan(left), False)) & to_mask(pc.fill_null(pc.is_nan(right), False))
     return same
 
 
-def _are_equal_nested(one: Any, other: Any) -> bool:
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_are_equal_nested(one[k], other[k]) for k in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_are_equal_nested, one, other))
-    if isinstance(one, float) and isinstance(other, float) and one == other:
-        return math.copysign(1, one) == math.copysign(1, other)
-    return bool(one == other) or (one != one and other != other)  # noqa: PLR0124 - NaN
+def _are_equal_nested(left: Any, right: Any) -> bool:
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_are_equal_nested(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_are_equal_nested, left, right))
+    if isinstance(left, float) and isinstance(right, float) and left == right:
+        return math.copysign(1, left) == math.copysign(1, right)
+    return bool(left == right) or (left != left and right != right)  # noqa: PLR0124 - NaN
 
 
 def _sign_bits(numbers: pa.Array) -> Mask:

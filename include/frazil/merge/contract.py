@@ -49,7 +49,7 @@ class MergeRules:
     """The Kafka coordinates. A change of coordinates alone does not count as an update."""
     traced: bool = True
     """Whether rows take the coordinates of changes without new values. Older dead letters need this."""
-    how: RowRemoval = "auto"
+    row_removal: RowRemoval = "auto"
     event_time: str | None = None
     """The event-time column. With `window_us`, changed rows are counted by window."""
     window_us: int | None = None

@@ -294,9 +294,9 @@ def _repeats_of_key(times: list[int], within_us: int) -> list[bool]:
     return dropped
 
 
-def _are_near(one: Numbers, other: Numbers, within_us: int) -> Mask:
+def _are_near(times: Numbers, others: Numbers, within_us: int) -> Mask:
     """Return a mask of times at most `within_us` apart, without overflow."""
-    later, earlier = np.maximum(one, other).astype(np.uint64), np.minimum(one, other).astype(np.uint64)
+    later, earlier = np.maximum(times, others).astype(np.uint64), np.minimum(times, others).astype(np.uint64)
     return (later - earlier) <= np.uint64(within_us)  # modulo 2^64, which is the true distance
 
 

@@ -103,16 +103,16 @@ class _MergeRun(TaskRun):
         old = find_stale_changes(changes, rows, rules, newest.delete_coordinates(located.changes))
         same = find_unchanged_rows(changes, rows, rules)
         read_again = old & (same | find_own_rows(changes, rows, rules))
-        gone = find_deletes(changes) & ~old
-        new = ~old & ~same & ~gone
+        deleted = find_deletes(changes) & ~old
+        new = ~old & ~same & ~deleted
         renews = same & ~old & find_renewed_rows(changes, rows, rules)
-        masks = {"stale": old & ~read_again, "unchanged": same | read_again, "deleted": gone, "updated": new}
+        masks = {"stale": old & ~read_again, "unchanged": same | read_again, "deleted": deleted, "updated": new}
         self._count(**{name: int((mask & first).sum()) for name, mask in masks.items()})
         self._write_counted(changes.filter(pa.array(new & first)))
         self.write(changes.filter(pa.array(renews & first)))
-        self._count_rows(rows.filter(pa.array(first & (gone | new & self._changes_window(rows, changes)))))
+        self._count_rows(rows.filter(pa.array(first & (deleted | new & self._changes_window(rows, changes)))))
         # If other programs wrote a key twice, one row stays.
-        return located.positions[(gone | new | renews) & first | ~old & ~first]
+        return located.positions[(deleted | new | renews) & first | ~old & ~first]
 
     def _changes_window(self, rows: pa.Table, changes: pa.Table) -> Mask:
         """Return a mask of rows that move to another window. Both windows then change."""
@@ -144,12 +144,12 @@ class _MergeRun(TaskRun):
         for removed in leaving:
             groups.setdefault((removed.located.file.spec_id, removed.located.file.partition), []).append(removed)
         for group in groups.values():
-            counts = ((one.located, len(one.positions)) for one in group if len(one.positions))
+            counts = ((removed.located, len(removed.positions)) for removed in group if len(removed.positions))
             leaving_rows = {located.file: count + len(located.deleted) for located, count in counts}
             files = [removed.located.file for removed in group]
             share = max(1, new_rows * len(files) // max(1, len(leaving)))
-            how, added = self.context.rules.how, share if new_rows else 0
-            rewritten_paths = files_to_rewrite(how, leaving_rows, files, new_rows=added)
+            removal, added = self.context.rules.row_removal, share if new_rows else 0
+            rewritten_paths = files_to_rewrite(removal, leaving_rows, files, new_rows=added)
             for removed in group:
                 file, positions = removed.located.file, np.union1d(removed.positions, removed.located.deleted)
                 if file.path in rewritten_paths:
@@ -181,12 +181,12 @@ DEFAULT_ROW_BYTES = 50
 
 
 def files_to_rewrite(
-    how: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
+    row_removal: RowRemoval, leaving: Mapping[TableFile, int], files: Sequence[TableFile], *, new_rows: int
 ) -> set[str]:
     """Return the data files to rewrite. `leaving` counts the rows to remove, with already deleted ones."""
-    if how == "copy-on-write":
+    if row_removal == "copy-on-write":
         return {file.path for file in leaving}
-    if how == "merge-on-read":
+    if row_removal == "merge-on-read":
         return {file.path for file, rows in leaving.items() if rows == file.records}
     shares = {file: MAX_DELETED_SHARE * min(1.0, file.bytes / SMALL_FILE_BYTES) for file in leaving}
     rewritten = {file.path for file, rows in leaving.items() if rows > shares[file] * file.records}

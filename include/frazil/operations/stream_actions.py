@@ -139,7 +139,7 @@ def describe_consequences(
         )
     for topic in _recreated_topics(seen, now):
         sentences.append(f"Topic {topic} was recreated after the marker: its offsets count from its beginning.")
-    skipped, missing = sum(m.skipped for m in plan), sum(m.gone for m in plan)
+    skipped, missing = sum(m.skipped for m in plan), sum(m.deleted for m in plan)
     repeated = sum(m.repeated for m in plan)
     for m in plan:
         if m.rewritten:

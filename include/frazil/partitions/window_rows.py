@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 from pyiceberg.conversions import from_bytes
-from pyiceberg.expressions import BooleanExpression
+from pyiceberg.expressions import AlwaysTrue, BooleanExpression
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntryStatus
 from pyiceberg.table import FileScanTask, Table
@@ -34,6 +34,12 @@ def count_rows(table: Table, windows: Collection[Window], *, column: str, snapsh
         scan = table.scan(row_filter=within, selected_fields=(column,), snapshot_id=snapshot_id)
         counts.update(_count_files(table, scan.plan_files(), within, field, first.grain))
     return {window: counts[window.start_us] for window in windows}
+
+
+def count_by_window(table: Table, *, column: str, grain: Grain, snapshot_id: int) -> dict[int, int]:
+    """Return the number of rows of a snapshot by window start. Omits rows without an event time."""
+    field, scan = table.schema().find_field(column), table.scan(selected_fields=(column,), snapshot_id=snapshot_id)
+    return dict(sorted(_count_files(table, scan.plan_files(), AlwaysTrue(), field, grain).items()))
 
 
 def earliest_us(table: Table, *, column: str) -> int | None:

@@ -1,7 +1,8 @@
 """Derives a table's signals from the streams that feed it: which windows are complete, and how many rows they have.
 
 An assessment reads markers, and the summaries of commits since the last signal. It reads manifests only if necessary.
-Rows are counted, and gates run, only for windows that get a signal.
+Rows are counted, and gates run, only for windows that get a signal. All steps from a marker to a signal are in this
+module, for tables with and without a route.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ from pyiceberg.table import Table
 from frazil import clock
 from frazil.commit.commit_checks import check_ancestry
 from frazil.commit.followers import decided_journals
-from frazil.commit.history import ancestors, commit_records, late_rows
-from frazil.commit.journal import Journal, parse_key
+from frazil.commit.history import commit_records, commits_after, late_rows
+from frazil.commit.journal import Journal, later_journals, parse_key
 from frazil.commit.marker import BatchKey, Marker, keep_topics, read_marker, read_markers
-from frazil.commit.missing_rows import first_missing_batch
 from frazil.commit.open_branch import earliest_waiting_us
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import CommitUnavailable, RolledBack, SpecError, TableLost
@@ -95,9 +95,9 @@ class Assessment:
         dag = partitions_dag_of(self.specs[0])
         if pending and bound_us is not None and bound_us - pending[0].end_us >= MAX_SIGNAL_DELAY_US:
             count = (bound_us - pending[0].start_us) // self.grain.us  # `pending` may have reached its limit
-            why = "has not run" if cursor is None else "is behind"
+            state = "has not run" if cursor is None else "is behind"
             waiting = format_count(count, "complete window", "has no signal yet|have no signal yet")
-            return f"{waiting}, the first {pending[0]}: the DAG {dag} {why}"
+            return f"{waiting}, the first {pending[0]}: the DAG {dag} {state}"
         if cursor is None and not pending and self.decision.from_us is not None:
             before_ms = clock.now_ms() - MAX_SIGNAL_DELAY_US // 1000
             old = (s for s in self.table.metadata.snapshots if s.timestamp_ms < before_ms)
@@ -135,8 +135,8 @@ def assess_table(catalog: Catalog, specs: Sequence[StreamSpec], *, limit: int = 
         if lost := next(filter(None, map(find_lost_table, specs)), None):
             raise TableLost(lost)
         return None
-    own = specs[0].table.identifier, table.properties
-    created = [spec for spec in specs if not isinstance(spec, RoutedStream) or spec.sinks.owns(*own)]
+    identity = specs[0].table.identifier, table.properties
+    created = [spec for spec in specs if not isinstance(spec, RoutedStream) or spec.sinks.owns(*identity)]
     if not created:
         raise SpecError(f"{specs[0].name} did not create {signals.table}, so the table's windows are not signalled")
     return _assess(table, created, signals, limit=limit, decided=decided)
@@ -157,9 +157,9 @@ def assess_group(
     with translate_catalog_errors(catalog.name):
         decided = {spec.name: DefaultTableProgress.load(catalog, spec)}  # first, as in `assess_table`
         bound_us = decided[spec.name].feed(spec).complete_until_us
-        own = {*sinks.named_tables, sinks.default_table, sinks.dead_letter_table}
-        own.update(spec.route.complete if spec.route else ())
-        found = {name: signals.for_table(name) for name in list_matching_names(catalog, sinks) if name not in own}
+        excluded = {*sinks.named_tables, sinks.default_table, sinks.dead_letter_table}
+        excluded.update(spec.route.complete if spec.route else ())
+        found = {name: signals.for_table(name) for name in list_matching_names(catalog, sinks) if name not in excluded}
 
         def may_signal(cursor: Cursor | None) -> bool:
             if bound_us is None or cursor is None or cursor.grain is not grain:
@@ -168,7 +168,7 @@ def assess_group(
 
         names = [name for name, its in found.items() if reopened or may_signal(its.cursor)]
         has_begun = any(its.cursor is not None for its in found.values())
-        each = max(limit // max(len(names), 1), 1)
+        share = max(limit // max(len(names), 1), 1)
 
     def assess_one(name: str) -> Assessment | Exception | None:
         try:
@@ -181,17 +181,17 @@ def assess_group(
                 open_us, first_us = grain.floor(bound_us), earliest_us(table, column=spec.event_time.column)
                 begin_us = open_us if first_us is None else min(grain.floor(first_us), open_us)
                 begin_us = max(begin_us, open_us - MAX_WINDOWS * grain.us)
-            return _assess(table, [spec.for_member(name)], found[name], limit=each, decided=decided, begin_us=begin_us)
+            return _assess(table, [spec.for_member(name)], found[name], limit=share, decided=decided, begin_us=begin_us)
         except Exception as error:  # whatever a catalog or storage raises: the others are still signalled
             log.exception("%s: cannot read its windows", name)
             return error
 
     results = run_in_parallel(assess_one, names)
-    assessments = [one for one in results if isinstance(one, Assessment)]
-    if not assessments and (errors := [one for one in results if isinstance(one, Exception)]):
+    assessments = [each for each in results if isinstance(each, Assessment)]
+    if not assessments and (errors := [each for each in results if isinstance(each, Exception)]):
         raise errors[0]
-    passed = accumulate(len(one.decision.windows) for one in assessments)
-    return [one for one, windows in zip(assessments, passed, strict=True) if windows <= limit] or assessments[:1]
+    passed = accumulate(len(each.decision.windows) for each in assessments)
+    return [each for each, windows in zip(assessments, passed, strict=True) if windows <= limit] or assessments[:1]
 
 
 def _assess(  # noqa: PLR0913 - what was loaded, and how much to decide
@@ -265,16 +265,13 @@ def _find_feed(
     lateness_us = spec.lateness // timedelta(microseconds=1)
     if marker is None:
         return Feed(stream, None, lateness_us)
-    if isinstance(spec, RoutedStream):
-        return _find_routed_feed(
-            table, spec, marker, decided.get(stream) or DefaultTableProgress.load(table.catalog, spec)
-        )
     try:
         check_ancestry(table.metadata, marker, table=spec.table.identifier)
-        waiting_us = earliest_waiting_us(table, stream, column=spec.event_time.column)
     except RolledBack as error:
         return Feed(stream, None, lateness_us, problem=str(error))
-    return _trusted_feed(spec, marker, waiting_us)
+    if isinstance(spec, RoutedStream):
+        return _find_routed_feed(spec, marker, decided.get(stream) or DefaultTableProgress.load(table.catalog, spec))
+    return _trusted_feed(spec, marker, earliest_waiting_us(table, stream, column=spec.event_time.column))
 
 
 def _trusted_feed(spec: StreamSpec, marker: Marker, waiting_us: int | None = None) -> Feed:
@@ -288,7 +285,7 @@ def signal_windows(
     catalog: Catalog, *seen: Assessment, clock_ms: int, gates: RunGates | None = None
 ) -> tuple[Signal, ...]:
     """Append the windows to `frazil.signals`. Returns an empty tuple if another process was faster."""
-    appends = [append for one in seen if (append := _append(one, clock_ms=clock_ms, gates=gates)) is not None]
+    appends = [append for each in seen if (append := _append(each, clock_ms=clock_ms, gates=gates)) is not None]
     if not appends or not append_signals(catalog, *appends, clock_ms=clock_ms):
         return ()
     return tuple(signal for append in appends for signal in append.signals)
@@ -342,12 +339,8 @@ def _count_rejected(seen: Assessment) -> int:
     cursor = _cursor_for(seen.signals.cursor, seen.table)
     if cursor is None:
         return 0
-    total = 0
-    for snapshot in ancestors(seen.table.metadata):
-        if (snapshot.sequence_number or 0) <= cursor.sequence_number:
-            break
-        total += int(summary_value(snapshot, "frazil.rejected") or 0)
-    return total
+    counts = (summary_value(s, "frazil.rejected") for s in commits_after(seen.table.metadata, cursor.sequence_number))
+    return sum(int(count or 0) for count in counts)
 
 
 def release_window(catalog: Catalog, spec: StreamSpec, window: Window, *, note: str, clock_ms: int) -> Signal:
@@ -437,9 +430,13 @@ class DefaultTableProgress:
         return tuple(decided_journals(tables, self.marker))
 
     def first_missing(self, target: str, marker: Marker) -> BatchKey | None:
-        if self.marker is None:
+        """Return the first batch that a routed table with this marker is missing."""
+        if self.marker is None or self.marker.routed in {None, self.marker.settled}:
             return None
-        return first_missing_batch(lambda: self._unfinished, self.marker, target, marker)
+        if marker.settled is not None and (self.marker.settled is None or marker.settled >= self.marker.settled):
+            return None
+        waiting = [journal for journal in self._unfinished if target in journal.routed]
+        return min((journal.key for journal in later_journals(marker, waiting)), default=None)
 
     def feed(self, spec: StreamSpec) -> Feed:
         if self.marker is None:
@@ -447,18 +444,13 @@ class DefaultTableProgress:
         return _trusted_feed(spec, self.marker)
 
 
-def _find_routed_feed(table: Table, spec: RoutedStream, marker: Marker, decided: DefaultTableProgress) -> Feed:
-    stream, feed = spec.name, decided.feed(spec)
-    try:
-        check_ancestry(table.metadata, marker, table=spec.table.identifier)
-    except RolledBack as error:
-        return Feed(stream, None, feed.lateness_us, problem=str(error))
-    first = decided.first_missing(spec.table.identifier, marker)
+def _find_routed_feed(spec: RoutedStream, marker: Marker, decided: DefaultTableProgress) -> Feed:
+    stream, feed, first = spec.name, decided.feed(spec), decided.first_missing(spec.table.identifier, marker)
     if decided.table is None or first is None:
         return feed
     problem = f"{spec.table.identifier} is missing rows from batch {first} on: `frazil route {stream}` shows why"
     commits = commit_records(decided.table.metadata, stream)
-    before = (one for one, path in commits if (key := parse_key(path)) is not None and key < first)
+    before = (snapshot for snapshot, path in commits if (key := parse_key(path)) is not None and key < first)
     watermark_ms = summary_value(next(before, None), "frazil.watermark-ms")
     before_us = int(watermark_ms) * 1000 if watermark_ms else None
     return Feed(stream, before_us, feed.lateness_us, problem=None if before_us is not None else problem)

@@ -178,8 +178,8 @@ class TableSignals:
         before, _, after = self.table.partition(VALUE_PLACEHOLDER)
         prefix = CURSOR_PROPERTY_PREFIX + before
         # Only these are read, so that an unreadable cursor of another table does not matter.
-        own = (name for name in self.at.properties if name.startswith(prefix) and name.endswith(after))
-        names = [name.removeprefix(CURSOR_PROPERTY_PREFIX) for name in own]
+        properties = (name for name in self.at.properties if name.startswith(prefix) and name.endswith(after))
+        names = [name.removeprefix(CURSOR_PROPERTY_PREFIX) for name in properties]
         return [self.for_table(name) for name in names if _read_group(self.at, name)[0] == self.table]
 
     def event_key(self, signal: Signal) -> str:
@@ -188,9 +188,9 @@ class TableSignals:
 
     def held(self) -> list[Signal]:
         found = list[Signal]()
-        for one in self.members():
-            if one.cursor is not None and (starts := one.cursor.held):
-                newest = one.newest(from_us=min(starts), to_us=max(starts) + 1)
+        for member in self.members():
+            if member.cursor is not None and (starts := member.cursor.held):
+                newest = member.newest(from_us=min(starts), to_us=max(starts) + 1)
                 found += [s for s in newest.values() if not s.sent]
         return found
 
@@ -230,7 +230,7 @@ class TableSignals:
         if is_template:
             named = StartsWith(term="table", value=prefix)
         signals = map(signal_from_row, self.at.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
-        since = {one.table: one.since if is_template else 0 for one in self.members()}
+        since = {member.table: member.since if is_template else 0 for member in self.members()}
         found = (s for s in signals if s.table in since and s.number > since[s.table])
         return tuple(sorted(found, key=lambda s: s.number))
 

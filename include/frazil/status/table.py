@@ -264,7 +264,7 @@ def describe_missing_tables(spec: StreamSpec) -> dict[str, Failure]:
         behind, dropped = find_lagging_and_dropped_tables(
             spec, open_read_only(spec).tables, default_marker, only_gone=True
         )
-    found = {one.target: Failure(str(one)) for one in behind if one.gone is TableAbsence.MISSING}
+    found = {one.target: Failure(str(one)) for one in behind if one.absence is TableAbsence.MISSING}
     return found | {gone.target: Failure(str(gone)) for gone in dropped}
 
 

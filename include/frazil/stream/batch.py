@@ -348,7 +348,7 @@ class BatchRunner:
             cost=BatchCost(cpu_ms, requests.writes + sum(uploads), requests.reads),
             reasons=count_reasons(join_rejects(result.rejects for result in results)),
             accepted=count_reasons(join_rejects(result.accepted for result in results)),
-            column_rules=hash_rules(self.spec, context, results),
+            rules=hash_rules(self.spec, context, results),
         )
 
     def _record_rates(

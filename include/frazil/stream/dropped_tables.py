@@ -125,13 +125,13 @@ def find_lagging_and_dropped_tables(
         for b in behind:
             dropped |= _report_replacement(spec, tables, b.target)
     sentences = [
-        dataclasses.replace(b, why=found.why, gone=found.absence) if (found := dropped.pop(b.target, None)) else b
+        dataclasses.replace(b, why=found.why, absence=found.absence) if (found := dropped.pop(b.target, None)) else b
         for b in behind
     ]
     backfilled = [
         b
         if route_may_include(spec, tables, b.target) or catalog.table_exists(b.target)
-        else dataclasses.replace(b, why=explain(b.target), gone=TableAbsence.MISSING)
+        else dataclasses.replace(b, why=explain(b.target), absence=TableAbsence.MISSING)
         for b in find_tables_missing_backfill(tables, loaded or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())

@@ -328,7 +328,7 @@ class RoutedTables(RouteValues):
     def _check_no_waiting_rows(self, identifier: str) -> None:
         """Raise RouteBehind if rows wait for a table without a marker: its first marker would discard the rows."""
         if behind := self.behind.get(identifier):
-            fix = "Restore the former table" if behind.gone else "Fix the table"
+            fix = "Restore the former table" if behind.absence else "Fix the table"
             remedy = behind.find_remedy(self.spec.name, fix)
             raise RouteBehind(behind.explain().reason, stream=self.spec.name, remedy=remedy)
 

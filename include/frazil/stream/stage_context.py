@@ -14,7 +14,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import NestedField
 
-from frazil.commit.journal import DECIDING_RULES
+from frazil.commit.journal import NO_RULES, RuleHashes
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import current_column_name, merge_config
 from frazil.commit.staging_targets import target_table
@@ -102,14 +102,14 @@ def build_declared_context(
     )
 
 
-def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageResult]) -> dict[str, str]:
-    """Return a hash of each column's declared rules, and a hash of the `DECIDING_RULES`.
+def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageResult]) -> RuleHashes:
+    """Return the hashes of the declared rules.
 
     Empty unless the commit compares records of the topic with the table's rows. If an upgrade changes the hashes,
     audits compare no values of earlier batches, as after a changed declaration.
     """
     if not spec.sinks.mode.merges or not context.is_in_topic_format:
-        return {}
+        return NO_RULES
     sensitive, keys, transform = context.sensitive.get("fields", {}), context.key_columns, context.transform
     secrets = sorted({result.secret for result in results} - {""})
     by_column = (sensitive, context.key_header_columns, {} if transform else context.units)
@@ -128,7 +128,7 @@ def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageR
         return _sha256((common, own, sealed, names, field, expressions.get(column.name)))
 
     columns = {column.name: rules(column) for column in context.main.schema.fields}
-    return {**columns, DECIDING_RULES: _hash_deciding_rules(spec, context, columns)}
+    return RuleHashes(columns, _hash_deciding_rules(spec, context, columns))
 
 
 def _hash_deciding_rules(spec: StreamSpec, context: StageContext, columns: Mapping[str, str]) -> str:

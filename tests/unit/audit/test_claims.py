@@ -54,7 +54,7 @@ def test_a_deleted_commit_record_is_not_taken_for_a_skipped_range_although_its_b
     made.tables.store.delete([made.tables.journals.path(key)])
     found = audit_stream(made.tables)
     assert not found.clean
-    (gone,) = found.wrong
+    (gone,) = found.errors
     assert gone.kind is FindingKind.RECORD_GONE
     assert made.tables.journals.path(key) in gone.sentence
 
@@ -124,7 +124,7 @@ def test_rows_of_a_stream_that_drops_repeats_are_counted_against_the_repeats_of_
     made.columns = lambda rows: {"id": pa.array(range(rows)), "at": pa.array([made.now_ms * 1000] * rows)}
     made.land({0: (0, 10)})
     made.tables.main.refresh().delete("kafka_offset = 3")
-    (found,) = audit_declared_stream(made.spec, window=None, with_source=False).wrong
+    (found,) = audit_declared_stream(made.spec, window=None, with_source=False).errors
     assert (found.kind, found.where, found.count) == (FindingKind.MISCOUNTED, "s", 1)
     assert found.sentence.startswith(
         "10 records were committed, and 0 of them dropped as repeats. The table has 9 rows"

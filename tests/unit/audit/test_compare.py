@@ -16,7 +16,6 @@ from frazil.audit.compare import (
     compare_partition,
     compare_repeats,
     count_repeats,
-    find_missing_offsets,
     is_counted_once,
 )
 from frazil.audit.evidence import Evidence, RemainingOffsets
@@ -89,7 +88,7 @@ def test_deleted_rows_are_missing_by_kafka_and_miscounted_by_the_commit_records(
     gone = data.draw(st.sets(st.sampled_from(landed), min_size=1))
     harmed = world.evidence(rows=[o for o in landed if o not in gone])
     assert wrong(compare_partition(harmed)) == [(FindingKind.MISSING, len(gone))]
-    assert set(find_missing_offsets(harmed)) == gone
+    assert set(harmed.missing) == gone
     assert wrong(compare_partition(replace(harmed, kafka=None))) == [(FindingKind.MISCOUNTED, len(gone))]
 
 
@@ -685,7 +684,7 @@ def test_a_range_with_more_rows_than_offsets_counts_at_most_one_record_per_offse
     assert compare_partition(evidence) == ()
 
 
-def test_each_reset_that_moved_the_position_back_is_named_with_its_offsets():
+def test_each_reset_to_before_committed_offsets_is_named_with_the_offsets_that_are_read_again():
     first, again = (CommittedRange(0, 10, 10, 0, TOPIC_ID, epoch=1), CommittedRange(0, 5, 5, 0, TOPIC_ID, epoch=3))
     backfill, minute = CommittedRange(8, 10, 2, 0, TOPIC_ID), 60_000
     rows = OffsetTally([*range(10), *range(5), 8, 9])
@@ -695,7 +694,7 @@ def test_each_reset_that_moved_the_position_back_is_named_with_its_offsets():
         found = compare_partition(evidence)
         return [(f.count, f.sentence) for f in found if f.kind is FindingKind.READ_AGAIN]
 
-    sentence = "the reset of 1970-01-01 00:01:00Z moved the position back, to read again: 0 to 9"
+    sentence = "since the reset of 1970-01-01 00:01:00Z, the stream reads committed offsets again: 0 to 9"
     assert notes(evidence) == [(10, sentence)], "offsets from the position on will be read again"
     assert [count for count, _ in notes(replace(evidence, marker=10))] == [5]
     two = replace(evidence, marker=3, reset_times={4: 2 * minute, 2: minute})
@@ -705,3 +704,5 @@ def test_each_reset_that_moved_the_position_back_is_named_with_its_offsets():
     skipped = CommittedRange(20, 30, 10, 0, TOPIC_ID, epoch=3)
     later = replace(evidence, marker=30, ranges=(first, skipped, replace(again, epoch=5)), reset_times={4: 2, 2: 1})
     assert [count for count, _ in notes(later)] == [5], "the first reset moved the position forward"
+    forward = replace(evidence, marker=8, ranges=(first, replace(again, end=2)), reset_times={4: minute, 2: 0})
+    assert notes(forward)[0] == (2, sentence.replace("0 to 9", "8 to 9")), "back to 0, read up to 2, then on to 8"

@@ -53,7 +53,7 @@ def audited(made: MadeRoute, window: Period | None = None) -> Audit:
 
 def said(result: Audit) -> dict[str, str]:
     """The findings that are wrong, by what they are about."""
-    return {finding.where: finding.sentence for finding in result.wrong}
+    return {finding.where: finding.sentence for finding in result.errors}
 
 
 def test_each_record_is_a_row_of_the_default_table_a_routed_table_or_a_dead_letter(made: MadeRoute) -> None:
@@ -157,7 +157,7 @@ def test_the_audit_reports_a_dropped_table_and_a_missing_staged_file_of_a_table(
     made.tables.store_of("shop.raw_b").delete([file.path])
     load_catalog(None).drop_table("shop.raw_a")
     found = audited(made)
-    sentences = [f"{f.where}: {f.sentence}" for f in found.wrong]
+    sentences = [f"{f.where}: {f.sentence}" for f in found.errors]
     assert any(said.startswith("shop.raw_a: the table is not in the catalog 'default'") for said in sentences)
     assert "shop.raw_a: the table has 0 rows, but commit records count 2" in sentences
     assert any(s.startswith("shop.raw_b: a file whose rows wait for the table is missing") for s in sentences)
@@ -168,12 +168,12 @@ def test_rows_that_wait_for_a_table_that_was_dropped_are_not_missing(made: MadeR
     made.batch({"shop.orders": 3})
     load_catalog(None).drop_table("shop.orders")
     found = audited(made)
-    assert any(f.where == "shop.orders" and "is not in the catalog 'default'" in f.sentence for f in found.wrong)
+    assert any(f.where == "shop.orders" and "is not in the catalog 'default'" in f.sentence for f in found.errors)
     counted_rows = (
         "the table has 0 rows, and 3 rows wait for it, but commit records count 4. By partition: shop-0: the route is "
         "missing 1 row that the commit records count, at offset 1"
     )
-    assert counted_rows in [f.sentence for f in found.wrong]
+    assert counted_rows in [f.sentence for f in found.errors]
     assert any("3 rows are not yet committed to the table" in f.sentence for f in found.findings)
 
 
@@ -203,7 +203,7 @@ def test_a_renamed_table_declared_by_its_new_name_is_audited_as_one_table(
     begin, catalog = made.now_ms, load_catalog(None)
     for old, new in ((table, "shop.between"), ("shop.between", "shop.moved")):
         catalog.rename_table(old, new)
-        assert "declare its new name in route.tables" in str(audited(made).wrong)
+        assert "declare its new name in route.tables" in str(audited(made).errors)
         text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)["route"]
         made.spec = shop(route={**text, "tables": {**text["tables"], value: new}})
         assert audit_declared_stream(made.spec, window=None, with_source=False).findings == (), "before any start"
@@ -224,7 +224,7 @@ def test_a_renamed_table_declared_by_its_new_name_is_audited_as_one_table(
 def test_without_coordinates_the_default_table_alone_is_counted_and_that_is_reported(made: MadeRoute) -> None:
     made.run({"main": 2, "shop.orders": 3})
     found = audit_stream(made.tables, coordinates=False)
-    assert (found.wrong, found.complete, found.clean) == ((), False, False)
+    assert (found.errors, found.complete, found.clean) == ((), False, False)
     assert "1 routed table was not counted" in found.findings[0].sentence
 
 
@@ -232,11 +232,11 @@ def test_without_coordinates_rows_may_be_those_of_a_stream_that_was_forgotten(ma
     made.run({"main": 2})
     table = made.tables.main.refresh()
     table.append(table.scan().to_arrow())
-    assert [f.kind for f in audit_stream(made.tables, coordinates=False).wrong] == [FindingKind.MISCOUNTED]
+    assert [f.kind for f in audit_stream(made.tables, coordinates=False).errors] == [FindingKind.MISCOUNTED]
     with table.transaction() as change:
         change.set_properties({"frazil.forgotten.others": "{}"})
     found = audit_stream(made.tables, coordinates=False)
-    assert (found.wrong, found.complete) == ((), False)
+    assert (found.errors, found.complete) == ((), False)
     assert any("1 other stream wrote to the table" in f.sentence for f in found.findings)
 
 
@@ -323,10 +323,10 @@ def test_rows_of_a_recreated_topic_are_counted_in_addition_to_those_of_the_forme
     made.now_ms += HOUR_MS
     made.topic_id, made.at = "topic-2", 0
     made.reset({0: 0})
-    assert audited(made).wrong == (), "before a commit"
+    assert audited(made).errors == (), "before a commit"
     made.run({"shop.orders": 12, "main": 18})
     found = audited(made)
-    assert found.wrong == ()
+    assert found.errors == ()
     (numbers,) = found.partitions
     assert (numbers.rows, numbers.distinct, numbers.of_former_topics) == (180, 180, 150)
 
@@ -334,23 +334,23 @@ def test_rows_of_a_recreated_topic_are_counted_in_addition_to_those_of_the_forme
     counted = []
     for period in (before, after):
         of_period = audited(made, period)
-        assert of_period.wrong == ()
+        assert of_period.errors == ()
         assert any("the topic was recreated" in f.sentence for f in of_period.findings)
         counted += [(p.rows, p.distinct, p.dead_letters, p.of_former_topics) for p in of_period.partitions]
     assert counted == [(150, 150, 4, 150), (30, 30, 0, 0)]
 
     load_catalog(None).load_table("shop.other").delete("kafka_offset < 12")  # where the new topic has other tables
-    assert audited(made, after).wrong == ()
+    assert audited(made, after).errors == ()
     assert any("may be of a former topic" in f.sentence for f in audited(made, after).findings)
-    assert audited(made).wrong, "all commits are counted together"
+    assert audited(made).errors, "all commits are counted together"
 
     load_catalog(None).load_table("shop.raw_b").delete("kafka_offset >= 150")
     assert said(audited(made)) == {
         "shop-0": "the route is missing 16 rows that the commit records count, first between offsets 0 and 103; "
         "`--source` names them"
     }
-    assert audited(made, before).wrong
-    assert not audited(made, after).wrong
+    assert audited(made, before).errors
+    assert not audited(made, after).errors
 
 
 def test_rows_that_land_during_the_audit_at_offsets_of_a_former_topic_are_not_surplus(
@@ -368,7 +368,7 @@ def test_rows_that_land_during_the_audit_at_offsets_of_a_former_topic_are_not_su
         return before.pop() if before and handle.identifier == "shop.other" else real(handle)
 
     monkeypatch.setattr(type(made.tables.main), "refresh", refresh)
-    assert audited(made).wrong == ()
+    assert audited(made).errors == ()
 
 
 def test_all_offsets_that_kafka_still_has_are_located_if_some_were_committed_twice(made: MadeRoute) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pyroaring import BitMap64
 
-from frazil.audit import upserts
-from frazil.audit.changed_keys import ChangedKeys, ColumnRules
+from frazil.audit import kafka_source, upserts
+from frazil.audit.changed_keys import ChangedKeys, DeclaredRules, KeyCount
 from frazil.audit.claims import Claims, CommittedRange
 from frazil.audit.findings import Finding, FindingKind
 from frazil.audit.source_records import ComparedTables, SourceRecords
@@ -23,6 +23,7 @@ from frazil.audit.upserts import (
     _values_not_compared,
     audit_upserts,
 )
+from frazil.commit.journal import RuleHashes
 from frazil.commit.marker import BatchKey
 from frazil.commit.merging import DEDUPE_MODE, UPSERT_MODE
 from frazil.commit.staging_targets import target_table
@@ -41,14 +42,14 @@ U0 = ("u", 0)
 @pytest.mark.parametrize("order_by", ["at", None])
 def test_a_row_restored_by_an_older_change_is_explained_if_the_stream_has_an_order(order_by: str | None) -> None:
     spec = StreamSpec.model_validate({**ORDERS, "order-by": order_by})
-    keys = ChangedKeys(inserted=({"ref": "a"},), deleted=({"ref": "b"}, {"ref": "c"}))
-    inserted, deleted = _report_keys(MergeCounts(inserted=1, deleted=3), keys, spec, "orders")
+    keys = ChangedKeys(inserted=KeyCount(1, ({"ref": "a"},)), deleted=KeyCount(3, ({"ref": "b"}, {"ref": "c"})))
+    inserted, deleted = _report_keys(keys, spec, "orders")
     again = "To merge Kafka's records again, run `frazil reset s --to earliest`, then start the stream"
     assert inserted.sentence == (
         f"1 key (ref a): each is not in the table, although the key's newest change in Kafka is not a delete. {again}"
     )
     assert deleted.kind is FindingKind.UNCLAIMED
-    assert deleted.keys == keys.deleted
+    assert deleted.keys == keys.deleted.first
     assert deleted.sentence.startswith(
         "3 keys (ref b; ref c; …): each is in the table, although the key's newest change in Kafka is a delete"
     )
@@ -56,9 +57,9 @@ def test_a_row_restored_by_an_older_change_is_explained_if_the_stream_has_an_ord
 
 
 def test_values_of_an_earlier_declaration_are_not_compared_and_no_advice_replaces_them_silently() -> None:
-    of_keys = {"redeclared": ({"ref": "b"},), "redeclared_count": 1, "redeclared_columns": ("kind", "remark")}
-    keys = ChangedKeys(updated=({"ref": "a"},), **of_keys)  # type: ignore[arg-type]
-    wrong, former = _report_keys(MergeCounts(updated=2), keys, StreamSpec.model_validate(ORDERS), "orders")
+    updated, redeclared = (KeyCount(1, ({"ref": name},)) for name in "ab")
+    keys = ChangedKeys(updated=updated, redeclared=redeclared, redeclared_columns=("kind", "remark"))
+    wrong, former = _report_keys(keys, StreamSpec.model_validate(ORDERS), "orders")
     assert (wrong.kind, wrong.count, former.kind, former.count) == (
         FindingKind.MISCOUNTED, 1, FindingKind.NOT_COMPARED, 1,
     )  # fmt: skip
@@ -140,7 +141,7 @@ def compared_ranges(
     differences: Callable[[SourceRecords], Iterator[Finding]] = lambda _: iter(()),
     **known: Any,
 ) -> list[Finding]:
-    monkeypatch.setattr(upserts, "open_kafka", lambda _: nullcontext(StandInKafka()))
+    monkeypatch.setattr(kafka_source, "open_kafka", lambda _: nullcontext(StandInKafka()))
     monkeypatch.setattr(upserts, "_report_differences", differences)
     monkeypatch.setattr(ComparedTables, "load", lambda *_: ComparedTables({}, {}))
     marker: Any = SimpleNamespace(
@@ -219,12 +220,13 @@ def test_keys_are_missing_unless_another_stream_may_have_deleted_as_many(
     )
     monkeypatch.setattr(upserts, "other_streams", lambda *_, **__: {"another"} if others else set())
     monkeypatch.setattr(upserts, "deleted_by_others", lambda *_: deleted)
-    monkeypatch.setattr(upserts, "find_changed_keys", lambda *_, **__: ChangedKeys())
+    monkeypatch.setattr(upserts, "find_changed_keys", lambda *_, **__: ChangedKeys(inserted=KeyCount(2)))
     monkeypatch.setattr(upserts, "_open_reader", lambda _: None)
     replay: Any = SimpleNamespace(spec=Replay.spec, topics=set(), not_read=())
     table: Any = SimpleNamespace(properties={}, metadata=None)
     context: Any = SimpleNamespace(target=SimpleNamespace(schema=SCHEMA), rules=SimpleNamespace(key=("id",)))
-    (found,) = upserts._report_table_differences(replay, table, (), context, "s", column_rules=ColumnRules({}, {}))
+    declared = DeclaredRules(RuleHashes(), {})
+    (found,) = upserts._report_table_differences(replay, table, (), context, "s", declared=declared)
     assert (found.kind, found.count) == (kind, 2)
 
 
@@ -249,7 +251,7 @@ def test_records_that_a_dedupe_table_is_missing_are_named(
     mode: Any = SimpleNamespace(sinks=SimpleNamespace(mode=SimpleNamespace(replaces_rows=False)))
     rest: Any = None
     (found,) = upserts._report_table_differences(
-        SimpleNamespace(spec=mode), rest, (), rest, "s", column_rules=ColumnRules({}, {})
+        SimpleNamespace(spec=mode), rest, (), rest, "s", declared=DeclaredRules(RuleHashes(), {})
     )  # type: ignore[arg-type]
     assert (found.kind, found.count, found.sentence) == (FindingKind.MISSING, len(offsets), said)
 

@@ -47,7 +47,7 @@ def test_an_incompletely_compared_upsert_is_not_reported_as_clean(capsys: pytest
     landed = PartitionAudit("orders", 0, 0, 5, 5, 5, 0, None, 0)
     note = Finding(FindingKind.NOT_COMPARED, 5, "5 offsets are yet to be read again", "orders")
     found = Audit("orders", partitions=(landed,), findings=(note,), batches=1, by_key=True)
-    assert (found.clean, found.complete, found.wrong) == (False, False, ())
+    assert (found.clean, found.complete, found.errors) == (False, False, ())
     _print_audit(found, with_source=True)
     said = capsys.readouterr().out
     reason = "5 offsets are yet to be read again"

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from pyiceberg.io import FileIO
 from pyiceberg.io.fsspec import FsspecFileIO
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
+from pyiceberg.types import LongType, NestedField
 
-from frazil.commit.manifest_writing import CountingOutput
+from frazil.commit.manifest_writing import AvroEncoding, PreparedAvroFile
 
 
 def test_a_manifest_list_knows_the_length_of_each_manifest(world):
@@ -20,9 +26,13 @@ def test_a_manifest_list_knows_the_length_of_each_manifest(world):
         assert manifest.manifest_length == path.stat().st_size
 
 
-def test_bytes_are_counted_again_when_a_file_is_overwritten(tmp_path: Path) -> None:
-    output = CountingOutput(FsspecFileIO({}).new_output(f"file://{tmp_path}/file"))
-    for text in (b"a longer text", b"short"):
-        with output.create(overwrite=True) as stream:
-            stream.write(text)
-        assert len(output) == len(text)
+@pytest.mark.parametrize("file_io", [FsspecFileIO({}), PyArrowFileIO({})], ids=["fsspec", "pyarrow"])
+def test_the_length_is_known_without_the_file(tmp_path: Path, file_io: FileIO) -> None:
+    path, schema = tmp_path / "file", Schema(NestedField(1, "number", LongType(), required=True))
+    encoding = AvroEncoding.resolve(schema, schema, name="row")
+    metadata = {"avro.codec": "null"}
+    with PreparedAvroFile[Record](file_io.new_output(f"file://{path}"), encoding, metadata=metadata) as file:
+        file.write_block([Record(1), Record(2)])
+    size = path.stat().st_size
+    path.unlink()
+    assert len(file.output_file) == size > 100

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from frazil.commit.commit_checks import CommitDecision, check_same_source, classify_batch, classify_dead_letters
-from frazil.commit.journal import NO_DEAD_LETTERS, BatchCost, Journal
+from frazil.commit.journal import NO_DEAD_LETTERS, BatchCost, Journal, RuleHashes
 from frazil.commit.marker import MAX_EPOCHS, BatchKey, BatchOutcome, Marker, read_marker
 from frazil.errors import MarkerUnreadable, TopicRecreated
 from frazil.ingest.contract import RangeProgress, StagedFile
@@ -89,6 +89,7 @@ journals = st.builds(
     leader_epochs=st.dictionaries(topic_partitions, st.integers(0, 9), max_size=3),
     windows=st.none() | st.dictionaries(times_us, offsets, max_size=3),
     partitions=st.none() | offsets,
+    rules=st.builds(RuleHashes, st.dictionaries(names, names, max_size=3), names),
 )
 
 
@@ -100,6 +101,15 @@ def test_a_marker_survives_a_round_trip_through_its_table_property(marker: Marke
 @given(journals)
 def test_a_journal_survives_serialization(journal: Journal):
     assert Journal.from_bytes(journal.to_bytes()) == journal
+
+
+@given(journals)
+def test_the_rules_in_a_journal_of_an_earlier_version_are_read(journal: Journal):
+    rules = RuleHashes({**journal.rules.columns, "a": "1"}, "2")
+    raw = json.loads(dataclasses.replace(journal, rules=rules).to_bytes())
+    former = {**raw, "column-rules": {**rules.columns, "": raw.pop("deciding-rules")}}
+    former.pop("deciding-rules")
+    assert Journal.from_bytes(json.dumps(former).encode()) == dataclasses.replace(journal, rules=rules)
 
 
 @given(journals)

@@ -252,7 +252,7 @@ def made(frazil_home: Path, tmp_path: Path) -> MadeStream:  # noqa: ARG001
 
 
 def wrong(found: Audit) -> set[tuple[str, str, int]]:
-    return {(f.kind.value, f.where, f.count) for f in found.wrong}
+    return {(f.kind.value, f.where, f.count) for f in found.errors}
 
 
 def uncompared(found: Audit) -> set[tuple[str, int]]:
@@ -440,7 +440,7 @@ def test_dead_letters_of_a_former_topic_are_counted_in_one_scan(made: MadeStream
     monkeypatch.setattr(audit_run, "tally_rows", tally_rows)
     found = audit_stream(made.tables)
     assert [p.dead_letters for p in found.partitions] == [3, 0]
-    assert found.wrong == ()
+    assert found.errors == ()
     assert scanned == [made.tables.main.identifier, made.tables.dead_letters.identifier]
 
 
@@ -456,7 +456,7 @@ def test_missing_rows_are_not_compared_if_a_former_topic_had_the_same_offsets(ma
                 update.delete_data_file(task.file)
     hour = Period(THIRD.to_ms, THIRD.to_ms + HOUR_MS)
     found = audit_stream(made.tables, window=hour)
-    assert (uncompared(found), found.wrong) == ({("made-0", 100), ("made-1", 100)}, ())
+    assert (uncompared(found), found.errors) == ({("made-0", 100), ("made-1", 100)}, ())
 
 
 def test_a_missing_row_of_a_former_topic_is_not_compared_if_the_new_topic_has_its_offset(made: MadeStream):
@@ -466,7 +466,7 @@ def test_a_missing_row_of_a_former_topic_is_not_compared_if_the_new_topic_has_it
     made.now_ms = THIRD.to_ms
     made.land({0: (0, 1), 1: (0, 1)})
     found = audit_stream(made.tables, window=FIRST)
-    assert (uncompared(found), found.wrong) == ({("made-0", 1)}, ())
+    assert (uncompared(found), found.errors) == ({("made-0", 1)}, ())
 
 
 def test_an_hour_without_commits_is_clean_and_reads_no_file(made: MadeStream):

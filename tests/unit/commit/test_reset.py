@@ -57,12 +57,12 @@ def test_a_reset_move_either_skips_or_repeats_offsets_and_reports_how_many(
     for move in list_moves(target, held=held, available=now):
         known = held.get((move.topic, move.partition))
         if known is None:
-            assert (move.skipped, move.gone, move.repeated) == (0, 0, 0)
+            assert (move.skipped, move.deleted, move.repeated) == (0, 0, 0)
             continue
         assert known + move.skipped - move.repeated == move.target
         assert move.skipped == 0 or move.repeated == 0
-        assert 0 <= move.gone <= move.skipped
-        assert move.gone == len([o for o in range(known, move.target) if o < move.first])
+        assert 0 <= move.deleted <= move.skipped
+        assert move.deleted == len([o for o in range(known, move.target) if o < move.first])
 
 
 def test_a_reset_takes_the_epoch_and_keeps_the_watermark():

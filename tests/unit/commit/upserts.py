@@ -76,7 +76,7 @@ class UpsertWorld(World):
             self.ran += tasks
             return self.run_tasks(context, tasks)
 
-        merging = MergeConfig(lambda _: MergeRules(("id",), how=self.how), run, lambda: self.parallelism)
+        merging = MergeConfig(lambda _: MergeRules(("id",), row_removal=self.how), run, lambda: self.parallelism)
         return dataclasses.replace(super().view(), merging=merging)
 
     def change(self, committer: Committer, changes: Changes) -> Journal:

@@ -191,7 +191,7 @@ class ValuedWorld(World):
         if self.drops_repeats:
             rules = MergeRules(self.key_columns, event_time="at", within_us=3_600_000_000)
             return MergeConfig(lambda _: rules, mode=DEDUPE_MODE)
-        rules = MergeRules(self.key_columns, how=self.how)
+        rules = MergeRules(self.key_columns, row_removal=self.how)
         return MergeConfig(lambda _: rules)
 
     def batch(self, rows: Sequence[dict[str, Any]], content: Content, *, align: Alignment | None = None) -> None:

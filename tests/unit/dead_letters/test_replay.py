@@ -162,7 +162,7 @@ def check_settled(live: Any, replays: int | None = 1) -> None:
 
 def check_audit(live: Any) -> None:
     audit = audit_stream(open_stream(live.spec).tables)
-    assert audit.wrong == ()
+    assert audit.errors == ()
 
 
 @pytest.mark.usefixtures("frazil_home")
@@ -245,7 +245,7 @@ def test_dead_letters_that_repeat_a_row_are_dropped_if_the_stream_drops_repeats(
     audited = audit_stream(open_stream(spec).tables, drops_repeats=True)
     assert audited.clean, audited.findings
     live.table().delete(f"id == {END - 1}")
-    assert len(audit_stream(open_stream(spec).tables, drops_repeats=True).wrong) == 1
+    assert len(audit_stream(open_stream(spec).tables, drops_repeats=True).errors) == 1
 
 
 @pytest.mark.parametrize("dedupe", [None, Dedupe(key=("id",), within=timedelta(seconds=1))])
@@ -265,7 +265,7 @@ def test_dead_letters_of_a_recreated_topic_are_replayed_although_former_rows_sha
     assert (done.landed, done.repeated, done.failed) == (len(landed), 5 - len(landed), 5)
     assert live.ids() == sorted([*range(END), *landed])
     assert dead_letters(live).keys() == {*range(LETTERS), *dead_letters_again[1::2]}
-    assert audit_stream(open_stream(spec).tables, drops_repeats=dedupe is not None).wrong == ()
+    assert audit_stream(open_stream(spec).tables, drops_repeats=dedupe is not None).errors == ()
     (again,) = replay(opened, Selection())
     assert (again.landed, again.failed) == (0, 5)
 

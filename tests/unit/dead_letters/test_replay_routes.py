@@ -86,7 +86,7 @@ def declared(made: MadeRoute) -> dict[str, Any]:
 
 
 def check_audit(made: MadeRoute) -> None:
-    assert [*map(str, audit_stream(open_stream(made.spec).tables).wrong)] == []
+    assert [*map(str, audit_stream(open_stream(made.spec).tables).errors)] == []
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ def test_a_replay_ends_when_a_user_gives_up_its_rows_for_a_table_that_left_route
     assert finished.endswith("Stream shop: 3 dead letters are rows now; 1 was given up; 2 failed again.")
     assert again == "Stream shop: 0 dead letters are rows now; 2 failed again."
     assert (made.dead_letters(), table in made.rows()) == (2, False)
-    wrong = [(f.kind, f.where) for f in audit_stream(open_stream(made.spec).tables).wrong]
+    wrong = [(f.kind, f.where) for f in audit_stream(open_stream(made.spec).tables).errors]
     assert (FindingKind.MISCOUNTED, table) in wrong, "the audit of their time goes on to miss them"
 
 
@@ -320,8 +320,8 @@ def test_a_period_is_audited_only_for_the_replay_batches_that_it_contains(
     made.run({"main": 1, RAW_A: 1, **({ORDERS: 1} if given_up else {})})
     tables = open_stream(made.spec).tables
     later = audit_stream(tables, window=Period(made.now_ms - 1000, made.now_ms + 1000))
-    assert (later.batches, [*map(str, later.wrong)]) == (1, [])
-    wrong = {(f.kind, f.where) for f in audit_stream(tables).wrong}
+    assert (later.batches, [*map(str, later.errors)]) == (1, [])
+    wrong = {(f.kind, f.where) for f in audit_stream(tables).errors}
     assert (FindingKind.MISCOUNTED, ORDERS) in wrong, "what a dropped table had is missed in its own time"
     assert ((FindingKind.MISSING, ORDERS) in wrong) == (not given_up), "no file waits once the letters have left"
 

@@ -151,7 +151,7 @@ class World:
             assert backfill is not None
             assert (branch_name("events") in table.metadata.refs, backfill.state) == (False, BackfillState.PUBLISHED)
         self.check_files()
-        assert audit_upserts(self.stream.spec, tables).wrong == ()
+        assert audit_upserts(self.stream.spec, tables).errors == ()
 
     def check_files(self) -> None:
         """No file of the lane is there that no snapshot needs."""
@@ -404,7 +404,7 @@ def test_dead_letters_at_offsets_that_a_former_topic_had_are_left_out(live: Worl
     assert (done.landed, done.failed) == (1, 0)
     assert (again.rows()[2], again.rows()[8]) == ("second", "above them")
     assert again.dead_letters().keys() == {*LETTERS, 1}
-    assert audit_upserts(live.stream.spec, live.tables).wrong == ()
+    assert audit_upserts(live.stream.spec, live.tables).errors == ()
 
 
 def test_a_staged_upsert_replay_is_reported_as_changes_that_are_not_on_main(live: World) -> None:
@@ -421,7 +421,7 @@ def test_a_batch_after_a_replay_merges_with_the_replayed_rows(live: World) -> No
     replay(open_stream(live.stream.spec), Selection())
     live.write({11: (2, 4, "older"), 12: (3, 3, "gone"), 13: (5, 2, "newer")}, {}, read=14)
     assert live.rows() == {**{key: note for key, note in RIGHT.items() if key != 3}, 5: "newer"}
-    assert audit_upserts(live.stream.spec, live.tables).wrong == ()
+    assert audit_upserts(live.stream.spec, live.tables).errors == ()
 
 
 def test_an_abandoned_replay_leaves_table_and_dead_letters_as_they_were(live: World) -> None:

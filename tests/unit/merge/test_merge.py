@@ -100,7 +100,7 @@ class Model:
 
 
 def made(folder: Path, how: RowRemoval = "auto", order_by: str | None = "version", **more: Any) -> MadeTable:
-    return MadeTable(folder, SCHEMA, MergeRules(KEY, order_by, how=how), **more)
+    return MadeTable(folder, SCHEMA, MergeRules(KEY, order_by, row_removal=how), **more)
 
 
 def sorted_rows(rows: Any) -> list[str]:

@@ -101,7 +101,7 @@ def test_a_shredded_variant_is_refused_because_a_copy_would_lose_its_typed_value
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
 def test_a_change_writes_its_own_variant_and_other_rows_keep_their_bytes(tmp_path: Path, how: RowRemoval) -> None:
     schema = table_of(tmp_path, LongType(), VariantType()).schema
-    table = MadeTable(tmp_path, schema, MergeRules(("n",), how=how))
+    table = MadeTable(tmp_path, schema, MergeRules(("n",), row_removal=how))
     odd = {"metadata": b"\x01\x02\x00\x01\x02ba", "value": b"\x00"}  # null, with keys that frazil would not write
     eight = {**PARTS, "value": b"\x0c\x08"}
     table.land([{"n": n, "v": v} for n, v in enumerate([PARTS, odd, None, odd, PARTS])])

@@ -63,7 +63,7 @@ ROWS = [
 
 @pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
 def test_a_null_list_or_map_of_structs_stays_null(tmp_path, how):
-    table = MadeTable(tmp_path, SCHEMA, MergeRules(("id",), how=how))
+    table = MadeTable(tmp_path, SCHEMA, MergeRules(("id",), row_removal=how))
 
     table.merge(table.stage(ROWS))
     table.merge(table.stage([{"id": 4, "deep": []}]))
@@ -96,7 +96,7 @@ def test_a_column_that_only_the_partition_has_keeps_its_value(tmp_path, how, nam
         NestedField(3, "note", StringType(), required=False),
     )
     spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
-    table = MadeTable(tmp_path, schema, MergeRules(("id",), how=how), spec)
+    table = MadeTable(tmp_path, schema, MergeRules(("id",), row_removal=how), spec)
     table.land([{"id": number, "part": value.bytes if name == "code" else value, "note": "old"} for number in range(9)])
     (file,) = table.files
     pq.write_table(pq.read_table(file.path, columns=["id", "note"]), file.path)
@@ -112,7 +112,7 @@ def test_a_column_that_only_the_partition_has_keeps_its_value(tmp_path, how, nam
 
 def test_a_file_without_a_required_column_fails_the_merge_with_its_name(tmp_path):
     fields = [NestedField(1, "id", LongType(), required=True), NestedField(2, "note", StringType(), required=True)]
-    table = MadeTable(tmp_path, Schema(*fields), MergeRules(("id",), how="copy-on-write"))
+    table = MadeTable(tmp_path, Schema(*fields), MergeRules(("id",), row_removal="copy-on-write"))
     table.land([{"id": 0, "note": "old"}])
     (file,) = table.files
     pq.write_table(pq.read_table(file.path, columns=["id"]), file.path)
@@ -127,7 +127,9 @@ def test_rows_of_files_without_a_column_keep_the_columns_first_default(tmp_path,
     older = MadeTable(tmp_path / "older", Schema(*fields), MergeRules(("id",)))
     older.land([{"id": number, "note": "old"} for number in range(3)])
     tier = NestedField(3, "tier", IntegerType(), required=required, initial_default=5, write_default=7)
-    table = MadeTable(tmp_path, Schema(*fields, tier), MergeRules(("id",), how="copy-on-write"), files=older.files)
+    table = MadeTable(
+        tmp_path, Schema(*fields, tier), MergeRules(("id",), row_removal="copy-on-write"), files=older.files
+    )
 
     table.merge(table.stage([{"id": 0, "note": "new", "tier": 7}]))
 
@@ -143,7 +145,7 @@ def test_times_of_imported_files_survive_a_merge(tmp_path):
         NestedField(2, "at", TimestamptzType(), required=False),
         NestedField(3, "note", StringType(), required=False),
     )
-    table = MadeTable(tmp_path, schema, MergeRules(("id",), how="copy-on-write"))
+    table = MadeTable(tmp_path, schema, MergeRules(("id",), row_removal="copy-on-write"))
     table.land([{"id": number, "at": at, "note": "old"} for number, at in enumerate(moments)])
     (file,) = table.files
     pq.write_table(pq.read_table(file.path), file.path, use_deprecated_int96_timestamps=True, store_schema=False)
@@ -159,7 +161,7 @@ def test_nanosecond_times_of_imported_files_survive_a_merge(tmp_path):
         NestedField(1, "id", LongType(), required=True),
         NestedField(2, "at", TimestamptzType(), required=False),
     )
-    table = MadeTable(tmp_path, schema, MergeRules(("id",), how="copy-on-write"))
+    table = MadeTable(tmp_path, schema, MergeRules(("id",), row_removal="copy-on-write"))
     table.land([{"id": 0, "at": at}, {"id": 1, "at": at}])
     (file,) = table.files
     rows = pq.read_table(file.path)

@@ -13,7 +13,6 @@ from pyspark.cloudpickle import dumps
 
 from frazil.commit import compare_and_swap
 from frazil.commit.compare_and_swap import TableHandle
-from frazil.commit.journal import DECIDING_RULES
 from frazil.commit.marker import BatchKey
 from frazil.commit.stream_tables import StreamTables
 from frazil.errors import SchemaIncompatible
@@ -184,8 +183,12 @@ def context_of(spec: StreamSpec) -> StageContext:
     return build_declared_context(spec, columns, {}, targets={"main": main}, units=spec.units)
 
 
+DECIDING = "the rules of whole rows"
+
+
 def rules_of(spec: StreamSpec, context: StageContext | None = None, secret: str = "") -> dict[str, str]:
-    return hash_rules(spec, context or context_of(spec), [StageResult((), (), secret=secret)])
+    rules = hash_rules(spec, context or context_of(spec), [StageResult((), (), secret=secret)])
+    return {**rules.columns, DECIDING: rules.deciding} if rules.deciding else {}
 
 
 def differing(before: dict[str, str], after: dict[str, str]) -> set[str]:
@@ -235,7 +238,7 @@ def test_rules_of_all_columns_change_with_the_format() -> None:
 def test_the_deciding_rules_change_with_the_key_the_order_and_the_deletes(
     changed: dict[str, Any], columns: set[str]
 ) -> None:
-    assert differing(rules_of(orders()), rules_of(orders(**changed))) == {DECIDING_RULES, *columns}
+    assert differing(rules_of(orders()), rules_of(orders(**changed))) == {DECIDING, *columns}
 
 
 def test_the_deciding_rules_of_a_dedupe_stream_change_with_its_key_and_span() -> None:
@@ -244,15 +247,15 @@ def test_the_deciding_rules_of_a_dedupe_stream_change_with_its_key_and_span() ->
     def found(**dedupe: Any) -> dict[str, str]:
         return rules_of(StreamSpec.model_validate({**plain, "dedupe": {"key": "ref", "within": "1h"} | dedupe}))
 
-    assert differing(found(), found(within="2h")) == {DECIDING_RULES}
-    assert differing(found(), found(key=["ref", "price"])) == {DECIDING_RULES}
+    assert differing(found(), found(within="2h")) == {DECIDING}
+    assert differing(found(), found(key=["ref", "price"])) == {DECIDING}
 
 
 def test_another_secret_changes_the_rules_of_hashed_and_tokenized_columns() -> None:
     fields = {"ref": "hash", "op": "mask"}
     spec = orders(sensitive={"fields": fields, "secret": "${env:S}"}, delete="tombstones")
     before, after = (rules_of(spec, secret=secret) for secret in ("one", "two"))
-    assert differing(before, after) == {"ref", DECIDING_RULES}, "ref is the key"
+    assert differing(before, after) == {"ref", DECIDING}, "ref is the key"
 
 
 def test_only_the_declared_expression_of_a_transform_is_hashed_for_its_column() -> None:

@@ -73,8 +73,8 @@ def audit_hours(
         "source": with_source,
         "complete": result.complete,
         "not-compared": next((f.sentence for f in result.findings if f.kind is FindingKind.NOT_COMPARED), None),
-        "findings": len(result.wrong),
-        "sentences": [f"{f.where}: {f.sentence}" for f in result.wrong[:MAX_LISTED_FINDINGS]],
+        "findings": len(result.errors),
+        "sentences": [f"{f.where}: {f.sentence}" for f in result.errors[:MAX_LISTED_FINDINGS]],
     }
     _log_findings(result, found)
     return found
