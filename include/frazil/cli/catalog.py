@@ -17,7 +17,7 @@ from frazil.errors import SpecError
 from frazil.host.local import LocalLauncher
 from frazil.spark.jars import JAR_SETS, installed_variant
 from frazil.spark.java import require_pyspark
-from frazil.spark.package import STORAGE_PACKAGES, find_installed_storages, make_package
+from frazil.spark.package import STORAGES, find_installed, make_package
 from frazil.spec.units import format_count
 from frazil.table.catalogs import catalog_config, load_catalog, open_existing_catalog, translate_catalog_errors
 from frazil.table.lost_tables import (
@@ -107,7 +107,7 @@ def register(  # noqa: PLR0913 - one per option
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path), default=Path("frazil-package.tar.gz"))
 @click.option(
     "--storage",
-    type=click.Choice(list(STORAGE_PACKAGES)),
+    type=click.Choice(STORAGES),
     multiple=True,
     help="A kind of storage for tables, in addition to folders. Default: all kinds whose packages are installed.",
 )
@@ -123,7 +123,7 @@ def package(target: Path, storage: tuple[str, ...], *, as_json: bool) -> None:
       frazil package frazil-package.tar.gz --storage s3
     """
     require_pyspark()
-    storages = storage or find_installed_storages()
+    storages = storage or find_installed(STORAGES)
     make_package(target, storages=storages, say=lambda text: echo(text, err=True))
     where = ", ".join(("folders", *storages))
     size, output = target.stat().st_size, CommandOutput(as_json)

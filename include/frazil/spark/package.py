@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -21,19 +21,15 @@ import frazil
 from frazil.errors import EnvironmentUnusable, MissingExtra
 from frazil.ingest.compiled import PREFIX_FOLDER
 
-REQUIRED_PACKAGES = (
-    *("confluent-kafka", "cryptography", "google-re2", "msgspec", "numba", "numpy", "psutil", "pyarrow"),
-    *("pydantic", "pyiceberg[pyarrow,pyiceberg-core]", "pyroaring", "pyyaml", "requests", "sqlalchemy"),
-)
-OPTIONAL_PACKAGES = ("psycopg2-binary",)
-"""Packages that a catalog may need, included if this host has them."""
-STORAGE_PACKAGES = {"s3": "pyiceberg[s3fs]", "gcs": "pyiceberg[gcsfs]", "adls": "pyiceberg[adlfs]"}
+STORAGES = ("s3", "gcs", "adls")
+OTHER_EXTRAS = ("glue", "hive", "lineage", "msk", "postgres", "sensitive", "telemetry", "transform")
+"""Extras whose packages are included if this host has them."""
 EXCLUDED_FILES = (
     *("*.a", "*.h", "*.pxd", "*.pyx", "*/tests/*", "*/test/*", "../*", "llvmlite/tests/*", "numpy/f2py/*"),
     *("pyarrow/include/*", "pyarrow/src/*", "pyarrow/*flight*", "botocore/data/[!_]*/*.gz"),
 )
 """Files that are never loaded, and commands (`../`: outside the folders of packages)."""
-INCLUDED_ANYWAY = ("botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
+INCLUDED_ANYWAY = ("botocore/data/glue/*", "botocore/data/s3/*", "botocore/data/sts/*", "botocore/data/sso*/*")
 STDLIB_EXCLUDED = (
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo"),
     *("ensurepip", "lib2to3", "pydoc_data", "config-*", "_tkinter*", "*.a"),
@@ -48,7 +44,7 @@ LD_LIBRARY_PATH="$here/../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" exec "$here/
 SMOKE_TEST = (
     "import sys, frazil.stream.worker_daemon as daemon; daemon.preload(); "
     "import frazil.remote.driver, frazil.stream.spark_engine, frazil.stream.writer; "
-    "sys.exit(daemon.STAGE not in sys.modules)"
+    "sys.exit(daemon.STAGE_MODULE not in sys.modules)"
 )
 
 
@@ -58,8 +54,7 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".frazil-package-") as made:
         root = Path(made) / "root"
         python = _copy_python(root)
-        packages = [*REQUIRED_PACKAGES, *filter(_is_installed, OPTIONAL_PACKAGES)]
-        _copy_packages(root, [*packages, *(STORAGE_PACKAGES[name] for name in storages)])
+        _copy_packages(root, find_packages([*storages, *find_installed(OTHER_EXTRAS)]))
         say("copied Python and packages; compiling the record decoders")
         _compile_and_check(root, python)
         say("packing")
@@ -69,16 +64,16 @@ def make_package(target: Path, *, storages: Iterable[str], say: Callable[[str], 
         temporary.replace(target)
 
 
-def find_installed_storages() -> tuple[str, ...]:
-    return tuple(name for name, requirement in STORAGE_PACKAGES.items() if _is_installed(requirement))
+def find_installed(extras: Iterable[str]) -> tuple[str, ...]:
+    """Return those extras whose packages are installed."""
 
+    def is_installed(extra: str) -> bool:
+        try:
+            return bool(find_packages([extra]))
+        except MissingExtra:
+            return False
 
-def _is_installed(requirement: str) -> bool:
-    try:
-        list(_find_dependencies([requirement]))
-    except MissingExtra:
-        return False
-    return True
+    return tuple(filter(is_installed, extras))
 
 
 def _copy_python(root: Path) -> Path:
@@ -98,10 +93,10 @@ def _copy_python(root: Path) -> Path:
     return launcher
 
 
-def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
+def _copy_packages(root: Path, packages: Iterable[str]) -> None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = root / "lib" / version / "site-packages"
-    for name in _find_dependencies(requirements):
+    for name in packages:
         for file in distribution(name).files or ():
             path = file.as_posix()
             is_included = any(fnmatch(path, pattern) for pattern in INCLUDED_ANYWAY)
@@ -118,30 +113,27 @@ def _copy_packages(root: Path, requirements: Iterable[str]) -> None:
     shutil.copytree(source, site / "frazil", ignore=find_excluded)
 
 
-def _find_dependencies(requirements: Iterable[str]) -> Iterator[str]:
-    """Yield the names of the distributions and all their dependencies. Raises MissingExtra."""
+def find_packages(extras: Iterable[str]) -> list[str]:
+    """Return the packages that frazil with these extras needs, without itself. Raises MissingExtra."""
     from packaging.requirements import Requirement  # of the extra `spark`
 
-    queue = [Requirement(text) for text in requirements]
+    queue = [(Requirement(root), root) for root in ("frazil", *(f"frazil[{extra}]" for extra in extras))]
     seen: set[tuple[str, str]] = set()
     while queue:
-        wanted = queue.pop()
+        wanted, root = queue.pop()
         name = wanted.name.lower().replace("_", "-")
         new = {(name, extra) for extra in ("", *wanted.extras)} - seen
-        if not new:
-            continue
         try:
-            needs = distribution(name).requires or ()
+            needs = distribution(name).requires or () if new else ()
         except PackageNotFoundError:
-            problem = f"the Python package {name}, which executors need, is not installed"
+            problem = f"the Python package {name}, which executors need, is not installed: pip install '{root}'"
             raise MissingExtra(problem, name=name) from None
-        if (name, "") in new:
-            yield name
         seen |= new
-        for extra in ("", *wanted.extras):
+        for _, extra in new:
             for need in map(Requirement, needs):
                 if need.marker is None or need.marker.evaluate({"extra": extra}):
-                    queue.append(need)
+                    queue.append((need, root))
+    return sorted({name for name, _ in seen} - {"frazil"})
 
 
 def _compile_and_check(root: Path, python: Path) -> None:
