@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
+from frazil.cli.options import json_option, streams_option, table_argument
 from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, group_messages, is_terminal_narrow
 from frazil.commit.marker import property_name
 from frazil.errors import Failure, FrazilError, SpecError, TableLost, explain
@@ -35,10 +35,11 @@ from frazil.status.fixes import Service, explain_error
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
 from frazil.status.table import describe_missing_tables
-from frazil.table.catalogs import open_existing_catalog
+from frazil.table.catalogs import call_open_catalog, open_existing_catalog
 from frazil.table.lost_tables import lost_dead_letters_error
 from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import load_stream_table
+from frazil.table.unresponsive import Unresponsive
 from frazil.timetext import format_elapsed, format_utc
 
 MAX_PARTITIONS = 20
@@ -87,30 +88,31 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     Example:
       frazil health demo.flights --deep
     """
-    now_ms, requests = clock.now_ms(), CatalogRequests()
+    now_ms, catalogs = clock.now_ms(), Unresponsive()
     specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     declared = find_declared(streams_folder, STREAMS, now_ms=now_ms)
     broken = {one.spec.name for one in declared if one.spec and one.problem}
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
-        report = _measure_table(maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
+        step = partial(_measure_table, maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
+        report = call_open_catalog(maintained.catalog, step, catalogs)
         measured = [(maintained, report)]
         is_known = report.health is not None
-        reports, unknown = ([report], {}) if is_known else _add_missing_tables(measured, maintained.streams, requests)
+        reports, unknown = ([report], {}) if is_known else _add_missing_tables(measured, maintained.streams, catalogs)
         found = reports[:1]
         if unknown and not found[0].missing:
             raise next(iter(unknown.values()))
     else:
-        routed, unlisted = _find_routed_tables(specs, requests)
+        routed, unlisted = _find_routed_tables(specs, catalogs)
         tables = sorted([*maintained_tables(specs), *routed], key=lambda each: each.name)
-        results = run_in_parallel(partial(_report_if_possible, requests, now_ms=now_ms, deep=deep), tables)
+        results = run_in_parallel(partial(_report_if_possible, catalogs, now_ms=now_ms, deep=deep), tables)
         measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
-        reports, unknown = _add_missing_tables(measured, specs, requests)
+        reports, unknown = _add_missing_tables(measured, specs, catalogs)
         unlisted += [_unreadable_report(name, TableKind.ROUTED, error) for name, error in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
     if table is not None:
         specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
-    running = run_in_parallel(partial(_read_stream, requests, now_ms=now_ms), specs)
+    running = run_in_parallel(partial(_read_stream, catalogs, now_ms=now_ms), specs)
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
@@ -132,11 +134,11 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 
 
 def _add_missing_tables(
-    measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
+    measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], catalogs: Unresponsive
 ) -> tuple[list[TableReport], dict[str, Exception]]:
     def find_missing(spec: StreamSpec) -> dict[str, Failure] | Exception:
         try:
-            return requests.run(spec.table.catalog, lambda: describe_missing_tables(spec))
+            return call_open_catalog(spec.table.catalog, lambda: describe_missing_tables(spec), catalogs)
         except Exception as error:  # catalogs and storage raise what their clients raise
             return error
 
@@ -202,13 +204,13 @@ def _measure_table(
 
 
 def _find_routed_tables(
-    specs: Sequence[StreamSpec], requests: CatalogRequests
+    specs: Sequence[StreamSpec], catalogs: Unresponsive
 ) -> tuple[list[MaintainedTable], list[TableReport]]:
     tables: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
     for name, spec in routes_by_name(specs).items():
         try:
-            tables += requests.run(spec.table.catalog, partial(_load_routed_tables, spec, specs))
+            tables += call_open_catalog(spec.table.catalog, partial(_load_routed_tables, spec, specs), catalogs)
         except Exception as error:  # catalogs and storage raise anything; continue with the other tables
             unlisted.append(_unreadable_report(name, TableKind.ROUTED, error))
     return tables, unlisted
@@ -223,19 +225,19 @@ def _unreadable_report(table: str, kind: TableKind, error: Exception) -> TableRe
 
 
 def _report_if_possible(
-    requests: CatalogRequests, maintained: MaintainedTable, *, now_ms: int, deep: bool
+    catalogs: Unresponsive, maintained: MaintainedTable, *, now_ms: int, deep: bool
 ) -> TableReport | None:
     try:
-        return requests.run(maintained.catalog, lambda: _measure_table(maintained, now_ms=now_ms, deep=deep))
+        step = partial(_measure_table, maintained, now_ms=now_ms, deep=deep)
+        return call_open_catalog(maintained.catalog, step, catalogs)
     except NotMadeByRoute:
         return None
     except Exception as error:  # catalogs and storage raise what their clients raise; continue with the other tables
         return _unreadable_report(maintained.name, maintained.kind, error)
 
 
-def _read_stream(requests: CatalogRequests, spec: StreamSpec, *, now_ms: int) -> StreamReport:
-    timed_out = requests.has_timed_out(spec.table.catalog)
-    state = read_stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=timed_out)
+def _read_stream(catalogs: Unresponsive, spec: StreamSpec, *, now_ms: int) -> StreamReport:
+    state = read_stream_state(spec, now_ms=now_ms, in_full=False, catalogs=catalogs)
     values = evaluate_stream_rules(state, spec.maintenance.alerts, now_ms=now_ms)
     return StreamReport(state, tuple(reading for reading in values if reading.is_beyond))
 

@@ -20,7 +20,9 @@ from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, app
 from frazil.host.supervising_run import confirm_given_up
 from frazil.maintenance import measure
 from frazil.spec.load import load_stream
+from frazil.table import catalogs
 from tests.made_batches import MadeStream
+from tests.silent_server import silent_server
 from tests.unit.maintenance.day_by_day import YAML, land, made_stream
 
 ALERTS = "maintenance: {expiry: off, alerts: {snapshots: 3}}\n"
@@ -161,6 +163,26 @@ def test_a_catalog_out_of_reach_is_one_cause_with_its_tables_and_no_stall_of_a_w
     assert {reading["rule"] for stream in document["streams"] for reading in stream["beyond"]} == {"unmeasured"}
     remedy = shown.splitlines()[-1].removeprefix("  → ")
     assert all(table["problem"].endswith(f". {remedy}") for table in document["tables"])
+
+
+def test_a_catalog_that_answers_nothing_is_one_cause_of_health_and_cost(
+    made: MadeStream,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catalogs, "ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__TYPE", "rest")
+    for name in ("first", "second", "third"):
+        table = YAML.replace("identifier: demo.made", f"catalog: away, identifier: demo.{name}")
+        (tmp_path / f"{name}.yaml").write_text(table.replace("name: made", f"name: {name}"))
+    with silent_server() as server:
+        monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", f"http://127.0.0.1:{server.port}")
+        shown = call(tmp_path).stdout
+        ends = [call(tmp_path, "demo.first"), CliRunner().invoke(frazil, ["cost", "--streams", str(tmp_path)])]
+    cause = "the catalog 'away' does not answer"
+    assert shown.count(cause) == 1
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("demo.made ")] == ["6"]
+    assert [(type(end.exception), cause in str(end.exception)) for end in ends] == [(CommitUnavailable, True)] * 2
 
 
 def test_an_unreadable_declaration_is_one_error_among_others(made: MadeStream, tmp_path: Path):  # noqa: ARG001

@@ -233,7 +233,9 @@ def test_a_cause_is_reported_once_with_its_streams_and_their_catalog_is_asked_on
     monkeypatch.setattr(connections, "_check_kafka", no_kafka)
     requested = []
     problems = connections._check_catalog
-    monkeypatch.setattr(connections, "_check_catalog", lambda spec: requested.append(spec.name) or problems(spec))
+    monkeypatch.setattr(
+        connections, "_check_catalog", lambda spec, services: requested.append(spec.name) or problems(spec, services)
+    )
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
     files = [declare(tmp_path, name) for name in ("rides", "trips")]
     result = validate(*map(str, files))
