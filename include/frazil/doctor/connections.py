@@ -14,7 +14,7 @@ from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_connection, resolve_kafka_properties
+from frazil.spec.references import declared_kafka_properties, resolve_kafka_properties
 from frazil.spec.units import format_count
 from frazil.status.fixes import Service, explain_error
 from frazil.table.unresponsive import Unresponsive
@@ -43,20 +43,22 @@ class Connections:
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """Declared layouts that existing tables do not have."""
+    _streams: Sequence[StreamSpec] = ()
     _checked: dict[tuple[str | None, str, str | None, bool], list[Failure]] = field(default_factory=dict)
     """Problems by catalog, namespace, location, and whether commits are atomic."""
     _services: Unresponsive = field(default_factory=Unresponsive)
 
     @classmethod
     def check(cls, streams: Iterable[StreamSpec]) -> Connections:
-        connections = cls()
-        for spec in streams:
+        specs = [*streams]
+        connections = cls(_streams=specs)
+        for spec in specs:
             connections._check(spec)
         return connections
 
     def _check(self, spec: StreamSpec) -> None:
-        check_kafka = partial(_check_kafka, spec)
-        checks = {Service.SOURCE: partial(self._services.call, kafka_connection(spec), check_kafka)}
+        brokers = frozenset(declared_kafka_properties(spec).items())
+        checks = {Service.SOURCE: partial(self._services.call, brokers, lambda: _check_kafka(spec))}
         if registry_of(spec.source.format):
             checks[Service.REGISTRY] = partial(_check_registry, spec)
         for service, check in checks.items():
@@ -69,7 +71,7 @@ class Connections:
             # A separate location may have other permissions.
             key = (copy.table.catalog, _namespace(copy), copy.table.location, bool(copy.commit.atomic))
             if key not in self._checked:
-                self._checked[key] = _check_catalog(copy, self._services)
+                self._checked[key] = _check_catalog(copy, self._streams, self._services)
             about = f"namespace {_namespace(copy)}" if number else ""
             for found in self._checked[key]:
                 self._add_fault(spec, Service.TABLE, replace(found, about=about))
@@ -204,18 +206,20 @@ def _check_registry(spec: StreamSpec) -> str:
     return "its schema registry answers"
 
 
-def _check_catalog(spec: StreamSpec, services: Unresponsive) -> list[Failure]:
+def _check_catalog(spec: StreamSpec, streams: Iterable[StreamSpec], services: Unresponsive) -> list[Failure]:
     from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
+    from frazil.status.table import describe_own_missing_table
     from frazil.table.atomic_catalogs import find_commit_tables
     from frazil.table.catalogs import MISSING_FILE, call_catalog, load_catalog, open_existing_catalog
-    from frazil.table.lost_tables import find_lost_table
 
     try:
         with report_missing_extras():
             open_catalog = partial(open_existing_catalog, spec.table.catalog)
             opened = call_catalog(spec.table.catalog, open_catalog, services)
-            if MISSING_FILE in opened.properties and find_lost_table(spec):
-                return []  # the check of existing tables reports it; a probe would create the catalog's file
+            if MISSING_FILE in opened.properties:  # the probe would create the file
+                of_catalog = (one for one in streams if one.table.catalog == spec.table.catalog)
+                if lost := next(filter(None, (describe_own_missing_table(one, None) for one in of_catalog)), None):
+                    return [lost]
             catalog = load_catalog(spec.table.catalog)
             with clean_up_probe_folders(catalog, spec):
                 if spec.commit.atomic:

@@ -234,7 +234,7 @@ def test_a_cause_is_reported_once_with_its_streams_and_their_catalog_is_asked_on
     requested = []
     problems = connections._check_catalog
     monkeypatch.setattr(
-        connections, "_check_catalog", lambda spec, services: requested.append(spec.name) or problems(spec, services)
+        connections, "_check_catalog", lambda spec, *rest: requested.append(spec.name) or problems(spec, *rest)
     )
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
     files = [declare(tmp_path, name) for name in ("rides", "trips")]
