@@ -35,6 +35,7 @@ from frazil.status.derive import describe_desired, describe_exit, describe_reset
 from frazil.status.flow import DAY_MS
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import read_stream_state
+from frazil.table.catalogs import keep_catalogs
 from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import load_stream_table
 from frazil.table.unresponsive import Unresponsive
@@ -63,6 +64,7 @@ MAX_UNDECLARED = 30
     metavar="[SECONDS]",
     help="Refresh every N seconds, by default 5, until Ctrl-C.",
 )
+@keep_catalogs()
 def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: float | None) -> None:
     """Show the state of every stream, or all details of STREAM.
 

@@ -46,11 +46,6 @@ def declared_kafka_properties(spec: StreamSpec) -> dict[str, str]:
     return {"bootstrap.servers": spec.source.bootstrap_servers, **spec.source.properties}
 
 
-def kafka_connection(spec: StreamSpec) -> frozenset[tuple[str, str]]:
-    """Return a key that streams share if they connect to Kafka with the same properties."""
-    return frozenset(declared_kafka_properties(spec).items())
-
-
 def resolve_kafka_properties(spec: StreamSpec, environment: Mapping[str, str]) -> dict[str, str]:
     """Return librdkafka's properties. Raises SpecError for unresolvable references and for invalid addresses."""
     try:

@@ -19,7 +19,7 @@ from frazil.host.records import read_notes, read_supervision_times
 from frazil.host.supervision import MAX_WATCH_AGE_MS, find_supervision
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import kafka_connection, resolve_kafka_properties
+from frazil.spec.references import declared_kafka_properties, resolve_kafka_properties
 from frazil.spec.units import format_count
 from frazil.status.derive import derive_from_decision, drop_repeats, process_problems, refine_state
 from frazil.status.freshness import freshness_limit_ms
@@ -194,8 +194,9 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
 
 def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, Failure | None]:
     """Return the lag, or why it is unknown. Brokers that did not answer are not asked again for other streams."""
+    connection = frozenset(declared_kafka_properties(spec).items())
     try:
-        return BROKERS.call(kafka_connection(spec), lambda: count_lag(spec, marker)), None
+        return BROKERS.call(connection, lambda: count_lag(spec, marker)), None
     except FrazilError as error:
         return None, explain(error, LAG_UNKNOWN)
 

@@ -16,12 +16,12 @@ class Service:
     """A service that fails with `error` after `took_s` of a clock that stands still otherwise."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s, self.asked = 100.0, 0
+        self.now_s, self.calls = 100.0, 0
         monkeypatch.setattr(unresponsive.time, "monotonic", lambda: self.now_s)
 
     def fails(self, error: FrazilError, *, after_s: float) -> Callable[[], None]:
         def step() -> None:
-            self.asked += 1
+            self.calls += 1
             self.now_s += after_s
             raise error
 
@@ -40,7 +40,7 @@ def _brokers(*, all_brokers: bool) -> KafkaUnavailable:
 
 
 @pytest.mark.parametrize(
-    ("error", "after_s", "asked"),
+    ("error", "after_s", "calls"),
     [
         (CommitUnavailable("silent"), 10, 1),
         (StorageUnavailable("silent"), 10, 1),
@@ -52,13 +52,13 @@ def _brokers(*, all_brokers: bool) -> KafkaUnavailable:
     ids=str,
 )
 def test_only_a_service_that_did_not_answer_is_not_asked_again(
-    service: Service, error: FrazilError, after_s: float, asked: int
+    service: Service, error: FrazilError, after_s: float, calls: int
 ) -> None:
     services = Unresponsive()
     for _ in range(2):
         with pytest.raises(type(error), match=str(error)):
             services.call("lake", service.fails(error, after_s=after_s))
-    assert service.asked == asked
+    assert service.calls == calls
     assert services.call("pond", lambda: "answered") == "answered"
 
 
@@ -69,7 +69,7 @@ def test_a_service_is_asked_again_after_a_while(service: Service) -> None:
             services.call("kafka", service.fails(_brokers(all_brokers=True), after_s=1))
     service.now_s += 3
     assert services.call("kafka", lambda: "answered") == "answered"
-    assert service.asked == 1
+    assert service.calls == 1
 
 
 def test_one_slow_table_does_not_make_a_catalog_silent_that_answers_others(service: Service) -> None:
