@@ -50,6 +50,8 @@ from frazil.timetext import format_elapsed
 log = logging.getLogger(__name__)
 
 MAX_NAMED_TABLES = 5
+_unread_since_ms: dict[tuple[str, str | None, str], int] = {}
+"""The time of the first of consecutive reads that failed, by stream, catalog and table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,16 @@ def read_stream_table(  # noqa: PLR0913 - each choice is an argument
         absent = replace(known, table_exists=False, missing=missing, problems=(missing,) if missing else ())
         return TableReading(_with_desired(absent, desired), desired=desired)
 
+    key = (spec.name, spec.table.catalog, spec.table.identifier)
     try:
-        return read() if catalogs is None else call_catalog(spec.table.catalog, read, catalogs)
+        reading = read() if catalogs is None else call_catalog(spec.table.catalog, read, catalogs)
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
         unread = explain_error(Service.TABLE, error, "the table cannot be read")
-        return TableReading(replace(known, unread=unread, problems=(unread,)))
+        since_ms = _unread_since_ms.setdefault(key, now_ms)
+        return TableReading(replace(known, unread=unread, unread_since_ms=since_ms, problems=(unread,)))
+    _unread_since_ms.pop(key, None)
+    return reading
 
 
 def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamState:

@@ -74,6 +74,27 @@ def test_a_failed_table_read_is_unreadable_except_after_an_upgrade_under_the_run
         read_stream_state(spec, now_ms=0)
 
 
+@pytest.mark.usefixtures("frazil_home")
+def test_a_table_that_could_not_be_read_needs_an_operator_only_if_reads_fail_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec, fails = validate_stream({**DECLARED, "name": "flaky"}, Path("flaky.yaml")), True
+
+    def load(_: object) -> None:
+        if fails:
+            raise OSError("no answer")
+
+    monkeypatch.setattr(table, "load_stream_table", load)
+    levels = [read_stream_state(spec, now_ms=at_ms).level for at_ms in (1_000, 60_999, 61_000)]
+    assert levels == [Level.TROUBLE, Level.TROUBLE, Level.BROKEN]
+    fails = False
+    assert read_stream_state(spec, now_ms=62_000).level is Level.QUIET
+    fails = True
+    found = read_stream_state(spec, now_ms=63_000)
+    assert (found.state, found.level) == (State.TABLE_UNREADABLE, Level.TROUBLE)
+    assert found.sentence == "the table cannot be read: OSError: no answer"
+
+
 @pytest.mark.parametrize(("process", "restarts"), [(ProcessState.RUNNING, True), (ProcessState.FOREGROUND, False)])
 def test_a_writer_is_shown_as_restarting_from_the_request_until_its_supervisor_has_ended_it(
     process: ProcessState, restarts: bool
