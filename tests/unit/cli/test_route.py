@@ -85,6 +85,8 @@ def test_a_dropped_table_is_reported_everywhere_and_its_stream_continues_next_to
     load_catalog(None).drop_table("shop.orders")
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert (behind["target"], behind["rows"]) == ("shop.orders", 4)
+    kept = "frazil deletes no files in the folder of a dropped table, not even those of failed batches."
+    assert call(tmp_path, "route", "shop").stdout.splitlines().count(kept) == 1
     (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert any(said.startswith("shop.orders is missing 4 rows of 1 batch: ") for said in status["problems"])
     assert status["table-problems"] == {"shop.orders": "missing"}
