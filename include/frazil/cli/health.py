@@ -11,7 +11,17 @@ import click
 
 from frazil import clock
 from frazil.cli.options import json_option, streams_option, table_argument
-from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, group_messages, is_terminal_narrow
+from frazil.cli.output import (
+    MAX_SUBJECTS,
+    REMEDY_INDENT,
+    echo,
+    echo_fields,
+    echo_json,
+    echo_lines,
+    echo_table,
+    group_messages,
+    is_terminal_narrow,
+)
 from frazil.commit.marker import property_name
 from frazil.errors import Failure, FrazilError, SpecError, TableLost, explain
 from frazil.host.supervision import start_hint
@@ -30,19 +40,20 @@ from frazil.maintenance.tables import (
 from frazil.spec.last_valid import STREAMS, find_declared, find_declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import list_windowed_views
-from frazil.spec.units import format_count, format_rounded_bytes
+from frazil.spec.units import format_count, format_rounded_bytes, shorten_list
 from frazil.status.fixes import Service, explain_error
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
 from frazil.status.table import describe_missing_tables
-from frazil.table.catalogs import call_open_catalog, open_existing_catalog
+from frazil.table.catalogs import call_open_catalog, keep_catalogs, open_existing_catalog
 from frazil.table.lost_tables import lost_dead_letters_error
 from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import load_stream_table
 from frazil.table.unresponsive import Unresponsive
 from frazil.timetext import format_elapsed, format_utc
 
-MAX_PARTITIONS = 20
+MAX_ROWS = 20
+"""Maximum number of partitions, or of tables of routes, that are listed."""
 COLUMNS = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
 WIDE_COLUMNS = frozenset({"manifests", "metadata", "snapshots", "compacted"})
 
@@ -73,12 +84,14 @@ class StreamReport:
 @streams_option
 @json_option
 @click.option("--deep", is_flag=True, help="Also read the manifests, and show files by partition.")
+@keep_catalogs()
 def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool) -> None:
     """Show the size and layout of tables, and what is wrong with streams.
 
-    Without TABLE, prints a line for each table that streams write; with TABLE, all of its numbers. Reads metadata and
-    commit records, and with TABLE the lag from Kafka if no writer reports it. It reads manifests only with --deep, and
-    never reads data or starts a JVM.
+    Without TABLE, prints a line for each table that streams write, and for the first 20 tables of routes, those with
+    findings first; --json has all. With TABLE, prints all of its numbers. Reads metadata and commit records, and with
+    TABLE the lag from Kafka if no writer reports it. It reads manifests only with --deep, and never reads data or
+    starts a JVM.
 
     Exits with 0 even if a value is beyond its threshold. Exits with 25 if a stream's table is missing from its catalog,
     with 10 if a declaration cannot be read, and with 1 if a table cannot be measured. With TABLE, only the declarations
@@ -258,11 +271,34 @@ def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Seque
                 _print_partitions(report.health.partitions)
     else:
         columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
-        rows = [_table_row(report, stream_rules.get(report.table, ())) for report in found]
+        routed = sorted(
+            (one for one in found if one.kind is TableKind.ROUTED), key=lambda one: _state_text(one) == "ok"
+        )
+        hidden = {one.table for one in routed[MAX_ROWS:]}
+        listed = (one for one in found if one.table not in hidden)
+        rows = [_table_row(report, stream_rules.get(report.table, ())) for report in listed]
         cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
+        if hidden:
+            echo(f"and {format_count(len(hidden), 'more table')} of routes; --json has all")
     echo_lines(group_messages((one.table, one.problem) for one in found if one.problem))
-    echo_lines(reading.sentence for report in found for reading in report.beyond)
+    echo_lines(_group_readings(found))
+
+
+def _group_readings(found: Sequence[TableReport]) -> list[str]:
+    """Return a sentence for each reading; for a rule of many tables, the first sentence and the other tables' names."""
+    tables_by_rule: dict[str, dict[str, Reading]] = {}
+    for report in found:
+        for reading in report.beyond:
+            tables_by_rule.setdefault(reading.rule, {})[report.table] = reading
+    lines = []
+    for rule, readings in tables_by_rule.items():
+        shown = len(readings) if len(readings) <= MAX_SUBJECTS else 1
+        lines += [reading.sentence for reading in [*readings.values()][:shown]]
+        if others := [*readings][shown:]:
+            names = ", ".join(shorten_list(others, MAX_SUBJECTS, "table"))
+            lines.append(f"{REMEDY_INDENT}{rule}: the same for {format_count(len(others), 'other table')}: {names}")
+    return lines
 
 
 def _table_row(report: TableReport, stream_rules: Sequence[str]) -> tuple[str, ...]:
@@ -362,11 +398,11 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
             f"{p.deletes.rows:,}",
             "" if p.window_end_us is None else format_utc(p.window_end_us // 1000),
         )
-        for p in worst[:MAX_PARTITIONS]
+        for p in worst[:MAX_ROWS]
     ]
     echo_table(columns, rows, numbers=frozenset(columns[1:8]))
-    if len(worst) > MAX_PARTITIONS:
-        more = format_count(len(worst) - MAX_PARTITIONS, "partition")
+    if len(worst) > MAX_ROWS:
+        more = format_count(len(worst) - MAX_ROWS, "partition")
         echo(f"and {more} more, with fewer small files; --json has all")
 
 
