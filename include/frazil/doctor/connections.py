@@ -43,10 +43,10 @@ class Connections:
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """Declared layouts that existing tables do not have."""
+    services: Unresponsive = field(default_factory=Unresponsive)
     _streams: Sequence[StreamSpec] = ()
     _checked: dict[tuple[str | None, str, str | None, bool], list[Failure]] = field(default_factory=dict)
     """Problems by catalog, namespace, location, and whether commits are atomic."""
-    _services: Unresponsive = field(default_factory=Unresponsive)
 
     @classmethod
     def check(cls, streams: Iterable[StreamSpec]) -> Connections:
@@ -58,7 +58,7 @@ class Connections:
 
     def _check(self, spec: StreamSpec) -> None:
         brokers = frozenset(declared_kafka_properties(spec).items())
-        checks = {Service.SOURCE: partial(self._services.call, brokers, lambda: _check_kafka(spec))}
+        checks = {Service.SOURCE: partial(self.services.call, brokers, lambda: _check_kafka(spec))}
         if registry_of(spec.source.format):
             checks[Service.REGISTRY] = partial(_check_registry, spec)
         for service, check in checks.items():
@@ -71,7 +71,7 @@ class Connections:
             # A separate location may have other permissions.
             key = (copy.table.catalog, _namespace(copy), copy.table.location, bool(copy.commit.atomic))
             if key not in self._checked:
-                self._checked[key] = _check_catalog(copy, self._streams, self._services)
+                self._checked[key] = _check_catalog(copy, self._streams, self.services)
             about = f"namespace {_namespace(copy)}" if number else ""
             for found in self._checked[key]:
                 self._add_fault(spec, Service.TABLE, replace(found, about=about))
