@@ -165,20 +165,24 @@ def open_existing_catalog(name: str | None) -> Catalog:
 
 def call_catalog(name: str | None, step: Callable[[], A], catalogs: Unresponsive) -> A:
     """Run a step that reads the catalog. Raises CommitUnavailable if the step takes `ANSWER_TIMEOUT_S`."""
-
-    def run() -> A:
-        try:
-            return run_with_timeout(step, ANSWER_TIMEOUT_S)
-        except TimeoutError as error:
-            raise unreachable_error(f"the catalog {name or 'default'!r} does not answer") from error
-
-    return catalogs.call(name, run, slow_s=min(SLOW_ERROR_S, ANSWER_TIMEOUT_S))
+    return catalogs.call(name, partial(_answer_in_time, name, step), slow_s=min(SLOW_ERROR_S, ANSWER_TIMEOUT_S))
 
 
 def call_open_catalog(name: str | None, step: Callable[[], A], catalogs: Unresponsive) -> A:
     """Run a step that may take long. Raises CommitUnavailable if opening the catalog takes `ANSWER_TIMEOUT_S`."""
-    call_catalog(name, partial(open_existing_catalog, name), catalogs)
-    return catalogs.call(name, step)
+
+    def run() -> A:
+        _answer_in_time(name, partial(open_existing_catalog, name))
+        return step()
+
+    return catalogs.call(name, run, slow_s=min(SLOW_ERROR_S, ANSWER_TIMEOUT_S))
+
+
+def _answer_in_time(name: str | None, step: Callable[[], A]) -> A:
+    try:
+        return run_with_timeout(step, ANSWER_TIMEOUT_S)
+    except TimeoutError as error:
+        raise unreachable_error(f"the catalog {name or 'default'!r} does not answer") from error
 
 
 @contextmanager
