@@ -271,10 +271,8 @@ def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Seque
                 _print_partitions(report.health.partitions)
     else:
         columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
-        routed = sorted(
-            (one for one in found if one.kind is TableKind.ROUTED), key=lambda one: _state_text(one) == "ok"
-        )
-        hidden = {one.table for one in routed[MAX_ROWS:]}
+        routed = [report for report in found if report.kind is TableKind.ROUTED]
+        hidden = {one.table for one in sorted(routed, key=lambda one: _state_text(one) == "ok")[MAX_ROWS:]}
         listed = (one for one in found if one.table not in hidden)
         rows = [_table_row(report, stream_rules.get(report.table, ())) for report in listed]
         cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
@@ -287,15 +285,15 @@ def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Seque
 
 def _group_readings(found: Sequence[TableReport]) -> list[str]:
     """Return a sentence for each reading; for a rule of many tables, the first sentence and the other tables' names."""
-    tables_by_rule: dict[str, dict[str, Reading]] = {}
+    by_rule: dict[str, list[tuple[str, str]]] = {}
     for report in found:
         for reading in report.beyond:
-            tables_by_rule.setdefault(reading.rule, {})[report.table] = reading
+            by_rule.setdefault(reading.rule, []).append((report.table, reading.sentence))
     lines = []
-    for rule, readings in tables_by_rule.items():
+    for rule, readings in by_rule.items():
         shown = len(readings) if len(readings) <= MAX_SUBJECTS else 1
-        lines += [reading.sentence for reading in [*readings.values()][:shown]]
-        if others := [*readings][shown:]:
+        lines += [sentence for _, sentence in readings[:shown]]
+        if others := [table for table, _ in readings[shown:]]:
             names = ", ".join(shorten_list(others, MAX_SUBJECTS, "table"))
             lines.append(f"{REMEDY_INDENT}{rule}: the same for {format_count(len(others), 'other table')}: {names}")
     return lines
