@@ -23,7 +23,6 @@ from pyiceberg.table.update import SetSnapshotRefUpdate
 from pyiceberg.types import NestedField, StringType
 
 from frazil.audit.stream_audit import audit_stream
-from frazil.cli import options as asking
 from frazil.cli.main import frazil
 from frazil.cli.output import split_commands
 from frazil.commit import marker_changes
@@ -558,7 +557,8 @@ def test_an_unresponsive_catalog_delays_health_by_only_one_timeout(
         requested[name] += 1
         raise CommitUnavailable("no answer in time")
 
-    monkeypatch.setattr(asking, "UNRESPONSIVE_AFTER_S", 0.0)
+    monkeypatch.setattr("frazil.table.catalogs.SLOW_ERROR_S", 0.0)
+    monkeypatch.setattr("frazil.table.catalogs.open_existing_catalog", silent)
     monkeypatch.setattr("frazil.cli.health.open_existing_catalog", silent)
     monkeypatch.setattr("frazil.table.tables.open_existing_catalog", silent)
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)
