@@ -40,3 +40,6 @@ def silent_server() -> Iterator[Silent]:
         server.shutdown(socket.SHUT_RDWR)
         for one in held:
             one.close()
+        for thread in threading.enumerate():
+            if thread.name.startswith("with_timeout"):  # an abandoned call, which logs until it ends
+                thread.join(60)

@@ -17,7 +17,7 @@ from frazil.errors import KafkaUnavailable
 from frazil.maintenance import measure
 from frazil.operations.overview import NOT_MEASURED
 from frazil.spec.load import load_stream
-from frazil.table import rest_catalog
+from frazil.table import catalogs, rest_catalog
 from frazil.table.catalog_errors import CATALOG_REMEDY
 from tests.dags.test_maintenance import Store
 from tests.made_batches import MadeStream
@@ -148,7 +148,8 @@ def test_a_catalog_that_hangs_long_is_reported_and_delays_no_stream_of_another_c
     far: MadeCatalog, streams: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (streams / "walks.yaml").write_text(STREAM.replace(", catalog: far", "").replace("rides", "walks"))
-    monkeypatch.setattr(tasks, "READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(tasks, "READ_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(catalogs, "ANSWER_TIMEOUT_S", 1.0)
     monkeypatch.setattr(measure, "kafka_lag", lambda *_: None)
     begin_ms, store = clock.now_ms(), Store()
     far.mood = Mood.HANGS
@@ -156,8 +157,9 @@ def test_a_catalog_that_hangs_long_is_reported_and_delays_no_stream_of_another_c
         monkeypatch.setattr(clock, "now_ms", lambda minutes=minutes: begin_ms + minutes * 60_000)
         found = measure_all(streams, store)
     (cause,) = found["active"]
+    silent = "CommitUnavailable: the catalog 'far' does not answer"
     assert (cause["table"], cause["rule"]) == ("stream rides", "unmeasured")
-    assert cause["sentence"] == f"stream rides: the catalog 'far' does not answer. {CATALOG_REMEDY}"
+    assert cause["sentence"] == f"stream rides: the table cannot be read: {silent}. {CATALOG_REMEDY}"
     assert (found["due"]["city.rides"], found["due"]["city.walks"]) == ([NOT_MEASURED], [])
 
 

@@ -17,7 +17,9 @@ from frazil.errors import SpecError
 from frazil.spec.last_valid import find_declared_streams
 from frazil.spec.units import format_duration, format_rounded_bytes
 from frazil.status.cost import PRICES_VARIABLE, CostReport, Prices, StreamCost, cost_of
+from frazil.table.catalogs import call_open_catalog, keep_catalogs
 from frazil.table.parallel import run_in_parallel
+from frazil.table.unresponsive import Unresponsive
 
 COLUMNS = ("commits", "CPU s", "writes", "reads", "written", "price")
 
@@ -35,6 +37,7 @@ COLUMNS = ("commits", "CPU s", "writes", "reads", "written", "price")
     envvar=PRICES_VARIABLE,
     help="A YAML file of prices (also: FRAZIL_PRICES). Default: list prices of AWS.",
 )
+@keep_catalogs()
 def cost(  # noqa: PLR0913 - a command's options
     streams: tuple[str, ...],
     streams_folder: Path,
@@ -61,7 +64,9 @@ def cost(  # noqa: PLR0913 - a command's options
         raise SpecError(f"no stream {unknown[0]!r} is declared in {streams_folder}")
     chosen = [spec for spec in specs if not streams or spec.name in streams]
     prices = Prices.load(prices_file) if prices_file else Prices()
-    reports = run_in_parallel(partial(cost_of, since_ms=now_ms - period // timedelta(milliseconds=1)), chosen)
+    since_ms, catalogs = now_ms - period // timedelta(milliseconds=1), Unresponsive()
+    steps = [(spec.table.catalog, partial(cost_of, spec, since_ms=since_ms)) for spec in chosen]
+    reports = run_in_parallel(lambda step: call_open_catalog(*step, catalogs), steps)
     sums = _sums(reports, by)
     if as_json:
         found = {name: {"cost": total, "price": total.price(prices)} for name, total in sums.items()}

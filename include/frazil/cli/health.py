@@ -10,8 +10,18 @@ from pathlib import Path
 import click
 
 from frazil import clock
-from frazil.cli.options import CatalogRequests, json_option, streams_option, table_argument
-from frazil.cli.output import echo, echo_fields, echo_json, echo_lines, echo_table, group_messages, is_terminal_narrow
+from frazil.cli.options import json_option, streams_option, table_argument
+from frazil.cli.output import (
+    MAX_SUBJECTS,
+    REMEDY_INDENT,
+    echo,
+    echo_fields,
+    echo_json,
+    echo_lines,
+    echo_table,
+    group_messages,
+    is_terminal_narrow,
+)
 from frazil.commit.marker import property_name
 from frazil.errors import Failure, FrazilError, SpecError, TableLost, explain
 from frazil.host.supervision import start_hint
@@ -30,18 +40,20 @@ from frazil.maintenance.tables import (
 from frazil.spec.last_valid import STREAMS, find_declared, find_declared_streams
 from frazil.spec.model import StreamSpec
 from frazil.spec.routed_stream import list_windowed_views
-from frazil.spec.units import format_count, format_rounded_bytes
+from frazil.spec.units import format_count, format_rounded_bytes, shorten_list
 from frazil.status.fixes import Service, explain_error
 from frazil.status.state import StreamState
 from frazil.status.stream import read_stream_state
 from frazil.status.table import describe_missing_tables
-from frazil.table.catalogs import open_existing_catalog
+from frazil.table.catalogs import call_open_catalog, keep_catalogs, open_existing_catalog
 from frazil.table.lost_tables import lost_dead_letters_error
 from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import load_stream_table
+from frazil.table.unresponsive import Unresponsive
 from frazil.timetext import format_elapsed, format_utc
 
-MAX_PARTITIONS = 20
+MAX_ROWS = 20
+"""Maximum number of partitions, or of tables of routes, that are listed."""
 COLUMNS = ("table", "files", "average", "manifests", "list/file", "metadata", "snapshots", "compacted", "state")
 WIDE_COLUMNS = frozenset({"manifests", "metadata", "snapshots", "compacted"})
 
@@ -72,12 +84,14 @@ class StreamReport:
 @streams_option
 @json_option
 @click.option("--deep", is_flag=True, help="Also read the manifests, and show files by partition.")
+@keep_catalogs()
 def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool) -> None:
     """Show the size and layout of tables, and what is wrong with streams.
 
-    Without TABLE, prints a line for each table that streams write; with TABLE, all of its numbers. Reads metadata and
-    commit records, and with TABLE the lag from Kafka if no writer reports it. It reads manifests only with --deep, and
-    never reads data or starts a JVM.
+    Without TABLE, prints a line for each table that streams write, and for the first 20 tables of routes, those with
+    findings first; --json has all. With TABLE, prints all of its numbers. Reads metadata and commit records, and with
+    TABLE the lag from Kafka if no writer reports it. It reads manifests only with --deep, and never reads data or
+    starts a JVM.
 
     Exits with 0 even if a value is beyond its threshold. Exits with 25 if a stream's table is missing from its catalog,
     with 10 if a declaration cannot be read, and with 1 if a table cannot be measured. With TABLE, only the declarations
@@ -87,30 +101,31 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     Example:
       frazil health demo.flights --deep
     """
-    now_ms, requests = clock.now_ms(), CatalogRequests()
+    now_ms, catalogs = clock.now_ms(), Unresponsive()
     specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     declared = find_declared(streams_folder, STREAMS, now_ms=now_ms)
     broken = {one.spec.name for one in declared if one.spec and one.problem}
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
-        report = _measure_table(maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
+        step = partial(_measure_table, maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
+        report = call_open_catalog(maintained.catalog, step, catalogs)
         measured = [(maintained, report)]
         is_known = report.health is not None
-        reports, unknown = ([report], {}) if is_known else _add_missing_tables(measured, maintained.streams, requests)
+        reports, unknown = ([report], {}) if is_known else _add_missing_tables(measured, maintained.streams, catalogs)
         found = reports[:1]
         if unknown and not found[0].missing:
             raise next(iter(unknown.values()))
     else:
-        routed, unlisted = _find_routed_tables(specs, requests)
+        routed, unlisted = _find_routed_tables(specs, catalogs)
         tables = sorted([*maintained_tables(specs), *routed], key=lambda each: each.name)
-        results = run_in_parallel(partial(_report_if_possible, requests, now_ms=now_ms, deep=deep), tables)
+        results = run_in_parallel(partial(_report_if_possible, catalogs, now_ms=now_ms, deep=deep), tables)
         measured = [(each, report) for each, report in zip(tables, results, strict=True) if report is not None]
-        reports, unknown = _add_missing_tables(measured, specs, requests)
+        reports, unknown = _add_missing_tables(measured, specs, catalogs)
         unlisted += [_unreadable_report(name, TableKind.ROUTED, error) for name, error in unknown.items()]
         found = [*reports, *{report.table: report for report in unlisted}.values()]
     if table is not None:
         specs = [spec for spec in maintained.streams if spec.table.identifier == maintained.identifier]
-    running = run_in_parallel(partial(_read_stream, requests, now_ms=now_ms), specs)
+    running = run_in_parallel(partial(_read_stream, catalogs, now_ms=now_ms), specs)
     if as_json:
         echo_json({"at-ms": now_ms, "tables": found, "streams": running, "errors": errors})
     else:
@@ -132,11 +147,11 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
 
 
 def _add_missing_tables(
-    measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], requests: CatalogRequests
+    measured: Sequence[tuple[MaintainedTable, TableReport]], specs: Sequence[StreamSpec], catalogs: Unresponsive
 ) -> tuple[list[TableReport], dict[str, Exception]]:
     def find_missing(spec: StreamSpec) -> dict[str, Failure] | Exception:
         try:
-            return requests.run(spec.table.catalog, lambda: describe_missing_tables(spec))
+            return call_open_catalog(spec.table.catalog, lambda: describe_missing_tables(spec), catalogs)
         except Exception as error:  # catalogs and storage raise what their clients raise
             return error
 
@@ -202,13 +217,13 @@ def _measure_table(
 
 
 def _find_routed_tables(
-    specs: Sequence[StreamSpec], requests: CatalogRequests
+    specs: Sequence[StreamSpec], catalogs: Unresponsive
 ) -> tuple[list[MaintainedTable], list[TableReport]]:
     tables: list[MaintainedTable] = []
     unlisted: list[TableReport] = []
     for name, spec in routes_by_name(specs).items():
         try:
-            tables += requests.run(spec.table.catalog, partial(_load_routed_tables, spec, specs))
+            tables += call_open_catalog(spec.table.catalog, partial(_load_routed_tables, spec, specs), catalogs)
         except Exception as error:  # catalogs and storage raise anything; continue with the other tables
             unlisted.append(_unreadable_report(name, TableKind.ROUTED, error))
     return tables, unlisted
@@ -223,19 +238,19 @@ def _unreadable_report(table: str, kind: TableKind, error: Exception) -> TableRe
 
 
 def _report_if_possible(
-    requests: CatalogRequests, maintained: MaintainedTable, *, now_ms: int, deep: bool
+    catalogs: Unresponsive, maintained: MaintainedTable, *, now_ms: int, deep: bool
 ) -> TableReport | None:
     try:
-        return requests.run(maintained.catalog, lambda: _measure_table(maintained, now_ms=now_ms, deep=deep))
+        step = partial(_measure_table, maintained, now_ms=now_ms, deep=deep)
+        return call_open_catalog(maintained.catalog, step, catalogs)
     except NotMadeByRoute:
         return None
     except Exception as error:  # catalogs and storage raise what their clients raise; continue with the other tables
         return _unreadable_report(maintained.name, maintained.kind, error)
 
 
-def _read_stream(requests: CatalogRequests, spec: StreamSpec, *, now_ms: int) -> StreamReport:
-    timed_out = requests.has_timed_out(spec.table.catalog)
-    state = read_stream_state(spec, now_ms=now_ms, in_full=False, out_of_reach=timed_out)
+def _read_stream(catalogs: Unresponsive, spec: StreamSpec, *, now_ms: int) -> StreamReport:
+    state = read_stream_state(spec, now_ms=now_ms, in_full=False, catalogs=catalogs)
     values = evaluate_stream_rules(state, spec.maintenance.alerts, now_ms=now_ms)
     return StreamReport(state, tuple(reading for reading in values if reading.is_beyond))
 
@@ -256,11 +271,32 @@ def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Seque
                 _print_partitions(report.health.partitions)
     else:
         columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
-        rows = [_table_row(report, stream_rules.get(report.table, ())) for report in found]
+        routed = [report for report in found if report.kind is TableKind.ROUTED]
+        hidden = {one.table for one in sorted(routed, key=lambda one: _state_text(one) == "ok")[MAX_ROWS:]}
+        listed = (one for one in found if one.table not in hidden)
+        rows = [_table_row(report, stream_rules.get(report.table, ())) for report in listed]
         cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
+        if hidden:
+            echo(f"and {format_count(len(hidden), 'more table')} of routes; --json has all")
     echo_lines(group_messages((one.table, one.problem) for one in found if one.problem))
-    echo_lines(reading.sentence for report in found for reading in report.beyond)
+    echo_lines(_group_readings(found))
+
+
+def _group_readings(found: Sequence[TableReport]) -> list[str]:
+    """Return a sentence for each reading; for a rule of many tables, the first sentence and the other tables' names."""
+    by_rule: dict[str, list[tuple[str, str]]] = {}
+    for report in found:
+        for reading in report.beyond:
+            by_rule.setdefault(reading.rule, []).append((report.table, reading.sentence))
+    lines = []
+    for rule, readings in by_rule.items():
+        shown = len(readings) if len(readings) <= MAX_SUBJECTS else 1
+        lines += [sentence for _, sentence in readings[:shown]]
+        if others := [table for table, _ in readings[shown:]]:
+            names = ", ".join(shorten_list(others, MAX_SUBJECTS, "table"))
+            lines.append(f"{REMEDY_INDENT}{rule}: the same for {format_count(len(others), 'other table')}: {names}")
+    return lines
 
 
 def _table_row(report: TableReport, stream_rules: Sequence[str]) -> tuple[str, ...]:
@@ -360,11 +396,11 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
             f"{p.deletes.rows:,}",
             "" if p.window_end_us is None else format_utc(p.window_end_us // 1000),
         )
-        for p in worst[:MAX_PARTITIONS]
+        for p in worst[:MAX_ROWS]
     ]
     echo_table(columns, rows, numbers=frozenset(columns[1:8]))
-    if len(worst) > MAX_PARTITIONS:
-        more = format_count(len(worst) - MAX_PARTITIONS, "partition")
+    if len(worst) > MAX_ROWS:
+        more = format_count(len(worst) - MAX_ROWS, "partition")
         echo(f"and {more} more, with fewer small files; --json has all")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from frazil.errors import CommitUnavailable
 from frazil.home import streams_folder
 from frazil.offsets.spans import TopicPartition
 from frazil.safe_text import reason_problem
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 JSON = "--json"
-UNRESPONSIVE_AFTER_S = 10.0
 
 
 def check_reason(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -140,24 +137,3 @@ def current_user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):
         return f"uid {os.getuid()}"
-
-
-class CatalogRequests:
-    """Makes one command's requests to catalogs. After a timeout, later requests to the same catalog fail at once."""
-
-    def __init__(self) -> None:
-        self._timeouts: dict[str | None, CommitUnavailable] = {}
-
-    def has_timed_out(self, catalog: str | None) -> bool:
-        return catalog in self._timeouts
-
-    def run(self, catalog: str | None, step: Callable[[], A]) -> A:
-        if (timeout := self._timeouts.get(catalog)) is not None:
-            raise timeout
-        began_s = time.monotonic()
-        try:
-            return step()
-        except CommitUnavailable as error:
-            if time.monotonic() - began_s >= UNRESPONSIVE_AFTER_S:
-                self._timeouts[catalog] = error
-            raise

@@ -13,7 +13,7 @@ from frazil.cli.options import stream_options, yes_option
 from frazil.cli.output import CommandOutput, ask
 from frazil.commit import marker_changes
 from frazil.commit.backfill_records import record_given_up_rows
-from frazil.commit.followers import LaggingTable, check_routed_not_rolled_back
+from frazil.commit.followers import LaggingTable, TableAbsence, check_routed_not_rolled_back
 from frazil.commit.marker import Marker, property_name, read_marker
 from frazil.commit.marker_changes import is_ahead
 from frazil.commit.open_streams import OpenStream, open_read_only, open_stream
@@ -128,6 +128,8 @@ def _print_differences(found: _RouteDifferences, stream: str, output: CommandOut
         output.say(f"{behind.target}: {behind.why}")
     for dropped in found.dropped:
         output.say(str(dropped))
+    if found.dropped or any(behind.gone is TableAbsence.MISSING for behind in found.behind):
+        output.say("frazil deletes no files in the folder of a dropped table, not even those of failed batches.")
     for table in found.ahead:
         output.say(
             f"{table} has batches that the default table does not have: the default table was replaced, or the stream "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,10 @@ from frazil.status.derive import describe_desired, describe_exit, describe_reset
 from frazil.status.recent_commits import DAY_MS
 from frazil.status.state import StreamState, WriterProcess
 from frazil.status.stream import read_stream_state
-from frazil.table.parallel import read_in_parallel
+from frazil.table.catalogs import keep_catalogs
+from frazil.table.parallel import run_in_parallel
 from frazil.table.tables import load_stream_table
+from frazil.table.unresponsive import Unresponsive
 from frazil.timetext import format_elapsed, format_utc
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ COLUMNS = ("stream", "desired", "writer", "lag", "rejected", "last commit", "wat
 WIDE_COLUMNS = frozenset({"watermark", "table"})
 
 MAX_UNDECLARED = 30
-CATALOG_TIMEOUT_S = 10.0
 
 
 @click.command()
@@ -63,6 +64,7 @@ CATALOG_TIMEOUT_S = 10.0
     metavar="[SECONDS]",
     help="Refresh every N seconds, by default 5, until Ctrl-C.",
 )
+@keep_catalogs()
 def status(stream: str | None, streams_folder: Path, *, as_json: bool, every_s: float | None) -> None:
     """Show the state of every stream, or all details of STREAM.
 
@@ -124,32 +126,12 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
     else:
         spec, problem = find_or_recall(streams_folder, stream)
         specs, errors = [spec], [problem] if problem else []
-    found = _read_states(specs, now_ms=now_ms)
+    found = run_in_parallel(partial(read_stream_state, now_ms=now_ms, catalogs=Unresponsive()), specs)
     if application is None:
         left = _count_dead_letters_left(specs[0], found[0], now_ms=now_ms) if stream is not None else None
         return StatusReport(now_ms, found, errors, in_full=stream is not None, left=left)
     state = f"application {application.name}: {LocalLauncher(application.name).observe().process}"
     return StatusReport(now_ms, found, errors, in_full=False, application=state)
-
-
-def _read_states(specs: Sequence[StreamSpec], *, now_ms: int) -> list[StreamState]:
-    """Read the states. A catalog is no longer read if none of its reads has ended for `CATALOG_TIMEOUT_S`."""
-    by_name = {spec.name: spec for spec in specs}
-    read = read_in_parallel(
-        by_name,
-        lambda name: read_stream_state(by_name[name], now_ms=now_ms),
-        timeout_s=CATALOG_TIMEOUT_S,
-        group=lambda name: str(by_name[name].table.catalog),
-    )
-    states: list[StreamState] = []
-    for name, state in read.items():
-        if isinstance(state, StreamState):
-            states.append(state)
-        elif isinstance(state, TimeoutError):
-            states.append(read_stream_state(by_name[name], now_ms=now_ms, out_of_reach=True))
-        else:
-            raise state
-    return states
 
 
 def _problem_messages(streams: list[StreamState]) -> list[str]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from pyiceberg.table import Table
 
 from frazil.commit.commit_checks import check_ancestry
-from frazil.commit.history import first_offsets, last_reset_ms, table_position
+from frazil.commit.history import first_offsets, last_epoch, reset_times, table_position
 from frazil.commit.marker import (
     NO_TRANSACTION,
     Marker,
@@ -103,7 +103,8 @@ def read_state_before_reset(tables: StreamTables) -> StateBeforeReset:
 
 def _held_offsets(table: Table, tables: StreamTables, marker: Marker) -> Offsets:
     """Return the next offsets after the table's records: the marker's, or after a reset those of the last batch."""
-    if last_reset_ms(table.metadata, tables.stream) is None:
+    last_reset = max(reset_times(table.metadata, tables.stream), default=0)
+    if last_reset <= (last_epoch(table.metadata, tables.stream) or 0):
         return marker.offsets
     try:
         record = table_position(table.metadata, tables.journals, stream=tables.stream, table=tables.main.identifier)

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from frazil import clock
-from frazil.errors import Failure, FrazilError, KafkaUnavailable, TopicMissing
+from frazil.errors import Failure, FrazilError, TopicMissing
 from frazil.extras import report_missing_extras
 from frazil.offsets.spans import TopicPartition
 from frazil.spec.formats import envelope_of, registry_of
@@ -16,6 +17,7 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import declared_kafka_properties, resolve_kafka_properties
 from frazil.spec.units import format_count
 from frazil.status.fixes import Service, explain_error
+from frazil.table.unresponsive import Unresponsive
 
 
 @dataclass(slots=True)
@@ -35,30 +37,33 @@ class Fault:
 
 @dataclass(slots=True)
 class Connections:
-    """Results of the checks. Each namespace is checked once; unresponsive brokers are not contacted again."""
+    """Results of the checks. Each namespace is checked once; unresponsive services are not contacted again."""
 
     good: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     """Declared layouts that existing tables do not have."""
+    services: Unresponsive = field(default_factory=Unresponsive)
+    _streams: Sequence[StreamSpec] = ()
     _checked: dict[tuple[str | None, str, str | None, bool], list[Failure]] = field(default_factory=dict)
     """Problems by catalog, namespace, location, and whether commits are atomic."""
-    _silent: dict[frozenset[tuple[str, str]], KafkaUnavailable] = field(default_factory=dict)
 
     @classmethod
     def check(cls, streams: Iterable[StreamSpec]) -> Connections:
-        connections = cls()
-        for spec in streams:
+        specs = [*streams]
+        connections = cls(_streams=specs)
+        for spec in specs:
             connections._check(spec)
         return connections
 
     def _check(self, spec: StreamSpec) -> None:
-        checks = {Service.SOURCE: self._check_kafka}
+        brokers = frozenset(declared_kafka_properties(spec).items())
+        checks = {Service.SOURCE: partial(self.services.call, brokers, lambda: _check_kafka(spec))}
         if registry_of(spec.source.format):
-            checks[Service.REGISTRY] = _check_registry
+            checks[Service.REGISTRY] = partial(_check_registry, spec)
         for service, check in checks.items():
             try:
-                self.good.append(f"{spec.name}: {check(spec)}")
+                self.good.append(f"{spec.name}: {check()}")
             except FrazilError as error:
                 self._add_error(spec, service, error)
         has_kafka, before, namespaces = not self.fails(spec, Service.SOURCE), self._count, _copy_per_namespace(spec)
@@ -66,7 +71,7 @@ class Connections:
             # A separate location may have other permissions.
             key = (copy.table.catalog, _namespace(copy), copy.table.location, bool(copy.commit.atomic))
             if key not in self._checked:
-                self._checked[key] = _check_catalog(copy)
+                self._checked[key] = _check_catalog(copy, self._streams, self.services)
             about = f"namespace {_namespace(copy)}" if number else ""
             for found in self._checked[key]:
                 self._add_fault(spec, Service.TABLE, replace(found, about=about))
@@ -128,17 +133,6 @@ class Connections:
                 count_lag(spec, marker, timeout_s=INTERACTIVE_TIMEOUT_S)
         except FrazilError as error:
             self._add_error(spec, service, error)
-
-    def _check_kafka(self, spec: StreamSpec) -> str:
-        brokers = frozenset(declared_kafka_properties(spec).items())
-        if (silent := self._silent.get(brokers)) is not None:
-            raise silent
-        try:
-            return _check_kafka(spec)
-        except KafkaUnavailable as error:
-            if error.all_brokers:
-                self._silent[brokers] = error
-            raise
 
 
 def _namespace(spec: StreamSpec) -> str:
@@ -212,16 +206,20 @@ def _check_registry(spec: StreamSpec) -> str:
     return "its schema registry answers"
 
 
-def _check_catalog(spec: StreamSpec) -> list[Failure]:
+def _check_catalog(spec: StreamSpec, streams: Iterable[StreamSpec], services: Unresponsive) -> list[Failure]:
     from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
+    from frazil.status.table import describe_own_missing_table
     from frazil.table.atomic_catalogs import find_commit_tables
-    from frazil.table.catalogs import MISSING_FILE, load_catalog, open_existing_catalog
-    from frazil.table.lost_tables import find_lost_table
+    from frazil.table.catalogs import MISSING_FILE, call_catalog, load_catalog, open_existing_catalog
 
     try:
         with report_missing_extras():
-            if MISSING_FILE in open_existing_catalog(spec.table.catalog).properties and find_lost_table(spec):
-                return []  # the check of existing tables reports it; a probe would create the catalog's file
+            open_catalog = partial(open_existing_catalog, spec.table.catalog)
+            opened = call_catalog(spec.table.catalog, open_catalog, services)
+            if MISSING_FILE in opened.properties:  # the probe would create the file
+                of_catalog = (one for one in streams if one.table.catalog == spec.table.catalog)
+                if lost := next(filter(None, (describe_own_missing_table(one, None) for one in of_catalog)), None):
+                    return [lost]
             catalog = load_catalog(spec.table.catalog)
             with clean_up_probe_folders(catalog, spec):
                 if spec.commit.atomic:

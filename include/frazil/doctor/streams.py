@@ -70,7 +70,8 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
 
     wrong = defaultdict[str, list[str]](list)
     for spec in streams.values():
-        state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=not checked.fails(spec, Service.SOURCE))
+        in_full = not checked.fails(spec, Service.SOURCE)
+        state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=in_full, catalogs=checked.services)
         is_known = (state.table_exists is None or state.missing) and checked.fails(spec, Service.TABLE)
         if state.needs_operator and not is_known:
             wrong[f"{state.state}: {state.sentence}"].append(spec.name)

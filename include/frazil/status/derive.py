@@ -43,6 +43,8 @@ from frazil.supervise.decision_rules import consecutive_crashes, replaced_failur
 from frazil.timetext import format_elapsed
 
 MIN_SLOW_MS = 30_000
+MIN_UNREADABLE_MS = 60_000
+"""How long reads of a table must fail until the table needs an operator: one read may fail by chance."""
 
 
 def derive_from_decision(
@@ -250,6 +252,8 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         level = Level.WELL
     if state is State.STALLED and _may_advance_by_itself(known, spec, now_ms=now_ms):
         level = Level.QUIET
+    if state is State.TABLE_UNREADABLE and now_ms - (known.unread_since_ms or 0) < MIN_UNREADABLE_MS:
+        level = Level.TROUBLE
     if state is State.SLOW and (known.backpressure_ms or 0) < slow_after_ms(spec):
         level = Level.QUIET
     problems = known.problems

@@ -154,6 +154,8 @@ class StreamState:
     table_exists: bool | None = None
     unread: Failure | None = None
     """Why the table could not be read; also in `problems`."""
+    unread_since_ms: int | None = None
+    """The time of the first of this process's consecutive reads of the table that failed."""
     alive: bool | None = None
     """Whether a writer runs, on this host or, as its commits show, on another host."""
     waiting_batches: int | None = 0

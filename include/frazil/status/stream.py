@@ -6,12 +6,11 @@ If no writer reports a lag, the lag is computed from Kafka's offsets.
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 
 from frazil.commit.commit_checks import check_same_source
 from frazil.commit.marker import Marker
-from frazil.errors import CircuitOpen, Failure, FrazilError, KafkaUnavailable, explain, shorten_error
+from frazil.errors import CircuitOpen, Failure, FrazilError, explain, shorten_error
 from frazil.home import run_folder
 from frazil.host.heartbeat import Heartbeat, StallKind
 from frazil.host.launcher import Observation
@@ -20,7 +19,7 @@ from frazil.host.records import read_notes, read_supervision_times
 from frazil.host.supervision import MAX_WATCH_AGE_MS, find_supervision
 from frazil.offsets.spans import count_unread
 from frazil.spec.model import StreamSpec
-from frazil.spec.references import resolve_kafka_properties, shown_servers
+from frazil.spec.references import declared_kafka_properties, resolve_kafka_properties
 from frazil.spec.units import format_count
 from frazil.status.derive import derive_from_decision, drop_repeats, process_problems, refine_state
 from frazil.status.freshness import freshness_limit_ms
@@ -38,23 +37,27 @@ from frazil.supervise.decision import (
     is_fenced,
 )
 from frazil.supervise.decision_rules import RESTARTABLE_EXIT_CODES, decide, exits_without_commit
-from frazil.table.parallel import kept_in_thread
+from frazil.table.unresponsive import Unresponsive
 from frazil.timetext import format_utc
 
 KAFKA_TIMEOUT_S = 1.0
 LAG_UNKNOWN = "the lag is unknown"
-SILENT_BROKERS_S = 3.0
-"""How long a thread takes brokers that did not answer for silent."""
+BROKERS = Unresponsive(keep_s=3.0)
 ROLLED_BACK = Failure("the table was rolled back to a snapshot before the marker's", about=LAG_UNKNOWN)
 
 
 def read_stream_state(
-    spec: StreamSpec, *, now_ms: int, problem: str | None = None, in_full: bool = True, out_of_reach: bool = False
+    spec: StreamSpec,
+    *,
+    now_ms: int,
+    problem: str | None = None,
+    in_full: bool = True,
+    catalogs: Unresponsive | None = None,
 ) -> StreamState:
     """Read the state of one stream. Parts that cannot be read become problems.
 
     `problem` is the error in its declaration. Without `in_full`, waiting batches are counted instead of Kafka and
-    routed tables. With `out_of_reach`, the catalog is not read.
+    routed tables. `catalogs` limits the wait for the catalog, and remembers those that did not answer.
 
     Raises only errors that an upgrade of frazil caused.
     """
@@ -63,7 +66,7 @@ def read_stream_state(
         writer = LocalLauncher(spec.name).observe()
         notes, watch = read_notes(folder), read_supervision_times(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        view = read_stream_table(spec, committed=False, now_ms=now_ms, in_full=in_full, out_of_reach=out_of_reach)
+        view = read_stream_table(spec, committed=False, now_ms=now_ms, in_full=in_full, catalogs=catalogs)
         unread = Failure(f"the run folder {folder} cannot be read: {error!r}")
         known = replace(view.state, problem=problem, problems=(unread, *view.state.problems))
         return _finish_state(known, spec, now_ms=now_ms)
@@ -73,7 +76,7 @@ def read_stream_state(
         committed=committed,
         now_ms=now_ms,
         in_full=in_full,
-        out_of_reach=out_of_reach,
+        catalogs=catalogs,
         has_rejects=bool(writer.exits) and writer.exits[-1].code == CircuitOpen.exit_code,
     )
     observed = DecisionInput(
@@ -191,17 +194,11 @@ def _recovery_notices(observed: DecisionInput, known: StreamState, *, now_ms: in
 
 def fetch_lag(spec: StreamSpec, marker: Marker) -> tuple[int | None, Failure | None]:
     """Return the lag, or why it is unknown. Brokers that did not answer are not asked again for other streams."""
-    kept, brokers = kept_in_thread.get(), (fetch_lag, shown_servers(spec, os.environ))
-    failed, at_s = (kept or {}).get(brokers, (None, 0.0))
-    if failed and time.monotonic() - at_s < SILENT_BROKERS_S:
-        return None, failed
+    connection = frozenset(declared_kafka_properties(spec).items())
     try:
-        return count_lag(spec, marker), None
+        return BROKERS.call(connection, lambda: count_lag(spec, marker)), None
     except FrazilError as error:
-        failed = explain(error, LAG_UNKNOWN)
-        if kept is not None and isinstance(error, KafkaUnavailable) and error.all_brokers:
-            kept[brokers] = failed, time.monotonic()
-        return None, failed
+        return None, explain(error, LAG_UNKNOWN)
 
 
 def count_lag(spec: StreamSpec, marker: Marker, *, timeout_s: float = KAFKA_TIMEOUT_S) -> int:

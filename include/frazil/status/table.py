@@ -40,16 +40,18 @@ from frazil.stream.dropped_tables import find_lagging_and_dropped_tables
 from frazil.supervise.decision import DesiredState, has_committed
 from frazil.supervise.desired_state import DesiredStore, table_fingerprint
 from frazil.table.branches import count_live_rows, head_of, summary_value
-from frazil.table.catalog_errors import CATALOG_REMEDY
-from frazil.table.catalogs import open_existing_catalog, translate_catalog_errors
+from frazil.table.catalogs import call_catalog, open_existing_catalog, translate_catalog_errors
 from frazil.table.lost_tables import explain_dropped_table
 from frazil.table.schema_update import undeclared_columns
 from frazil.table.tables import check_declaration_fits, load_stream_table
+from frazil.table.unresponsive import Unresponsive
 from frazil.timetext import format_elapsed
 
 log = logging.getLogger(__name__)
 
 MAX_NAMED_TABLES = 5
+_unread_since_ms: dict[tuple[str, str | None, str], int] = {}
+"""The time of the first of consecutive reads that failed, by stream, catalog and table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +66,39 @@ class TableReading:
 
 
 def read_stream_table(  # noqa: PLR0913 - each choice is an argument
-    spec: StreamSpec, *, committed: bool, now_ms: int, in_full: bool, out_of_reach: bool, has_rejects: bool = False
+    spec: StreamSpec,
+    *,
+    committed: bool,
+    now_ms: int,
+    in_full: bool,
+    catalogs: Unresponsive | None = None,
+    has_rejects: bool = False,
 ) -> TableReading:
     """Read the stream's table. Errors become problems, except those that come from an upgrade of frazil.
 
     `has_rejects` is set if rejected records ended the last writer. An operator may have accepted them.
     """
     known = StreamState(spec.name, spec.table.identifier)
-    if out_of_reach:
-        unread = Failure(f"the catalog {spec.table.catalog or 'default'!r} does not answer", CATALOG_REMEDY)
-        return TableReading(replace(known, unread=unread, problems=(unread,)))
-    try:
+
+    def read() -> TableReading:
         table = load_stream_table(spec)
         if table is not None:
             return _read_existing(known, table, spec, now_ms=now_ms, in_full=in_full, has_rejects=has_rejects)
         desired = DesiredStore(spec.name, None).read()
         missing = describe_missing_table(spec, None, committed=committed)
-        known = replace(known, table_exists=False, missing=missing, problems=(missing,) if missing else ())
-        return TableReading(_with_desired(known, desired), desired=desired)
+        absent = replace(known, table_exists=False, missing=missing, problems=(missing,) if missing else ())
+        return TableReading(_with_desired(absent, desired), desired=desired)
+
+    key = (spec.name, spec.table.catalog, spec.table.identifier)
+    try:
+        reading = read() if catalogs is None else call_catalog(spec.table.catalog, read, catalogs)
     except Exception as error:  # catalogs raise what their clients raise; other streams are still shown
         raise_if_outdated(error)
         unread = explain_error(Service.TABLE, error, "the table cannot be read")
-        return TableReading(replace(known, unread=unread, problems=(unread,)))
+        since_ms = _unread_since_ms.setdefault(key, now_ms)
+        return TableReading(replace(known, unread=unread, unread_since_ms=since_ms, problems=(unread,)))
+    _unread_since_ms.pop(key, None)
+    return reading
 
 
 def _with_desired(known: StreamState, desired: DesiredState | None) -> StreamState:

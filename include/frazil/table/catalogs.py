@@ -8,10 +8,12 @@ from __future__ import annotations
 import fcntl
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -62,7 +64,12 @@ from frazil.table.metadata_times import keep_times_in_order
 from frazil.table.parallel import kept_in_thread
 from frazil.table.spark_catalog import catalog_type, to_spark_properties
 from frazil.table.storage_errors import is_credentials_expiry, translate_local_failure
+from frazil.table.unresponsive import SLOW_ERROR_S, Unresponsive, run_with_timeout
 
+A = TypeVar("A")
+
+ANSWER_TIMEOUT_S = 12.0
+"""Longest wait (s) of a command for a catalog. PyIceberg's clients of most catalogs have no or longer timeouts."""
 SQLITE_BUSY_SECONDS = 30
 """How long (s) to wait for another process that writes."""
 
@@ -77,6 +84,9 @@ MAX_ERROR_CHARACTERS = 300
 METADATA_SUFFIX = ".metadata.json"
 MISSING_FILE = "frazil.missing-file"
 """Property of an open catalog: the path of its SQLite file, if the file does not exist."""
+
+EMPTY_DATABASE = "sqlite:///file:/frazil-empty?vfs=memdb&uri=true"
+"""A database in memory that threads share."""
 
 _ACCESS_ERRORS = (UnauthorizedError, ForbiddenError, AuthorizationExpiredError, OAuthError, SignError, PermissionError)
 _ERRNO_PATTERN = re.compile(r"\[Errno -?\d+\] ([\w ,]+)")
@@ -153,6 +163,28 @@ def open_existing_catalog(name: str | None) -> Catalog:
     return opened[0]
 
 
+def call_catalog(name: str | None, step: Callable[[], A], catalogs: Unresponsive) -> A:
+    """Run a step that reads the catalog. Raises CommitUnavailable if the step takes `ANSWER_TIMEOUT_S`."""
+    return catalogs.call(name, partial(_answer_in_time, name, step), slow_s=min(SLOW_ERROR_S, ANSWER_TIMEOUT_S))
+
+
+def call_open_catalog(name: str | None, step: Callable[[], A], catalogs: Unresponsive) -> A:
+    """Run a step that may take long. Raises CommitUnavailable if opening the catalog takes `ANSWER_TIMEOUT_S`."""
+
+    def run() -> A:
+        _answer_in_time(name, partial(open_existing_catalog, name))
+        return step()
+
+    return catalogs.call(name, run, slow_s=min(SLOW_ERROR_S, ANSWER_TIMEOUT_S))
+
+
+def _answer_in_time(name: str | None, step: Callable[[], A]) -> A:
+    try:
+        return run_with_timeout(step, ANSWER_TIMEOUT_S)
+    except TimeoutError as error:
+        raise unreachable_error(f"the catalog {name or 'default'!r} does not answer") from error
+
+
 @contextmanager
 def keep_catalogs() -> Iterator[None]:
     """Reuse opened catalogs for `CATALOG_CACHE_S` seconds in this context and thread."""
@@ -171,7 +203,7 @@ def _open_existing(name: str | None) -> Catalog:
         return load_catalog(name)
     if Path(file).exists() or not (config.embedded or Path(file).parent.is_dir()):
         return load_catalog(name)
-    in_memory = {"uri": "sqlite:///:memory:", MISSING_FILE: file}
+    in_memory = {"uri": EMPTY_DATABASE, MISSING_FILE: file}
     return _open(replace(config, properties={**config.properties, **in_memory}))
 
 

@@ -9,7 +9,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 from pyiceberg.catalog.rest import RestCatalog
@@ -19,6 +19,8 @@ from pyiceberg.table import CommitTableRequest, TableIdentifier
 from pyiceberg.typedef import IcebergBaseModel
 from requests import HTTPError, PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
+from urllib3.exceptions import MaxRetryError, NewConnectionError
+from urllib3.exceptions import TimeoutError as HttpTimeout
 from urllib3.util import Retry
 
 from frazil.table.catalog_errors import NotIcebergResponse
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = (10.0, 60.0)
 """Timeout (s) for connecting, and for each pause within a response."""
+OPEN_TIMEOUT_S = (10.0, 10.0)
+"""The same for opening a catalog, whose requests every server answers at once."""
 OVERLOADED_STATUSES = (429, 503)
 MAX_READ_RETRIES = 3
 MAX_RETRY_AFTER_S = 10
@@ -37,13 +41,19 @@ NESTED_PREFIXES = ("auth", "ssl")
 
 
 class ResilientRestCatalog(RestCatalog):
+    _is_open = False
+
     def __init__(self, name: str, **properties: str) -> None:
         super().__init__(name, **nest_properties(properties))
+
+    def _fetch_config(self) -> None:
+        super()._fetch_config()
+        self._is_open = True
 
     def _config_headers(self, session: Session) -> None:
         # This is PyIceberg's first step with a new session, before it requests a token.
         super()._config_headers(session)
-        _limit_requests(session)
+        _limit_requests(session, TIMEOUT_S if self._is_open else OPEN_TIMEOUT_S)
 
     def _create_session(self) -> Session:
         session = super()._create_session()
@@ -63,12 +73,12 @@ def nest_properties(properties: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _limit_requests(session: Session) -> None:
+def _limit_requests(session: Session, timeout_s: tuple[float, float]) -> None:
     send = session.send
 
     def send_limited(request: PreparedRequest, **options: Any) -> Response:
         if options.get("timeout") is None:
-            options["timeout"] = TIMEOUT_S
+            options["timeout"] = timeout_s
         response = send(request, **options)
         is_meaningful = response.ok or response.status_code in (404, 409)
         if is_meaningful and response.content and not response.content.lstrip().startswith((b"{", b"[")):
@@ -82,8 +92,17 @@ def _limit_requests(session: Session) -> None:
         session.mount(scheme, HTTPAdapter(max_retries=_retries()))
 
 
+class _Retry(Retry):
+    def increment(self, *args: Any, **options: Any) -> Self:
+        """Do not retry after a timeout: the server does not answer, and the caller has waited long enough."""
+        error = options.get("error")
+        if isinstance(error, HttpTimeout) and not isinstance(error, NewConnectionError):
+            raise MaxRetryError(options["_pool"], args[1], error)
+        return super().increment(*args, **options)
+
+
 def _retries() -> Retry:
-    return Retry(
+    return _Retry(
         total=MAX_READ_RETRIES,
         connect=1,
         read=1,

@@ -12,15 +12,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from frazil.cli import health as cli_health
 from frazil.cli.main import frazil
-from frazil.errors import CommitUnavailable, SpecError
+from frazil.errors import CommitUnavailable, Failure, SpecError
 from frazil.host.heartbeat import Heartbeat, Phase, Stall, StallKind
 from frazil.host.lock import WriterLock
 from frazil.host.records import ExitRecord, Launch, LaunchKind, ProcessMark, append_exit
 from frazil.host.supervising_run import confirm_given_up
 from frazil.maintenance import measure
+from frazil.maintenance.alerts import Reading
+from frazil.maintenance.tables import TableKind
 from frazil.spec.load import load_stream
+from frazil.table import catalogs
 from tests.made_batches import MadeStream
+from tests.silent_server import silent_server
 from tests.unit.maintenance.day_by_day import YAML, land, made_stream
 
 ALERTS = "maintenance: {expiry: off, alerts: {snapshots: 3}}\n"
@@ -161,6 +166,49 @@ def test_a_catalog_out_of_reach_is_one_cause_with_its_tables_and_no_stall_of_a_w
     assert {reading["rule"] for stream in document["streams"] for reading in stream["beyond"]} == {"unmeasured"}
     remedy = shown.splitlines()[-1].removeprefix("  → ")
     assert all(table["problem"].endswith(f". {remedy}") for table in document["tables"])
+
+
+def test_a_catalog_that_answers_nothing_is_one_cause_of_health_and_cost(
+    made: MadeStream,  # noqa: ARG001
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(catalogs, "ANSWER_TIMEOUT_S", 3.0)
+    monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__TYPE", "rest")
+    for name in ("first", "second", "third"):
+        table = YAML.replace("identifier: demo.made", f"catalog: away, identifier: demo.{name}")
+        (tmp_path / f"{name}.yaml").write_text(table.replace("name: made", f"name: {name}"))
+    with silent_server() as server:
+        monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", f"http://127.0.0.1:{server.port}")
+        shown = call(tmp_path).stdout
+        ends = [call(tmp_path, "demo.first"), CliRunner().invoke(frazil, ["cost", "--streams", str(tmp_path)])]
+    cause = "the catalog 'away' does not answer"
+    assert shown.count(cause) == 1
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("demo.made ")] == ["6"]
+    assert [(type(end.exception), cause in str(end.exception)) for end in ends] == [(CommitUnavailable, True)] * 2
+
+
+@pytest.mark.parametrize(("count", "lines"), [(3, 3), (300, 2)])
+def test_equal_findings_of_many_tables_of_a_route_are_one_line(
+    capsys: pytest.CaptureFixture[str], count: int, lines: int
+) -> None:
+    found = [cli_health.TableReport("shop.orders", TableKind.MAIN)]
+    for number in range(count):
+        name = f"shop.t{number:03}"
+        small = Reading("small-files", 9, 3, "9 files", f"{name} has 9 files: compact it")
+        found.append(cli_health.TableReport(name, TableKind.ROUTED, problem=Failure("no answer"), beyond=(small,)))
+    found.append(cli_health.TableReport("shop.t999", TableKind.ROUTED, problem=Failure("denied")))
+    cli_health._print_tables(found, {}, in_full=False)
+    said = capsys.readouterr().out.splitlines()
+    listed = [line.split()[0] for line in said if line.rstrip().endswith("unknown")]
+    assert listed == [report.table for report in found[1:21]]
+    assert (f"and {count - 19} more tables of routes; --json has all" in said) is (count > 20)
+    causes = [line for line in said if line.endswith((": no answer", ": denied"))]
+    assert causes[1:] == ["shop.t999: denied"]
+    findings = said[said.index(causes[-1]) + 1 :]
+    assert (len(findings), findings[0]) == (lines, "shop.t000 has 9 files: compact it")
+    names = "shop.t001, shop.t002, shop.t003, and 296 more tables"
+    assert (findings[1] == f"  → small-files: the same for 299 other tables: {names}") is (count > 3)
 
 
 def test_an_unreadable_declaration_is_one_error_among_others(made: MadeStream, tmp_path: Path):  # noqa: ARG001

@@ -62,6 +62,22 @@ def test_checks_do_not_create_a_missing_catalog_file(made: MadeStream, tmp_path:
     assert not (frazil_home / "catalog.db").exists()
 
 
+def test_checks_of_a_new_stream_do_not_create_a_missing_catalog_file(
+    made: MadeStream,  # noqa: ARG001
+    tmp_path: Path,
+    frazil_home: Path,
+) -> None:
+    declared = (tmp_path / "made.yaml").read_text().replace("name: made", "name: early")
+    (tmp_path / "early.yaml").write_text(declared.replace("demo.made", "demo.early"))
+    put_aside(frazil_home)
+    document = json.loads(
+        CliRunner().invoke(frazil, ["validate", "--connect", "--json", "--streams", str(tmp_path)]).stdout
+    )
+    assert not (frazil_home / "catalog.db").exists()
+    assert [error.partition(": table: ")[0] for error in document["errors"] if SAID in error] == ["early, made"]
+    assert not [good for good in document["connections"] if "can hold" in good]
+
+
 def problems(folder: Path) -> list[str]:
     return list(json.loads(call(folder, "status", "--json"))["streams"][0]["problems"])
 

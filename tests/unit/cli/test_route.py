@@ -23,7 +23,6 @@ from pyiceberg.table.update import SetSnapshotRefUpdate
 from pyiceberg.types import NestedField, StringType
 
 from frazil.audit.stream_audit import audit_stream
-from frazil.cli import options as asking
 from frazil.cli.main import frazil
 from frazil.cli.output import split_commands
 from frazil.commit import marker_changes
@@ -85,6 +84,8 @@ def test_a_dropped_table_is_reported_everywhere_and_its_stream_continues_next_to
     load_catalog(None).drop_table("shop.orders")
     (behind,) = reported(tmp_path, "route", "shop")["behind"]
     assert (behind["target"], behind["rows"]) == ("shop.orders", 4)
+    kept = "frazil deletes no files in the folder of a dropped table, not even those of failed batches."
+    assert call(tmp_path, "route", "shop").stdout.splitlines().count(kept) == 1
     (status,) = reported(tmp_path, "status", "shop")["streams"]
     assert any(said.startswith("shop.orders is missing 4 rows of 1 batch: ") for said in status["problems"])
     assert status["table-problems"] == {"shop.orders": "missing"}
@@ -556,7 +557,8 @@ def test_an_unresponsive_catalog_delays_health_by_only_one_timeout(
         requested[name] += 1
         raise CommitUnavailable("no answer in time")
 
-    monkeypatch.setattr(asking, "UNRESPONSIVE_AFTER_S", 0.0)
+    monkeypatch.setattr("frazil.table.catalogs.SLOW_ERROR_S", 0.0)
+    monkeypatch.setattr("frazil.table.catalogs.open_existing_catalog", silent)
     monkeypatch.setattr("frazil.cli.health.open_existing_catalog", silent)
     monkeypatch.setattr("frazil.table.tables.open_existing_catalog", silent)
     text = shop().model_dump(mode="json", by_alias=True, exclude_unset=True)

@@ -21,7 +21,6 @@ import pytest
 from click.testing import CliRunner
 
 from frazil.cli import run
-from frazil.cli import status as cli_status
 from frazil.cli.main import frazil
 from frazil.cli.marker import describe_next_step
 from frazil.cli.status import StatusReport, _count_dead_letters_left
@@ -49,6 +48,7 @@ from frazil.status.stream import read_stream_state
 from frazil.supervise.decision import HEARTBEAT_TTL_MS, DecisionInput, DesiredState, ValidDeclaration
 from frazil.supervise.decision_rules import decide
 from frazil.supervise.desired_state import open_desired_store
+from frazil.table import catalogs
 from frazil.table.catalog_errors import CATALOG_REMEDY
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_table, load_stream_table
@@ -138,7 +138,7 @@ def test_an_unreachable_catalog_is_a_problem_of_its_stream_and_hides_no_other(
 
 
 def test_status_ends_although_a_catalog_answers_nothing(streams: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli_status, "CATALOG_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(catalogs, "ANSWER_TIMEOUT_S", 3.0)
     monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__TYPE", "rest")
     for name in ("other", "third"):
         (streams / f"{name}.yaml").write_text(
@@ -148,7 +148,11 @@ def test_status_ends_although_a_catalog_answers_nothing(streams: Path, monkeypat
         monkeypatch.setenv("PYICEBERG_CATALOG__AWAY__URI", f"http://127.0.0.1:{server.port}")
         found = status(streams)["streams"]
     assert [(one["name"], one["table-exists"]) for one in found] == [("other", None), ("third", None), ("ticks", False)]
-    assert found[0]["problems"] == found[1]["problems"] == [f"the catalog 'away' does not answer. {CATALOG_REMEDY}"]
+    assert (
+        found[0]["problems"]
+        == found[1]["problems"]
+        == [f"the table cannot be read: CommitUnavailable: the catalog 'away' does not answer. {CATALOG_REMEDY}"]
+    )
 
 
 def test_the_cause_of_the_last_end_is_not_repeated_for_the_table(

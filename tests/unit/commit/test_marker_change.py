@@ -47,10 +47,15 @@ def test_a_reset_is_one_snapshot_with_the_marker_and_fences_a_running_writer(wor
     assert world.marker().offsets == {P0: 6, P1: 21}
 
 
+@pytest.mark.parametrize("taken_over", [False, True])
 @pytest.mark.parametrize("first", [{P0: 0, P1: 0}, {P0: 90, P1: 90}])
-def test_a_second_reset_knows_which_records_the_table_has(world: Any, first: dict[tuple[str, int], int]):
+def test_a_second_reset_knows_which_records_the_table_has(
+    world: Any, first: dict[tuple[str, int], int], *, taken_over: bool
+):
     world.run(world.begin(), {0: (0, 10), 1: (0, 20)})
     reset_to(world, first)
+    if taken_over:
+        world.begin()
     assert read_state_before_reset(world.tables).held == {P0: 10, P1: 20}
 
 

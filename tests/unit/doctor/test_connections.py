@@ -32,9 +32,11 @@ from frazil.spec.load import load_stream
 from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve_kafka_properties
 from frazil.status.fixes import Service, explain_error
+from frazil.table import catalogs
 from frazil.table.catalogs import load_catalog
 from frazil.table.tables import ensure_dead_letters, ensure_table
 from tests.made_registry import made_registry
+from tests.silent_server import silent_server
 
 
 def declare(folder: Path, name: str = "rides") -> Path:
@@ -233,7 +235,9 @@ def test_a_cause_is_reported_once_with_its_streams_and_their_catalog_is_asked_on
     monkeypatch.setattr(connections, "_check_kafka", no_kafka)
     requested = []
     problems = connections._check_catalog
-    monkeypatch.setattr(connections, "_check_catalog", lambda spec: requested.append(spec.name) or problems(spec))
+    monkeypatch.setattr(
+        connections, "_check_catalog", lambda spec, *rest: requested.append(spec.name) or problems(spec, *rest)
+    )
     configure(monkeypatch, type="rest", uri="http://127.0.0.1:1")
     files = [declare(tmp_path, name) for name in ("rides", "trips")]
     result = validate(*map(str, files))
@@ -247,6 +251,16 @@ def test_a_cause_is_reported_once_with_its_streams_and_their_catalog_is_asked_on
     assert requested == ["rides"]
     found = [one.message for one in connections_of(*files)]
     assert [line[: len(cause)] for line, cause in zip(found, causes, strict=True)] == causes
+
+
+def test_a_catalog_that_does_not_answer_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogs, "ANSWER_TIMEOUT_S", 0.3)
+    files = [declare(tmp_path, name) for name in ("rides", "trips", "walks")]
+    with silent_server() as server:
+        configure(monkeypatch, type="rest", uri=f"http://127.0.0.1:{server.port}")
+        (found,) = [one.message for one in connections_of(*files) if one.state is CheckState.WRONG]
+        assert server.waiting() == 1
+    assert found == "rides, trips, walks: table: CommitUnavailable: the catalog 'lake' does not answer"
 
 
 def test_a_missing_variable_is_reported_once_with_its_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ from frazil.supervise.decision import DecisionInput, DesiredState, ValidDeclarat
 from frazil.supervise.decision_rules import decide
 from frazil.supervise.desired_state import open_desired_store
 from frazil.table.catalogs import load_catalog
-from frazil.table.parallel import kept_in_thread
+from frazil.table.unresponsive import Unresponsive
 from tests.made_batches import MadeStream
 
 DECLARED = {
@@ -72,6 +72,27 @@ def test_a_failed_table_read_is_unreadable_except_after_an_upgrade_under_the_run
     monkeypatch.setattr(outdated_code, "_starts", [outdated_code.ProcessStart("API server", frozenset())])
     with pytest.raises(ImportError):
         read_stream_state(spec, now_ms=0)
+
+
+@pytest.mark.usefixtures("frazil_home")
+def test_a_table_that_could_not_be_read_needs_an_operator_only_if_reads_fail_for_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec, fails = validate_stream({**DECLARED, "name": "flaky"}, Path("flaky.yaml")), True
+
+    def load(_: object) -> None:
+        if fails:
+            raise OSError("no answer")
+
+    monkeypatch.setattr(table, "load_stream_table", load)
+    levels = [read_stream_state(spec, now_ms=at_ms).level for at_ms in (1_000, 60_999, 61_000)]
+    assert levels == [Level.TROUBLE, Level.TROUBLE, Level.BROKEN]
+    fails = False
+    assert read_stream_state(spec, now_ms=62_000).level is Level.QUIET
+    fails = True
+    found = read_stream_state(spec, now_ms=63_000)
+    assert (found.state, found.level) == (State.TABLE_UNREADABLE, Level.TROUBLE)
+    assert found.sentence == "the table cannot be read: OSError: no answer"
 
 
 @pytest.mark.parametrize(("process", "restarts"), [(ProcessState.RUNNING, True), (ProcessState.FOREGROUND, False)])
@@ -164,17 +185,12 @@ def test_the_lag_of_a_rolled_back_table_is_unknown_with_the_reason(spec: StreamS
 
 
 @pytest.mark.parametrize(
-    ("kept", "silent", "requested"),
-    [({}, True, ["a", "d"]), ({}, False, ["a", "b", "d"]), (None, True, ["a", "b", "d"])],
-    ids=["silent brokers", "one silent leader", "reads that keep nothing"],
+    ("silent", "requested"),
+    [(True, ["a", "c", "d"]), (False, ["a", "b", "c", "d"])],
+    ids=["silent brokers", "one silent leader"],
 )
-def test_silent_brokers_are_not_asked_again_for_other_streams(
-    spec: StreamSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    kept: dict[Any, Any] | None,
-    silent: bool,
-    requested: list[str],
+def test_silent_brokers_are_not_asked_again_for_other_streams_with_the_same_settings(
+    spec: StreamSpec, monkeypatch: pytest.MonkeyPatch, *, silent: bool, requested: list[str]
 ) -> None:
     calls = []
 
@@ -185,15 +201,13 @@ def test_silent_brokers_are_not_asked_again_for_other_streams(
         raise error
 
     monkeypatch.setattr(stream, "count_lag", time_out)
+    monkeypatch.setattr(stream, "BROKERS", Unresponsive())
+    secured = spec.source.model_copy(update={"properties": {"security.protocol": "SSL"}})
     elsewhere = spec.source.model_copy(update={"bootstrap_servers": "elsewhere:9092"})
     marker = first_marker("a", epoch=1, offsets={}, source=SourceIdentity("c", {}))
-    token = kept_in_thread.set(kept)
-    try:
-        for name, source in (("a", spec.source), ("b", spec.source), ("d", elsewhere)):
-            lag, why = fetch_lag(spec.model_copy(update={"name": name, "source": source}), marker)
-            assert (lag, str(why)) == (None, "the lag is unknown: KafkaUnavailable: Kafka did not answer")
-    finally:
-        kept_in_thread.reset(token)
+    for name, source in (("a", spec.source), ("b", spec.source), ("c", secured), ("d", elsewhere)):
+        lag, why = fetch_lag(spec.model_copy(update={"name": name, "source": source}), marker)
+        assert (lag, str(why)) == (None, "the lag is unknown: KafkaUnavailable: Kafka did not answer")
     assert calls == requested
 
 

@@ -109,9 +109,10 @@ def _then(trouble: Trouble, answer: Answer) -> Trouble:
 def test_a_catalog_that_does_not_answer_is_not_awaited_for_ever(
     server: TroubledProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest_catalog, "TIMEOUT_S", (1.0, 0.1))
+    monkeypatch.setattr(rest_catalog, "OPEN_TIMEOUT_S", (1.0, 0.1))
     server.trouble = slow(2, instead(CONFIG))
     assert re.search(r"cannot be reached at http://127.0.0.1:\d+: no answer in time", opened(server))
+    assert server.calls["GET"] == 1, "a retry would take as long again"
 
 
 def test_properties_that_pyiceberg_expects_as_mappings_are_nested() -> None:

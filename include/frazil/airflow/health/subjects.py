@@ -41,6 +41,7 @@ from frazil.spec.units import format_count
 from frazil.status.stream import read_stream_state
 from frazil.table.catalogs import open_existing_catalog
 from frazil.table.parallel import read_in_parallel, run_in_parallel
+from frazil.table.unresponsive import Unresponsive
 
 RUNS_PER_ROUND = 60
 """Number of runs that together measure each table once: an hour with a run per minute."""
@@ -145,8 +146,6 @@ class WatchedSubject:
     read: Callable[[], Iterable[Reading]]
     dags: tuple[str, ...] = ()
     catalog: str = ""
-    read_without_catalog: Callable[[], Iterable[Reading]] | None = None
-    """Returns the readings that need no catalog, if it does not respond."""
 
 
 def read_subjects(
@@ -165,9 +164,6 @@ def read_subjects(
     }
 
     def readings(name: str, found: list[Reading] | Exception) -> list[Reading] | str:
-        without_catalog = subjects[name].read_without_catalog
-        if isinstance(found, TimeoutError) and without_catalog is not None:
-            found = [*without_catalog()]
         if isinstance(found, Exception):
             return f"{type(found).__name__}: {found}"
         return [*found, *runs.get(name, [])]
@@ -195,9 +191,9 @@ def build_watched_subjects(
     expectations: Path | None = None,
 ) -> dict[str, WatchedSubject]:
     """Return all watched subjects by their name in alerts. Reading an aggregation or a route updates `kept`."""
-    declared = list(declared)
+    declared, catalogs = list(declared), Unresponsive()
     found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in SHARED_DAGS}
-    found |= {f"stream {stream.name}": _stream_subject(stream, kept, now_ms) for stream in declared}
+    found |= {f"stream {stream.name}": _stream_subject(stream, kept, catalogs, now_ms) for stream in declared}
     valid = [stream.spec for stream in declared if stream.spec is not None]
     feeds = [seen for one in valid for seen in list_windowed_views(one)]
     specs: dict[str, StreamSpec] = {}
@@ -227,21 +223,20 @@ def build_watched_subjects(
     return found
 
 
-def _stream_subject(stream: DeclaredStream, kept: StoredState, now_ms: int) -> WatchedSubject:
+def _stream_subject(stream: DeclaredStream, kept: StoredState, catalogs: Unresponsive, now_ms: int) -> WatchedSubject:
     spec, problem = stream.spec, None if stream.missing else stream.problem
     if spec is None:
         text = f"the declaration of stream {stream.name} has never been valid: {problem}"
         return WatchedSubject(Alerts(), lambda: [boolean_reading("declaration", True, text)])
     alerts = spec.maintenance.alerts
 
-    def read(*, out_of_reach: bool = False) -> Iterator[Reading]:
-        state = read_stream_state(spec, now_ms=now_ms, problem=problem, in_full=False, out_of_reach=out_of_reach)
+    def read() -> Iterator[Reading]:
+        state = read_stream_state(spec, now_ms=now_ms, problem=problem, in_full=False, catalogs=catalogs)
         yield from evaluate_stream_rules(state, alerts, now_ms=now_ms)
         if alerts.enabled:
             yield audit_reading(spec.name, kept.audits.get(spec.name), kept.audited.get(spec.name))
 
-    without_catalog = partial(read, out_of_reach=True)
-    return WatchedSubject(alerts, read, catalog=_catalog_of(spec), read_without_catalog=without_catalog)
+    return WatchedSubject(alerts, read, catalog=_catalog_of(spec))
 
 
 def _catalog_of(spec: StreamSpec) -> str:
