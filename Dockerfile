@@ -31,7 +31,7 @@ COPY --chown=frazil pyproject.toml README.md ./
 COPY --chown=frazil docs/runbook.md docs/runbook.md
 COPY --chown=frazil include/frazil include/frazil
 RUN python -m venv .venv \
- && pip install --no-cache-dir --constraint requirements.txt ".[airflow,postgres,quality,s3,spark]" \
+ && pip install --no-cache-dir --constraint requirements.txt ".[airflow,postgres,quality,s3,sensitive,spark,transform]" \
  && python -m frazil.spark.jars fetch spark s3 postgres \
  && python -m frazil.spark.class_archive \
  && python -m frazil.ingest.precompile \
