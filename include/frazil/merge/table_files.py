@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from pyroaring import BitMap64
 import frazil.pyiceberg_fixes.data_files  # noqa: F401 - reads data files
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.arrow_values import empty_table, fill_hidden_nulls
-from frazil.ingest.contract import StagedFile, TargetTable
+from frazil.ingest.contract import StagedFile, TargetTable, parse_schema
 from frazil.ingest.parquet import variant_groups_schema
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.changes import Numbers, column
@@ -70,6 +70,8 @@ def read_vectors(file: bytes) -> dict[str, Numbers]:
     return {vector.referenced_data_file: vector.to_vector().to_numpy().astype(np.int64) for vector in vectors}
 
 
+MAX_SCHEMAS = 256
+"""Maximum number of schemas that are kept in another form. Tables of one route have equal schemas."""
 COMPARABLE_TYPES = frozenset({int, str, date})
 """Types whose statistics have the same Python types as array values."""
 ColumnBounds = Mapping[str, tuple[Any, Any]]
@@ -149,8 +151,21 @@ class TableFileReader:
 
 def nullable_arrow_schema(schema: Schema) -> pa.Schema:
     """Return the Arrow schema for reading, with nullable fields."""
+    return _nullable_arrow_schema(schema.model_dump_json())
+
+
+@lru_cache(MAX_SCHEMAS)
+def _nullable_arrow_schema(schema_json: str) -> pa.Schema:
+    schema = parse_schema(schema_json)
     nullable = pa.schema([field.with_nullable(True).remove_metadata() for field in schema_to_pyarrow(schema)])
     return variant_groups_schema(nullable, variant_columns(schema))
+
+
+@lru_cache(MAX_SCHEMAS)
+def _physical_schema(arrow_schema: bytes, name_mapping: str | None) -> Schema:
+    """Return the schema of a file, given its Arrow schema with field ids. Arrow ignores these when it compares."""
+    mapping = parse_mapping_from_json(name_mapping) if name_mapping else None
+    return pyarrow_to_schema(pa.ipc.read_schema(pa.py_buffer(arrow_schema)), mapping, downcast_ns_timestamp_to_us=True)
 
 
 @dataclass
@@ -246,9 +261,8 @@ class DataFileReader:
 
     @cached_property
     def _schema(self) -> Schema:
-        text = self.reader.properties.get("schema.name-mapping.default")
-        mapping = parse_mapping_from_json(text) if text else None
-        return pyarrow_to_schema(self.file.schema_arrow, mapping, downcast_ns_timestamp_to_us=True)
+        names = self.reader.properties.get("schema.name-mapping.default")
+        return _physical_schema(self.file.schema_arrow.serialize().to_pybytes(), names)
 
     @property
     def starts(self) -> list[int]:

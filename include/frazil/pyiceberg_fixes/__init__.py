@@ -1,5 +1,7 @@
 """Patches values that PyIceberg reads or writes wrongly, in each process that imports this package.
 
+It also parses equal schemas of manifests once. PyIceberg parses that of each file, which costs more than a few rows.
+
 PyIceberg 0.12 decodes doubles in manifests with the precision of a float: 0.1 becomes 0.10000000149011612, and 1e300
 becomes infinity. Scans, merges and delete files would miss files with such partition values, and rewritten manifests
 would store the wrong values. `data_files` also patches the values of data files. PyIceberg does not know that -0.0 is
@@ -21,17 +23,21 @@ replaces them.
 
 from __future__ import annotations
 
+import json
 import os
+from functools import lru_cache
 from math import copysign
 from types import FunctionType
 from typing import Any, Literal
 
+import pyiceberg.avro.file
 import pyiceberg.manifest
 import pyiceberg.types
 from pydantic import Field
 from pyiceberg.avro import STRUCT_DOUBLE
 from pyiceberg.avro.decoder import BinaryDecoder
-from pyiceberg.avro.reader import DoubleReader
+from pyiceberg.avro.file import _SCHEMA_KEY, AvroFileHeader
+from pyiceberg.avro.reader import DoubleReader, Reader
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
     DataFile,
@@ -41,12 +47,14 @@ from pyiceberg.manifest import (
     PartitionFieldStats,
     _ManifestCache,
 )
+from pyiceberg.schema import Schema
 from pyiceberg.table import delete_file_index
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AddSnapshotUpdate, _apply_table_update, _TableMetadataUpdateContext
 from pyiceberg.typedef import TableVersion
 from pyiceberg.types import IcebergType, IntegerType, ListType, StringType, StructType
+from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 
 def _read(_: DoubleReader, decoder: BinaryDecoder) -> float:
@@ -67,6 +75,39 @@ def _update(self: PartitionFieldStats, value: Any) -> None:
 PartitionFieldStats.update = _update  # type: ignore[method-assign]
 os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # gcsfs reads it when it is imported
 DoubleReader.read = _read  # type: ignore[method-assign, assignment]
+
+
+MAX_AVRO_SCHEMAS = 256
+"""Maximum number of kept schemas of Avro files, and of their readers."""
+
+
+@lru_cache(MAX_AVRO_SCHEMAS)
+def _parse_avro_schema(text: str) -> Schema:
+    return AvroSchemaConversion().avro_to_iceberg(json.loads(text))
+
+
+def _get_schema(self: AvroFileHeader) -> Schema:
+    if _SCHEMA_KEY not in self.meta:
+        raise ValueError("No schema found in Avro file headers")
+    return _parse_avro_schema(self.meta[_SCHEMA_KEY])
+
+
+_resolve_reader = pyiceberg.avro.file.resolve_reader
+_readers: dict[tuple[Any, ...], tuple[Schema, Schema, Reader]] = {}
+"""Readers, and their schemas: a kept schema keeps its `id()`."""
+
+
+def _resolve_once(file: Schema, wanted: Schema, types: dict[int, Any], enums: dict[int, Any]) -> Reader:
+    key = (id(file), id(wanted), *types.items(), *enums.items())
+    if (kept := _readers.get(key)) is None:
+        if len(_readers) >= MAX_AVRO_SCHEMAS:
+            _readers.clear()
+        kept = _readers[key] = file, wanted, _resolve_reader(file, wanted, types, enums)
+    return kept[2]
+
+
+AvroFileHeader.get_schema = _get_schema  # type: ignore[method-assign]
+pyiceberg.avro.file.resolve_reader = _resolve_once  # type: ignore[assignment]
 
 
 def make_hive_errors_mutable() -> None:
