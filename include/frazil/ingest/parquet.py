@@ -9,7 +9,7 @@ import base64
 import dataclasses
 import io as memory
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -179,14 +179,13 @@ class FileLayout:
     def of(cls, table: TargetTable, target: Target) -> FileLayout:
         """Parse a table's metadata. Raises SpecError for a table property with an invalid value."""
         texts = (table.schema_json, table.spec_json, table.sort_order_json)
-        return _parse(target, texts, tuple(sorted(table.properties.items())), table.content)
+        own = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
+        return replace(_parse(texts, tuple(own), table.content), target=target)
 
 
-@lru_cache(maxsize=16)
-def _parse(
-    target: Target, texts: tuple[str, str, str], all_properties: tuple[tuple[str, str], ...], content: Content
-) -> FileLayout:
-    """Parse a table's schema, partition spec, sort order and properties. Cached for the table's next batches."""
+@lru_cache(maxsize=64)
+def _parse(texts: tuple[str, str, str], all_properties: tuple[tuple[str, str], ...], content: Content) -> FileLayout:
+    """Parse a schema, partition spec, sort order and properties. Cached for the next batches, and for tables alike."""
     schema, spec = parse_schema(texts[0]), PartitionSpec.model_validate_json(texts[1])
     check_variants(schema)  # another program may have added one since the table was opened
     properties = dict(all_properties)
@@ -197,7 +196,7 @@ def _parse(
         schema, compute_statistics_plan(schema, properties), parquet_path_to_id_mapping(schema)
     )
     return FileLayout(
-        target=target,
+        target="",  # `FileLayout.of` sets it
         schema=schema,
         spec=spec,
         order=SortOrder.model_validate_json(texts[2]),

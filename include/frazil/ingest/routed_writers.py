@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -42,7 +41,6 @@ class RoutedWriters:
         self._file_name = file_name
         self._buffer_bytes, self._undivided_bytes = buffer_bytes, undivided_bytes
         self._writers: dict[Target, TableWriter] = {}
-        self._layouts: dict[tuple[Any, ...], FileLayout] = {}
         self._ios: dict[tuple[Any, ...], FileIO] = {}
         self._codes: dict[Target, int] = {}
         self._other_names: dict[Target, Mapping[str, Collection[str]]] = {}
@@ -98,9 +96,7 @@ class RoutedWriters:
     def _writer_for(self, target: Target) -> TableWriter:
         if target not in self._writers:
             table = self._context.targets[target]
-            layout = dataclasses.replace(self._layout(table, target), target=target)
-            io = self._io(table)
-            self._writers[target] = TableWriter(table, target, io=io, file_name=self._file_name, layout=layout)
+            self._writers[target] = TableWriter(table, target, io=self._io(table), file_name=self._file_name)
         return self._writers[target]
 
     def _names(self, target: Target) -> Mapping[str, Collection[str]]:
@@ -108,14 +104,6 @@ class RoutedWriters:
             own, main = self._context.targets[target], self._context.main
             self._other_names[target] = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
         return self._other_names[target]
-
-    def _layout(self, table: TargetTable, target: Target) -> FileLayout:
-        """Return the table's layout, which tables with equal metadata share."""
-        properties = sorted((name, text) for name, text in table.properties.items() if not name.startswith("frazil."))
-        alike = (table.schema_json, table.spec_json, table.sort_order_json, table.content, *properties)
-        if alike not in self._layouts:
-            self._layouts[alike] = FileLayout.of(table, target)
-        return self._layouts[alike]
 
     def _io(self, table: TargetTable) -> FileIO:
         alike = (table.folder.partition("://")[0], *sorted(table.io.items()))

@@ -90,9 +90,8 @@ class TableWriter:
         file_name: Callable[[], str],
         buffer_bytes: int = MAX_BUFFER_BYTES,
         open_bytes: int = MAX_OPEN_BYTES,
-        layout: FileLayout | None = None,
     ) -> None:
-        self.layout = layout or FileLayout.of(table, target)
+        self.layout = FileLayout.of(table, target)
         self._folder = table.folder
         self._target_bytes = table.target_file_bytes
         self._io: FileIO | None = io

@@ -30,14 +30,15 @@ from math import copysign
 from types import FunctionType
 from typing import Any, Literal
 
-import pyiceberg.avro.file
 import pyiceberg.manifest
 import pyiceberg.types
 from pydantic import Field
 from pyiceberg.avro import STRUCT_DOUBLE
+from pyiceberg.avro import file as avro_file
 from pyiceberg.avro.decoder import BinaryDecoder
 from pyiceberg.avro.file import _SCHEMA_KEY, AvroFileHeader
 from pyiceberg.avro.reader import DoubleReader, Reader
+from pyiceberg.avro.resolver import resolve_reader
 from pyiceberg.manifest import (
     DATA_FILE_TYPE,
     DataFile,
@@ -92,7 +93,6 @@ def _get_schema(self: AvroFileHeader) -> Schema:
     return _parse_avro_schema(self.meta[_SCHEMA_KEY])
 
 
-_resolve_reader = pyiceberg.avro.file.resolve_reader
 _readers: dict[tuple[Any, ...], tuple[Schema, Schema, Reader]] = {}
 """Readers, and their schemas: a kept schema keeps its `id()`."""
 
@@ -102,12 +102,12 @@ def _resolve_once(file: Schema, wanted: Schema, types: dict[int, Any], enums: di
     if (kept := _readers.get(key)) is None:
         if len(_readers) >= MAX_AVRO_SCHEMAS:
             _readers.clear()
-        kept = _readers[key] = file, wanted, _resolve_reader(file, wanted, types, enums)
+        kept = _readers[key] = file, wanted, resolve_reader(file, wanted, types, enums)
     return kept[2]
 
 
 AvroFileHeader.get_schema = _get_schema  # type: ignore[method-assign]
-pyiceberg.avro.file.resolve_reader = _resolve_once  # type: ignore[assignment]
+vars(avro_file)["resolve_reader"] = _resolve_once
 
 
 def make_hive_errors_mutable() -> None:
