@@ -270,7 +270,7 @@ def _preview_messages(previewed: Preview, count: int, *, stream: str) -> Iterato
 
 
 def _describe_errors(previewed: Preview) -> list[str]:
-    first = {one.error_class: one for one in reversed(previewed.rejects.samples)}
+    first = {rejection.error_class: rejection for rejection in reversed(previewed.rejects.samples)}
     return [
         f"{name} ({number:,}{', the first' if number > 1 else ''}): {first[name].topic}[{first[name].partition}]"
         f"@{first[name].offset}: {first[name].error.rstrip('.')}."

@@ -174,7 +174,7 @@ class Terminal:
         if not self._live:
             return
         read = [*map(Heartbeat.read, self._folders)]
-        own = [one if one and one.pid == writer else None for one in read]
+        own = [heartbeat if heartbeat and heartbeat.pid == writer else None for heartbeat in read]
         text = live_text(own[0], now_ms=clock.now_ms()) if len(own) == 1 else live_text_of_many(own)
         self._show(sys.stdout, CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
 
@@ -201,7 +201,7 @@ def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
 
 
 def live_text_of_many(heartbeats: Sequence[Heartbeat | None]) -> str:
-    phases = Counter(str(one.phase if one else Phase.STARTING) for one in heartbeats)
+    phases = Counter(str(heartbeat.phase if heartbeat else Phase.STARTING) for heartbeat in heartbeats)
     return f"{len(heartbeats):,} streams: {', '.join(f'{count:,} {phase}' for phase, count in sorted(phases.items()))}"
 
 

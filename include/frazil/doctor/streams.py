@@ -89,7 +89,9 @@ def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]
         except FrazilError:
             continue  # the check of connections reports it
         uri = config.properties.get("uri", "")
-        addresses |= {one for one in (uri, config.properties.get("s3.endpoint", "")) if one.startswith("http")}
+        addresses |= {
+            address for address in (uri, config.properties.get("s3.endpoint", "")) if address.startswith("http")
+        }
         if uri.startswith("postgresql"):
             databases[config.name] = partial(_read_database_ms, uri)
     return compare_clocks(addresses | _registry_addresses(streams), databases)

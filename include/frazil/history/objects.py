@@ -75,26 +75,26 @@ class HistoryStore:
 
     def list_objects(self) -> list[HistoryObject]:
         objects = (HistoryObject.from_path(file.path) for file in self.store.list_files(self.location))
-        return [one for one in objects if one is not None]
+        return [stored for stored in objects if stored is not None]
 
     def delete(self, objects: Iterable[HistoryObject]) -> None:
-        self.store.delete([one.path for one in objects])
+        self.store.delete([stored.path for stored in objects])
 
     def read(
         self, objects: Iterable[HistoryObject], parts: Iterable[HistoryPart] = HistoryPart
     ) -> tuple[StreamHistory, list[str]]:
         """Return the history, and messages about unreadable objects, which earlier objects replace."""
         past, problems = StreamHistory(), []
-        newest_first = sorted(objects, key=lambda one: one.epoch, reverse=True)
+        newest_first = sorted(objects, key=lambda stored: stored.epoch, reverse=True)
         for part in parts:
-            for one in newest_first:
-                if one.part is not part or (data := self.store.get(one.path)) is None:
+            for stored in newest_first:
+                if stored.part is not part or (data := self.store.get(stored.path)) is None:
                     continue
                 try:
                     if decode_part(data, part, past, self.table_uuid):
                         break
                 except HistoryUnreadable as error:
-                    problems.append(f"{one.path}: {error}")
+                    problems.append(f"{stored.path}: {error}")
         return past, problems
 
     def read_actions(self, action_log: ActionLog) -> tuple[list[HistoryEvent], list[str]]:

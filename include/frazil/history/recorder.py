@@ -100,7 +100,7 @@ class Recorder:
             return
         objects, new = opens(), self._written != epoch
         if self._earlier_objects is None:
-            earlier_objects = [one for one in objects.list_objects() if one.epoch != self._epoch]
+            earlier_objects = [stored for stored in objects.list_objects() if stored.epoch != self._epoch]
             earlier, problems = objects.read(earlier_objects)
             for problem in problems:
                 log.warning("stream %s: part of its history is lost: %s", self.stream, problem)
@@ -120,7 +120,9 @@ class Recorder:
             raise
         self._written = epoch
         if new or HistoryPart.TENS in parts:  # also later: a replaced writer may have written its objects again
-            objects.delete(one for one in objects.list_objects() if one.epoch < epoch or one in self._earlier_objects)
+            objects.delete(
+                stored for stored in objects.list_objects() if stored.epoch < epoch or stored in self._earlier_objects
+            )
             self._earlier_objects = []
 
     def _measure_event(self, event: Event) -> Point | None:
@@ -279,7 +281,7 @@ class _RecordingThread:
             with self._lock:
                 recordings, leaving = list(self._recordings), dict(self._leaving)
             now_ms = self._clock_ms()
-            for recording in sorted(recordings, key=lambda one: one not in leaving):
+            for recording in sorted(recordings, key=lambda candidate: candidate not in leaving):
                 if recording in leaving or recording.is_due(now_ms):
                     recording.write(now_ms)
                 if recording in leaving:

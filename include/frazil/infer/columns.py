@@ -88,8 +88,8 @@ def propose_columns(
             found.append(ProposedColumn(name, None, remark=reason))
         else:
             before[name_key(name)] = name
-            one = FieldStatistics() if relaxed is None else relaxed.fields[name]
-            found.append(_propose_column(name, observed, one, sampled, middle_s, has_json=has_json))
+            text_statistics = FieldStatistics() if relaxed is None else relaxed.fields[name]
+            found.append(_propose_column(name, observed, text_statistics, sampled, middle_s, has_json=has_json))
     return tuple(found)
 
 
@@ -250,8 +250,8 @@ def _find_json_fields(observed: FieldStatistics, kind: Type, lists: int | None =
             arrays = observed.kinds["array"] if lists is None else min(lists, observed.kinds["array"])
             yield from _find_json_fields(observed.elements, element, arrays, f"{path}element.")
         case Map(_, value):
-            for one in observed.fields.values():
-                yield from _find_json_fields(one, value, lists, f"{path}value.")
+            for statistics in observed.fields.values():
+                yield from _find_json_fields(statistics, value, lists, f"{path}value.")
         case Struct(fields):
             for field in fields:
                 inner = observed.fields.get(field.name)

@@ -184,8 +184,8 @@ class Shuffler:
         name = tuple(repr(v) if isinstance(v, float) else v for v in values)
         if name not in self._found:
             key = encode_partition(self._layout, values)
-            one = zlib.crc32(repr(key).encode()) % self._shuffle.writers
-            writers, ends = zip(*self._shuffle.shares.get(key, ((one, 1.0),)), strict=True)
+            writer = zlib.crc32(repr(key).encode()) % self._shuffle.writers
+            writers, ends = zip(*self._shuffle.shares.get(key, ((writer, 1.0),)), strict=True)
             self._found[name] = np.array(writers, np.uint16), np.array(ends)
         return self._found[name]
 

@@ -170,7 +170,10 @@ def _build_chunk(
     if records.dead_letters is not None:
         dead_letters = _unseal_all(records.dead_letters.take(kept).to_pylist(), table, unseal)
         key, value = (BinaryColumn.of([dead_letter[name] for dead_letter in dead_letters]) for name in ("key", "value"))
-        named = [[(header["name"], header["value"]) for header in one["headers"] or ()] for one in dead_letters]
+        named = [
+            [(header["name"], header["value"]) for header in dead_letter["headers"] or ()]
+            for dead_letter in dead_letters
+        ]
         headers = BinaryColumn.of([*map(pack_headers, named)])
         return RecordChunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))

@@ -103,11 +103,11 @@ class _PartitionTotals:
         self.deletes = _add_deletes(self.deletes, other.deletes)
 
 
-def _add_deletes(one: Deletes, other: Deletes) -> Deletes:
-    if one == NO_DELETES:
+def _add_deletes(first: Deletes, other: Deletes) -> Deletes:
+    if first == NO_DELETES:
         return other
-    added = {f.name: getattr(one, f.name) + getattr(other, f.name) for f in dataclasses.fields(Deletes)}
-    return Deletes(**{**added, "due_largest_bytes": max(one.due_largest_bytes, other.due_largest_bytes)})
+    added = {f.name: getattr(first, f.name) + getattr(other, f.name) for f in dataclasses.fields(Deletes)}
+    return Deletes(**{**added, "due_largest_bytes": max(first.due_largest_bytes, other.due_largest_bytes)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expec
     }
     with (docs / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        runs = [one for one in reversed(_append_run(docs / "runs.jsonl", entry)) if (docs / one["page"]).exists()]
+        runs = [run for run in reversed(_append_run(docs / "runs.jsonl", entry)) if (docs / run["page"]).exists()]
         replace_text(docs / "index.html", templates.get_template("index.html").render(runs=runs))
 
 

@@ -98,7 +98,7 @@ class SchemaRegistry:
     def prefetch(self, schema_ids: Sequence[int]) -> None:
         """Fetch the schemas that are not cached, concurrently. The cache has at most `MAX_CACHED_SCHEMAS` schemas."""
         with self._lock:
-            missing = [one for one in schema_ids if self._find_cached(one) is None]
+            missing = [schema_id for schema_id in schema_ids if self._find_cached(schema_id) is None]
             if not missing:
                 return
             with ThreadPoolExecutor(min(8, len(missing))) as pool:

@@ -116,10 +116,10 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
             if (spec.evolution.mode == "full") != (its.evolution.mode == "full"):
                 declared = _evolution_conflict(its.evolution.mode, f"the stream in {other}", table)
                 yield f"{path}: evolution: {spec.evolution.mode}, but {declared}"
-            for key, one, another in _window_differences(mine, theirs) if mine and theirs else ():
+            for key, value, other_value in _window_differences(mine, theirs) if mine and theirs else ():
                 yield (
-                    f"{path}: {key}: {one} for {table}, but the stream in {other}, which also routes to it, has: "
-                    f"{another}; declare the same in both streams, and in route.complete"
+                    f"{path}: {key}: {value} for {table}, but the stream in {other}, which also routes to it, has: "
+                    f"{other_value}; declare the same in both streams, and in route.complete"
                 )
 
 
@@ -230,8 +230,8 @@ def _find_field_conflicts(first: Type, second: Type, path: tuple[str, ...]) -> I
         elif field.name != other.name:
             yield ".".join(column), f"written {field.name!r}", repr(other.name)
         elif field.required != other.required:
-            one, another = (f"{f.type}{' not null' if f.required else ''}" for f in (field, other))
-            yield ".".join(column), one, another
+            ours, theirs = (f"{f.type}{' not null' if f.required else ''}" for f in (field, other))
+            yield ".".join(column), ours, theirs
         elif field.type.fields and type(field.type) is type(other.type):
             yield from _find_field_conflicts(field.type, other.type, column)
         elif field.type != other.type:

@@ -258,8 +258,8 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         level = Level.QUIET
     problems = known.problems
     if state in OUTAGES:  # the cause first, and once
-        others = (one for one in problems if known.stall is None or one != known.stall.failure)
-        others = (replace(one, remedy="") if one.remedy == why.remedy else one for one in others)
+        others = (problem for problem in problems if known.stall is None or problem != known.stall.failure)
+        others = (replace(problem, remedy="") if problem.remedy == why.remedy else problem for problem in others)
         problems = drop_repeats((why, *others))
     return replace(known, state=state, level=level, sentence=str(why), rule=rule, problems=problems)
 
@@ -267,7 +267,7 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
 def drop_repeats(problems: Sequence[Failure]) -> tuple[Failure, ...]:
     """Remove problems whose reason is part of the first problem's reason."""
     first = problems[0].reason if problems else ""
-    others = (one for one in problems[1:] if not one.reason or shorten_error(one.reason) not in first)
+    others = (problem for problem in problems[1:] if not problem.reason or shorten_error(problem.reason) not in first)
     return (*problems[:1], *others)
 
 

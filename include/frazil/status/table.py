@@ -148,7 +148,7 @@ def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
     is_fresh = committed_ms is not None and now_ms - committed_ms <= freshness_limit_ms(spec)
     head = head_of(metadata)
     published = [*published_snapshots(metadata, spec.name)]
-    replay = next((one for one in published if is_replay(one, spec.name)), None)
+    replay = next((backfill for backfill in published if is_replay(backfill, spec.name)), None)
     known = replace(
         _with_desired(known, desired),
         table_exists=True,
@@ -277,7 +277,7 @@ def describe_missing_tables(spec: StreamSpec) -> dict[str, Failure]:
         behind, dropped = find_lagging_and_dropped_tables(
             spec, open_read_only(spec).tables, default_marker, only_gone=True
         )
-    found = {one.target: Failure(str(one)) for one in behind if one.absence is TableAbsence.MISSING}
+    found = {table.target: Failure(str(table)) for table in behind if table.absence is TableAbsence.MISSING}
     return found | {gone.target: Failure(str(gone)) for gone in dropped}
 
 

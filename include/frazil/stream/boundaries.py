@@ -39,7 +39,12 @@ class _OpenTransactions:
     def find_earlier(self, run: _RecordRun) -> list[tuple[str, str]]:
         """Return the other open transactions that precede this run in the source's log, as pairs of id and position."""
         positions = [earlier for earlier in self._at if is_after(run.position, earlier)]
-        return [(one, earlier) for earlier in positions for one in self._at[earlier] if one != run.transaction]
+        return [
+            (transaction, earlier)
+            for earlier in positions
+            for transaction in self._at[earlier]
+            if transaction != run.transaction
+        ]
 
     def add(self, transaction: str, position: str | None) -> None:
         self._drop_position(transaction)
@@ -116,9 +121,9 @@ class Boundaries:
         open_ones = _OpenTransactions()
         newest, behind, begins, end = self.newest, False, 0, self.at
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
-            for one, position in open_ones.find_earlier(run) if run.transaction else ():
-                open_ones.remove(one)
-                newest, behind = _advance(newest, one, position)
+            for transaction, position in open_ones.find_earlier(run) if run.transaction else ():
+                open_ones.remove(transaction)
+                newest, behind = _advance(newest, transaction, position)
                 if not open_ones.positions and not behind:
                     self.at, self.newest, begins = end, newest, i
             count = self._counts.get(run.transaction)

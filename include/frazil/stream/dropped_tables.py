@@ -260,5 +260,5 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
     """Return the table's route value, according to its note, record or name; None if unknown."""
     found = load_missing_table_note(tables, identifier), read_table_record(tables, identifier)
-    known = (*(one.value for one in found if one), spec.sinks.extract_value(identifier))
+    known = (*(table.value for table in found if table), spec.sinks.extract_value(identifier))
     return next((value for value in known if value is not None), None)

@@ -90,8 +90,10 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
             else:
                 found += tried
     own = {MAIN: spec.table.identifier}
-    found = [dataclasses.replace(one, tables=tuple(own.get(name, name) for name in one.tables)) for one in found]
-    return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]
+    found = [
+        dataclasses.replace(preview, tables=tuple(own.get(name, name) for name in preview.tables)) for preview in found
+    ]
+    return sorted(found, key=lambda preview: (preview.topic, preview.partition, preview.offset))[:limit]
 
 
 def _build_context(spec: StreamSpec) -> tuple[StageContext, Schema]:
@@ -113,7 +115,7 @@ def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
     for left, (tp, (start, end)) in zip(range(len(spans), 0, -1), smallest_first, strict=True):
         ranges.append(OffsetRange(*tp, max(start, end - -(-limit // left)), end))
         limit -= ranges[-1].end - ranges[-1].start
-    return sorted((one for one in ranges if one.start < one.end), key=lambda one: (one.topic, one.partition))
+    return sorted((span for span in ranges if span.start < span.end), key=lambda span: (span.topic, span.partition))
 
 
 def _preview_chunk(

@@ -150,7 +150,7 @@ class Reporter:
 
     def _add_notice(self, sentence: str, *, replaces: str) -> None:
         with self._lock:
-            others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
+            others = tuple(notice for notice in self._state.notices if notice not in {sentence, replaces})
             notices = (*others, sentence) if sentence else others
             self._state = dataclasses.replace(self._state, notices=notices)
 

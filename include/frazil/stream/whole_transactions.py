@@ -130,17 +130,17 @@ class WholeTransactions:
             return
         assert self._log is not None
         for chunk, events in self.topics.events(tp, self._scanned, end):
-            for one, offset, ms in zip(events, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
-                if one.transaction:
-                    self._add_event(tp, one, ms)
-                elif one.unmarked and not self._reported:
+            for event, offset, ms in zip(events, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
+                if event.transaction:
+                    self._add_event(tp, event, ms)
+                elif event.unmarked and not self._reported:
                     self._reported = True
                     log.warning(
                         "events of topic %s do not name their transaction, so they are committed without it: set "
                         "provide.transaction.metadata=true in the connector",
                         tp[0],
                     )
-                self._log.add(one.transaction, one.order, one.position, offset + 1, unreadable=one.unreadable)
+                self._log.add(event.transaction, event.order, event.position, offset + 1, unreadable=event.unreadable)
                 self._scanned = offset + 1
         self._log.skip_to(end)
         self._scanned = end
@@ -149,18 +149,18 @@ class WholeTransactions:
         """Return the last transaction before `start`. Used if the marker does not have it."""
         found = NO_TRANSACTION
         for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
-            for one in events:
-                found = LastTransaction(one.transaction, one.position) if one.transaction else found
+            for event in events:
+                found = LastTransaction(event.transaction, event.position) if event.transaction else found
         return found
 
-    def _add_event(self, tp: TopicPartition, one: EventTransaction, written_ms: int) -> None:
+    def _add_event(self, tp: TopicPartition, event: EventTransaction, written_ms: int) -> None:
         """Remember the first event's time and tables. Raises SpecError if a later event has other tables."""
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
         if not self._tables:
-            self._tables = frozenset(one.tables)
-        elif self._tables.isdisjoint(one.tables):
-            several = (*sorted(self._tables), *one.tables)
+            self._tables = frozenset(event.tables)
+        elif self._tables.isdisjoint(event.tables):
+            several = (*sorted(self._tables), *event.tables)
             names = " and ".join(escape_unsafe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
                 f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and one "

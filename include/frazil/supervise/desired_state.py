@@ -143,12 +143,12 @@ class _DesiredStateFolder:
 
 
 def _newest_state(found: Iterable[DesiredState | None]) -> DesiredState:
-    return reduce(_later_state, (one for one in found if one is not None), DesiredState())
+    return reduce(_later_state, (state for state in found if state is not None), DesiredState())
 
 
-def _later_state(one: DesiredState, other: DesiredState) -> DesiredState:
+def _later_state(first: DesiredState, other: DesiredState) -> DesiredState:
     """Return the state that was written last. Its generation becomes higher than the other's."""
-    older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
+    older, newer = sorted((first, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:
         return newer
     above = older.generation

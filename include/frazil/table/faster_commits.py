@@ -123,7 +123,7 @@ def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
         return self.model_copy(update=own)
 
     def snapshot_by_id(self: TableMetadata, snapshot_id: int) -> Snapshot | None:
-        return next((one for one in reversed(self.snapshots) if one.snapshot_id == snapshot_id), None)
+        return next((snapshot for snapshot in reversed(self.snapshots) if snapshot.snapshot_id == snapshot_id), None)
 
     own = {"__deepcopy__": deepcopy, "snapshot_by_id": snapshot_by_id, "__module__": __name__}
     return type(f"Sharing{kind.__name__}", (kind,), own)
@@ -158,8 +158,8 @@ def _metadata_json(metadata: TableMetadata, known: BoundedCache[_SnapshotTexts],
     table = str(metadata.table_uuid)
     before = known.get(table) or {}
     texts = {
-        id(one): before.get(id(one)) or (one, one.model_dump_json(exclude_none=exclude_none))
-        for one in metadata.snapshots
+        id(snapshot): before.get(id(snapshot)) or (snapshot, snapshot.model_dump_json(exclude_none=exclude_none))
+        for snapshot in metadata.snapshots
     }
     known.keep(table, texts)
     rest = metadata.model_copy(update={"snapshots": []}).model_dump_json(exclude_none=exclude_none)

@@ -367,7 +367,9 @@ def _nested_fields(tree: Mapping[str, object], ids: Callable[[], int]) -> list[i
 
 def _coalesce(arrays: Sequence[pa.Array]) -> pa.Array:
     """Return each row's first value that is not null. UUIDs become bytes."""
-    return reduce(lambda one, other: select_where(to_mask(one.is_valid()), one, other), map(unwrap_extension, arrays))
+    return reduce(
+        lambda first, other: select_where(to_mask(first.is_valid()), first, other), map(unwrap_extension, arrays)
+    )
 
 
 def _convert_times(values: pa.Array, kind: iceberg.IcebergType) -> pa.Array:

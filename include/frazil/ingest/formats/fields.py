@@ -191,7 +191,11 @@ class FieldsDecoder(FormatDecoder):
         inside: dict[FieldPath, list[NestedField]] = {}
         for field in schema.fields:
             path = self._paths[field.name]
-            if around := [one for one, _ in outer if len(one) < len(path) and path[: len(one)] == one]:
+            if around := [
+                outer_path
+                for outer_path, _ in outer
+                if len(outer_path) < len(path) and path[: len(outer_path)] == outer_path
+            ]:
                 inside.setdefault(min(around, key=len), []).append(field)
         names = dict(outer)
         return {

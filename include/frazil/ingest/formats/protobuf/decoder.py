@@ -53,20 +53,20 @@ def as_avro_type(written: Descriptor) -> AvroType:
     def add_record(message: Descriptor) -> AvroType:
         if (found := records.get(message.full_name)) is None:
             logical = {TIMESTAMP: "timestamp-micros", **dict.fromkeys(WRAPPERS, WRAPPER)}.get(message.full_name, "")
-            names = tuple((one.name,) for one in message.fields)
+            names = tuple((field.name,) for field in message.fields)
             found = records[message.full_name] = AvroType("record", message.full_name, logical, fields=names)
             left.append((found, message))
         return found
 
-    def single_type(one: FieldDescriptor) -> AvroType:
-        if one.type in _SCALAR_KINDS:
-            return AvroType(_SCALAR_KINDS[one.type])
-        return add_record(one.message_type) if one.message_type.fields else AvroType(MIXED)
+    def single_type(field: FieldDescriptor) -> AvroType:
+        if field.type in _SCALAR_KINDS:
+            return AvroType(_SCALAR_KINDS[field.type])
+        return add_record(field.message_type) if field.message_type.fields else AvroType(MIXED)
 
-    def field_type(one: FieldDescriptor) -> AvroType:
-        if is_map(one) and (entry := one.message_type.fields_by_name)["key"].type == _F.TYPE_STRING:
-            return AvroType("map", parts=[single_type(entry["value"]), single_type(one)])
-        return AvroType("array", parts=[single_type(one)]) if one.is_repeated else single_type(one)
+    def field_type(field: FieldDescriptor) -> AvroType:
+        if is_map(field) and (entry := field.message_type.fields_by_name)["key"].type == _F.TYPE_STRING:
+            return AvroType("map", parts=[single_type(entry["value"]), single_type(field)])
+        return AvroType("array", parts=[single_type(field)]) if field.is_repeated else single_type(field)
 
     root = add_record(written)
     while left:
@@ -161,7 +161,7 @@ class ProtobufDecoder(AvroDecoder):
                     value = shift = 0
             indexes = numbers[1 : 1 + numbers[0]] or [0]
             written = message_at_indexes(found.text, found.references, indexes)
-        self._note_unknown(schema_id, (one.name for one in written.fields))
+        self._note_unknown(schema_id, (field.name for field in written.fields))
         root = self._program.add(written)
         if isinstance(root, int):
             self._messages[root] = written

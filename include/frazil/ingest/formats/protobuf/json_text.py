@@ -60,10 +60,12 @@ class JsonTexts:
                 messages.append(None)
         for i, field in enumerate(self._schema.fields):
             if field.name == self._rest:
-                rests = [None if one is None else self._rest_text(row, one) for row, one in enumerate(messages)]
+                rests = [
+                    None if message is None else self._rest_text(row, message) for row, message in enumerate(messages)
+                ]
                 rows = rows.set_column(i, rows.schema.field(i), pa.array(rests, rows.schema.field(i).type))
             elif self._has_json(field):
-                parts = [None if one is None else _find_field(one, field.name) for one in messages]
+                parts = [None if message is None else _find_field(message, field.name) for message in messages]
                 array = self._fill_array(combine_chunks(rows.column(i)), field, parts, range(len(parts)), field.name)
                 rows = rows.set_column(i, rows.schema.field(i), array)
         return rows
@@ -201,14 +203,14 @@ def _json_text(at: _FieldValue) -> str:
     elif at.value is not None:
         return json.dumps(value, ensure_ascii=False)  # a string
     else:
-        one: Any = type(at.message)()
+        copy: Any = type(at.message)()
         if at.field.is_repeated:
-            getattr(one, at.field.name).MergeFrom(_field_value(at))
+            getattr(copy, at.field.name).MergeFrom(_field_value(at))
             of_empty: Callable[[], Any] = dict if is_map(at.field) else list
-            found = _to_dict(one).get(at.field.name, of_empty())
+            found = _to_dict(copy).get(at.field.name, of_empty())
         else:
-            setattr(one, at.field.name, value)
-            found = _to_dict(one, always_print_fields_with_no_presence=True)[at.field.name]
+            setattr(copy, at.field.name, value)
+            found = _to_dict(copy, always_print_fields_with_no_presence=True)[at.field.name]
     return _to_json(found)
 
 
