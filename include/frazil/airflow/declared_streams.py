@@ -42,9 +42,9 @@ def all_streams(folder: Path) -> list[DeclaredStream]:
             found[name] = DeclaredStream(name, stream.spec, stream.problem, stream.removed, stream.missing)
     clashes = find_conflicts(valid)
     for path, spec in valid.items():
-        own = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
+        conflicts = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
         before = found.get(spec.name)
-        problem = "\n".join(filter(None, [before.problem if before else None, own])) or None
+        problem = "\n".join(filter(None, [before.problem if before else None, conflicts])) or None
         found[spec.name] = DeclaredStream(spec.name, spec, problem, current=True)
     return [found[name] for name in sorted(found)]
 

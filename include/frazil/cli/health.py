@@ -140,8 +140,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         raise SystemExit(SpecError.exit_code)
     if any(report.missing for report in found) or any(stream.state.missing for stream in running):
         raise SystemExit(TableLost.exit_code)
-    for why in unknown.values():
-        raise SystemExit(why.exit_code if isinstance(why, FrazilError) else FrazilError.exit_code)
+    for reason in unknown.values():
+        raise SystemExit(reason.exit_code if isinstance(reason, FrazilError) else FrazilError.exit_code)
     if any(report.problem for report in found):
         raise SystemExit(FrazilError.exit_code)
 
@@ -159,7 +159,7 @@ def _add_missing_tables(
     by_table = [((spec.table.catalog, spec.table.identifier), spec) for spec in specs]
     checked = [spec for table, spec in by_table if spec.sinks.has_routed_tables or table in absent]
     answers = [*zip(checked, run_in_parallel(find_missing, checked), strict=True)]
-    gone = {
+    missing_tables = {
         (spec.table.catalog, name): (spec, problem)
         for spec, missing in answers
         if not isinstance(missing, Exception)
@@ -167,11 +167,11 @@ def _add_missing_tables(
     }
     reports = []
     for table, report in measured:
-        _, problem = gone.pop((table.catalog, table.identifier), (None, None))
+        _, problem = missing_tables.pop((table.catalog, table.identifier), (None, None))
         if not (problem or report.problem or report.health) and table.kind is TableKind.DEAD_LETTERS:
             problem = _dropped_dead_letters_reason(table)
         reports.append(replace(report, problem=problem, missing=True) if problem and not report.health else report)
-    for (_, name), (spec, problem) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
+    for (_, name), (spec, problem) in sorted(missing_tables.items(), key=lambda item: (item[0][0] or "", item[0][1])):
         table_name = template_table(spec, name, specs).name
         reports.append(TableReport(table_name, TableKind.ROUTED, problem=problem, missing=True))
     shown = {(table.catalog, table.identifier) for table, report in measured if report.problem}

@@ -54,8 +54,8 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     for record in found:
         rows = (json.dumps(_to_json_value(row, limit=MAX_SHOWN_CHARACTERS), ensure_ascii=False) for row in record.rows)
         shown = (f"{table}: {row}" if table else row for table, row in zip_longest(record.tables, rows))
-        what = _shorten(record.error or " ".join(shown), 10 * MAX_SHOWN_CHARACTERS)
-        echo(f"{record.topic}-{record.partition}@{record.offset}  {record.outcome:<11}  {what}".rstrip())
+        content = _shorten(record.error or " ".join(shown), 10 * MAX_SHOWN_CHARACTERS)
+        echo(f"{record.topic}-{record.partition}@{record.offset}  {record.outcome:<11}  {content}".rstrip())
     outcomes = Counter(record.outcome for record in found)
     merges = "change" in outcomes or "delete" in outcomes
     count = outcomes["change" if merges else "row"]

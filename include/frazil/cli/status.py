@@ -182,8 +182,8 @@ def _rejected_text(state: StreamState, left: int | None) -> str:
     if (commits := state.recent_commits) is None:
         return "unknown"
     rejected, since_ms = commits.rejected_last_day, commits.rejected_since_ms
-    why = "when the stream was reset" if commits.rejected_since_reset else "before which snapshots have expired"
-    when = "in the last day" if since_ms is None else f"since {format_utc(since_ms)}, {why}"
+    bound = "when the stream was reset" if commits.rejected_since_reset else "before which snapshots have expired"
+    when = "in the last day" if since_ms is None else f"since {format_utc(since_ms)}, {bound}"
     if not rejected:
         return f"none {when}"
     still = "" if left is None else f", {left:,} of them left"
@@ -191,7 +191,7 @@ def _rejected_text(state: StreamState, left: int | None) -> str:
 
 
 def _detail_fields(state: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
-    why = f" ({describe_desired(state, now_ms=now_ms)})" if state.desired_at_ms else ""
+    reason = f" ({describe_desired(state, now_ms=now_ms)})" if state.desired_at_ms else ""
     waiting = (
         f", and {format_count(state.in_transactions, 'offset')} in open transactions" if state.in_transactions else ""
     )
@@ -204,7 +204,7 @@ def _detail_fields(state: StreamState, left: int | None, *, now_ms: int) -> dict
         "stream": state.name,
         "table": state.table,
         "state": str(state.state),
-        "desired": (state.desired or "unknown") + why,
+        "desired": (state.desired or "unknown") + reason,
         "writer": (
             describe_reset(state, now_ms=now_ms) if state.reset_since_end else _writer_text(state.writer, now_ms=now_ms)
         ),
@@ -233,10 +233,10 @@ def _detail_fields(state: StreamState, left: int | None, *, now_ms: int) -> dict
 def _last_commit_text(state: StreamState, *, now_ms: int) -> str:
     if state.last_commit_at_ms is None:
         return "none"
-    own = f"{format_elapsed(now_ms - state.last_commit_at_ms)} ago"
+    age = f"{format_elapsed(now_ms - state.last_commit_at_ms)} ago"
     if state.published_at_ms is None or state.published_at_ms < state.last_commit_at_ms:
-        return own
-    return f"{format_elapsed(now_ms - state.published_at_ms)} ago by a {state.published_by}, {own} by a writer"
+        return age
+    return f"{format_elapsed(now_ms - state.published_at_ms)} ago by a {state.published_by}, {age} by a writer"
 
 
 def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
@@ -248,6 +248,6 @@ def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
             doing += f", {format_count(writer.batch_records, 'record')} read"
         return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
-        why = full_disk_message(home()) or "it may have been killed"
-        return f"{writer.state}, and the reason is not recorded: {why}" if writer.has_ended else writer.state
+        cause = full_disk_message(home()) or "it may have been killed"
+        return f"{writer.state}, and the reason is not recorded: {cause}" if writer.has_ended else writer.state
     return f"ended {format_elapsed(now_ms - writer.ended_at_ms)} ago with {describe_exit(writer)}"

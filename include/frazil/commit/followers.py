@@ -304,10 +304,10 @@ class Followers:
         return prepare_commit(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
-def make_lagging_table(target: Target, journals: Sequence[Journal], why: Explanation) -> LaggingTable:
+def make_lagging_table(target: Target, journals: Sequence[Journal], explanation: Explanation) -> LaggingTable:
     since_ms = min(journal.created_at_ms for journal in journals)
     rows = _row_count(journals, target)
-    return LaggingTable(target, since_ms, len(journals), rows, why)
+    return LaggingTable(target, since_ms, len(journals), rows, explanation)
 
 
 def _row_count(journals: Iterable[Journal], target: Target) -> int:

@@ -135,7 +135,7 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedH
         return RecordedHistory(problem=f"cannot read the history: {error_text(error)}")
     return RecordedHistory(
         tuple(point for point in past.points() if point.end_ms > since_ms),
-        tuple(what for what in sorted(past.events, key=lambda what: what.at_ms) if what.at_ms >= since_ms),
+        tuple(event for event in sorted(past.events, key=lambda event: event.at_ms) if event.at_ms >= since_ms),
         "; ".join(problems) or None,
     )
 
@@ -157,7 +157,7 @@ def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, 
 def encode_part(past: StreamHistory, part: HistoryPart, table_uuid: str) -> bytes:
     value: dict[str, Any] = {"format": FORMAT_VERSION, "table-uuid": table_uuid}
     if part is HistoryPart.EVENTS:
-        value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.events]
+        value["happened"] = [[event.at_ms, event.kind, event.sentence] for event in past.events]
     else:
         points = past.tens if part is HistoryPart.TENS else past.minutes
         value["columns"] = _COLUMNS
@@ -176,7 +176,9 @@ def decode_part(data: bytes, part: HistoryPart, past: StreamHistory, table_uuid:
             return False
         if part is HistoryPart.EVENTS:
             kinds = set(EventKind)
-            past.events = [HistoryEvent(int(at), EventKind(k), str(s)) for at, k, s in value["happened"] if k in kinds]
+            past.events = [
+                HistoryEvent(int(at_ms), EventKind(k), str(s)) for at_ms, k, s in value["happened"] if k in kinds
+            ]
             return True
         points = {p.at_ms: p for p in _parse_points(value)}
     except (ValueError, LookupError, TypeError) as error:

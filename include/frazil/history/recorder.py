@@ -319,11 +319,11 @@ class SupervisionRecorder:
     _thread: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def record(self, what: HistoryEvent | None, *, subject: str, now_ms: int) -> None:
-        """Record a supervisor's decision if its subject changed. If `what` is None, the history does not show it."""
+    def record(self, event: HistoryEvent | None, *, subject: str, now_ms: int) -> None:
+        """Record a supervisor's decision if its subject changed. If `event` is None, the history does not show it."""
         with self._lock:
-            if subject != self._last_subject and what is not None:
-                self._pending = [*self._pending, what][-MAX_PENDING_ACTIONS:]
+            if subject != self._last_subject and event is not None:
+                self._pending = [*self._pending, event][-MAX_PENDING_ACTIONS:]
             self._last_subject = subject
             failed_ms = self._failed_at_ms
             if not self._pending or (failed_ms is not None and abs(now_ms - failed_ms) < RETRY_INTERVAL_MS):
@@ -350,12 +350,12 @@ class SupervisionRecorder:
         with self._lock:
             self._failed_at_ms = now_ms if objects is None else None
             if objects is not None:
-                self._pending = [what for what in self._pending if what not in pending]
+                self._pending = [event for event in self._pending if event not in pending]
 
 
 def _append_actions(store: HistoryStore, pending: list[HistoryEvent], action_log: ActionLog, *, now_ms: int) -> None:
     past = StreamHistory(events=store.read_actions(action_log)[0])
-    for what in pending:
-        past.record(what)
+    for event in pending:
+        past.record(event)
     past.age(now_ms)
     store.put_actions(action_log, past)

@@ -224,9 +224,9 @@ def _describe_misfits(observed: FieldStatistics) -> Iterator[str]:
         count = f"{observed.fractions:,} of {observed.present:,} values"
         yield f"{count} are not whole, such as {observed.odd['int']}; long would reject them"
     if observed.kind == "text" and (shape := observed.main_shape) and (odd_texts := observed.count_odd_texts(shape)):
-        odd = json.dumps(observed.odd[shape][:MAX_ODD_CHARACTERS])
+        misfit = json.dumps(observed.odd[shape][:MAX_ODD_CHARACTERS])
         other = "string would accept all" if shape == observed.shape else f"{shape} would reject them"
-        yield f"{odd_texts:,} of {observed.kinds['text']:,} texts do not fit, such as {odd}; {other}"
+        yield f"{odd_texts:,} of {observed.kinds['text']:,} texts do not fit, such as {misfit}; {other}"
 
 
 def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator[str]:

@@ -339,12 +339,12 @@ def _render_layout(sample: Sample, columns: Sequence[ProposedColumn], event_time
     often = [c for c in few if 1 < (c.distinct or 0) <= min(MAX_SORT_COLUMN_VALUES, len(sample.records) // 4)]
     texts = sorted((c for c in often if c.type == "string"), key=lambda c: -(c.distinct or 0))
     by = [column.name for column in (texts or often)[:1]]
-    why = (
+    reason = (
         f"    # {by[0]}: {(texts or often)[0].distinct:,} values; queries for one value skip most row groups"
         if by
         else ""
     )
-    yield f"sort-by: [{', '.join([*by, event_time])}]{why}"
+    yield f"sort-by: [{', '.join([*by, event_time])}]{reason}"
 
 
 def _format_name(name: str) -> str:

@@ -136,8 +136,8 @@ class FieldStatistics:
     @property
     def other_kinds(self) -> dict[str, int]:
         """The number of the values in `others`, by JSON type."""
-        own = {"int", "float", "non-finite"} if self.kind == "float" else {self.kind}
-        return {kind: count for kind, count in self.kinds.items() if kind not in {*own, "null"}}
+        expected = {"int", "float", "non-finite"} if self.kind == "float" else {self.kind}
+        return {kind: count for kind, count in self.kinds.items() if kind not in {*expected, "null"}}
 
     @property
     def shape(self) -> str | None:

@@ -161,8 +161,8 @@ class Shuffler:
         for code, (several, ends) in enumerate(found):
             if len(several) > 1:
                 mine = np.flatnonzero(codes == code)
-                at = _pseudo_random(self._salts[range_index[mine]], offsets[mine])
-                writers[mine] = several[np.searchsorted(ends[:-1], at, side="right")]
+                draws = _pseudo_random(self._salts[range_index[mine]], offsets[mine])
+                writers[mine] = several[np.searchsorted(ends[:-1], draws, side="right")]
         order = np.argsort(writers, kind="stable")
         counts = np.bincount(writers, minlength=self._shuffle.writers).tolist()
         sorted_rows = rows if counts.count(0) == len(counts) - 1 else rows.take(pa.array(order))

@@ -183,8 +183,8 @@ def _build_chunk(
 
 
 def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
-    for dead_letter, at in zip(dead_letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
-        part_name = partial(name_part, at["kafka_topic"], at["kafka_partition"], at["kafka_offset"])
+    for dead_letter, identity in zip(dead_letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
+        part_name = partial(name_part, identity["kafka_topic"], identity["kafka_partition"], identity["kafka_offset"])
         for part in ("key", "value"):
             dead_letter[part] = unseal(dead_letter[part], part_name(part))
         for header in dead_letter["headers"] or ():
@@ -197,12 +197,12 @@ def _read_parquet(
 ) -> Iterator[FileRecords]:
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
-        own = columns if wanted is None else columns.select(wanted)
+        selected = columns if wanted is None else columns.select(wanted)
         found = check_columns(path, fragment, columns, _COORDINATES)
-        names = [name for name in (*COORDINATE_COLUMNS, *own.schema.column_names) if name in found]
+        names = [name for name in (*COORDINATE_COLUMNS, *selected.schema.column_names) if name in found]
         for batch in fragment.to_batches(columns=names, filter=within, batch_size=MAX_CHUNK_RECORDS):
             rows = pa.Table.from_batches([batch])
-            yield FileRecords(cast_columns(path, rows, _COORDINATES), rows=cast_columns(path, rows, own))
+            yield FileRecords(cast_columns(path, rows, _COORDINATES), rows=cast_columns(path, rows, selected))
 
 
 def _read_dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:

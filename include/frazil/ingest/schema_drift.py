@@ -286,8 +286,8 @@ def _convert_type(
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None
     if found_type == MIXED:
-        what = f"has values that no column of one type can hold, or more than {MAX_OBJECT_FIELDS:,} fields"
-        problems.append(NewField(path, None, what))
+        sentence = f"has values that no column of one type can hold, or more than {MAX_OBJECT_FIELDS:,} fields"
+        problems.append(NewField(path, None, sentence))
         return None
     return iceberg_type(found_type)
 

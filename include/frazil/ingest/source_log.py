@@ -45,9 +45,9 @@ def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
     lsn, file, pos, row, time, server = (source[field] for field in POSITIONS)
     name = _to_sortable(file.cast(pa.string()))
     of_log = pc.binary_join_element_wise(name, _pad(pos), pc.fill_null(_pad(row), "0" * _DIGITS), "/")
-    at = pc.if_else(lsn.is_valid(), _pad(lsn), of_log)
+    position = pc.if_else(lsn.is_valid(), _pad(lsn), of_log)
     ms = pc.utf8_lpad(_to_integers(time).cast(pa.string()), _TIME_DIGITS, "0")
-    of_time = pc.coalesce(pc.binary_join_element_wise(at, ms, "@"), at)
+    of_time = pc.coalesce(pc.binary_join_element_wise(position, ms, "@"), position)
     server = _to_integers(server)
     known = pc.if_else(pc.greater(server, 0), server, None).cast(pa.string())  # snapshot rows have server 0
     return pc.coalesce(pc.binary_join_element_wise(of_time, pc.if_else(ms.is_valid(), known, None), "#"), of_time)
@@ -62,7 +62,7 @@ def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
 
 
 def is_after(first: str | None, other: str | None) -> bool:
-    """Return whether `one` comes after `other` in the same log, or is in a newer log; False if either is None."""
+    """Return whether `first` comes after `other` in the same log, or is in a newer log; False if either is None."""
     if first is None or other is None:
         return False
     if first > other:

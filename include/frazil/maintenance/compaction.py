@@ -257,8 +257,8 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
                 pieces += more
                 continue
             limit = f"a run makes at most {MAX_BUSY_ACTIONS} rewrites of such partitions"
-        why = f"{rewrite.reason}; batches are being merged into it, and {limit}"
-        left.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, why))
+        wait_reason = f"{rewrite.reason}; batches are being merged into it, and {limit}"
+        left.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, wait_reason))
     return pieces, left
 
 

@@ -158,13 +158,13 @@ def read_partitions(
 
 
 def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
-    at, found = _DELETES.at, []
+    index, found = _DELETES.at, []
     for file in _DELETES.live(io, manifest):
-        lower, upper = ((file[at[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
-        alone = file[at[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
-        key = _partition_key(manifest.partition_spec_id, file[at[_PARTITION]])
-        data_file = lower.decode() if alone and lower is not None else file[at[_REFERENCED]]
-        found.append(_DeleteFile(key, file[at[_PATH]], file[at[_RECORDS]], file[at[_SIZE]], data_file, alone))
+        lower, upper = ((file[index[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
+        alone = file[index[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
+        key = _partition_key(manifest.partition_spec_id, file[index[_PARTITION]])
+        data_file = lower.decode() if alone and lower is not None else file[index[_REFERENCED]]
+        found.append(_DeleteFile(key, file[index[_PATH]], file[index[_RECORDS]], file[index[_SIZE]], data_file, alone))
     return found
 
 
@@ -187,7 +187,7 @@ class _FileLimits:
         return size < int(self.target_bytes * SMALL_RATIO)
 
     def count_if_due(self, size: int, *, deleted: int, records: int) -> Deletes:
-        """Count a data file if it must be rewritten because of its deleted rows: `gone` of its `records`."""
+        """Count a data file if it must be rewritten because of its deleted rows: `deleted` of its `records`."""
         is_small, lost, limit = self.is_small(size), 100 * deleted, self.deleted_percent * records
         due = Deletes(scaled_due_files=int(is_small and lost * self.target_bytes >= limit * size))
         if lost < limit:
@@ -214,9 +214,9 @@ def _count_data_files(
         if bounds.is_small(size):
             count.small_files += 1
             count.small_bytes += size
-        if deleted and (gone := deleted.get(file[path_at])):
+        if deleted and (deletes := deleted.get(file[path_at])):
             live_paths.add(file[path_at])
-            due = bounds.count_if_due(size, deleted=gone, records=file[records_at])
+            due = bounds.count_if_due(size, deleted=deletes, records=file[records_at])
             count.deletes = _add_deletes(count.deletes, due)
     return counts, live_paths
 
@@ -238,8 +238,8 @@ class _PartitionDescriber:
     def __init__(self, spec: PartitionSpec, schema: Schema, time_column: str) -> None:
         self._spec, self._schema = spec, schema
         self._units = [
-            (at, _UNITS[type(field.transform)])
-            for at, field in enumerate(spec.fields)
+            (index, _UNITS[type(field.transform)])
+            for index, field in enumerate(spec.fields)
             if type(field.transform) in _UNITS and schema.find_column_name(field.source_id) == time_column
         ]
 
@@ -267,6 +267,6 @@ class _PartitionDescriber:
 
     def _unit_starts(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
         """Yield the start (us since 1970) of each time value's unit, or of the unit `after` units later."""
-        for at, unit in self._units:
-            if values[at] is not None:
-                yield int(np.datetime64(values[at] + after, unit).astype("datetime64[us]").astype(np.int64))
+        for index, unit in self._units:
+            if values[index] is not None:
+                yield int(np.datetime64(values[index] + after, unit).astype("datetime64[us]").astype(np.int64))

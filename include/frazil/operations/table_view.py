@@ -283,12 +283,15 @@ def search_routed(
     names: Sequence[str] | None, search: str, *, problems: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
     """Return the tables whose name or problem contains all words of the search, those with problems first."""
-    wrong = problems or {}
-    if not names and not wrong:
+    shown_problems = problems or {}
+    if not names and not shown_problems:
         return None
-    every = sorted({*(names or ()), *wrong}, key=lambda name: (name not in wrong, name))
+    every = sorted({*(names or ()), *shown_problems}, key=lambda name: (name not in shown_problems, name))
     words = search.lower().split()
-    found = [name for name in every if all(word in f"{name} {wrong.get(name, '')}".lower() for word in words)]
+    found = [name for name in every if all(word in f"{name} {shown_problems.get(name, '')}".lower() for word in words)]
     marked = min(level, Level.TROUBLE)
-    shown = (RoutedTable(name, wrong[name], marked) if name in wrong else RoutedTable(name) for name in found)
+    shown = (
+        RoutedTable(name, shown_problems[name], marked) if name in shown_problems else RoutedTable(name)
+        for name in found
+    )
     return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(every))

@@ -89,14 +89,14 @@ def _dead_letter_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """Find routed tables that another stream has as its own. The windows would wait for both streams."""
-    own = {
+    table_names = {
         (spec.table.catalog, name): path
         for path, spec in streams.items()
         for name in (spec.table.identifier, spec.dead_letter_table)
     }
     for path, spec in streams.items():
         for value, identifier in spec.sinks.by_value.items():
-            owner = own.get((spec.table.catalog, identifier))
+            owner = table_names.get((spec.table.catalog, identifier))
             if owner is not None and owner != path:
                 setting = f"{path}: route.tables.{value}"
                 yield f"{setting}: {identifier!r} is a table of the stream in {owner}; name another one"
@@ -153,7 +153,7 @@ def _describe_mode(spec: StreamSpec) -> str:
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """Compare a table's streams: their settings with the first stream's, their topics with all earlier streams'."""
     (first_path, first), *others = feeding.items()
-    for at, (path, spec) in enumerate(others):
+    for index, (path, spec) in enumerate(others):
         earlier = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
         for key, mine, its in _window_differences(spec, first):
             yield f"{path}: {key}: {mine}, but {earlier} has: {its}; declare the same"
@@ -170,11 +170,11 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         clashes = _find_field_conflicts(_table_struct(spec), _table_struct(first), ())
         for column, mine, its in islice(clashes, MAX_SCHEMA_CONFLICTS):
             yield f"{path}: schema.{column}: {mine}, but {earlier} has: {its}; declare the same"
-        for other_path, other in [(first_path, first), *others[:at]]:
+        for other_path, other in [(first_path, first), *others[:index]]:
             if not _split_servers(spec) & _split_servers(other):  # the same cluster if they share a server name
                 continue
-            listed, own, theirs = {*spec.source.topics, *other.source.topics}, spec.source.reads, other.source.reads
-            if shared := sorted(topic for topic in listed if topic in own and topic in theirs):
+            listed, ours, theirs = {*spec.source.topics, *other.source.topics}, spec.source.reads, other.source.reads
+            if shared := sorted(topic for topic in listed if topic in ours and topic in theirs):
                 yield (
                     f"{path}: source.topics: {', '.join(shared)}: also read into {spec.table.identifier} by the stream "
                     f"in {other_path}, so every record would land twice; read it in only one of them"
@@ -196,13 +196,13 @@ def _evolution_conflict(mode: str, other: str, table: str) -> str:
 
 
 def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
-    for key, own, others in (
+    for key, values, others in (
         ("complete", spec.window, first.window),
         ("complete-from", spec.complete_from, first.complete_from),
         ("event-time", spec.event_time.column, first.event_time.column),
     ):
-        if own != others:
-            yield key, str(own or "none"), str(others or "none")
+        if values != others:
+            yield key, str(values or "none"), str(others or "none")
 
 
 def _split_servers(spec: StreamSpec) -> set[str]:

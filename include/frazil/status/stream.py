@@ -176,8 +176,8 @@ def _notices(spec: StreamSpec, observation: Observation, *, now_ms: int) -> tupl
         return ()
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
-    how = find_supervision(spec, now_ms=now_ms, observed=observation).replacement
-    older = f"the running writer was started with an older declaration than the file's current one; {how}"
+    replacement = find_supervision(spec, now_ms=now_ms, observed=observation).replacement
+    older = f"the running writer was started with an older declaration than the file's current one; {replacement}"
     return (*heartbeat.notices, older)
 
 

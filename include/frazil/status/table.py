@@ -278,7 +278,7 @@ def describe_missing_tables(spec: StreamSpec) -> dict[str, Failure]:
             spec, open_read_only(spec).tables, default_marker, only_gone=True
         )
     found = {table.target: Failure(str(table)) for table in behind if table.absence is TableAbsence.MISSING}
-    return found | {gone.target: Failure(str(gone)) for gone in dropped}
+    return found | {table.target: Failure(str(table)) for table in dropped}
 
 
 def raise_if_outdated(error: Exception) -> None:

@@ -155,10 +155,10 @@ class Reporter:
             self._state = dataclasses.replace(self._state, notices=notices)
 
     def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
-        at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
+        batch = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._counts = RecordCounts()
         self._phase_since_ms = self._clock_ms()
-        self._update(phase=phase, outage=None, merged_rows=0, **at)
+        self._update(phase=phase, outage=None, merged_rows=0, **batch)
 
     def set_progress(self, progress: ProgressFolder, *, merges: bool = False) -> None:
         self._progress, self._merges = progress, merges

@@ -111,8 +111,8 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
         return False
     record = read_table_record(tables, target)
     value = record.value if record else _route_value_in_note(spec, tables, target)
-    own = properties.get(value_property(spec.name))
-    return own is None or value not in {None, own}
+    written = properties.get(value_property(spec.name))
+    return written is None or value not in {None, written}
 
 
 def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:

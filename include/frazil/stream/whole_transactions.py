@@ -224,8 +224,8 @@ class KafkaTopics:
         if new := [tp for tp in partitions if tp not in self._next]:
             self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - MAX_CLOCK_STEP, new)
         stable = self.kafka.ends(partitions)
-        ahead = {tp: at for tp, at in self._next.items() if stable.get(tp, at) > at}
-        ranges = [OffsetRange(*tp, at, min(stable[tp], at + MAX_ENDS_PER_READ)) for tp, at in ahead.items()]
+        ahead = {tp: start for tp, start in self._next.items() if stable.get(tp, start) > start}
+        ranges = [OffsetRange(*tp, start, min(stable[tp], start + MAX_ENDS_PER_READ)) for tp, start in ahead.items()]
         unreadable = self.decoder.unreadable
         try:
             found = [end for chunk in self._chunks(ranges) for end in self.decoder.read_ends(chunk)]
@@ -243,7 +243,7 @@ class KafkaTopics:
                 "held back until a later transaction follows",
                 *(count, ", ".join(topic_ids)),
             )
-        return found, any(stable.get(tp, at) > at for tp, at in self._next.items())
+        return found, any(stable.get(tp, start) > start for tp, start in self._next.items())
 
     def _chunks(self, ranges: list[OffsetRange]) -> Iterable[RecordChunk]:
         if not ranges:

@@ -282,11 +282,11 @@ class Telemetry:
         finally:
             metrics.ended()
 
-    def _start(self, how: str, begin: Callable[[], None]) -> None:
+    def _start(self, target: str, begin: Callable[[], None]) -> None:
         try:
             begin()
         except Exception as error:  # a port that is taken, a missing extra, an exporter's own configuration
-            log.warning("cannot publish metrics %s: %s", how, error)
+            log.warning("cannot publish metrics %s: %s", target, error)
 
     def _serve(self) -> None:
         s = self.settings

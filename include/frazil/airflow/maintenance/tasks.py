@@ -60,9 +60,9 @@ class RouteTables:
         if others:
             listed = ", ".join(others[:MAX_TABLES_PER_RUN])
             log.info("not maintained, because %s did not create them: %s", self.name, listed)
-        own = {name: answer for name, answer in found.items() if name not in others}
+        maintained = {name: answer for name, answer in found.items() if name not in others}
         broken = find_failures(
-            own, "cannot be measured", f"none of the {{}} tables of the {self.name} could be measured"
+            maintained, "cannot be measured", f"none of the {{}} tables of the {self.name} could be measured"
         )
         due = [table for table in found.values() if isinstance(table, DueTable) and table.reasons]
         due.sort(key=lambda table: table.urgency, reverse=True)

@@ -116,9 +116,9 @@ def _table_subject(action: PageAction, name: str, select_visible: SelectVisible)
         return None
     views = specs_for_table(table)
     if action is PageAction.MAINTAIN:
-        own, *_ = table.streams
-        route_name = next(iter(routes_by_name([own])), None) if table.kind is TableKind.ROUTED else None
-        return ActionSubject(name, own, MAINTENANCE_DAG, "POST", route_name)
+        stream, *_ = table.streams
+        route_name = next(iter(routes_by_name([stream])), None) if table.kind is TableKind.ROUTED else None
+        return ActionSubject(name, stream, MAINTENANCE_DAG, "POST", route_name)
     if not views:
         return None
     if action is PageAction.RELEASE:

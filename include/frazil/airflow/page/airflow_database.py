@@ -77,8 +77,8 @@ def read_last_measurement() -> Measurement:
     return Measurement(parse_alerts(value), at_ms, begun_ms, is_paused, due, audited)
 
 
-def _to_ms(at: datetime | None) -> int | None:
-    return None if at is None else int(at.timestamp() * 1000)
+def _to_ms(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp() * 1000)
 
 
 def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:
@@ -219,11 +219,11 @@ def last_heartbeats() -> dict[str, ComponentHeartbeat]:
     found: dict[str, ComponentHeartbeat] = {}
     with create_session() as session:
         heartbeats = session.execute(query).all()
-    for kind, state, at in heartbeats:
-        if at is None:
+    for kind, state, beat_at in heartbeats:
+        if beat_at is None:
             continue
         component = COMPONENTS[str(kind)]
-        heartbeat = ComponentHeartbeat(int(at.timestamp() * 1000), should_run=state == "running")
+        heartbeat = ComponentHeartbeat(int(beat_at.timestamp() * 1000), should_run=state == "running")
         found[component] = max(
             found.get(component, heartbeat), heartbeat, key=lambda candidate: (candidate.should_run, candidate.at_ms)
         )

@@ -238,8 +238,8 @@ def group_of(spec: StreamSpec) -> str:
 
 
 def build_reading(stream: DeclaredStream, answer: Answer[StreamState] | None) -> StreamReading:
-    wrong = "" if stream.missing or not stream.problem else stream.problem.replace(f"{streams_folder()}/", "")
-    file = StreamReading(conflict=wrong) if stream.current else StreamReading(broken=wrong)
+    problem = "" if stream.missing or not stream.problem else stream.problem.replace(f"{streams_folder()}/", "")
+    file = StreamReading(conflict=problem) if stream.current else StreamReading(broken=problem)
     if answer is None:
         return file
     reading = replace(file, status=answer.value, at_ms=answer.at_ms, last_known=answer.remembered)

@@ -44,11 +44,11 @@ def writer_dags(
     :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
         serves their queue.
     """
-    own: list[DeclaredStream] = []
+    separate: list[DeclaredStream] = []
     shared: dict[str, list[DeclaredStream]] = defaultdict(list)
     for stream in all_streams(Path(streams)):
         application_name = stream.spec.application if stream.spec else None
-        (own if application_name is None else shared[application_name]).append(stream)
+        (separate if application_name is None else shared[application_name]).append(stream)
 
     def build_arguments(name: str) -> dict[str, Any]:
         found = queue if isinstance(queue, str) or queue is None else queue.get(name)
@@ -57,7 +57,7 @@ def writer_dags(
 
     dags = [
         _writer_dag(stream.name, [stream], Path(application), on_failure, build_arguments(stream.name))
-        for stream in own
+        for stream in separate
     ]
     for name, members in shared.items():
         present = [stream for stream in members if not stream.removed]

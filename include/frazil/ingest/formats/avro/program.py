@@ -171,8 +171,8 @@ class AvroProgram(LoopProgram):
                 return operation
         columns = scalar_operation(written, target.kind, self._units.get(target.field_id))
         if columns is None:
-            what = "the record" if target.node == 0 else f"a column of type {target.kind}"
-            return self._add_rejection(target, op.MISMATCH, f"Avro's {written} cannot fill {what}")
+            target_text = "the record" if target.node == 0 else f"a column of type {target.kind}"
+            return self._add_rejection(target, op.MISMATCH, f"Avro's {written} cannot fill {target_text}")
         row = self._add_row(columns.pop(op.OPERATION), target)
         for column, value in columns.items():
             self._set_field(row, column, value)

@@ -140,9 +140,11 @@ class ProtobufDecoder(AvroDecoder):
         kinds = [self._messages[root] for root in roots[decoded.record_indexes].tolist()]
         rows = self._texts_of_json(decoded.rows, records, kinds)
         missing, faults = self._texts_of_json.missing, self._texts_of_json.faults
-        wrong: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
-        wrong |= {row: (op.MISSING_REQUIRED, f"{path}: {op.ERRORS[op.MISSING][1]}") for row, path in missing.items()}
-        return dataclasses.replace(decoded, rows=rows).reject_rows(wrong)
+        faults_by_row: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
+        faults_by_row |= {
+            row: (op.MISSING_REQUIRED, f"{path}: {op.ERRORS[op.MISSING][1]}") for row, path in missing.items()
+        }
+        return dataclasses.replace(decoded, rows=rows).reject_rows(faults_by_row)
 
     def _request(self, schema_ids: list[int]) -> None:
         super()._request(sorted({key >> _INDEX_BITS for key in schema_ids}))
@@ -168,7 +170,7 @@ class ProtobufDecoder(AvroDecoder):
             self._add_drift(schema_id, written)
         return root  # type: ignore[no-any-return]
 
-    def _fault(self, wrong: int, operation: int, byte: int) -> Fault:
-        if wrong == op.MISSING:
+    def _fault(self, code: int, operation: int, byte: int) -> Fault:
+        if code == op.MISSING:
             return op.MISSING_REQUIRED, f"{self._program.required_paths(operation)}: {op.ERRORS[op.MISSING][1]}"
-        return super()._fault(wrong, operation, byte)
+        return super()._fault(code, operation, byte)

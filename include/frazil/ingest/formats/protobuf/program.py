@@ -172,16 +172,18 @@ class ProtobufProgram(LoopProgram):
             case iceberg.MapType() if is_map(written):
                 row = self._add_map(written, target, target.kind)
             case _:
-                what = "map" if is_map(written) else f"repeated {type_name(written)}"
-                raise _FieldMismatch(op.MISMATCH, f"Protobuf's {what} cannot fill a column of type {target.kind}")
+                kind = "map" if is_map(written) else f"repeated {type_name(written)}"
+                raise _FieldMismatch(op.MISMATCH, f"Protobuf's {kind} cannot fill a column of type {target.kind}")
         self._set_field(row, op.OUTER, target.node)
         return row
 
     def _add_map(self, written: FieldDescriptor, target: TargetColumn, kind: iceberg.MapType) -> int:
         parts = written.message_type.fields_by_name
         if parts["key"].type != _F.TYPE_STRING:
-            what = f"Protobuf's map with keys of type {type_name(parts['key'])}"
-            raise _FieldMismatch(op.MISMATCH, f"{what} cannot fill a map; declare a list of structs with key and value")
+            map_kind = f"Protobuf's map with keys of type {type_name(parts['key'])}"
+            raise _FieldMismatch(
+                op.MISMATCH, f"{map_kind} cannot fill a map; declare a list of structs with key and value"
+            )
         key = target.inside(kind.key_field, target.node + 1)
         value = target.inside(kind.value_field, target.node + 2)
         row = self._add_row(op.MESSAGE, key)
