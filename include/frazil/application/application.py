@@ -150,7 +150,7 @@ class WriterApplication:
             return Writer(found.spec, self.engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
         def record_commit(event: Event) -> None:
-            if isinstance(event.what, BatchCommitted):
+            if isinstance(event.payload, BatchCommitted):
                 self.hosted[name].last_commit_at_ms = event.at_ms
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)

@@ -79,7 +79,9 @@ def backfill(  # noqa: PLR0913 - a command's options
         metadata = opened.tables.main.refresh().metadata
         last = read_backfill(metadata.properties, stream)
         interruption = describe_interruption(last, metadata, now_ms=clock.now_ms()) if last else None
-        _print_result(last, opened, as_json=as_json, why=interruption) if status else _abandon(opened, last, yes=yes)
+        _print_result(last, opened, as_json=as_json, interruption=interruption) if status else _abandon(
+            opened, last, yes=yes
+        )
         return
     request = _build_request(stream, wanted)
     if not dry_run:

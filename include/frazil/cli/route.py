@@ -125,7 +125,7 @@ def _print_differences(found: _RouteDifferences, stream: str, output: CommandOut
         rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", format_utc(b.since_ms)) for b in found.behind]
         output.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
     for behind in found.behind:
-        output.say(f"{behind.target}: {behind.why}")
+        output.say(f"{behind.target}: {behind.explanation}")
     for dropped in found.dropped:
         output.say(str(dropped))
     if found.dropped or any(behind.absence is TableAbsence.MISSING for behind in found.behind):

@@ -244,7 +244,7 @@ class StreamOutput:
     def show(self, event: Event) -> None:
         from frazil import events  # after the JVM's start, as `write`
 
-        match event.what:
+        match event.payload:
             case events.PhaseBegan(phase=Phase.STAGING):
                 self._waits.note_batch_start()
             case events.TablesBehind(names=names) if not names:
@@ -273,7 +273,7 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
     def say(event: Event) -> None:
         from frazil.events import EpochBegan  # after the JVM's start, as `write`
 
-        if isinstance(event.what, EpochBegan):
+        if isinstance(event.payload, EpochBegan):
             _report_pause(spec, pipe)
         output.show(event)
 

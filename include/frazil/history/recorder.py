@@ -126,7 +126,7 @@ class Recorder:
             self._earlier_objects = []
 
     def _measure_event(self, event: Event) -> Point | None:
-        match event.what:
+        match event.payload:
             case events.EpochBegan(epoch=epoch, marker=marker):
                 self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have had no result
                 return Point(event.at_ms, watermark_ms=marker.watermark_ms, interval_ms=self._interval_ms)
@@ -171,7 +171,7 @@ class Recorder:
         )
 
     def _describe_event(self, event: Event) -> tuple[EventKind, str] | None:  # noqa: PLR0911 - a case for each kind of event
-        match event.what:
+        match event.payload:
             case events.EpochBegan(epoch=epoch, settled=settled):
                 return EventKind.EPOCH, f"a writer took over (epoch {epoch}): {settled}"
             case events.RecordsSkipped(lost=lost):

@@ -222,9 +222,9 @@ def _describe_misfits(observed: FieldStatistics) -> Iterator[str]:
         yield f"{observed.others:,} of {observed.present:,} values have a different type: {others}"
     if observed.fractions and observed.kinds["int"] >= MIN_VALUES_PER_MISFIT * observed.fractions:
         count = f"{observed.fractions:,} of {observed.present:,} values"
-        yield f"{count} are not whole, such as {observed.odd['int']}; long would reject them"
+        yield f"{count} are not whole, such as {observed.misfits['int']}; long would reject them"
     if observed.kind == "text" and (shape := observed.main_shape) and (odd_texts := observed.count_odd_texts(shape)):
-        misfit = json.dumps(observed.odd[shape][:MAX_ODD_CHARACTERS])
+        misfit = json.dumps(observed.misfits[shape][:MAX_ODD_CHARACTERS])
         other = "string would accept all" if shape == observed.shape else f"{shape} would reject them"
         yield f"{odd_texts:,} of {observed.kinds['text']:,} texts do not fit, such as {misfit}; {other}"
 

@@ -190,7 +190,7 @@ class KafkaAdmin:
                 spans[tp] = (spans[tp][0], span) if tp in beyond else (span, spans[tp][1])
         return {tp: span for tp, (span, _) in spans.items()}
 
-    def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def offsets_at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return each partition's first offset with a timestamp at or after `when`, or else its log's end."""
         tps = list(partitions)
         found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
@@ -202,7 +202,7 @@ class KafkaAdmin:
     ) -> dict[TopicPartition, int]:
         if start == "earliest":
             return self.earliest(partitions)
-        return self.ends(partitions) if start == "latest" else self.at(start, partitions)
+        return self.ends(partitions) if start == "latest" else self.offsets_at(start, partitions)
 
     def _list_committed(self, partitions: Iterable[TopicPartition], offset: OffsetSpec) -> dict[TopicPartition, int]:
         (answers,) = self._list_offsets(partitions, (offset, IsolationLevel.READ_COMMITTED))
@@ -254,7 +254,7 @@ class KafkaAdmin:
         return found
 
     def _refusal(self, error: KafkaError, subject: str) -> FrazilError | None:
-        return to_access_denied(error.code(), error.str(), what=subject, stream=self._stream, servers=self._servers)
+        return to_access_denied(error.code(), error.str(), subject=subject, stream=self._stream, servers=self._servers)
 
     def _as_frazil_error(self, error: Exception, doing: str) -> FrazilError:
         """Translate a request's error to a FrazilError. `doing` names the request, such as `DESCRIBING`."""

@@ -39,19 +39,19 @@ _DELETED_PATH = 2_147_483_546
 
 
 class _EntryReader:
-    """Reads the wanted primitive fields of manifest entries. `at` has each field's index, by id."""
+    """Reads the wanted primitive fields of manifest entries. `index` has each field's index, by id."""
 
     def __init__(self, *wanted: int) -> None:
         data_file: Any = MANIFEST_ENTRY_SCHEMAS[3].find_type("data_file")
         fields = [f for f in data_file.fields if f.field_id in wanted or not f.field_type.is_primitive]
-        self.at = {f.field_id: position for position, f in enumerate(fields)}
+        self.index = {f.field_id: position for position, f in enumerate(fields)}
         self._schema = Schema(
             NestedField(0, "status", IntegerType(), required=True),
             NestedField(2, "data_file", StructType(*fields), required=True),
         )
 
     def live(self, io: FileIO, manifest: ManifestFile) -> Iterator[Record]:
-        """Yield each live entry's data file, with the wanted fields in the order of `at`."""
+        """Yield each live entry's data file, with the wanted fields in the order of `index`."""
         with AvroFile[Record](io.new_input(manifest.manifest_path), self._schema) as entries:
             for entry in entries:
                 if entry[0] != ManifestEntryStatus.DELETED:
@@ -158,7 +158,7 @@ def read_partitions(
 
 
 def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
-    index, found = _DELETES.at, []
+    index, found = _DELETES.index, []
     for file in _DELETES.live(io, manifest):
         lower, upper = ((file[index[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
         alone = file[index[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
@@ -205,7 +205,7 @@ def _count_data_files(
     counts: dict[PartitionKey, _PartitionTotals] = {}
     live_paths: set[str] = set()
     entries = _ENTRIES_WITH_PATHS if deleted else _ENTRIES_WITHOUT_PATHS
-    partition_at, size_at, path_at, records_at = (entries.at.get(i, 0) for i in (_PARTITION, _SIZE, _PATH, _RECORDS))
+    partition_at, size_at, path_at, records_at = (entries.index.get(i, 0) for i in (_PARTITION, _SIZE, _PATH, _RECORDS))
     for file in entries.live(io, manifest):
         key = _partition_key(manifest.partition_spec_id, file[partition_at])
         count = counts.get(key) or counts.setdefault(key, _PartitionTotals())

@@ -77,7 +77,7 @@ def find_target_offsets(
     if wanted.to == "latest":
         return dict(now.end)
     if wanted.to == "timestamp" and wanted.at is not None:
-        return clamp_to_available(kafka.at(wanted.at, now.first), now)
+        return clamp_to_available(kafka.offsets_at(wanted.at, now.first), now)
     if wanted.to == "table":
         if seen.unknown:
             raise RolledBack(seen.unknown)

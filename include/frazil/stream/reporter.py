@@ -121,7 +121,7 @@ class Reporter:
         self._write()
 
     def take(self, event: Event) -> None:
-        match event.what:
+        match event.payload:
             case PhaseBegan(phase, key):
                 if phase not in BATCH_PHASES:
                     self._staging_since_ms = None
@@ -167,7 +167,7 @@ class Reporter:
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
-        self._update(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
+        self._update(epoch=marker.key.epoch, batch=marker.key.batch, watermark_ms=marker.watermark_ms, **commit)
 
     def set_planner_report(self, report: PlannerReport | None) -> None:
         with self._lock:
@@ -318,7 +318,7 @@ def _build_sample(
     leaderless, batch = report.leaderless if report else (), None
     if state.phase in BATCH_PHASES and state.epoch is not None and state.batch is not None:
         current = BatchKey(state.epoch, state.batch)
-        batch = None if current == marker.at else current  # the marker has it once it is committed
+        batch = None if current == marker.key else current  # the marker has it once it is committed
     return WriterSample(
         at_ms=at_ms,
         phase=state.phase,

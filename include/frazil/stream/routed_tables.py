@@ -318,7 +318,7 @@ class RoutedTables(RouteValues):
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
             # A replay may run while a writer does, which may have committed to the default table since.
-            now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
+            now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.key.epoch)
             if is_ahead(marker, now):
                 raise _table_ahead_error(self.spec, identifier, marker)
         if marker is None:

@@ -332,8 +332,8 @@ def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limit
         StallKind.WATERMARK,
         since_ms,
         _partition_name(tp),
-        f"{_partition_name(tp)}{others} holds the watermark back: commits advance the offsets, but the watermark {state} "
-        f"since {_since_text(since_ms, sample)}: {reason}. {do}",
+        f"{_partition_name(tp)}{others} holds the watermark back: commits advance the offsets, but the watermark "
+        f"{state} since {_since_text(since_ms, sample)}: {reason}. {do}",
     )
 
 

@@ -73,9 +73,9 @@ class WholeTransactions:
     _warned: float = 0.0
 
     @property
-    def at(self) -> int:
+    def boundary(self) -> int:
         """The last offset at which a batch may end; 0 before anything was read."""
-        return self._log.at if self._log else 0
+        return self._log.boundary if self._log else 0
 
     def read_transaction_ends(self) -> None:
         """If records wait for transactions, read the transactions' ends. Call this before fetching the logs' ends."""
@@ -97,23 +97,23 @@ class WholeTransactions:
             self._read_events(tp, min(end, max(goal, self._scanned), self._scanned + MAX_EVENTS_PER_READ))
             all_read = self._scanned >= end
             open_one = self._advance_boundary(self._log, all_read=all_read)
-            if all_read or (self._scanned >= goal and self._log.at > start):
+            if all_read or (self._scanned >= goal and self._log.boundary > start):
                 break
             if self._scanned >= goal:  # within one transaction
                 goal = self._scanned + self.max_records
-        held_back = all_read and self._log.at < end
+        held_back = all_read and self._log.boundary < end
         self.is_stuck, self._waits = held_back and self._waits, held_back
         self.waits_for = self._describe_wait(open_one) if held_back else ""
         now = self.clock()
-        if not self._waits or self._open[0] != self.at:
-            self._open, self._warned = (self.at, now), now
+        if not self._waits or self._open[0] != self.boundary:
+            self._open, self._warned = (self.boundary, now), now
         elif open_one and now - self._warned >= WARN_INTERVAL_S:
             self._warned = now
             log.warning(
                 "topic %s: records after offset %d have been held back for %.0f s: %s",
-                *(tp[0], self.at, now - self._open[1], self._describe_wait(open_one)),
+                *(tp[0], self.boundary, now - self._open[1], self._describe_wait(open_one)),
             )
-        return self._log.at if all_read else end
+        return self._log.boundary if all_read else end
 
     def _advance_boundary(self, log: Boundaries, *, all_read: bool) -> str:
         """Move the last boundary. May read more transactions' ends. Returns the open transaction's id, or ""."""
@@ -222,7 +222,7 @@ class KafkaTopics:
             self._next = dict(self.kafka.earliest(partitions))
         self._topic_ids = topic_ids
         if new := [tp for tp in partitions if tp not in self._next]:
-            self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - MAX_CLOCK_STEP, new)
+            self._next |= self.kafka.offsets_at(datetime.fromtimestamp(since_ms / 1000, UTC) - MAX_CLOCK_STEP, new)
         stable = self.kafka.ends(partitions)
         ahead = {tp: start for tp, start in self._next.items() if stable.get(tp, start) > start}
         ranges = [OffsetRange(*tp, start, min(stable[tp], start + MAX_ENDS_PER_READ)) for tp, start in ahead.items()]

@@ -390,7 +390,7 @@ class Epoch:
             check_fence(seen.marker, stream=stream, epoch=committer.epoch)
             target = {**read, **truncated_at}
             moved = reset(tables, target=target, source=topics.identity, seen=seen, truncated_at=truncated_at)
-            self.number = moved.at.epoch
+            self.number = moved.key.epoch
             check_not_truncated(read, truncated_at, stream=stream)
         lost = describe_lost_ranges(marker.offsets, available)
         if not lost:

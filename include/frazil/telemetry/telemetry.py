@@ -161,7 +161,7 @@ class StreamMetrics:
 
     def take(self, event: Event) -> None:  # noqa: PLR0912 - a case for each kind of event
         add, set_, labels = self._meters.add, self._meters.set, self._labels
-        match event.what:
+        match event.payload:
             case events.PhaseBegan() if self._in_outage:
                 self._in_outage = False
                 set_(m.OUTAGE, labels, self._behind)
