@@ -1,4 +1,4 @@
-"""Converts Avro values to JSON text. Bytes become base64; dates and times, ISO 8601; a union, its value."""
+"""Converts Avro values to JSON text. Bytes become base64, and dates and times ISO 8601. A union becomes its value."""
 
 from __future__ import annotations
 
