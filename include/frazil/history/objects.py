@@ -41,7 +41,7 @@ class HistoryUnreadable(Exception):
 
 
 def history_location(table: Table, stream: str) -> str:
-    """Return the folder of a stream's history. Stream names never begin with an underscore."""
+    """Return the folder of a stream's history. No stream is called `_history`: names never begin with an underscore."""
     return f"{table.location().rstrip('/')}/{STATE_FOLDER}/_history/{stream}"
 
 

@@ -125,7 +125,7 @@ def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Return False if the process is not an agent, or if the first call was more than a minute ago."""
+    """Ask an agent to kill its driver. Returns False if the process is not an agent, or was asked over a minute ago."""
     agent = _read_agent(folder, writer.pid)
     if agent is None:
         return False

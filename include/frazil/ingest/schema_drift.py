@@ -113,7 +113,7 @@ class SchemaDrift:
         return bool(self.new or self.wider or self.optional or self.records)
 
     def to_json(self) -> dict[str, Any]:
-        pairs = {"new": [*self.new.items()], "wider": [*self.wider.items()]}  # keys in JSON are no paths
+        pairs = {"new": [*self.new.items()], "wider": [*self.wider.items()]}  # JSON keys cannot be paths
         return {**msgspec.to_builtins(replace(self, new={}, wider={})), **msgspec.to_builtins(pairs)}
 
     @classmethod
