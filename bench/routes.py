@@ -160,7 +160,7 @@ class Bench:
 
     def batch(self, times: Times) -> int:
         """Write and commit one batch. Return the journal's size in bytes."""
-        key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
+        key = BatchKey(self.committer.epoch, self.marker.key.batch + 1)
         start = self.marker.offsets["shop", 0]
         task = StageTask(0, (OffsetRange("shop", 0, start, start + self.count),))
         result = self._stage(times, key, task)

@@ -82,7 +82,7 @@ def make(records: int) -> tuple[MadeStream, int]:
         raise RuntimeError("the stream did not begin")
     last = BatchKey(1, records)
     moved = dataclasses.replace(
-        marker, at=last, settled=last, batches={1: records}, offsets=record(stream, records).offsets_after
+        marker, key=last, settled=last, batches={1: records}, offsets=record(stream, records).offsets_after
     )
     change_marker(stream.tables, stream.tables.main, lambda _: moved, operation="reset")
     return stream, len(text)

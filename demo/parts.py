@@ -184,5 +184,5 @@ def _mark(found: psutil.Process) -> str | None:
 
 def require_free_ports(kafka_port: int, airflow_port: int) -> None:
     """Raise EnvironmentUnusable if a port is in use. The message names the make variable that changes the port."""
-    process.require_free_port(kafka_port, what="the demo's Kafka", option="make demo KAFKA_PORT=…")
-    process.require_free_port(airflow_port, what="the demo's Airflow", option="make demo AIRFLOW_PORT=…")
+    process.require_free_port(kafka_port, server="the demo's Kafka", option="make demo KAFKA_PORT=…")
+    process.require_free_port(airflow_port, server="the demo's Airflow", option="make demo AIRFLOW_PORT=…")

@@ -145,7 +145,7 @@ class MadeStream:
     ) -> Journal:
         """Write and journal the next batch, or the one `ahead` batches later. `Committer.commit` lands it."""
         committer, marker = self.committer or self.begin(), self.tables.marker()
-        key = BatchKey(committer.epoch, 1 + ahead + (marker.at.batch if marker else 0))
+        key = BatchKey(committer.epoch, 1 + ahead + (marker.key.batch if marker else 0))
         main = self.tables.main.refresh()
         journal = Journal(
             stream=self.spec.name,

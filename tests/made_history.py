@@ -109,7 +109,7 @@ class MadeHistory:
         unread = {(self.made.topic, p): n for p, n in self.waits.items()}
         self.record(LagMeasured(lag, unread, every * MINUTE_MS if lag else 0, max(0, int(seconds * 1250) - MINUTE_MS)))
         cost = BatchCost(int(400 * seconds), writes=6 + files, reads=3)
-        self.record(BatchCommitted(marker.at, marker, rows, rejected, files, seconds, seconds / 4, size, cost=cost))
+        self.record(BatchCommitted(marker.key, marker, rows, rejected, files, seconds, seconds / 4, size, cost=cost))
 
     def minutes(self, count: int, each: Callable[[int], Sequence[int]], **more: Any) -> None:
         for minute in range(count):
@@ -141,7 +141,7 @@ class MadeHistory:
         begin_us = Grain.HOUR.floor(self.at_ms * 1000) - hours * Grain.HOUR.us
         times = np.linspace(begin_us, begin_us + 4 * Grain.HOUR.us, count, endpoint=False).astype(np.int64)
         self.made.columns = partial(_columns, times=times, keys=None)
-        folder = batch_folder(main, committer.own.stream, key)
+        folder = batch_folder(main, committer.own_tables.stream, key)
         progress = RangeProgress(self.made.topic, 0, 0, count, count, 0, int(times[-1]))
         journal = Journal(
             stream=self.name, key=key, table_uuid=str(main.metadata.table_uuid), created_at_ms=self.at_ms,
@@ -162,7 +162,7 @@ class MadeHistory:
         def heartbeat(now_ms: int) -> None:
             Heartbeat(
                 self.name, pid, self.spec.fingerprint(), Phase.WAITING, now_ms, now_ms,
-                epoch=marker.at.epoch, batch=marker.at.batch, lag=lag, backpressure_ms=backpressure_ms,
+                epoch=marker.key.epoch, batch=marker.key.batch, lag=lag, backpressure_ms=backpressure_ms,
                 last_commit_at_ms=self.at_ms, last_commit_snapshot=marker.snapshot_id,
                 watermark_ms=marker.watermark_ms, stall=stall,
             ).write(folder)  # fmt: skip

@@ -82,7 +82,7 @@ class MadeRoute(MadeStream):
             self.columns = lambda count: {"at": pa.array([at_us] * count).cast(pa.timestamp("us", "UTC"))}
         if self.committer is None or self.followers is None:
             raise AssertionError("begin_route first")
-        key = BatchKey(self.committer.epoch, self.home().at.batch + 1)
+        key = BatchKey(self.committer.epoch, self.home().key.batch + 1)
         begin, files = self.at, list[StagedFile]()
         for target, count in {**rows, "dead-letters": rejected}.items():
             offsets = {0: np.arange(self.at, self.at + count)}

@@ -245,7 +245,7 @@ class Event:
     stream: str
     at_ms: int
     """Time of the event, in milliseconds since 1970, UTC."""
-    what: StreamEvent
+    payload: StreamEvent
 
 
 Sink = Callable[[Event], None]
@@ -269,9 +269,9 @@ class EventDispatcher:
         with self._one_at_a_time:
             self._sinks.append(sink)
 
-    def emit(self, what: StreamEvent) -> None:
+    def emit(self, payload: StreamEvent) -> None:
         with self._one_at_a_time:
-            event = Event(self.stream, self.clock_ms(), what)
+            event = Event(self.stream, self.clock_ms(), payload)
             for number, sink in enumerate(self._sinks):
                 try:
                     sink(event)
@@ -279,10 +279,10 @@ class EventDispatcher:
                     self._log_failure(number, event, error)
 
     def _log_failure(self, number: int, event: Event, error: Exception) -> None:
-        if (failure := (number, type(event.what))) in self._logged_failures:
+        if (failure := (number, type(event.payload))) in self._logged_failures:
             return
         self._logged_failures.add(failure)
         log.warning(
             "stream %s: the event sink %r failed on %s; later failures on events of this type are not logged: %r",
-            self.stream, self._sinks[number], type(event.what).__name__, error,
+            self.stream, self._sinks[number], type(event.payload).__name__, error,
         )  # fmt: skip

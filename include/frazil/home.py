@@ -44,7 +44,7 @@ def run_folder(name: str) -> Path:
 
 def full_disk_message(folder: Path) -> str:
     """Return a sentence that says what to do, if the folder's disk is full; otherwise an empty string."""
-    existing = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+    existing = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
     try:
         free = shutil.disk_usage(existing).free
     except OSError:

@@ -52,7 +52,7 @@ def test_a_table_renamed_during_a_batch_is_reported_and_the_batch_lands_once(
     stream: Any, events: Any, phase: Phase
 ) -> None:
     def rename(event: Event) -> None:
-        if isinstance(event.what, PhaseBegan) and event.what.phase is phase:
+        if isinstance(event.payload, PhaseBegan) and event.payload.phase is phase:
             with suppress(NoSuchTableError):
                 load_catalog(None).rename_table("test.events", "test.others")
 

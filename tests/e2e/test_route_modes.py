@@ -70,8 +70,8 @@ def test_each_routed_table_has_the_newest_row_of_each_key(stream: Any, declare: 
     writer.run()
     merged = Counter[str]()
     for event in seen:
-        if isinstance(event.what, BatchCommitted):
-            merged.update(event.what.changes)
+        if isinstance(event.payload, BatchCommitted):
+            merged.update(event.payload.changes)
     assert (merged["inserted"], merged["updated"], merged["stale"]) == (2, 1, 1)
     assert (rows("test.a"), rows("test.of_b"), rows("test.of_c")) == ([(1, 4), (7, 5)], [(1, 3), (2, 9)], [(1, 1)])
     assert stream.ids() == []

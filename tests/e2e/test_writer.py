@@ -119,12 +119,16 @@ def test_a_writer_without_unread_records_waits_in_one_epoch_and_reads_later_reco
             eventually(lambda at=epoch: _waits(stream, epoch=at))
             eventually(lambda: len(_marker(stream).idle) == 4 and _heartbeat(stream).phase is Phase.WAITING)
             heartbeat = _heartbeat(stream)
-            assert (heartbeat.stall, heartbeat.lag, (heartbeat.epoch, heartbeat.batch)) == (None, 0, _marker(stream).at)
+            assert (heartbeat.stall, heartbeat.lag, (heartbeat.epoch, heartbeat.batch)) == (
+                None,
+                0,
+                _marker(stream).key,
+            )
             assert stream.ids() == list(known)
             stream.produce(events(range(len(known), 1000 * epoch)), partitions=4)
             eventually(lambda at=epoch: stream.has_rows(1000 * at))
         marker = _marker(stream)
-        assert marker.at.epoch == epoch
+        assert marker.key.epoch == epoch
         assert sorted(marker.batches) == list(range(1, epoch + 1))
     assert stream.ids() == list(range(2000))
 
@@ -173,7 +177,7 @@ def test_an_idle_writer_ends_soon_after_a_reset(
 def test_catching_up_without_records_succeeds(stream: Any):
     stream.catch_up()
     stream.catch_up()
-    assert (_marker(stream).at, stream.ids()) == ((2, 0), [])
+    assert (_marker(stream).key, stream.ids()) == ((2, 0), [])
 
 
 def test_a_writer_with_metrics_and_lineage_configured_sends_both(

@@ -79,7 +79,7 @@ class Process:
         end = min(start + limit, len(self.world.log))
         if start == end:
             return False
-        key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
+        key = BatchKey(self.committer.epoch, self.marker.key.batch + 1)
         held = BitMap64.deserialize(self.committer.existing_dead_letters(self.marker).get(TP, BitMap64().serialize()))
         offsets = [offset for offset in range(start, end) if offset not in held]
         for _ in range(2 if leftover else 1):

@@ -211,7 +211,7 @@ class Writer:
         pending = {(self.topic.name, p) for p in self.topic.pending}
         assert not position.idle & pending, "idle, with records in an open transaction"
         stage = ModelStage(self.world, self.topic, planner.plans(start, position), leftover)
-        key = BatchKey(runner.committer.epoch, runner.marker.at.batch + 1)
+        key = BatchKey(runner.committer.epoch, runner.marker.key.batch + 1)
         # The model's tables have columns of their own, which no stream declares.
         with mock.patch("frazil.stream.stage_context.check_rows_fit"):
             _, self.staged = runner.stage(stage, key, position, tasks=len(stage.plans))

@@ -534,17 +534,17 @@ class Protocol(RuleBasedStateMachine):
         """No epoch is used twice, not even after the stream was forgotten."""
         where = (move.stream, move.table)
         highest = self.highest.get(where, 0)
-        assert after.at.epoch > highest if move.before is None else after.at.epoch >= highest, (move, highest)
-        self.highest[where] = after.at.epoch
+        assert after.key.epoch > highest if move.before is None else after.key.epoch >= highest, (move, highest)
+        self.highest[where] = after.key.epoch
         if move.before is not None:
             self._check_move(move.table, move.before, after)
-        if move.table == MAIN and move.by is not None and after.at.batch == 0:
+        if move.table == MAIN and move.by is not None and after.key.batch == 0:
             self._check_take_over(move.by, move.before, after)
 
     def _check_move(self, table: str, before: Marker, after: Marker) -> None:
         """The next batch of the same epoch, or a new epoch's beginning: a fenced writer's commit would be neither."""
-        new_epoch = after.at.epoch > before.at.epoch and after.at.batch == 0
-        assert new_epoch or after.at == (before.at.epoch, before.at.batch + 1), (table, before.at, after.at)
+        new_epoch = after.key.epoch > before.key.epoch and after.key.batch == 0
+        assert new_epoch or after.key == (before.key.epoch, before.key.batch + 1), (table, before.key, after.key)
         assert after.sequence_number > before.sequence_number
         if not self.resetting:
             assert before.offsets.keys() <= after.offsets.keys(), (table, before, after)
@@ -554,8 +554,8 @@ class Protocol(RuleBasedStateMachine):
     def _check_take_over(self, by: Faults, before: Marker | None, after: Marker) -> None:
         """Takes over from another once, then only from itself: no successor is fenced by its predecessor."""
         last = self.last_epochs.get(by)
-        assert last is None or (before is not None and before.at.epoch == last), (last, before, after.at)
-        self.last_epochs[by] = after.at.epoch
+        assert last is None or (before is not None and before.key.epoch == last), (last, before, after.key)
+        self.last_epochs[by] = after.key.epoch
 
     # The end
 
@@ -622,7 +622,7 @@ class Protocol(RuleBasedStateMachine):
 
     def _fenced(self, writer: Writer) -> None:
         found = [self.world.marker(writer.stream, table) for table in (MAIN, DEAD)]
-        newest = max((m.at.epoch for m in found if m), default=None)
+        newest = max((m.key.epoch for m in found if m), default=None)
         forgotten = writer.stream in self.ever_forgotten and self.world.marker(writer.stream) is None
         assert writer.epoch is None or forgotten or (newest or 0) > writer.epoch, "fenced by nobody"
         self._end_of(writer)

@@ -317,8 +317,8 @@ class Tables(RuleBasedStateMachine):
     def _check_move(self, name: str, before: Marker, after: Marker) -> None:
         if name not in ROUTED:  # whose last batch may be an earlier epoch's that was settled later
             assert after.sequence_number > before.sequence_number, (name, before, after)
-            new_epoch = after.at.epoch > before.at.epoch and after.at.batch == 0
-            assert new_epoch or after.at == (before.at.epoch, before.at.batch + 1), (name, before.at, after.at)
+            new_epoch = after.key.epoch > before.key.epoch and after.key.batch == 0
+            assert new_epoch or after.key == (before.key.epoch, before.key.batch + 1), (name, before.key, after.key)
         if not self.resetting:
             assert after.offsets.get(TP, 0) >= before.offsets.get(TP, 0), (name, before, after)
             assert (after.settled or BatchKey(0, 0)) >= (before.settled or BatchKey(0, 0)), (name, before, after)
@@ -408,7 +408,7 @@ class Tables(RuleBasedStateMachine):
 
     def _fenced(self, writer: Process) -> None:
         found = [self.world.marker(name) for name in (HOME, DEAD)]
-        newest = max((marker.at.epoch for marker in found if marker), default=0)
+        newest = max((marker.key.epoch for marker in found if marker), default=0)
         assert writer.epoch is None or newest > writer.epoch, "fenced by nobody"
         self._end_of(writer)
 

@@ -325,7 +325,7 @@ def test_a_paused_writer_that_resumes_a_stale_batch_is_fenced_and_its_successor_
 
 def epoch(stream: Any) -> int:
     marker = read_marker(stream.table().properties, stream.name)
-    return marker.at.epoch if marker else 0
+    return marker.key.epoch if marker else 0
 
 
 def journals(stream: Any) -> list[Path]:

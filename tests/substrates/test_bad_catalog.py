@@ -78,7 +78,7 @@ def check_each_landed_once(stream: MadeStream, batches: int) -> None:
     assert rows(stream.tables) == offsets(0, 0, 10 * batches)
     marker = stream.tables.marker()
     assert marker is not None
-    assert (marker.offsets[stream.topic, 0], marker.at.batch) == (10 * batches, batches)
+    assert (marker.offsets[stream.topic, 0], marker.key.batch) == (10 * batches, batches)
     assert len(table.metadata.snapshots) == batches + 1, "the take-over's, and one of each batch"
     manifests = {name for name in files(stream.tables, table, "metadata") if name.endswith(".avro")}
     assert manifests == needed_manifests(stream.tables)

@@ -78,8 +78,8 @@ class Writer:
         self.engine = InProcessEngine()
 
     def _hear(self, event: Event) -> None:
-        if isinstance(event.what, OutageReported):
-            self.reported.append(event.what.sentence)
+        if isinstance(event.payload, OutageReported):
+            self.reported.append(event.payload.sentence)
 
     def begin(self) -> Writer:
         made, tables = self.made, self.made.tables
@@ -379,4 +379,4 @@ def once(operation: Callable[[], None]) -> Callable[[], None]:
 
 
 def is_phase(event: Event, phase: Phase) -> bool:
-    return isinstance(event.what, PhaseBegan) and event.what.phase is phase
+    return isinstance(event.payload, PhaseBegan) and event.payload.phase is phase

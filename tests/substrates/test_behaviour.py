@@ -152,7 +152,7 @@ def test_files_that_will_never_be_committed_are_found_by_listing_and_deleted(mad
     before = files(dead.tables, table, "data")
     marker = dead.tables.marker()
     assert marker is not None
-    dead.write(table, type(marker.at)(marker.at.epoch, marker.at.batch + 1), "main", {0: np.arange(10, 20)})
+    dead.write(table, type(marker.key)(marker.key.epoch, marker.key.batch + 1), "main", {0: np.arange(10, 20)})
     assert files(dead.tables, table, "data") > before
     assert settle(following.tables, following.begin()).deleted_files == 1
     assert files(dead.tables, table, "data") == before

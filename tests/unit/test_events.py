@@ -50,7 +50,7 @@ def test_an_event_sink_is_called_by_one_thread_at_a_time_and_may_emit_events():
         nonlocal inside, peak, seen
         inside += 1
         peak, seen = max(peak, inside), seen + 1
-        if isinstance(event.what, PhaseBegan):
+        if isinstance(event.payload, PhaseBegan):
             inside -= 1  # what it emits is reported in the middle of this
             happening.emit(CommitRecordsFolded(1))
             inside += 1

@@ -62,14 +62,18 @@ def choose_input(catalog: Catalog, spec: AggregationSpec, day: date, signals: Se
     branch = _source_snapshots(catalog, spec.source)
     current = next(iter(branch))
     if not is_complete(day, signals):
-        chosen, revisions, why = current, NO_REVISIONS, "the current snapshot, because not every window was signalled"
+        chosen, revisions, reason = (
+            current,
+            NO_REVISIONS,
+            "the current snapshot, because not every window was signalled",
+        )
     else:
         named = max(signals, key=lambda s: s.sequence_number).snapshot_id
-        chosen, revisions, why = named, encode_revisions(signals), "the snapshot that the day's signals name"
+        chosen, revisions, reason = named, encode_revisions(signals), "the snapshot that the day's signals name"
         if named not in branch:
             chosen = current
-            why = f"the current snapshot, because the signals' snapshot {named} has expired or was rolled back"
-    log.info("reading %s of %s at snapshot %d: %s", day, spec.source, chosen, why)
+            reason = f"the current snapshot, because the signals' snapshot {named} has expired or was rolled back"
+    log.info("reading %s of %s at snapshot %d: %s", day, spec.source, chosen, reason)
     return DayInput(chosen, branch[chosen], revisions)
 
 

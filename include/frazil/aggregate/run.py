@@ -98,13 +98,13 @@ class DayRun:
 
     def _written_totals(self, target: Table) -> Totals | None:
         """Return the totals of this run's snapshot; None if this run did not write the target."""
-        own = input_summary(self.spec, self.day, self.day_input)
+        input_properties = input_summary(self.spec, self.day, self.day_input)
         of_day = ("frazil.aggregation", "frazil.day")
         of_input = ("frazil.input-snapshot-id", "frazil.input-revisions")
         for snapshot in ancestors(target.metadata):
             summary = snapshot.summary
-            if summary is not None and all(summary.get(key) == own[key] for key in of_day):
-                if any(summary.get(key) != own[key] for key in of_input):
+            if summary is not None and all(summary.get(key) == input_properties[key] for key in of_day):
+                if any(summary.get(key) != input_properties[key] for key in of_input):
                     return None
                 keys = ("added-records", "added-files-size", "added-data-files")
                 rows, size, files = (int(summary.get(key) or 0) for key in keys)

@@ -66,7 +66,9 @@ def backfill_dag(
         doc_md=__doc__,
         schedule=None,
         max_active_runs=1,
-        params=_form([one.name for one in declared_streams(folder) if one.spec is not None and one.spec.coordinates]),
+        params=_form(
+            [stream.name for stream in declared_streams(folder) if stream.spec is not None and stream.spec.coordinates]
+        ),
         **dag_profile(
             "Backfill a stream", purpose="backfill", on_failure=on_failure, retries=RETRIES, retry_delay=RETRY_DELAY
         ),

@@ -25,7 +25,7 @@ def writer_dag_id(stream: str) -> str:
 
 
 def is_shared(task_ids: Iterable[str]) -> bool:
-    return any(one.startswith(STREAM_TASK_PREFIX) for one in task_ids)
+    return any(task_id.startswith(STREAM_TASK_PREFIX) for task_id in task_ids)
 
 
 @dataclass(frozen=True, slots=True)

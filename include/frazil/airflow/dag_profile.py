@@ -227,7 +227,9 @@ async def notify_late(*, sentence: str, to: str, context: Mapping[str, Any]) -> 
     on_late = getattr(import_module(module), name)
     extended = {"context": {**context, CONTEXT_KEY: _message(sentence, context.get("dag_run") or {})}}
     parameters = inspect.signature(on_late).parameters.values()
-    takes_it = any(one.name == "context" or one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters)
+    takes_it = any(
+        parameter.name == "context" or parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
+    )
     await on_late(sentence=sentence, **(extended if takes_it else {}))
 
 

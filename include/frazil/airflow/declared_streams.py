@@ -34,17 +34,17 @@ class DeclaredStream:
 def all_streams(folder: Path) -> list[DeclaredStream]:
     valid: dict[Path, StreamSpec] = {}
     found: dict[str, DeclaredStream] = {}
-    for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
-        if one.spec is not None and one.problem is None:
-            valid[one.path] = one.spec
+    for stream in find_declared(folder, STREAMS, now_ms=clock.now_ms()):
+        if stream.spec is not None and stream.problem is None:
+            valid[stream.path] = stream.spec
         else:
-            name = one.spec.name if one.spec else _read_name(one.path)
-            found[name] = DeclaredStream(name, one.spec, one.problem, one.removed, one.missing)
+            name = stream.spec.name if stream.spec else _read_name(stream.path)
+            found[name] = DeclaredStream(name, stream.spec, stream.problem, stream.removed, stream.missing)
     clashes = find_conflicts(valid)
     for path, spec in valid.items():
-        own = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
+        conflicts = "\n".join(clash for clash in clashes if clash.startswith(f"{path}: "))
         before = found.get(spec.name)
-        problem = "\n".join(filter(None, [before.problem if before else None, own])) or None
+        problem = "\n".join(filter(None, [before.problem if before else None, conflicts])) or None
         found[spec.name] = DeclaredStream(spec.name, spec, problem, current=True)
     return [found[name] for name in sorted(found)]
 
@@ -59,16 +59,18 @@ def valid_specs(folder: Path) -> list[StreamSpec]:
 
 def streams_feeding(folder: Path, table: str) -> tuple[StreamSpec, ...]:
     """Return the streams that feed a table. Raises SpecError if none exists, or if an invalid file names it."""
-    found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
-    specs = find_feeding_streams((one.spec for one in found if one.spec is not None), table)
-    unknown = any(one.spec is None and table in _read_text(one.path) for one in found)
+    found = [stream for stream in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not stream.removed]
+    specs = find_feeding_streams((stream.spec for stream in found if stream.spec is not None), table)
+    unknown = any(stream.spec is None and table in _read_text(stream.path) for stream in found)
     return tuple(specs) if specs and not unknown else find_streams_of(folder, table)
 
 
 def has_no_stream(folder: Path, table: str) -> bool:
     """Return whether no stream feeds a table. A file that was never valid counts if it contains the table's name."""
-    found = [one for one in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not one.removed]
-    return not any(view_from_table(one.spec, table) if one.spec else table in _read_text(one.path) for one in found)
+    found = [stream for stream in find_declared(folder, STREAMS, now_ms=clock.now_ms()) if not stream.removed]
+    return not any(
+        view_from_table(stream.spec, table) if stream.spec else table in _read_text(stream.path) for stream in found
+    )
 
 
 def find_declared_stream(folder: Path, name: str) -> StreamSpec:

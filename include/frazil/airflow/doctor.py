@@ -77,11 +77,13 @@ def _check_settings(streams: Path) -> Iterator[Finding]:
 
 
 def _check_components() -> Iterator[Finding]:
-    silent = {one.component: one for one in silent_components(last_heartbeats(), at_ms=clock.now_ms())}
+    silent = {
+        heartbeat.component: heartbeat for heartbeat in silent_components(last_heartbeats(), at_ms=clock.now_ms())
+    }
     for component in COMPONENTS.values():
         if component in silent:
-            one = silent[component]
-            yield Finding(component, CheckState.WRONG, one.words, f"start it: {one.start}")
+            heartbeat = silent[component]
+            yield Finding(component, CheckState.WRONG, heartbeat.words, f"start it: {heartbeat.start}")
         else:
             yield Finding(component, CheckState.OK, "running")
 
@@ -148,7 +150,7 @@ def _check_shared_dags() -> Iterator[Finding]:
 
 
 def main() -> None:
-    found = [dataclasses.asdict(one) for one in check_airflow(Path(sys.argv[1]))]
+    found = [dataclasses.asdict(finding) for finding in check_airflow(Path(sys.argv[1]))]
     print(json.dumps(found))
 
 

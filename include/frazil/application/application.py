@@ -108,19 +108,19 @@ class WriterApplication:
         self._streams.refresh()
         for name, found in self._streams.declared.items():
             if found.spec is not None and not found.problem:
-                one = self._host(name, until_caught_up=True)
+                host = self._host(name, until_caught_up=True)
                 try:
-                    one.launcher.launch(LaunchRequest((), {}, found.spec.fingerprint(), 0, (name,)))
+                    host.launcher.launch(LaunchRequest((), {}, found.spec.fingerprint(), 0, (name,)))
                 except FrazilError as error:  # for example, another process runs the stream
                     log.error("cannot start the writer of stream %s: %s", name, error)  # noqa: TRY400
-                    one.launcher.code = error.exit_code
-        while any(one.launcher.is_running for one in self.hosted.values()):
+                    host.launcher.code = error.exit_code
+        while any(host.launcher.is_running for host in self.hosted.values()):
             if self.stopping.wait(POLL_INTERVAL_S):
                 self._end_all()
             self._write_heartbeat(Phase.WAITING)
             self._raise_if_failed()
         self._write_heartbeat(Phase.ENDED)
-        return {name: one.launcher.code or 0 for name, one in self.hosted.items()}
+        return {name: host.launcher.code or 0 for name, host in self.hosted.items()}
 
     def check_streams(self) -> None:
         self._streams.refresh()
@@ -130,16 +130,16 @@ class WriterApplication:
             if found.spec is not None:
                 self.hosted[name].catalog = found.spec.table.catalog
         now_s, every_s = time.monotonic(), max(CHECK_INTERVAL_S, len(self.hosted) / MAX_CHECKS_PER_SECOND)
-        for name, one in list(self.hosted.items()):
-            if one.pending_check is not None and one.pending_check.done():
-                self._handle_result(name, one, one.pending_check)
-                one.pending_check = None
-            if one.pending_check is None and now_s >= one.next_check_at_s and name in self.hosted:
-                one.next_check_at_s = now_s + every_s
-                if (threads := self._check_threads.get(one.catalog)) is None:
-                    threads = DaemonThreads(MAX_CHECK_THREADS, f"supervisor-{one.catalog or 'default'}")
-                    self._check_threads[one.catalog] = threads
-                one.pending_check = threads.submit(partial(self._check_stream, name, one))
+        for name, host in list(self.hosted.items()):
+            if host.pending_check is not None and host.pending_check.done():
+                self._handle_result(name, host, host.pending_check)
+                host.pending_check = None
+            if host.pending_check is None and now_s >= host.next_check_at_s and name in self.hosted:
+                host.next_check_at_s = now_s + every_s
+                if (threads := self._check_threads.get(host.catalog)) is None:
+                    threads = DaemonThreads(MAX_CHECK_THREADS, f"supervisor-{host.catalog or 'default'}")
+                    self._check_threads[host.catalog] = threads
+                host.pending_check = threads.submit(partial(self._check_stream, name, host))
 
     def _host(self, name: str, *, until_caught_up: bool = False) -> HostedState:
         def make() -> Writer:
@@ -150,28 +150,28 @@ class WriterApplication:
             return Writer(found.spec, self.engine, until_caught_up=until_caught_up, sinks=sinks, hosting=self.hosting)
 
         def record_commit(event: Event) -> None:
-            if isinstance(event.what, BatchCommitted):
+            if isinstance(event.payload, BatchCommitted):
                 self.hosted[name].last_commit_at_ms = event.at_ms
 
         launcher = HostedLauncher(name, application=self.name, make=make, cancel=self.engine.cancel)
         stream = HostedStream(Program(name, self.folder, Path()), HostedDeclaration(name, self._streams))
-        one = HostedState(launcher, Supervisor(stream, launcher=launcher))
-        self.hosted[name] = one
-        return one
+        host = HostedState(launcher, Supervisor(stream, launcher=launcher))
+        self.hosted[name] = host
+        return host
 
-    def _check_stream(self, name: str, one: HostedState) -> SupervisionStep | None:
+    def _check_stream(self, name: str, host: HostedState) -> SupervisionStep | None:
         """Take the stream's due action. Returns None while another process runs the stream."""
-        if (other := one.launcher.find_launch_elsewhere()) is not None:
+        if (other := host.launcher.find_launch_elsewhere()) is not None:
             if other.kind is LaunchKind.SUPERVISED:  # a foreground writer runs until its user stops it
-                one.launcher.stop_writer_elsewhere()
-            if one.last_logged != (other.id,):
-                one.last_logged = (other.id,)
+                host.launcher.stop_writer_elsewhere()
+            if host.last_logged != (other.id,):
+                host.last_logged = (other.id,)
                 runs = "another process on this host still runs the writer"
                 log.info(f"%s: {runs} (%s); it starts here when that process ends", name, other.kind)
             return None
-        return one.supervisor.step()
+        return host.supervisor.step()
 
-    def _handle_result(self, name: str, one: HostedState, pending_check: Future[SupervisionStep | None]) -> None:
+    def _handle_result(self, name: str, host: HostedState, pending_check: Future[SupervisionStep | None]) -> None:
         try:
             step = pending_check.result()
         except Exception:  # a full disk, or an unreadable run folder; the others continue
@@ -186,9 +186,9 @@ class WriterApplication:
         if decision.action is WriterAction.END:
             del self.hosted[name]
         state = (decision.action, decision.cause, decision.until_ms, step.problem)
-        if state == one.last_logged:
+        if state == host.last_logged:
             return
-        one.last_logged = state
+        host.last_logged = state
         level = logging.ERROR if decision.action is WriterAction.GIVE_UP or step.problem else logging.INFO
         problem = f"; the action failed and will be retried: {step.problem}" if step.problem else ""
         log.log(level, "%s: %s (%s): %s%s", name, decision.action, decision.cause, decision.reason, problem)
@@ -198,9 +198,9 @@ class WriterApplication:
         if self.engine.failed is not None:
             raise self.engine.failed
         now_s = time.monotonic()
-        for name, one in self.hosted.items():
-            killed_s = one.launcher.killed_at_s
-            if killed_s is not None and one.launcher.is_running and now_s - killed_s > KILL_TIMEOUT_S:
+        for name, host in self.hosted.items():
+            killed_s = host.launcher.killed_at_s
+            if killed_s is not None and host.launcher.is_running and now_s - killed_s > KILL_TIMEOUT_S:
                 raise WorkerDied(
                     f"the writer of stream {name!r} hangs and cannot be stopped, so the application {self.name} ends; "
                     "after its next start, each stream continues from the position in its table"
@@ -208,7 +208,7 @@ class WriterApplication:
 
     def _write_heartbeat(self, phase: Phase) -> None:
         now_ms = clock.now_ms()
-        commits = [one.last_commit_at_ms for one in self.hosted.values() if one.last_commit_at_ms]
+        commits = [host.last_commit_at_ms for host in self.hosted.values() if host.last_commit_at_ms]
         heartbeat = Heartbeat(
             stream=self.name,
             pid=os.getpid(),
@@ -230,16 +230,18 @@ class WriterApplication:
 
     def _advanced_at_ms(self) -> int:
         """Return the last progress of any writer. Without progress, the supervisor kills the application."""
-        heartbeats = [one.launcher.observe().heartbeat for one in self.hosted.values() if one.launcher.is_running]
-        return max((one.advanced_at_ms for one in heartbeats if one is not None), default=clock.now_ms())
+        heartbeats = [host.launcher.observe().heartbeat for host in self.hosted.values() if host.launcher.is_running]
+        return max(
+            (heartbeat.advanced_at_ms for heartbeat in heartbeats if heartbeat is not None), default=clock.now_ms()
+        )
 
     def _end_all(self) -> None:
         hosted = list(self.hosted.values())
-        for one in hosted:
-            one.launcher.stop_with_application()
-        while running := [one for one in hosted if one.launcher.is_running and not one.launcher.killed_at_s]:
-            for one in running:
-                one.launcher.stop_with_application()  # a concurrent check may have launched a new writer
+        for host in hosted:
+            host.launcher.stop_with_application()
+        while running := [host for host in hosted if host.launcher.is_running and not host.launcher.killed_at_s]:
+            for host in running:
+                host.launcher.stop_with_application()  # a concurrent check may have launched a new writer
             self._write_heartbeat(Phase.STOPPING)
             running[0].launcher.join(POLL_INTERVAL_S)
             if self.engine.failed is not None and not self._join_all():
@@ -248,9 +250,9 @@ class WriterApplication:
 
     def _join_all(self) -> bool:
         deadline_s = time.monotonic() + 10.0
-        for one in self.hosted.values():
-            one.launcher.join(max(0.0, deadline_s - time.monotonic()))
-        return not any(one.launcher.is_running for one in self.hosted.values())
+        for host in self.hosted.values():
+            host.launcher.join(max(0.0, deadline_s - time.monotonic()))
+        return not any(host.launcher.is_running for host in self.hosted.values())
 
 
 @dataclass(slots=True)
@@ -262,19 +264,19 @@ class DeclaredStreams:
 
     def refresh(self) -> None:
         files: dict[str, list[DeclaredFile[StreamSpec]]] = defaultdict(list)
-        for one in find_declared(self.folder, STREAMS, now_ms=self.clock()):
-            if one.spec is not None and not one.removed:
-                files[one.spec.name].append(one)
+        for stream in find_declared(self.folder, STREAMS, now_ms=self.clock()):
+            if stream.spec is not None and not stream.removed:
+                files[stream.spec.name].append(stream)
         self.declared = {
             name: declarations[0] if len(declarations) == 1 else self._mark_duplicate(name, declarations)
             for name, declarations in files.items()
-            if any(one.spec is not None and one.spec.application == self.application for one in declarations)
+            if any(stream.spec is not None and stream.spec.application == self.application for stream in declarations)
         }
 
     def _mark_duplicate(self, name: str, files: Sequence[DeclaredFile[StreamSpec]]) -> DeclaredFile[StreamSpec]:
         """Return a declaration with a problem: no writer starts, and a running writer continues."""
         before = self.declared.get(name)
-        paths = " and ".join(str(one.path) for one in files)
+        paths = " and ".join(str(file.path) for file in files)
         problem = f"the stream {name!r} is declared in {paths}; rename or remove all but one"
         return replace(files[0], spec=None if before is None else before.spec, problem=problem)
 

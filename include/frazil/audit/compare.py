@@ -377,7 +377,7 @@ def _report_resets(e: Evidence) -> Iterable[Finding]:
 
 
 def _report_not_compared(e: Evidence) -> Iterable[Finding]:
-    """Report overlapping ranges without an exact number of records."""
+    """Report ranges that overlap and whose number of records is not exact."""
     if e.drops_repeats:
         return
     open_, rewritten = 0, e.rewritten_offsets

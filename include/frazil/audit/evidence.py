@@ -181,7 +181,7 @@ def gather_evidence(  # noqa: PLR0913 - each kind of evidence is an argument
 
 
 def with_other_claims(evidence: tuple[Evidence, ...], every: Claims, period: Claims) -> tuple[Evidence, ...]:
-    """Return a period's evidence, with all claims outside the period added. `own` are the period's claims."""
+    """Return a period's evidence, with all claims outside the period added. `period` has the period's claims."""
     elsewhere, replayed = every.without(period), every.replayed
     by_partition = ((e, e.topic_partition) for e in evidence)
     return tuple(

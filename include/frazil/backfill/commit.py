@@ -83,7 +83,7 @@ class BackfillCommitter:
     """Commits one epoch of one backfill. Each run has its own epoch."""
 
     tables: StreamTables
-    own: StreamTables
+    own_tables: StreamTables
     """The stream's tables, with this backfill's own staging folders and journals."""
     backfill: BackfillMarker
 
@@ -122,7 +122,7 @@ class BackfillCommitter:
 
     def commit(self, journal: Journal, *, planned: int) -> BackfillMarker:
         """Write a chunk's journal, commit the chunk, and return the new marker. Raises Fenced and StaleBatch."""
-        if not self.own.journals.put(journal):
+        if not self.own_tables.journals.put(journal):
             raise Fenced(replaced_message(self.backfill, f"the journal of chunk {journal.key} already exists"))
         return self._commit(journal, planned=planned)
 
@@ -180,7 +180,7 @@ class BackfillCommitter:
         if dead_letters := journal.staged_for("dead-letters"):
             commits.insert(0, self._change(self.tables.dead_letters, with_chunk, files=dead_letters))
         self.backfill = commit_snapshots(commits, retry_policy=self.tables.retry_policy)
-        sweep_batch(self.own, journal, is_merged=False)
+        sweep_batch(self.own_tables, journal, is_merged=False)
         return self.backfill
 
     def _change(
@@ -211,18 +211,18 @@ class BackfillCommitter:
 
     def _settle(self) -> None:
         """Commit the journals of interrupted epochs. Discard a journal if its offsets have been staged again."""
-        for key in self.own.journals.keys():  # noqa: SIM118 - not a mapping
+        for key in self.own_tables.journals.keys():  # noqa: SIM118 - not a mapping
             if self.backfill.has_chunk(key):
                 continue
             uuid = str(self.tables.main.current().metadata.table_uuid)
-            journal = self.own.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
+            journal = self.own_tables.journals.entry(key, table_uuid=uuid, stream=self.tables.stream)
             if not isinstance(journal, Journal):
                 continue
             if spans_overlap(staged_spans(self.journals()), staged_spans([journal])):
-                self.own.journals.void(key)
+                self.own_tables.journals.void(key)
             else:
                 self._commit(journal, planned=self.backfill.planned)
-        _sweep(self.own, self.backfill)
+        _sweep(self.own_tables, self.backfill)
 
     def _check_publishable(
         self, journals: list[Journal], audited_at: int, read_to: Offsets | None

@@ -1,6 +1,5 @@
-"""Checks that guard a backfill, mostly before each attempt to commit, and their error messages. Compares staged records
-with their source and with the tables, before publication. Pure, except
-`describe_interruption`, which checks whether the backfill's process is alive.
+"""Decides whether a backfill may commit and publish, and writes the error messages. Compares staged records with their
+source and the tables. Pure, except `describe_interruption`, which checks whether the backfill's process is alive.
 """
 
 from __future__ import annotations

@@ -139,9 +139,9 @@ class KafkaSource(RecordSource):
             names = ", ".join(f"{topic}-{partition}" for topic, partition in sorted(unknown))
             raise SpecError(f"stream {request.stream!r} does not read {names}: correct from-offsets or to-offsets")
         if request.from_time:
-            start = self.kafka.at(request.from_time, tps)
+            start = self.kafka.offsets_at(request.from_time, tps)
         if request.to_time:
-            end = self.kafka.at(request.to_time, tps)
+            end = self.kafka.offsets_at(request.to_time, tps)
         return requested_spans(start, end, first=self.kafka.earliest(tps), live=marker.offsets)
 
     def select_with_records(self, spans: Spans) -> Spans:

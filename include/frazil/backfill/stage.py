@@ -97,7 +97,7 @@ def log_notices(results: Iterable[StageResult], logged: set[str]) -> None:
 def _stage_chunk(
     backfill: Backfill, engine: TaskRunner, committer: BackfillCommitter, spans: Spans, plan: BackfillPlan
 ) -> tuple[Journal, list[StageResult]]:
-    opened, staging, key = backfill.opened, committer.own, committer.next_key()
+    opened, staging, key = backfill.opened, committer.own_tables, committer.next_key()
     context = backfill.context(staging, key, plan.source.topic_ids)
     progress = ProgressFolder(
         f"{backfill_folder(opened.tables.journals, committer.backfill.id)}/progress", context.main.io

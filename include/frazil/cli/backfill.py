@@ -78,8 +78,10 @@ def backfill(  # noqa: PLR0913 - a command's options
         opened = open_read_only(spec) if status else open_stream(spec)
         metadata = opened.tables.main.refresh().metadata
         last = read_backfill(metadata.properties, stream)
-        why = describe_interruption(last, metadata, now_ms=clock.now_ms()) if last else None
-        _print_result(last, opened, as_json=as_json, why=why) if status else _abandon(opened, last, yes=yes)
+        interruption = describe_interruption(last, metadata, now_ms=clock.now_ms()) if last else None
+        _print_result(last, opened, as_json=as_json, interruption=interruption) if status else _abandon(
+            opened, last, yes=yes
+        )
         return
     request = _build_request(stream, wanted)
     if not dry_run:
@@ -138,7 +140,9 @@ def _build_request(stream: str, wanted: Mapping[str, Any]) -> BackfillRequest:
     return parse_request(raw)
 
 
-def _print_result(last: BackfillMarker | None, opened: OpenStream, *, as_json: bool, why: str | None = None) -> None:
+def _print_result(
+    last: BackfillMarker | None, opened: OpenStream, *, as_json: bool, interruption: str | None = None
+) -> None:
     spec = opened.spec
     changes = count_changes(opened.tables, last) if last and spec.sinks.mode.merges else {}
     if as_json:
@@ -153,7 +157,7 @@ def _print_result(last: BackfillMarker | None, opened: OpenStream, *, as_json: b
         echo_fields(
             {
                 "replay" if last.replays else "backfill": last.id,
-                "state": f"{last.state}{on_branch}" + (f"; {why}" if why else ""),
+                "state": f"{last.state}{on_branch}" + (f"; {interruption}" if interruption else ""),
                 "chunks": f"{last.chunks:,} of {max(last.planned, last.chunks):,}" if last.chunks else "none yet",
                 f"{mode.noun}s": staged,
                 **({"changed rows": format_counts(changes)} if any(changes.values()) else {}),

@@ -72,7 +72,7 @@ def cost(  # noqa: PLR0913 - a command's options
         found = {name: {"cost": total, "price": total.price(prices)} for name, total in sums.items()}
         echo_json({"at-ms": now_ms, "by": by, "currency": prices.currency, "costs": found, "errors": errors})
         return
-    echo_table((by, *COLUMNS), [_row(n, one, prices) for n, one in sums.items()], numbers=frozenset(COLUMNS))
+    echo_table((by, *COLUMNS), [_row(n, cost, prices) for n, cost in sums.items()], numbers=frozenset(COLUMNS))
     stored, price = sum(r.stored_bytes for r in reports), sum(r.storage_price(prices, period) for r in reports)
     size, length = format_rounded_bytes(stored), format_duration(period)
     echo(f"Also {prices.format(price)} to store {size} for {length}, at the tables' current size.")
@@ -83,11 +83,11 @@ def cost(  # noqa: PLR0913 - a command's options
 def _sums(reports: Sequence[CostReport], by: str) -> dict[str, StreamCost]:
     sums: defaultdict[str, StreamCost] = defaultdict(StreamCost)
     for report in reports:
-        for day, one in report.days.items():
-            sums[{"stream": report.stream, "owner": report.owner or "(none)"}.get(by, day)] += one
+        for day, cost in report.days.items():
+            sums[{"stream": report.stream, "owner": report.owner or "(none)"}.get(by, day)] += cost
     return dict(sorted(sums.items()))
 
 
-def _row(name: str, one: StreamCost, prices: Prices) -> tuple[str, ...]:
-    counts = f"{one.commits:,}", f"{one.cpu_s:,.1f}", f"{one.writes:,}", f"{one.reads:,}"
-    return name, *counts, format_rounded_bytes(one.written_bytes), prices.format(one.price(prices))
+def _row(name: str, cost: StreamCost, prices: Prices) -> tuple[str, ...]:
+    counts = f"{cost.commits:,}", f"{cost.cpu_s:,.1f}", f"{cost.writes:,}", f"{cost.reads:,}"
+    return name, *counts, format_rounded_bytes(cost.written_bytes), prices.format(cost.price(prices))

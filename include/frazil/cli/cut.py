@@ -156,8 +156,8 @@ def _load_streams(
         elif default_marker is not None and default_marker.routed is not None and complete:
             echo(f"stream {name} no longer has a route: its former tables are not in this cut", err=True)
         tables |= {each: (table, opened.main.catalog_name) for each, table in routed.items()}
-        own = opened.main.identifier, opened.dead_letters.identifier
-        histories.append(StreamTableNames(name, *own, tuple(routed), since))
+        expected = opened.main.identifier, opened.dead_letters.identifier
+        histories.append(StreamTableNames(name, *expected, tuple(routed), since))
     return streams, histories, tables
 
 

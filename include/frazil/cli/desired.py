@@ -166,5 +166,5 @@ def _missing_table_reason(spec: StreamSpec, desired: DesiredStore) -> str | None
 
 def _report_scope(spec: StreamSpec, desired: DesiredStore, output: CommandOutput) -> None:
     if not desired.is_with_table:
-        why = _missing_table_reason(spec, desired) or f"the catalog has no table {spec.table.identifier} yet"
-        output.say(f"This applies to this host only, because {why}.")
+        reason = _missing_table_reason(spec, desired) or f"the catalog has no table {spec.table.identifier} yet"
+        output.say(f"This applies to this host only, because {reason}.")

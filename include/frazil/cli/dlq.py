@@ -114,8 +114,8 @@ def show(  # noqa: PLR0913 - a command's options
         echo_json(found)
         return
     for dead_letter in found:
-        at = format_utc(dead_letter.rejected_at_ms)
-        echo(f"{dead_letter.where}  {at}  {dead_letter.reason}: {dead_letter.error}")
+        rejected_at = format_utc(dead_letter.rejected_at_ms)
+        echo(f"{dead_letter.where}  {rejected_at}  {dead_letter.reason}: {dead_letter.error}")
         value = "none (a tombstone)" if dead_letter.value is None else dead_letter.value
         for name, text in (("key", dead_letter.key), ("value", value), ("discarded", dead_letter.discarded)):
             if text is not None:
@@ -218,16 +218,16 @@ def replay_(stream: str, streams_folder: Path, *, as_json: bool, dry_run: bool, 
         )
     with progress("decoding dead letters again"):
         done = replay(opened, selection, run=run)
-    own = next((d for d in done if not d.interrupted), EMPTY_RESULT)
+    result = next((d for d in done if not d.interrupted), EMPTY_RESULT)
     earlier = next((d for d in done if d.interrupted), None)
     if as_json:
         before = {"finished": _result_counts(earlier)} if earlier else {}
-        echo_json({**_result_counts(own), **_left_out_document(left), **before})
+        echo_json({**_result_counts(result), **_left_out_document(left), **before})
         return
     if earlier:
         echo(f"Finished a replay that another command began. {_result_message(opened.spec, earlier)}")
-    if own.backfill:
-        echo(_result_message(opened.spec, own))
+    if result.backfill:
+        echo(_result_message(opened.spec, result))
     else:
         purpose = "else to replay" if earlier else "to replay"
         rest = sum(c.dead_letters for c in count_by_day(opened.tables.dead_letters.refresh(), opened.spec, selection))
@@ -246,12 +246,12 @@ def _nothing_message(
 ) -> str:
     match = "" if selection == Selection() else " that match"
     if are_rows:
-        why = f"all dead letters{match} have already landed"
+        text = f"all dead letters{match} have already landed"
     elif left_out:
-        why = f"all dead letters{match} are left out"
+        text = f"all dead letters{match} are left out"
     else:
-        why = f"no dead letters are left{match}"
-    return f"Stream {stream}: nothing {purpose}, because {why}."
+        text = f"no dead letters are left{match}"
+    return f"Stream {stream}: nothing {purpose}, because {text}."
 
 
 def _preview_messages(previewed: Preview, count: int, *, stream: str) -> Iterator[str]:
@@ -270,7 +270,7 @@ def _preview_messages(previewed: Preview, count: int, *, stream: str) -> Iterato
 
 
 def _describe_errors(previewed: Preview) -> list[str]:
-    first = {one.error_class: one for one in reversed(previewed.rejects.samples)}
+    first = {rejection.error_class: rejection for rejection in reversed(previewed.rejects.samples)}
     return [
         f"{name} ({number:,}{', the first' if number > 1 else ''}): {first[name].topic}[{first[name].partition}]"
         f"@{first[name].offset}: {first[name].error.rstrip('.')}."
@@ -290,11 +290,11 @@ def _left_out_document(left: Mapping[LeftOutReason, int]) -> dict[str, Any]:
 
 
 def _result_message(spec: StreamSpec, done: ReplayResult) -> str:
-    what = "is merged|are merged" if spec.sinks.mode.replaces_rows else "is a row|are rows"
+    outcome = "is merged|are merged" if spec.sinks.mode.replaces_rows else "is a row|are rows"
     others = f" {done.given_up:,} {'was' if done.given_up == 1 else 'were'} given up;" if done.given_up else ""
     if done.repeated:
         others += f" {done.repeated:,} repeated a row and {'was' if done.repeated == 1 else 'were'} dropped;"
-    landed = format_count(done.landed, "dead letter", what)
+    landed = format_count(done.landed, "dead letter", outcome)
     return f"Stream {spec.name}: {landed} now;{others} {done.failed:,} failed again."
 
 

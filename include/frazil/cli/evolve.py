@@ -76,7 +76,7 @@ def evolve(  # noqa: PLR0913 - one for each option
     steps = [f"rename {old} to {new}" for old, new in wanted.renames.items()]
     steps += [f"drop {name}" for name in wanted.drops]
     ask(f"Change columns of {where}: {', '.join(steps)}?", yes=yes)
-    fixed = {name: why for each in (*routed.values(), table) for name, why in _fixed_columns(spec, each).items()}
+    fixed = {name: reason for each in (*routed.values(), table) for name, reason in _fixed_columns(spec, each).items()}
     tables = (table, *routed.values())
     columns = [{field.name for field in each.schema().fields} for each in tables]
     columns[0] |= {*wanted.renames, *wanted.drops}.difference(*columns)  # so that names that no table has are refused

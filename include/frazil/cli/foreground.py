@@ -174,8 +174,8 @@ class Terminal:
         if not self._live:
             return
         read = [*map(Heartbeat.read, self._folders)]
-        own = [one if one and one.pid == writer else None for one in read]
-        text = live_text(own[0], now_ms=clock.now_ms()) if len(own) == 1 else live_text_of_many(own)
+        current = [heartbeat if heartbeat and heartbeat.pid == writer else None for heartbeat in read]
+        text = live_text(current[0], now_ms=clock.now_ms()) if len(current) == 1 else live_text_of_many(current)
         self._show(sys.stdout, CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
 
 
@@ -201,7 +201,7 @@ def live_text(heartbeat: Heartbeat | None, *, now_ms: int) -> str:
 
 
 def live_text_of_many(heartbeats: Sequence[Heartbeat | None]) -> str:
-    phases = Counter(str(one.phase if one else Phase.STARTING) for one in heartbeats)
+    phases = Counter(str(heartbeat.phase if heartbeat else Phase.STARTING) for heartbeat in heartbeats)
     return f"{len(heartbeats):,} streams: {', '.join(f'{count:,} {phase}' for phase, count in sorted(phases.items()))}"
 
 
@@ -271,24 +271,24 @@ class RunTotals:
 
     def last_line(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> str:
         """Return a successful run's last line. `waiting`: rows for routed tables; `lag`: records left in Kafka."""
-        how = "stopped" if stopped else "caught up"
+        ending = "stopped" if stopped else "caught up"
         reached = "that had waited reached its table|that had waited reached their tables"
         more = f"; {format_count(self.waited, 'row', reached)}" if self.waited else ""
         more += f"; {format_count(lag, 'record', 'waits|wait')} in Kafka" if lag else ""
         if waiting:
             rows = format_count(waiting, "row", "waits for its table|wait for their tables")
-            return f"{self._end_text(how, 'for')}{more}; {rows}: `frazil route {self._stream}` shows why"
+            return f"{self._end_text(ending, 'for')}{more}; {rows}: `frazil route {self._stream}` shows why"
         if stopped and lag != 0 and not self._has_records:
-            return f"{how}: no records were committed to {self._tables}{more}"
-        return self._end_text(how, "into" if self._merges else "added to") + more
+            return f"{ending}: no records were committed to {self._tables}{more}"
+        return self._end_text(ending, "into" if self._merges else "added to") + more
 
     @property
     def _has_records(self) -> bool:
         return bool(self.records or self.rejected or self.filtered)
 
-    def _end_text(self, how: str, into: str) -> str:
+    def _end_text(self, ending: str, into: str) -> str:
         if not self._has_records:
-            return f"{how}: no new records for {self._tables}"
+            return f"{ending}: no new records for {self._tables}"
         rows = f"{self._landed(self.records, self._dropped or 0)} {into} {self._tables}"
         if self._dropped is not None:
             rows += f", {format_count(self._dropped, 'repeat')} dropped"
@@ -299,7 +299,7 @@ class RunTotals:
             rows += (
                 f", {format_count(self.rejected, 'dead letter')} (see the column `error` of table {self._dead_letters})"
             )
-        return f"{how}: {rows}"
+        return f"{ending}: {rows}"
 
     def document(self, *, stopped: bool, waiting: int = 0, lag: int | None = None) -> dict[str, object]:
         waits = {**({"waiting": waiting} if waiting else {}), **({"lag": lag} if lag is not None else {})}

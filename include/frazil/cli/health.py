@@ -104,7 +104,7 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
     now_ms, catalogs = clock.now_ms(), Unresponsive()
     specs, errors = find_declared_streams(streams_folder, now_ms=now_ms)
     declared = find_declared(streams_folder, STREAMS, now_ms=now_ms)
-    broken = {one.spec.name for one in declared if one.spec and one.problem}
+    broken = {stream.spec.name for stream in declared if stream.spec and stream.problem}
     if table is not None:
         maintained = find_maintained(specs, table, problems=errors)
         step = partial(_measure_table, maintained, now_ms=now_ms, deep=deep, lag_query=LagQuery.ALWAYS)
@@ -140,8 +140,8 @@ def health(table: str | None, streams_folder: Path, *, as_json: bool, deep: bool
         raise SystemExit(SpecError.exit_code)
     if any(report.missing for report in found) or any(stream.state.missing for stream in running):
         raise SystemExit(TableLost.exit_code)
-    for why in unknown.values():
-        raise SystemExit(why.exit_code if isinstance(why, FrazilError) else FrazilError.exit_code)
+    for reason in unknown.values():
+        raise SystemExit(reason.exit_code if isinstance(reason, FrazilError) else FrazilError.exit_code)
     if any(report.problem for report in found):
         raise SystemExit(FrazilError.exit_code)
 
@@ -159,7 +159,7 @@ def _add_missing_tables(
     by_table = [((spec.table.catalog, spec.table.identifier), spec) for spec in specs]
     checked = [spec for table, spec in by_table if spec.sinks.has_routed_tables or table in absent]
     answers = [*zip(checked, run_in_parallel(find_missing, checked), strict=True)]
-    gone = {
+    missing_tables = {
         (spec.table.catalog, name): (spec, problem)
         for spec, missing in answers
         if not isinstance(missing, Exception)
@@ -167,11 +167,11 @@ def _add_missing_tables(
     }
     reports = []
     for table, report in measured:
-        _, problem = gone.pop((table.catalog, table.identifier), (None, None))
+        _, problem = missing_tables.pop((table.catalog, table.identifier), (None, None))
         if not (problem or report.problem or report.health) and table.kind is TableKind.DEAD_LETTERS:
             problem = _dropped_dead_letters_reason(table)
         reports.append(replace(report, problem=problem, missing=True) if problem and not report.health else report)
-    for (_, name), (spec, problem) in sorted(gone.items(), key=lambda item: (item[0][0] or "", item[0][1])):
+    for (_, name), (spec, problem) in sorted(missing_tables.items(), key=lambda item: (item[0][0] or "", item[0][1])):
         table_name = template_table(spec, name, specs).name
         reports.append(TableReport(table_name, TableKind.ROUTED, problem=problem, missing=True))
     shown = {(table.catalog, table.identifier) for table, report in measured if report.problem}
@@ -272,14 +272,14 @@ def _print_tables(found: Sequence[TableReport], stream_rules: Mapping[str, Seque
     else:
         columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
         routed = [report for report in found if report.kind is TableKind.ROUTED]
-        hidden = {one.table for one in sorted(routed, key=lambda one: _state_text(one) == "ok")[MAX_ROWS:]}
-        listed = (one for one in found if one.table not in hidden)
+        hidden = {table.table for table in sorted(routed, key=lambda table: _state_text(table) == "ok")[MAX_ROWS:]}
+        listed = (table for table in found if table.table not in hidden)
         rows = [_table_row(report, stream_rules.get(report.table, ())) for report in listed]
         cells = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
         echo_table(columns, [tuple(row[name] for name in columns) for row in cells], numbers=frozenset(COLUMNS[1:7]))
         if hidden:
             echo(f"and {format_count(len(hidden), 'more table')} of routes; --json has all")
-    echo_lines(group_messages((one.table, one.problem) for one in found if one.problem))
+    echo_lines(group_messages((table.table, table.problem) for table in found if table.problem))
     echo_lines(_group_readings(found))
 
 
@@ -300,18 +300,18 @@ def _group_readings(found: Sequence[TableReport]) -> list[str]:
 
 
 def _table_row(report: TableReport, stream_rules: Sequence[str]) -> tuple[str, ...]:
-    one = report.health
-    if one is None:
+    health = report.health
+    if health is None:
         return (report.table, *[""] * 7, _state_text(report, stream_rules))
     return (
         report.table,
-        f"{one.data_files:,}",
-        format_rounded_bytes(one.average_file_bytes),
-        f"{one.manifests:,}",
-        format_rounded_bytes(one.manifest_list_bytes_per_file),
-        format_rounded_bytes(one.metadata_bytes),
-        f"{one.snapshots:,}",
-        _compacted_text(one),
+        f"{health.data_files:,}",
+        format_rounded_bytes(health.average_file_bytes),
+        f"{health.manifests:,}",
+        format_rounded_bytes(health.manifest_list_bytes_per_file),
+        format_rounded_bytes(health.metadata_bytes),
+        f"{health.snapshots:,}",
+        _compacted_text(health),
         _state_text(report, stream_rules),
     )
 
@@ -323,34 +323,34 @@ def _state_text(report: TableReport, stream_rules: Sequence[str] = ()) -> str:
     return ", ".join([*(r.rule for r in report.beyond), *stream_rules]) or "ok"
 
 
-def _health_fields(one: TableHealth) -> dict[str, str]:
-    target, average = format_rounded_bytes(one.target_file_bytes), format_rounded_bytes(one.average_file_bytes)
-    per_file = format_rounded_bytes(one.manifest_list_bytes_per_file)
-    bytes_since = format_rounded_bytes(one.bytes_since_compaction)
-    added = f"{format_count(one.files_since_compaction, 'file')} of {bytes_since}"
+def _health_fields(health: TableHealth) -> dict[str, str]:
+    target, average = format_rounded_bytes(health.target_file_bytes), format_rounded_bytes(health.average_file_bytes)
+    per_file = format_rounded_bytes(health.manifest_list_bytes_per_file)
+    bytes_since = format_rounded_bytes(health.bytes_since_compaction)
+    added = f"{format_count(health.files_since_compaction, 'file')} of {bytes_since}"
     never = f"never in its history; not compacted: {added}"
-    last_fold = _format_age(one.last_fold_at_ms, one.at_ms)
-    folded = f"{format_count(one.folds, 'time')} by writers in its history, last {last_fold}"
+    last_fold = _format_age(health.last_fold_at_ms, health.at_ms)
+    folded = f"{format_count(health.folds, 'time')} by writers in its history, last {last_fold}"
     return {
-        "table": one.table,
-        **({"format version": str(one.format_version)} if one.format_version > 2 else {}),
-        "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
-        "data files": f"{one.data_files:,}, {average} on average (target {target})",
-        "data": f"{format_rounded_bytes(one.data_bytes)}, {format_count(one.rows, 'row')}",
-        "recent files": _recent_files_text(one.recent),
-        "delete files": f"{one.delete_files:,} ({one.delete_files_per_file:.2f} per data file)",
-        "deleted rows": f"{one.deleted_rows:,} still in data files, {one.deleted_percent:.1f} % of their rows",
-        "manifests": f"{one.manifests:,} ({one.manifests_per_file:.3f} per data file), "
-        f"{format_rounded_bytes(one.manifests_bytes)}",
-        "manifest list": f"{format_rounded_bytes(one.manifest_list_bytes)} ({per_file} per data file)",
-        "metadata.json": format_rounded_bytes(one.metadata_bytes),
-        "snapshots": f"{one.snapshots:,}, the oldest from {format_utc(one.oldest_snapshot_at_ms)}",
-        "compacted": never if one.last_compaction_at_ms is None else f"{_compacted_text(one)}, {added} since",
-        **({"folded": folded} if one.folds else {}),
+        "table": health.table,
+        **({"format version": str(health.format_version)} if health.format_version > 2 else {}),
+        "snapshot": "none" if health.snapshot_id is None else str(health.snapshot_id),
+        "data files": f"{health.data_files:,}, {average} on average (target {target})",
+        "data": f"{format_rounded_bytes(health.data_bytes)}, {format_count(health.rows, 'row')}",
+        "recent files": _recent_files_text(health.recent),
+        "delete files": f"{health.delete_files:,} ({health.delete_files_per_file:.2f} per data file)",
+        "deleted rows": f"{health.deleted_rows:,} still in data files, {health.deleted_percent:.1f} % of their rows",
+        "manifests": f"{health.manifests:,} ({health.manifests_per_file:.3f} per data file), "
+        f"{format_rounded_bytes(health.manifests_bytes)}",
+        "manifest list": f"{format_rounded_bytes(health.manifest_list_bytes)} ({per_file} per data file)",
+        "metadata.json": format_rounded_bytes(health.metadata_bytes),
+        "snapshots": f"{health.snapshots:,}, the oldest from {format_utc(health.oldest_snapshot_at_ms)}",
+        "compacted": never if health.last_compaction_at_ms is None else f"{_compacted_text(health)}, {added} since",
+        **({"folded": folded} if health.folds else {}),
         **{
             f"stream {s.name}": f"lag {_lag_text(s)}, last commit "
-            f"{_format_age(s.last_commit_at_ms, one.at_ms)}, watermark {format_utc(s.watermark_ms)}"
-            for s in one.streams
+            f"{_format_age(s.last_commit_at_ms, health.at_ms)}, watermark {format_utc(s.watermark_ms)}"
+            for s in health.streams
         },
     }
 
@@ -404,8 +404,8 @@ def _print_partitions(partitions: Sequence[PartitionFiles]) -> None:
         echo(f"and {more} more, with fewer small files; --json has all")
 
 
-def _compacted_text(one: TableHealth) -> str:
-    return "never" if one.last_compaction_at_ms is None else _format_age(one.last_compaction_at_ms, one.at_ms)
+def _compacted_text(health: TableHealth) -> str:
+    return "never" if health.last_compaction_at_ms is None else _format_age(health.last_compaction_at_ms, health.at_ms)
 
 
 def _format_age(ms: int | None, now_ms: int) -> str:

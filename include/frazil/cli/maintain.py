@@ -152,7 +152,7 @@ def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance)
                 deletes = format_count(len(plan.dangling), "delete file")
                 echo(f"{deletes} whose data files are gone would be dropped too")
         elif isinstance(plan, ExpiryPlan) and plan.retained_reasons:
-            kept = [(str(snapshot), why) for snapshot, why in plan.retained_reasons.items()]
+            kept = [(str(snapshot), reason) for snapshot, reason in plan.retained_reasons.items()]
             _print_rows(("kept snapshot", "why"), kept)
     for action in (action for action in plans if not is_enabled(settings, action)):
         echo(f"{action} is switched off: a run skips it")
@@ -161,7 +161,9 @@ def _print_plans(plans: Mapping[Action, MaintenancePlan], settings: Maintenance)
 def _print_partitions(plan: CompactionPlan) -> None:
     counted = [("rewrite", r.partition, r.files, r.bytes, r.reason) for r in plan.rewrites]
     counted += [("leave", s.partition, s.partition.small_files, s.partition.small_bytes, s.reason) for s in plan.left]
-    rows = [(what, p.path or "(all)", f"{files:,}", f"{size:,}", why) for what, p, files, size, why in counted]
+    rows = [
+        (action, p.path or "(all)", f"{files:,}", f"{size:,}", reason) for action, p, files, size, reason in counted
+    ]
     if rows:
         _print_rows(("plan", "partition", "files", "bytes", "why"), rows)
 

@@ -105,9 +105,9 @@ def reset(stream: str, streams_folder: Path, *, yes: bool, as_json: bool, **want
     _print_moves(plan, spec, seen, now, output)
     ask(f"Reset stream {stream} to these offsets?", yes=yes)
     marker = carry_out_reset(open_stream(spec).tables, choice, target, plan=plan, seen=seen, now=now, by=current_user())
-    output.say(describe_next_step(stream, marker.at.epoch, LocalLauncher(stream).observe().process))
+    output.say(describe_next_step(stream, marker.key.epoch, LocalLauncher(stream).observe().process))
     moved = [{**asdict(m), "skipped": m.skipped, "repeated": m.repeated} for m in plan]
-    output.end(stream=stream, epoch=marker.at.epoch, moves=moved)
+    output.end(stream=stream, epoch=marker.key.epoch, moves=moved)
 
 
 def describe_next_step(stream: str, epoch: int, writer: ProcessState) -> str:

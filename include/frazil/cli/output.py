@@ -66,11 +66,11 @@ class CommandOutput:
 def split_commands(sentence: str) -> list[str]:
     """Split a sentence so that each command after a colon has its own line and can be copied as a whole."""
     lines: list[str] = []
-    for at, part in enumerate(_COMMAND.split(sentence)):
-        if at % 2:
+    for index, part in enumerate(_COMMAND.split(sentence)):
+        if index % 2:
             lines[-1:] = [f"{lines[-1] if lines else ''}:"]
         if part:
-            lines.append(f"{INDENT}{part}" if at % 2 else part)
+            lines.append(f"{INDENT}{part}" if index % 2 else part)
     return lines
 
 
@@ -176,7 +176,7 @@ def watch(render: Callable[[], Iterable[RenderableType]], *, every_s: float) -> 
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
+def progress(noun: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show at a terminal that work is in progress. Yields `step(done, total, text)`, which shows a progress bar."""
     console = _make_console(err=True, min_width=0)
     if not console.is_terminal:
@@ -186,7 +186,7 @@ def progress(what: str) -> Iterator[Callable[[int, int, str], None]]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:
-        bar = bars.add_task(what, total=None)
+        bar = bars.add_task(noun, total=None)
         yield lambda done, total, text: bars.update(bar, completed=done, total=total, description=text)
 
 
@@ -223,4 +223,4 @@ def to_json_value(value: object) -> Any:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{n:,} {what}" for what, n in counts.items() if n) or "none"
+    return ", ".join(f"{n:,} {noun}" for noun, n in counts.items() if n) or "none"

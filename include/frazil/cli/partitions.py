@@ -184,11 +184,15 @@ def _build_document(assessment: Assessment, last: int) -> PartitionsDocument:
 
 def _template_tables(assessments: Sequence[Assessment]) -> list[TemplateTable]:
     found = []
-    for one in assessments:
-        cursor = one.signals.cursor
+    for assessment in assessments:
+        cursor = assessment.signals.cursor
         held = tuple(Window(us, cursor.grain).key for us in sorted(cursor.held)) if cursor else ()
         signalled_to = None if cursor is None else format_time(cursor.through_us)
-        found.append(TemplateTable(one.signals.table, signalled_to, one.decision.reason, one.describe_delay(), held))
+        found.append(
+            TemplateTable(
+                assessment.signals.table, signalled_to, assessment.decision.reason, assessment.describe_delay(), held
+            )
+        )
     return found
 
 

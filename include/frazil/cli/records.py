@@ -45,18 +45,18 @@ def preview(stream: str, streams_folder: Path, *, as_json: bool, limit: int) -> 
     spec = find_stream(streams_folder, stream)
     found, misfit = previewed(spec, limit=limit), _find_misfit(spec)
     if as_json:
-        listed = [_to_json_value(dataclasses.asdict(one)) for one in found]
+        listed = [_to_json_value(dataclasses.asdict(record)) for record in found]
         echo_json({"stream": stream, "records": listed, "table-problem": misfit})
         return
     if not found:
         echo(f"The topics of stream {stream} have no records.")
         return
-    for one in found:
-        rows = (json.dumps(_to_json_value(row, limit=MAX_SHOWN_CHARACTERS), ensure_ascii=False) for row in one.rows)
-        shown = (f"{table}: {row}" if table else row for table, row in zip_longest(one.tables, rows))
-        what = _shorten(one.error or " ".join(shown), 10 * MAX_SHOWN_CHARACTERS)
-        echo(f"{one.topic}-{one.partition}@{one.offset}  {one.outcome:<11}  {what}".rstrip())
-    outcomes = Counter(one.outcome for one in found)
+    for record in found:
+        rows = (json.dumps(_to_json_value(row, limit=MAX_SHOWN_CHARACTERS), ensure_ascii=False) for row in record.rows)
+        shown = (f"{table}: {row}" if table else row for table, row in zip_longest(record.tables, rows))
+        content = _shorten(record.error or " ".join(shown), 10 * MAX_SHOWN_CHARACTERS)
+        echo(f"{record.topic}-{record.partition}@{record.offset}  {record.outcome:<11}  {content}".rstrip())
+    outcomes = Counter(record.outcome for record in found)
     merges = "change" in outcomes or "delete" in outcomes
     count = outcomes["change" if merges else "row"]
     landing = format_count(count, "change") if merges else f"{count:,} {'lands' if count == 1 else 'land'}"

@@ -64,12 +64,12 @@ def route(stream: str, streams_folder: Path, *, given_up: tuple[str, ...], yes: 
     opened = (open_stream if given_up else open_read_only)(find_stream(streams_folder, stream))
     marker = opened.tables.marker()
     if marker is None or (marker.routed is None and not opened.spec.sinks.has_routed_tables):
-        what = (
+        effect = (
             "has no route"
             if not opened.spec.sinks.has_routed_tables
             else "has never started: its first start creates its tables"
         )
-        raise SpecError(f"stream {stream!r} {what}")
+        raise SpecError(f"stream {stream!r} {effect}")
     with translate_catalog_errors(opened.tables.main.catalog_name):
         found = _RouteDifferences.find(opened, marker)
         done = [table for table in given_up if _give_up(opened, marker, found, table, output, yes=yes)]
@@ -125,7 +125,7 @@ def _print_differences(found: _RouteDifferences, stream: str, output: CommandOut
         rows = [(b.target, f"{b.rows:,}", f"{b.batches:,}", format_utc(b.since_ms)) for b in found.behind]
         output.table(["table", "rows", "batches", "since"], rows, numbers=frozenset({"rows", "batches"}))
     for behind in found.behind:
-        output.say(f"{behind.target}: {behind.why}")
+        output.say(f"{behind.target}: {behind.explanation}")
     for dropped in found.dropped:
         output.say(str(dropped))
     if found.dropped or any(behind.absence is TableAbsence.MISSING for behind in found.behind):

@@ -165,9 +165,9 @@ class ForegroundWriter:
         if code == 128 + signal.SIGKILL:  # the last lines of its log are not the reason
             self.ended_by = self.ended_by or (AGENT_KILLED if is_agent(self._folder, writer) else KILLED_BY_OTHERS)
         if code and not self.terminal.complained:
-            how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
+            ending = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
             where = full_disk_message(self._folder) or f"its last output is in {self._log}"
-            self.terminal.print_error(f"the writer ended {how}; {where}")
+            self.terminal.print_error(f"the writer ended {ending}; {where}")
         return code
 
     def _forward_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -244,7 +244,7 @@ class StreamOutput:
     def show(self, event: Event) -> None:
         from frazil import events  # after the JVM's start, as `write`
 
-        match event.what:
+        match event.payload:
             case events.PhaseBegan(phase=Phase.STAGING):
                 self._waits.note_batch_start()
             case events.TablesBehind(names=names) if not names:
@@ -273,7 +273,7 @@ def _write_stream(spec: StreamSpec, pipe: WriterPipe, *, until_caught_up: bool) 
     def say(event: Event) -> None:
         from frazil.events import EpochBegan  # after the JVM's start, as `write`
 
-        if isinstance(event.what, EpochBegan):
+        if isinstance(event.payload, EpochBegan):
             _report_pause(spec, pipe)
         output.show(event)
 
@@ -312,9 +312,9 @@ def _report_pause(spec: StreamSpec, pipe: WriterPipe) -> None:
         log.info("cannot determine whether the stream is paused: %r", error)
         return
     if desired.mode is DesiredMode.PAUSED:
-        why = f", {desired.reason}" if desired.reason else ""
+        reason = f", {desired.reason}" if desired.reason else ""
         pipe.say(
-            f"{spec.name} is paused ({desired.by}, {format_utc(desired.at_ms)}{why}): this run writes anyway; no "
+            f"{spec.name} is paused ({desired.by}, {format_utc(desired.at_ms)}{reason}): this run writes anyway; no "
             f"supervisor starts a writer until `frazil resume {spec.name}`"
         )
 

@@ -106,11 +106,11 @@ class StatusReport:
     def lines(self) -> list[RenderableType]:
         lines: list[RenderableType] = [self.application] if self.application else []
         if self.in_full:
-            for one in self.states:
-                lines += format_fields(_detail_fields(one, self.left, now_ms=self.now_ms))
+            for state in self.states:
+                lines += format_fields(_detail_fields(state, self.left, now_ms=self.now_ms))
         else:
             columns = [name for name in COLUMNS if not (name in WIDE_COLUMNS and is_terminal_narrow())]
-            cells = [_overview_cells(one, now_ms=self.now_ms) for one in self.states]
+            cells = [_overview_cells(state, now_ms=self.now_ms) for state in self.states]
             rows = [tuple(row[name] for name in columns) for row in cells]
             lines.append(build_table(columns, rows, numbers=frozenset({"lag", "rejected", "rows"})))
         return [*lines, *_problem_messages(self.states)]
@@ -137,15 +137,15 @@ def _read_report(stream: str | None, streams_folder: Path) -> StatusReport:
 def _problem_messages(streams: list[StreamState]) -> list[str]:
     """Return each problem and notice once, with its streams and its fix, if known."""
     return group_messages(
-        (one.name, problem)
-        for one in streams
-        for problem in (*one.problems, *(Failure(f"note: {notice}") for notice in one.notices))
+        (state.name, problem)
+        for state in streams
+        for problem in (*state.problems, *(Failure(f"note: {notice}") for notice in state.notices))
     )
 
 
-def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int) -> int | None:
+def _count_dead_letters_left(spec: StreamSpec, state: StreamState, *, now_ms: int) -> int | None:
     # Without the whole day: replays are counted by hour, and may be replays of earlier dead letters.
-    commits = one.recent_commits
+    commits = state.recent_commits
     if commits is None or not commits.rejected_last_day or commits.rejected_since_ms is not None:
         return None
     try:
@@ -160,77 +160,83 @@ def _count_dead_letters_left(spec: StreamSpec, one: StreamState, *, now_ms: int)
     return left if left < counted_by_class == commits.rejected_last_day else None
 
 
-def _overview_cells(one: StreamState, *, now_ms: int) -> dict[str, str]:
-    commits = one.recent_commits
+def _overview_cells(state: StreamState, *, now_ms: int) -> dict[str, str]:
+    commits = state.recent_commits
     rejected = "unknown" if commits is None else f"{commits.rejected_last_day:,}"
     if commits is not None and commits.rejected_since_reset:
         rejected += " since reset"
-    committed = max((ms for ms in (one.last_commit_at_ms, one.published_at_ms) if ms is not None), default=None)
-    plain = {"desired": one.desired or "unknown", "rejected": rejected}
-    plain["rows"] = f"{_rows_text(one)} + routed" if one.routed else _rows_text(one)
+    committed = max((ms for ms in (state.last_commit_at_ms, state.published_at_ms) if ms is not None), default=None)
+    plain = {"desired": state.desired or "unknown", "rejected": rejected}
+    plain["rows"] = f"{_rows_text(state)} + routed" if state.routed else _rows_text(state)
     plain["last commit"] = "none" if committed is None else f"{format_elapsed(now_ms - committed)} ago"
-    return {**_detail_fields(one, None, now_ms=now_ms), **plain}
+    return {**_detail_fields(state, None, now_ms=now_ms), **plain}
 
 
-def _rows_text(one: StreamState) -> str:
-    if one.table_exists is False:
-        return "missing" if one.missing else "no table yet"
-    return "unknown" if one.rows is None else f"{one.rows:,}"
+def _rows_text(state: StreamState) -> str:
+    if state.table_exists is False:
+        return "missing" if state.missing else "no table yet"
+    return "unknown" if state.rows is None else f"{state.rows:,}"
 
 
-def _rejected_text(one: StreamState, left: int | None) -> str:
-    if (commits := one.recent_commits) is None:
+def _rejected_text(state: StreamState, left: int | None) -> str:
+    if (commits := state.recent_commits) is None:
         return "unknown"
     rejected, since_ms = commits.rejected_last_day, commits.rejected_since_ms
-    why = "when the stream was reset" if commits.rejected_since_reset else "before which snapshots have expired"
-    when = "in the last day" if since_ms is None else f"since {format_utc(since_ms)}, {why}"
+    bound = "when the stream was reset" if commits.rejected_since_reset else "before which snapshots have expired"
+    when = "in the last day" if since_ms is None else f"since {format_utc(since_ms)}, {bound}"
     if not rejected:
         return f"none {when}"
     still = "" if left is None else f", {left:,} of them left"
-    return f"{rejected:,} {when}{still}; `frazil dlq list {one.name}` counts dead letters by reason"
+    return f"{rejected:,} {when}{still}; `frazil dlq list {state.name}` counts dead letters by reason"
 
 
-def _detail_fields(one: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
-    why = f" ({describe_desired(one, now_ms=now_ms)})" if one.desired_at_ms else ""
-    waiting = f", and {format_count(one.in_transactions, 'offset')} in open transactions" if one.in_transactions else ""
+def _detail_fields(state: StreamState, left: int | None, *, now_ms: int) -> dict[str, str]:
+    reason = f" ({describe_desired(state, now_ms=now_ms)})" if state.desired_at_ms else ""
+    waiting = (
+        f", and {format_count(state.in_transactions, 'offset')} in open transactions" if state.in_transactions else ""
+    )
     replayed = ""
-    if one.replayed_at_ms is not None:
-        replayed = f"{format_elapsed(now_ms - one.replayed_at_ms)} ago: {format_counts(one.replayed)}"
-    beyond_ms = one.backpressure_ms
+    if state.replayed_at_ms is not None:
+        replayed = f"{format_elapsed(now_ms - state.replayed_at_ms)} ago: {format_counts(state.replayed)}"
+    beyond_ms = state.backpressure_ms
     backpressure = f"a batch takes {format_elapsed(beyond_ms)} longer than its interval" if beyond_ms else "none"
     return {
-        "stream": one.name,
-        "table": one.table,
-        "state": str(one.state),
-        "desired": (one.desired or "unknown") + why,
+        "stream": state.name,
+        "table": state.table,
+        "state": str(state.state),
+        "desired": (state.desired or "unknown") + reason,
         "writer": (
-            describe_reset(one, now_ms=now_ms) if one.reset_since_end else _writer_text(one.writer, now_ms=now_ms)
+            describe_reset(state, now_ms=now_ms) if state.reset_since_end else _writer_text(state.writer, now_ms=now_ms)
         ),
-        "epoch, batch": f"{one.epoch}, {one.batch}" if one.epoch is not None else "none yet",
-        "lag": ("unknown" if one.lag is None else f"{one.lag:,}") + waiting,
-        **({} if one.backpressure_ms is None else {"backpressure": backpressure}),
-        "last commit": _last_commit_text(one, now_ms=now_ms),
-        "watermark": format_utc(one.watermark_ms),
-        "snapshot": "none" if one.snapshot_id is None else str(one.snapshot_id),
-        "rejected": _rejected_text(one, left),
-        **({"accepted": one.accepted} if one.accepted else {}),
-        "rows": _rows_text(one) + (" in the default table (routed tables: `frazil health`)" if one.routed else ""),
-        **({"route": f"`frazil route {one.name}` checks the routed tables"} if one.routed else {}),
-        **({"last changes": f"{format_counts(one.changes)} in the writer's newest batch"} if one.changes else {}),
+        "epoch, batch": f"{state.epoch}, {state.batch}" if state.epoch is not None else "none yet",
+        "lag": ("unknown" if state.lag is None else f"{state.lag:,}") + waiting,
+        **({} if state.backpressure_ms is None else {"backpressure": backpressure}),
+        "last commit": _last_commit_text(state, now_ms=now_ms),
+        "watermark": format_utc(state.watermark_ms),
+        "snapshot": "none" if state.snapshot_id is None else str(state.snapshot_id),
+        "rejected": _rejected_text(state, left),
+        **({"accepted": state.accepted} if state.accepted else {}),
+        "rows": _rows_text(state) + (" in the default table (routed tables: `frazil health`)" if state.routed else ""),
+        **({"route": f"`frazil route {state.name}` checks the routed tables"} if state.routed else {}),
+        **({"last changes": f"{format_counts(state.changes)} in the writer's newest batch"} if state.changes else {}),
         **({"last replay": replayed} if replayed else {}),
-        **({"backfill": one.backfill} if one.backfill else {}),
-        **({"undeclared": ", ".join(shorten_list(one.undeclared, MAX_UNDECLARED, "column"))} if one.undeclared else {}),
-        **({"distribution": one.distribution} if one.distribution else {}),
+        **({"backfill": state.backfill} if state.backfill else {}),
+        **(
+            {"undeclared": ", ".join(shorten_list(state.undeclared, MAX_UNDECLARED, "column"))}
+            if state.undeclared
+            else {}
+        ),
+        **({"distribution": state.distribution} if state.distribution else {}),
     }
 
 
-def _last_commit_text(one: StreamState, *, now_ms: int) -> str:
-    if one.last_commit_at_ms is None:
+def _last_commit_text(state: StreamState, *, now_ms: int) -> str:
+    if state.last_commit_at_ms is None:
         return "none"
-    own = f"{format_elapsed(now_ms - one.last_commit_at_ms)} ago"
-    if one.published_at_ms is None or one.published_at_ms < one.last_commit_at_ms:
-        return own
-    return f"{format_elapsed(now_ms - one.published_at_ms)} ago by a {one.published_by}, {own} by a writer"
+    age = f"{format_elapsed(now_ms - state.last_commit_at_ms)} ago"
+    if state.published_at_ms is None or state.published_at_ms < state.last_commit_at_ms:
+        return age
+    return f"{format_elapsed(now_ms - state.published_at_ms)} ago by a {state.published_by}, {age} by a writer"
 
 
 def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
@@ -242,6 +248,6 @@ def _writer_text(writer: WriterProcess, *, now_ms: int) -> str:
             doing += f", {format_count(writer.batch_records, 'record')} read"
         return f"{writer.state}, pid {writer.pid}, {doing}{heartbeat if writer.stale else ''}"
     if writer.ended_at_ms is None:
-        why = full_disk_message(home()) or "it may have been killed"
-        return f"{writer.state}, and the reason is not recorded: {why}" if writer.has_ended else writer.state
+        cause = full_disk_message(home()) or "it may have been killed"
+        return f"{writer.state}, and the reason is not recorded: {cause}" if writer.has_ended else writer.state
     return f"ended {format_elapsed(now_ms - writer.ended_at_ms)} ago with {describe_exit(writer)}"

@@ -51,9 +51,9 @@ def check_fence(marker: Marker | None, *, stream: str, epoch: int) -> Marker:
             f"stream {stream!r} was forgotten while its writer (epoch {epoch}) was running",
             remedy="Start the stream again if it should run",
         )
-    if marker.at.epoch != epoch:
+    if marker.key.epoch != epoch:
         raise Fenced(
-            f"the writer of stream {stream!r} with epoch {epoch} was replaced by epoch {marker.at.epoch}, which a "
+            f"the writer of stream {stream!r} with epoch {epoch} was replaced by epoch {marker.key.epoch}, which a "
             "reset or another writer began",
             remedy=f"If no other writer runs (`frazil status {stream}`), start one: `frazil resume {stream}`",
         )
@@ -267,7 +267,7 @@ def forgotten_property(properties: Mapping[str, str], stream: str) -> dict[str, 
     ends, reached = _offsets(before), marker.offsets if marker else {}
     note = {
         "format": FORMAT_VERSION,
-        "epoch": max(marker.at.epoch if marker else 0, forgotten_epoch(properties, stream)),
+        "epoch": max(marker.key.epoch if marker else 0, forgotten_epoch(properties, stream)),
         "cluster-id": cluster_id,
         "topic-ids": {**known, **(marker.source.topic_ids if marker else {})},
         "offsets": nest_by_topic({tp: max(ends.get(tp, 0), reached.get(tp, 0)) for tp in ends.keys() | reached.keys()}),

@@ -84,12 +84,12 @@ class Committer:
                 return first_marker(tables.stream, epoch=first_epoch, offsets=initial(), source=source)
             _check_not_rolled_back(table, marker, tables.main)
             check_same_source(marker.source, source, stream=tables.stream)
-            epoch = max(marker.at.epoch + 1, first_epoch)
+            epoch = max(marker.key.epoch + 1, first_epoch)
             return dataclasses.replace(marker.with_epoch(epoch), source=merge_identities(marker.source, source))
 
         tables.main.forget()
         taken = commit_marker(tables, tables.main, decide, summary={"frazil.operation": "take-over"})
-        committer = cls(tables, taken.at.epoch)._fence_dead_letters(source)
+        committer = cls(tables, taken.key.epoch)._fence_dead_letters(source)
         committer.followers = following(taken) if following else None
         return committer
 
@@ -101,9 +101,9 @@ class Committer:
                 offsets = dead_letter_ends(table, self._tables.stream, source)
                 first = first_marker(self._tables.stream, epoch=self.epoch, offsets=offsets, source=source)
                 return dataclasses.replace(first, own_table=own_table)
-            if marker.at.epoch == self.epoch:  # it landed, and only the answer was lost
+            if marker.key.epoch == self.epoch:  # it landed, and only the answer was lost
                 return Done(marker)
-            if marker.at.epoch > self.epoch:
+            if marker.key.epoch > self.epoch:
                 check_fence(marker, stream=self._tables.stream, epoch=self.epoch)
             check_ancestry(table.metadata, marker, table=self._tables.dead_letters.identifier)
             offsets = keep_same_topics(marker.offsets, marker.source, source)
@@ -215,10 +215,10 @@ class Committer:
             ahead = {tp: offset for tp, offset in first.items() if marker.offsets.get(tp, offset) < offset}
             if not ahead:
                 return Done(marker)
-            key = BatchKey(self.epoch, marker.at.batch + 1)
+            key = BatchKey(self.epoch, marker.key.batch + 1)
             # The skipped offsets may belong to later leaders than the one that had the marker's offset.
             epochs = {tp: epoch for tp, epoch in marker.leader_epochs.items() if tp not in ahead}
-            return dataclasses.replace(marker, at=key, offsets={**marker.offsets, **ahead}, leader_epochs=epochs)
+            return dataclasses.replace(marker, key=key, offsets={**marker.offsets, **ahead}, leader_epochs=epochs)
 
         summary = {"frazil.operation": "skip-gap", "frazil.lost": lost[:MAX_SUMMARY_CHARACTERS]}
         return commit_marker(self._tables, self._tables.main, decide, summary=summary)

@@ -29,7 +29,7 @@ MAX_REFUSALS = 8
 MAX_PREPARE_FAILURES = 20
 """Maximum number of failures to prepare a commit on the same metadata. The retries take a minute."""
 _FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError)
-"""Types of errors that defects in planning or merging raise. An error that is also an OSError is no defect."""
+"""Types of errors that defects in planning or merging raise. An error that is also an OSError is not a defect."""
 
 MAX_ERROR_CHARACTERS = 300
 _FAILED_STEPS = {

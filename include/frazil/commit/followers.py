@@ -74,7 +74,7 @@ class LaggingTable:
     """When the oldest journal that waits for the table was created (ms since 1970)."""
     batches: int
     rows: int
-    why: Explanation
+    explanation: Explanation
     backfill: str | None = None
     """The backfill or replay that the missing rows belong to, whose chunks `batches` counts; None for batches."""
     only_last: bool = False
@@ -91,7 +91,7 @@ class LaggingTable:
     def explain(self) -> Explanation:
         source = format_count(self.batches, "batch") if self.backfill is None else f"backfill {self.backfill}"
         missing = f"{self.target} is missing {format_count(self.rows, 'row')} of {source}"
-        return dataclasses.replace(self.why, reason=f"{missing}: {self.why.reason}")
+        return dataclasses.replace(self.explanation, reason=f"{missing}: {self.explanation.reason}")
 
     def __str__(self) -> str:
         return str(self.explain())
@@ -99,12 +99,12 @@ class LaggingTable:
     def find_remedy(self, stream: str, fix: str) -> str:
         """Return the table's remedy. If it is unknown, return `fix`, and the command that gives up the rows."""
         command = f"`frazil route {stream} --give-up {self.target}`"
-        return self.why.remedy or f"{fix}, or continue without these rows: {command}"
+        return self.explanation.remedy or f"{fix}, or continue without these rows: {command}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    why: Explanation
+    explanation: Explanation
     missing: Sequence[Journal]
     """The batches with rows that the table is missing. Empty for a table that had all rows when it was dropped."""
 
@@ -144,7 +144,7 @@ class Followers:
         """Load the batches that routed tables may be missing. Tables in `atomic` commit with the default table."""
         declared = atomic if isinstance(atomic, bool) else frozenset(atomic)
         in_one_step = tables.commit_atomically is not None and declared
-        followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.at.epoch, atomic=in_one_step)
+        followers = cls(tables, marker.settled or NO_BATCH, make=make, epoch=marker.key.epoch, atomic=in_one_step)
         if marker.routed is None or marker.settled is None:
             return followers
         followers.last_added = marker.routed
@@ -181,9 +181,9 @@ class Followers:
                 if self.behind.pop(target, None):
                     log.warning("table %s has all rows again", target)
                 continue
-            self.refused[target] = failure.why
+            self.refused[target] = failure.explanation
             if failure.missing:
-                behind = make_lagging_table(target, failure.missing, failure.why)
+                behind = make_lagging_table(target, failure.missing, failure.explanation)
                 if target not in self.behind:
                     log.warning("%s. The files with these rows are kept; the writer retries with each batch", behind)
                 self.behind[target] = behind
@@ -304,10 +304,10 @@ class Followers:
         return prepare_commit(tables, handle, decide, files=files, merge=merge, summary=summary)
 
 
-def make_lagging_table(target: Target, journals: Sequence[Journal], why: Explanation) -> LaggingTable:
+def make_lagging_table(target: Target, journals: Sequence[Journal], explanation: Explanation) -> LaggingTable:
     since_ms = min(journal.created_at_ms for journal in journals)
     rows = _row_count(journals, target)
-    return LaggingTable(target, since_ms, len(journals), rows, why)
+    return LaggingTable(target, since_ms, len(journals), rows, explanation)
 
 
 def _row_count(journals: Iterable[Journal], target: Target) -> int:
@@ -329,7 +329,7 @@ def _advance_marker(marker: Marker, journal: Journal) -> Marker:
     ends = {p.topic_partition: p.end for p in journal.progress}
     advanced = marker.with_epoch(journal.key.epoch).with_batch(journal.key)
     source = merge_identities(marker.source, journal.source)
-    return dataclasses.replace(advanced, at=journal.key, offsets={**marker.offsets, **ends}, source=source)
+    return dataclasses.replace(advanced, key=journal.key, offsets={**marker.offsets, **ends}, source=source)
 
 
 def require_marker(table: Table, stream: str) -> Marker:

@@ -198,7 +198,7 @@ def prepare_merge(tables: StreamTables, journal: Journal, files: Sequence[Staged
 
 
 def _position_summary(marker: Marker) -> dict[str, str]:
-    epoch, batch = map(str, marker.at)
+    epoch, batch = map(str, marker.key)
     position = {"frazil.stream": marker.stream, "frazil.epoch": epoch, "frazil.batch-id": batch}
     if marker.watermark_us is not None:
         position["frazil.watermark-ms"] = str(marker.watermark_us // 1000)

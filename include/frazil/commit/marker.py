@@ -66,7 +66,7 @@ class Marker:
     """One stream's position. Offsets are the next offsets to read; event times are in microseconds since 1970, UTC."""
 
     stream: str
-    at: BatchKey
+    key: BatchKey
     """The epoch that owns the stream, and the last batch of this epoch (0 is the take-over itself)."""
     settled: BatchKey | None
     """The key of the last committed journal. Later journals may not be committed yet."""
@@ -114,12 +114,12 @@ class Marker:
     def with_epoch(self, epoch: int) -> Marker:
         batches = {**self.batches, epoch: 0}
         newest = sorted(batches)[-MAX_EPOCHS:]
-        return dataclasses.replace(self, at=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
+        return dataclasses.replace(self, key=BatchKey(epoch, 0), batches={e: batches[e] for e in newest})
 
     def with_batch(self, journal: BatchKey) -> Marker:
         """Return the marker after this batch, which may belong to an earlier epoch."""
-        key, batches = BatchKey(self.at.epoch, self.at.batch + 1), {**self.batches, journal.epoch: journal.batch}
-        return dataclasses.replace(self, at=key, settled=journal, batches=batches)
+        key, batches = BatchKey(self.key.epoch, self.key.batch + 1), {**self.batches, journal.epoch: journal.batch}
+        return dataclasses.replace(self, key=key, settled=journal, batches=batches)
 
     def outcome_of(self, key: BatchKey) -> BatchOutcome:
         """Return whether a batch of an earlier epoch was committed. An epoch commits its batches in order."""
@@ -136,8 +136,8 @@ class Marker:
         return json.dumps(
             {
                 "format": FORMAT_VERSION,
-                "epoch": self.at.epoch,
-                "batch": self.at.batch,
+                "epoch": self.key.epoch,
+                "batch": self.key.batch,
                 "settled": self.settled,
                 "offsets": nest_by_topic(self.offsets),
                 "max-event-times-us": nest_by_topic(self.max_event_times_us),
@@ -174,7 +174,7 @@ class Marker:
                 )
             return cls(
                 stream=stream,
-                at=BatchKey(raw["epoch"], raw["batch"]),
+                key=BatchKey(raw["epoch"], raw["batch"]),
                 settled=BatchKey(*raw["settled"]) if raw["settled"] else None,
                 offsets=flatten_topics(raw["offsets"]),
                 source=SourceIdentity(raw["cluster-id"], raw["topic-ids"]),

@@ -189,7 +189,7 @@ def change_marker(
         if marker and marker.open_snapshot_id is not None:
             summary[OPEN_SNAPSHOT_KEY] = str(marker.open_snapshot_id)
         if marker:
-            summary |= {"frazil.epoch": str(marker.at.epoch), "frazil.batch-id": str(marker.at.batch)}
+            summary |= {"frazil.epoch": str(marker.key.epoch), "frazil.batch-id": str(marker.key.batch)}
         change = branch_change(table) if branch_change else None
         return update.prepare(table, marker, change, summary=summary, now_ms=tables.clock_ms())
 
@@ -304,7 +304,7 @@ def is_ahead(table: Marker, default_marker: Marker) -> bool:
 def _up_to_date_marker(default_marker: Marker) -> Marker:
     return Marker(
         default_marker.stream,
-        default_marker.at,
+        default_marker.key,
         settled=default_marker.settled or NO_BATCH,
         offsets=dict(default_marker.offsets),
         source=default_marker.source,

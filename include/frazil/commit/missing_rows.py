@@ -66,7 +66,7 @@ def _check_table(
         journals, is_loaded = later_journals(marker, waiting), True
     except Exception as error:  # catalogs' clients raise anything
         note = load_missing_table_note(tables, target) if all_files_wait(tables, waiting, target) else None
-        explanation = note.why if note else explain_error(error, tables.stream, target)
+        explanation = note.explanation if note else explain_error(error, tables.stream, target)
         if isinstance(error, NoSuchTableError):
             absence = TableAbsence.MISSING
             if note is None:

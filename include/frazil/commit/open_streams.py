@@ -135,7 +135,7 @@ def explain_lost_table(spec: StreamSpec, table: Table | None) -> str | None:
             return None
         if table is not None and _is_marked(spec, find_table(catalog, known.name)):
             return None  # the first writer began after `table` was read
-        return _explain(catalog, spec, known, table, epoch=f"epoch {marker.at.epoch}")
+        return _explain(catalog, spec, known, table, epoch=f"epoch {marker.key.epoch}")
 
 
 def _is_marked(spec: StreamSpec, table: Table | None) -> bool:

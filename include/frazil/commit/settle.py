@@ -54,7 +54,7 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
     keys = tables.journals.keys()
     uuid = str(tables.main.current().metadata.table_uuid)
     for journal in tables.journals.after(marker.settled, keys, table_uuid=uuid, stream=tables.stream):
-        if journal.key.epoch >= marker.at.epoch or marker.outcome_of(journal.key) is not BatchOutcome.NOT_COMMITTED:
+        if journal.key.epoch >= marker.key.epoch or marker.outcome_of(journal.key) is not BatchOutcome.NOT_COMMITTED:
             continue
         try:
             _commit_waiting(committer, journal, tables)
@@ -69,7 +69,7 @@ def settle(tables: StreamTables, committer: Committer) -> SettleResult:
         # A later epoch may have read a journal before it was discarded. Cached metadata would not show that epoch.
         def decide(_: Table, found: Marker | None) -> Marker:
             marker = check_fence(found, stream=tables.stream, epoch=committer.epoch)
-            return dataclasses.replace(marker, at=BatchKey(committer.epoch, marker.at.batch + 1))
+            return dataclasses.replace(marker, key=BatchKey(committer.epoch, marker.key.batch + 1))
 
         commit_marker(tables, tables.main, decide, summary={"frazil.operation": "settle"})
     deleted = sweep(tables, below_epoch=committer.epoch, keys=keys)
@@ -87,11 +87,11 @@ def highest_epoch(tables: StreamTables) -> int:
     """Return the highest epoch ever used, or 0. Epochs never repeat, even after `forget`."""
     marker = read_marker(tables.main.current().metadata.properties, tables.stream)
     # An epoch is in the marker before it writes journals, so journals matter only if the marker does not exist.
-    found = {marker.at.epoch if marker else tables.journals.highest_epoch()}
+    found = {marker.key.epoch if marker else tables.journals.highest_epoch()}
     for target, handle in tables.targets.items():
         table = handle.current()
         marker = read_marker(table.metadata.properties, tables.stream)
-        found |= {marker.at.epoch} if marker else {forgotten_epoch(table.metadata.properties, tables.stream)}
+        found |= {marker.key.epoch} if marker else {forgotten_epoch(table.metadata.properties, tables.stream)}
         found |= epochs_in_summaries(table.metadata.snapshots, tables.stream)
         folders = tables.store_of(target).list_folders(f"{data_location(table)}/{tables.stream}")
         names = (folder.rstrip("/").rsplit("/", 1)[-1] for folder in folders)

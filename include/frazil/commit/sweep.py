@@ -271,12 +271,12 @@ def discard_batch(tables: StreamTables, key: BatchKey) -> int:
 def delete_fenced_batch(tables: StreamTables, key: BatchKey) -> int:
     """Delete a fenced writer's last batch if it can no longer be committed. Returns the number of files."""
     marker = tables.marker()
-    if marker is None or marker.at.epoch <= key.epoch or marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED:
+    if marker is None or marker.key.epoch <= key.epoch or marker.outcome_of(key) is not BatchOutcome.NOT_COMMITTED:
         return 0
     view = _SweepState(tables, marker, (key,))
     if not view.is_passed(key) and view.entry(key) is not UnusableJournal.VOID:
         return 0
-    _delete_dead_journals(view, below_epoch=marker.at.epoch)
+    _delete_dead_journals(view, below_epoch=marker.key.epoch)
     tables.dead_letters.forget()
     deleted = _clean_folders(tables, tables.all, key, _BatchFolder.uncommitted_files)
     return deleted + _delete_others(tables.store, tables.waiting_folder(key), frozenset())

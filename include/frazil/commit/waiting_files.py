@@ -48,7 +48,7 @@ class MissingTableNote:
     remedy: str = ""
 
     @property
-    def why(self) -> Explanation:
+    def explanation(self) -> Explanation:
         return Explanation(self.reason, self.remedy)
 
 

@@ -1,7 +1,7 @@
 """Expires main's oldest snapshots with the writer's own commits.
 
-Maintenance runs too rarely for a commit each second. A thread plans by the rules of maintenance, and deletes files that
-the metadata no longer names.
+With a commit each second, snapshots would pile up between two runs of maintenance. A thread plans the expiry by the
+same rules as maintenance, and deletes files that the metadata no longer names.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class EmbeddedAirflow(process.EmbeddedService):
     def start(self) -> Self:
         require_module("airflow")
         if not self.server("api-server"):
-            process.require_free_port(self.port, what="Airflow", option="--airflow-port")
+            process.require_free_port(self.port, server="Airflow", option="--airflow-port")
         self._make_secrets()
         self._spark_properties.write_text(_spark_properties_text())
         process.record_port(self.home, self.port)

@@ -119,7 +119,7 @@ class EmbeddedKafka(process.EmbeddedServer):
             time.sleep(0.05)
 
     def _launch(self) -> None:
-        process.require_free_port(self.port, what="Kafka", option="--kafka-port")
+        process.require_free_port(self.port, server="Kafka", option="--kafka-port")
         found, kafka_jars = require_java(), jars.ensure_jars("kafka")
         options = self.archive_options
         if options is None:
@@ -210,7 +210,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
         return self.url
 
     def _launch(self) -> None:
-        process.require_free_port(self.port, what="the schema registry", option="--registry-port")
+        process.require_free_port(self.port, server="the schema registry", option="--registry-port")
         java, program = _find_java(), _ensure_program()
         make_folder(self.folder)
         process.record_port(self.folder, self.port)

@@ -117,8 +117,8 @@ class EmbeddedObjectStore(process.EmbeddedServer):
     def _launch(self) -> None:
         weed = _find_weed()
         s3_port, catalog_port = (chosen or used for chosen, used in zip(self._requested, self._ports(), strict=True))
-        process.require_free_port(s3_port, what="the object store", option="--object-store-port")
-        process.require_free_port(catalog_port, what="the REST catalog", option="--catalog-port")
+        process.require_free_port(s3_port, server="the object store", option="--object-store-port")
+        process.require_free_port(catalog_port, server="the REST catalog", option="--catalog-port")
         before = self._state.inner_ports
         inner_ports = tuple(p if process.is_port_free(p) else process.choose_free_port() for p in before)
         self._state = _StoreState(s3_port, catalog_port, inner_ports, self._state.key, self._state.secret)

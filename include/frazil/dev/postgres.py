@@ -56,7 +56,7 @@ class EmbeddedPostgres(process.EmbeddedServer):
         return file.read_text()
 
     def _launch(self) -> None:
-        process.require_free_port(self.port, what="PostgreSQL", option="--postgres-port")
+        process.require_free_port(self.port, server="PostgreSQL", option="--postgres-port")
         programs, prefix = _find_programs(), _setpriv_prefix()
         make_folder(self.folder)
         if not (self.data / "PG_VERSION").is_file():

@@ -275,10 +275,10 @@ def is_listening(port: int) -> bool:
         return probe.connect_ex((LOOPBACK, port)) == 0
 
 
-def require_free_port(port: int, *, what: str, option: str) -> None:
+def require_free_port(port: int, *, server: str, option: str) -> None:
     if not is_port_free(port):
         raise EnvironmentUnusable(
-            f"port {port}, wanted for {what}, is taken{_port_owner(port)}. "
+            f"port {port}, wanted for {server}, is taken{_port_owner(port)}. "
             f"Choose another with {option}, or end that program."
         )
 

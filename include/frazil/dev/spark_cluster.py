@@ -61,7 +61,7 @@ class SparkMaster(process.EmbeddedServer):
         return port, ui_port, rest_port
 
     def _launch(self) -> None:
-        process.require_free_port(self.port, what="the Spark master", option="--spark-port")
+        process.require_free_port(self.port, server="the Spark master", option="--spark-port")
         state = self.folder / "state"
         make_folder(state)
         (self.folder / PORTS_FILE).write_text(f"{self.port} {self._ui_port} {self.rest_port}")

@@ -217,8 +217,10 @@ def _check_catalog(spec: StreamSpec, streams: Iterable[StreamSpec], services: Un
             open_catalog = partial(open_existing_catalog, spec.table.catalog)
             opened = call_catalog(spec.table.catalog, open_catalog, services)
             if MISSING_FILE in opened.properties:  # the probe would create the file
-                of_catalog = (one for one in streams if one.table.catalog == spec.table.catalog)
-                if lost := next(filter(None, (describe_own_missing_table(one, None) for one in of_catalog)), None):
+                of_catalog = (stream for stream in streams if stream.table.catalog == spec.table.catalog)
+                if lost := next(
+                    filter(None, (describe_own_missing_table(stream, None) for stream in of_catalog)), None
+                ):
                     return [lost]
             catalog = load_catalog(spec.table.catalog)
             with clean_up_probe_folders(catalog, spec):
@@ -228,4 +230,4 @@ def _check_catalog(spec: StreamSpec, streams: Iterable[StreamSpec], services: Un
     except FrazilError as error:
         return [explain_error(Service.TABLE, error)]
     fix = "Make the catalog support what docs/reference/catalogs.md requires, or declare another as `table.catalog`"
-    return [Failure(f"the catalog {catalog.name!r} cannot hold a stream: {one}", fix) for one in missing]
+    return [Failure(f"the catalog {catalog.name!r} cannot hold a stream: {reason}", fix) for reason in missing]

@@ -84,7 +84,7 @@ def check_folders() -> Iterator[Finding]:
 
 
 def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) -> Finding:
-    existing = next(one for one in (folder, *folder.parents) if one.exists())
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     elsewhere = f"set {variable} to a folder on a local disk that this user may write to"
     try:
         with tempfile.TemporaryFile(dir=existing) as file:
@@ -102,7 +102,7 @@ def _check_folder(subject: str, folder: Path, variable: str, *, locked: bool) ->
 
 def check_api_servers() -> Iterator[Finding]:
     found = list_running_servers()
-    old = [str(one.process.pid) for one in found if one.is_outdated]
+    old = [str(server.process.pid) for server in found if server.is_outdated]
     if not found:
         text = f"no process on this host serves the page for FRAZIL_HOME {home()}"
         yield Finding("api server", CheckState.SKIPPED, text)
@@ -176,8 +176,8 @@ def check_airflow(streams: Path, environment: Mapping[str, str]) -> Iterator[Fin
         last = ran.stderr.strip().splitlines()[-1:] or [f"exit code {ran.returncode}"]
         yield Finding("airflow", CheckState.WRONG, f"cannot query Airflow: {last[0]}", "airflow db check")
         return
-    for one in json.loads(ran.stdout.strip().splitlines()[-1]):
-        yield Finding(one["subject"], CheckState(one["state"]), one["message"], one["fix"])
+    for finding in json.loads(ran.stdout.strip().splitlines()[-1]):
+        yield Finding(finding["subject"], CheckState(finding["state"]), finding["message"], finding["fix"])
 
 
 def _is_set_up(environment: Mapping[str, str]) -> bool:

@@ -47,9 +47,9 @@ def load_declarations(folder: Path) -> tuple[dict[Path, StreamSpec], list[Findin
             "name the folder with --streams or FRAZIL_STREAMS",
         )  # fmt: skip
         return streams, [none]
-    wrong = [Finding("declarations", CheckState.WRONG, error) for error in errors]
+    failures = [Finding("declarations", CheckState.WRONG, error) for error in errors]
     valid = [Finding("declarations", CheckState.OK, f"{format_count(len(streams), 'valid stream')} in {folder}")]
-    return streams, wrong or valid
+    return streams, failures or valid
 
 
 def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
@@ -68,14 +68,16 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         yield Finding("connections", CheckState.WRONG, problem.headline, problem.remedy)
     from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
-    wrong = defaultdict[str, list[str]](list)
+    failures = defaultdict[str, list[str]](list)
     for spec in streams.values():
         in_full = not checked.fails(spec, Service.SOURCE)
         state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=in_full, catalogs=checked.services)
         is_known = (state.table_exists is None or state.missing) and checked.fails(spec, Service.TABLE)
         if state.needs_operator and not is_known:
-            wrong[f"{state.state}: {state.sentence}"].append(spec.name)
-    yield from (Finding("connections", CheckState.WRONG, f"{', '.join(some)}: {what}") for what, some in wrong.items())
+            failures[f"{state.state}: {state.sentence}"].append(spec.name)
+    yield from (
+        Finding("connections", CheckState.WRONG, f"{', '.join(some)}: {problem}") for problem, some in failures.items()
+    )
 
 
 def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
@@ -89,7 +91,9 @@ def check_stream_clocks(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]
         except FrazilError:
             continue  # the check of connections reports it
         uri = config.properties.get("uri", "")
-        addresses |= {one for one in (uri, config.properties.get("s3.endpoint", "")) if one.startswith("http")}
+        addresses |= {
+            address for address in (uri, config.properties.get("s3.endpoint", "")) if address.startswith("http")
+        }
         if uri.startswith("postgresql"):
             databases[config.name] = partial(_read_database_ms, uri)
     return compare_clocks(addresses | _registry_addresses(streams), databases)
@@ -165,12 +169,12 @@ def compare_clocks(addresses: Iterable[str], databases: Mapping[str, Callable[[]
             answer = ask()
         except Exception as error:  # whatever the driver raises
             # The check of connections reports a server that does not respond.
-            state, why = (
+            state, reason = (
                 (CheckState.WARNING, str(error))
                 if isinstance(error, _TimeMissing)
                 else (CheckState.SKIPPED, type(error).__name__)
             )
-            yield Finding("clock", state, f"the clock of {server} was not compared: {why}")
+            yield Finding("clock", state, f"the clock of {server} was not compared: {reason}")
         else:
             yield evaluate_clock(server, answer)
     if not servers:

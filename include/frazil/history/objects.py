@@ -41,7 +41,7 @@ class HistoryUnreadable(Exception):
 
 
 def history_location(table: Table, stream: str) -> str:
-    """Return the folder of a stream's history. Stream names never begin with an underscore."""
+    """Return the folder of a stream's history. No stream is called `_history`: names never begin with an underscore."""
     return f"{table.location().rstrip('/')}/{STATE_FOLDER}/_history/{stream}"
 
 
@@ -75,26 +75,26 @@ class HistoryStore:
 
     def list_objects(self) -> list[HistoryObject]:
         objects = (HistoryObject.from_path(file.path) for file in self.store.list_files(self.location))
-        return [one for one in objects if one is not None]
+        return [stored for stored in objects if stored is not None]
 
     def delete(self, objects: Iterable[HistoryObject]) -> None:
-        self.store.delete([one.path for one in objects])
+        self.store.delete([stored.path for stored in objects])
 
     def read(
         self, objects: Iterable[HistoryObject], parts: Iterable[HistoryPart] = HistoryPart
     ) -> tuple[StreamHistory, list[str]]:
         """Return the history, and messages about unreadable objects, which earlier objects replace."""
         past, problems = StreamHistory(), []
-        newest_first = sorted(objects, key=lambda one: one.epoch, reverse=True)
+        newest_first = sorted(objects, key=lambda stored: stored.epoch, reverse=True)
         for part in parts:
-            for one in newest_first:
-                if one.part is not part or (data := self.store.get(one.path)) is None:
+            for stored in newest_first:
+                if stored.part is not part or (data := self.store.get(stored.path)) is None:
                     continue
                 try:
                     if decode_part(data, part, past, self.table_uuid):
                         break
                 except HistoryUnreadable as error:
-                    problems.append(f"{one.path}: {error}")
+                    problems.append(f"{stored.path}: {error}")
         return past, problems
 
     def read_actions(self, action_log: ActionLog) -> tuple[list[HistoryEvent], list[str]]:
@@ -135,7 +135,7 @@ def read_table_history(table: Table, stream: str, *, since_ms: int) -> RecordedH
         return RecordedHistory(problem=f"cannot read the history: {error_text(error)}")
     return RecordedHistory(
         tuple(point for point in past.points() if point.end_ms > since_ms),
-        tuple(what for what in sorted(past.events, key=lambda what: what.at_ms) if what.at_ms >= since_ms),
+        tuple(event for event in sorted(past.events, key=lambda event: event.at_ms) if event.at_ms >= since_ms),
         "; ".join(problems) or None,
     )
 
@@ -157,7 +157,7 @@ def _read_recent(store: HistoryStore, *, since_ms: int) -> tuple[StreamHistory, 
 def encode_part(past: StreamHistory, part: HistoryPart, table_uuid: str) -> bytes:
     value: dict[str, Any] = {"format": FORMAT_VERSION, "table-uuid": table_uuid}
     if part is HistoryPart.EVENTS:
-        value["happened"] = [[what.at_ms, what.kind, what.sentence] for what in past.events]
+        value["happened"] = [[event.at_ms, event.kind, event.sentence] for event in past.events]
     else:
         points = past.tens if part is HistoryPart.TENS else past.minutes
         value["columns"] = _COLUMNS
@@ -176,7 +176,9 @@ def decode_part(data: bytes, part: HistoryPart, past: StreamHistory, table_uuid:
             return False
         if part is HistoryPart.EVENTS:
             kinds = set(EventKind)
-            past.events = [HistoryEvent(int(at), EventKind(k), str(s)) for at, k, s in value["happened"] if k in kinds]
+            past.events = [
+                HistoryEvent(int(at_ms), EventKind(k), str(s)) for at_ms, k, s in value["happened"] if k in kinds
+            ]
             return True
         points = {p.at_ms: p for p in _parse_points(value)}
     except (ValueError, LookupError, TypeError) as error:

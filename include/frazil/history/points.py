@@ -149,32 +149,32 @@ class StreamHistory:
             earlier = [self.tens[ten]] if ten in self.tens else self._pop_one_minute_points(ten)
             self.tens[ten] = merge_ten_minutes([*earlier, point])
             return HistoryPart.TENS
-        at = span_start(point.at_ms, MINUTE_MS)
-        minute = self.minutes.get(at)
-        self.minutes[at] = minute.add(point) if minute else dataclasses.replace(point, at_ms=at)
+        minute_ms = span_start(point.at_ms, MINUTE_MS)
+        minute = self.minutes.get(minute_ms)
+        self.minutes[minute_ms] = minute.add(point) if minute else dataclasses.replace(point, at_ms=minute_ms)
         return HistoryPart.MINUTES
 
-    def record(self, what: HistoryEvent) -> HistoryPart:
+    def record(self, event: HistoryEvent) -> HistoryPart:
         """Add an event, unless it is already recorded. Return the changed part."""
-        what = dataclasses.replace(what, sentence=shorten(what.sentence, MAX_TEXT_CHARACTERS))
-        if what not in self.events:
-            self.events.append(what)
+        event = dataclasses.replace(event, sentence=shorten(event.sentence, MAX_TEXT_CHARACTERS))
+        if event not in self.events:
+            self.events.append(event)
         if len(self.events) > 2 * MAX_EVENTS_PER_KIND * len(EventKind):  # no `age` while the storage hangs
-            self.events = _newest_events(self.events, what.at_ms)
+            self.events = _newest_events(self.events, event.at_ms)
         return HistoryPart.EVENTS
 
     def merge_earlier(self, earlier: StreamHistory) -> None:
-        own, self.minutes, self.tens = [*self.tens.values(), *self.minutes.values()], {}, {}
-        for point in (*earlier.tens.values(), *earlier.minutes.values(), *own):
+        points, self.minutes, self.tens = [*self.tens.values(), *self.minutes.values()], {}, {}
+        for point in (*earlier.tens.values(), *earlier.minutes.values(), *points):
             self.add(point)
         own_events, self.events = self.events, []
-        for what in (*earlier.events, *own_events):
-            self.record(what)
+        for event in (*earlier.events, *own_events):
+            self.record(event)
 
     def age(self, now_ms: int) -> set[HistoryPart]:
         """Merge old one-minute points. Drop what is too old, or too far in the future. Return the changed parts."""
         changed = set()
-        for ten in sorted({span_start(at, TEN_MINUTES_MS) for at in self.minutes}):
+        for ten in sorted({span_start(minute_ms, TEN_MINUTES_MS) for minute_ms in self.minutes}):
             if abs(now_ms - ten) > MINUTES_RETENTION_MS + TEN_MINUTES_MS:
                 self.tens[ten] = merge_ten_minutes(self._pop_one_minute_points(ten))
                 changed |= {HistoryPart.TENS, HistoryPart.MINUTES}
@@ -191,23 +191,23 @@ class StreamHistory:
 
     def points(self) -> tuple[Point, ...]:
         """Return all points, oldest first. A ten-minute point replaces one-minute points of the same time."""
-        minutes = (p for at, p in self.minutes.items() if span_start(at, TEN_MINUTES_MS) not in self.tens)
+        minutes = (p for minute_ms, p in self.minutes.items() if span_start(minute_ms, TEN_MINUTES_MS) not in self.tens)
         return tuple(sorted((*self.tens.values(), *minutes), key=lambda point: point.at_ms))
 
     def _pop_one_minute_points(self, span_start_ms: int) -> list[Point]:
         return [
-            self.minutes.pop(at)
-            for at in range(span_start_ms, span_start_ms + TEN_MINUTES_MS, MINUTE_MS)
-            if at in self.minutes
+            self.minutes.pop(minute_ms)
+            for minute_ms in range(span_start_ms, span_start_ms + TEN_MINUTES_MS, MINUTE_MS)
+            if minute_ms in self.minutes
         ]
 
 
 def _newest_events(events: Iterable[HistoryEvent], now_ms: int) -> list[HistoryEvent]:
     counts: Counter[EventKind] = Counter()
     kept = []
-    oldest_first = sorted(events, key=lambda what: what.at_ms)
-    for what in oldest_first[::-1]:
-        counts[what.kind] += 1
-        if counts[what.kind] <= MAX_EVENTS_PER_KIND and abs(now_ms - what.at_ms) <= TENS_RETENTION_MS:
-            kept.append(what)
+    oldest_first = sorted(events, key=lambda event: event.at_ms)
+    for event in oldest_first[::-1]:
+        counts[event.kind] += 1
+        if counts[event.kind] <= MAX_EVENTS_PER_KIND and abs(now_ms - event.at_ms) <= TENS_RETENTION_MS:
+            kept.append(event)
     return kept[::-1]

@@ -100,7 +100,7 @@ class Recorder:
             return
         objects, new = opens(), self._written != epoch
         if self._earlier_objects is None:
-            earlier_objects = [one for one in objects.list_objects() if one.epoch != self._epoch]
+            earlier_objects = [stored for stored in objects.list_objects() if stored.epoch != self._epoch]
             earlier, problems = objects.read(earlier_objects)
             for problem in problems:
                 log.warning("stream %s: part of its history is lost: %s", self.stream, problem)
@@ -120,11 +120,13 @@ class Recorder:
             raise
         self._written = epoch
         if new or HistoryPart.TENS in parts:  # also later: a replaced writer may have written its objects again
-            objects.delete(one for one in objects.list_objects() if one.epoch < epoch or one in self._earlier_objects)
+            objects.delete(
+                stored for stored in objects.list_objects() if stored.epoch < epoch or stored in self._earlier_objects
+            )
             self._earlier_objects = []
 
     def _measure_event(self, event: Event) -> Point | None:
-        match event.what:
+        match event.payload:
             case events.EpochBegan(epoch=epoch, marker=marker):
                 self._epoch, self._merge_ms = epoch, 0  # a merge of the last epoch may have had no result
                 return Point(event.at_ms, watermark_ms=marker.watermark_ms, interval_ms=self._interval_ms)
@@ -169,7 +171,7 @@ class Recorder:
         )
 
     def _describe_event(self, event: Event) -> tuple[EventKind, str] | None:  # noqa: PLR0911 - a case for each kind of event
-        match event.what:
+        match event.payload:
             case events.EpochBegan(epoch=epoch, settled=settled):
                 return EventKind.EPOCH, f"a writer took over (epoch {epoch}): {settled}"
             case events.RecordsSkipped(lost=lost):
@@ -279,7 +281,7 @@ class _RecordingThread:
             with self._lock:
                 recordings, leaving = list(self._recordings), dict(self._leaving)
             now_ms = self._clock_ms()
-            for recording in sorted(recordings, key=lambda one: one not in leaving):
+            for recording in sorted(recordings, key=lambda candidate: candidate not in leaving):
                 if recording in leaving or recording.is_due(now_ms):
                     recording.write(now_ms)
                 if recording in leaving:
@@ -317,11 +319,11 @@ class SupervisionRecorder:
     _thread: threading.Thread | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def record(self, what: HistoryEvent | None, *, subject: str, now_ms: int) -> None:
-        """Record a supervisor's decision if its subject changed. If `what` is None, the history does not show it."""
+    def record(self, event: HistoryEvent | None, *, subject: str, now_ms: int) -> None:
+        """Record a supervisor's decision if its subject changed. If `event` is None, the history does not show it."""
         with self._lock:
-            if subject != self._last_subject and what is not None:
-                self._pending = [*self._pending, what][-MAX_PENDING_ACTIONS:]
+            if subject != self._last_subject and event is not None:
+                self._pending = [*self._pending, event][-MAX_PENDING_ACTIONS:]
             self._last_subject = subject
             failed_ms = self._failed_at_ms
             if not self._pending or (failed_ms is not None and abs(now_ms - failed_ms) < RETRY_INTERVAL_MS):
@@ -348,12 +350,12 @@ class SupervisionRecorder:
         with self._lock:
             self._failed_at_ms = now_ms if objects is None else None
             if objects is not None:
-                self._pending = [what for what in self._pending if what not in pending]
+                self._pending = [event for event in self._pending if event not in pending]
 
 
 def _append_actions(store: HistoryStore, pending: list[HistoryEvent], action_log: ActionLog, *, now_ms: int) -> None:
     past = StreamHistory(events=store.read_actions(action_log)[0])
-    for what in pending:
-        past.record(what)
+    for event in pending:
+        past.record(event)
     past.age(now_ms)
     store.put_actions(action_log, past)

@@ -116,15 +116,15 @@ class WriterLock:
         if holder is None:
             return f"another process holds {self._path}; wait for it to end, or see `frazil status {application}`"
         pids = ", ".join(f"{p} {m.pid}" for p, m in (("parent", holder.parent), ("writer", holder.writer)) if m)
-        how = (
+        stop = (
             f"end that process (Ctrl-C where it runs{f', or `kill {holder.writer.pid}`' if holder.writer else ''})"
             if holder.kind is LaunchKind.FOREGROUND
             else f"stop it with `frazil pause {application}`"
         )
         if holder.kind is LaunchKind.HOSTED:
-            how = f"the application {holder.application} runs the writer: {how}"
+            stop = f"the application {holder.application} runs the writer: {stop}"
         return (
-            f"a {holder.kind} writer of {application} holds {self._path} ({pids or 'starting'}); {how}, then try again"
+            f"a {holder.kind} writer of {application} holds {self._path} ({pids or 'starting'}); {stop}, then try again"
         )
 
 

@@ -125,7 +125,7 @@ def _read_agent(folder: Path, pid: int | None) -> dict[str, Any] | None:
 
 
 def ask_agent_to_kill(folder: Path, writer: ProcessMark, *, now_ms: int) -> bool:
-    """Return False if the process is not an agent, or if the first call was more than a minute ago."""
+    """Ask an agent to kill its driver. Returns False if the process is not an agent, or was asked over a minute ago."""
     agent = _read_agent(folder, writer.pid)
     if agent is None:
         return False
@@ -155,13 +155,13 @@ class PageServer:
 
 def register_page_server() -> None:
     """Record that this process serves the page, and remove records of ended processes. Raises OSError."""
-    own = PageServer(
+    this = PageServer(
         identify_process(os.getpid()), str(outdated_code.FOLDER), outdated_code.hash_files(outdated_code.FOLDER)
     )
     for file, server in _read_records():
         if server is None or not is_alive(server.process):
             file.unlink(missing_ok=True)
-    replace_json(_folder() / f"{socket.gethostname()}-{own.process.pid}.json", asdict(own))
+    replace_json(_folder() / f"{socket.gethostname()}-{this.process.pid}.json", asdict(this))
 
 
 def list_running_servers() -> list[PageServer]:

@@ -88,8 +88,8 @@ def propose_columns(
             found.append(ProposedColumn(name, None, remark=reason))
         else:
             before[name_key(name)] = name
-            one = FieldStatistics() if relaxed is None else relaxed.fields[name]
-            found.append(_propose_column(name, observed, one, sampled, middle_s, has_json=has_json))
+            text_statistics = FieldStatistics() if relaxed is None else relaxed.fields[name]
+            found.append(_propose_column(name, observed, text_statistics, sampled, middle_s, has_json=has_json))
     return tuple(found)
 
 
@@ -222,11 +222,11 @@ def _describe_misfits(observed: FieldStatistics) -> Iterator[str]:
         yield f"{observed.others:,} of {observed.present:,} values have a different type: {others}"
     if observed.fractions and observed.kinds["int"] >= MIN_VALUES_PER_MISFIT * observed.fractions:
         count = f"{observed.fractions:,} of {observed.present:,} values"
-        yield f"{count} are not whole, such as {observed.odd['int']}; long would reject them"
+        yield f"{count} are not whole, such as {observed.misfits['int']}; long would reject them"
     if observed.kind == "text" and (shape := observed.main_shape) and (odd_texts := observed.count_odd_texts(shape)):
-        odd = json.dumps(observed.odd[shape][:MAX_ODD_CHARACTERS])
+        misfit = json.dumps(observed.misfits[shape][:MAX_ODD_CHARACTERS])
         other = "string would accept all" if shape == observed.shape else f"{shape} would reject them"
-        yield f"{odd_texts:,} of {observed.kinds['text']:,} texts do not fit, such as {odd}; {other}"
+        yield f"{odd_texts:,} of {observed.kinds['text']:,} texts do not fit, such as {misfit}; {other}"
 
 
 def _find_left_out(observed: FieldStatistics, kind: Type, path: str) -> Iterator[str]:
@@ -250,8 +250,8 @@ def _find_json_fields(observed: FieldStatistics, kind: Type, lists: int | None =
             arrays = observed.kinds["array"] if lists is None else min(lists, observed.kinds["array"])
             yield from _find_json_fields(observed.elements, element, arrays, f"{path}element.")
         case Map(_, value):
-            for one in observed.fields.values():
-                yield from _find_json_fields(one, value, lists, f"{path}value.")
+            for statistics in observed.fields.values():
+                yield from _find_json_fields(statistics, value, lists, f"{path}value.")
         case Struct(fields):
             for field in fields:
                 inner = observed.fields.get(field.name)

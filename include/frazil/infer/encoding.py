@@ -59,7 +59,9 @@ def find_encoding(sample: Sample, written: RegisteredSchemas | None = None) -> E
             return Encoding(found_format, tuple(objects))
     several = [lines for value in values if (lines := _parse_objects(value)) is not None]
     if len(several) >= needed:
-        return Encoding(parse_format({"type": "json", "lines": True}), tuple(one for lines in several for one in lines))
+        return Encoding(
+            parse_format({"type": "json", "lines": True}), tuple(line for lines in several for line in lines)
+        )
     framed = [value for value in values if value[0] == 0 and len(value) > 5]
     ids = Counter(int.from_bytes(value[1:5]) for value in framed)
     if len(framed) >= needed and len(ids) <= len(framed) / 2:
@@ -83,7 +85,7 @@ def _parse_object(value: bytes) -> dict[str, Any] | None:
 
 def _parse_objects(value: bytes) -> list[dict[str, Any]] | None:
     found = [_parse_object(line) for line in value.split(b"\n") if line.strip()]
-    return [one for one in found if one is not None] if found and None not in found else None
+    return [document for document in found if document is not None] if found and None not in found else None
 
 
 def _decode_text(value: bytes) -> str | None:

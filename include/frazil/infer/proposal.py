@@ -158,7 +158,7 @@ def _propose_columns(
     if written is not None and written.type == "JSON":
         columns = derive_json_columns(written.schemas, columns)
     elif isinstance(encoding.format, JsonFormat):
-        relaxed = collect_statistics({name: parse_text(v) for name, v in one.items()} for one in encoding.records)
+        relaxed = collect_statistics({name: parse_text(v) for name, v in record.items()} for record in encoding.records)
         cast = propose_columns(whole, timestamps_ms=sample.timestamps_ms, relaxed=relaxed, dots=True)
         columns = tuple(
             other if other.is_cast and _accepts_sample(other, sample, encoding) else column
@@ -173,7 +173,7 @@ def _propose_columns(
 def _accepts_sample(column: ProposedColumn, sample: Sample, encoding: Encoding) -> bool:
     (alone,) = rename_dotted([replace(column, remark="")])
     declared = _declare_sample(yaml.safe_load(_render_column(alone)), sample, encoding)
-    rejected = Counter(one.error_class for one in decode_sample(declared, sample).rejections)
+    rejected = Counter(rejection.error_class for rejection in decode_sample(declared, sample).rejections)
     misfits = sum(rejected[name] for name in ("TypeMismatch", "OutOfRange", "MissingRequired"))
     return misfits * MIN_VALUES_PER_MISFIT < len(encoding.records)
 
@@ -231,7 +231,7 @@ def _render_head(sample: Sample, rejected: Sequence[Rejection], remarks: Iterabl
     yield f"# Proposed by frazil infer from {sampled:,} of {total}. Edit it."
     yield from remarks
     if rejected:
-        counts = Counter(one.error_class for one in rejected)
+        counts = Counter(rejection.error_class for rejection in rejected)
         reasons = ", ".join(f"{name} {count:,}" for name, count in counts.most_common())
         yield f"# As declared below, {len(rejected):,} of these {sampled:,} would be dead letters: {reasons}."
         yield from _describe_rejections(rejected)
@@ -241,8 +241,8 @@ def _render_head(sample: Sample, rejected: Sequence[Rejection], remarks: Iterabl
 def _describe_rejections(rejected: Sequence[Rejection]) -> Iterator[str]:
     """Yield the first error of each error class and field, the most frequent first."""
     by_field: dict[tuple[str, str], list[str]] = {}
-    for one in rejected:
-        by_field.setdefault((one.error_class, one.error.partition(": ")[0]), []).append(one.error)
+    for rejection in rejected:
+        by_field.setdefault((rejection.error_class, rejection.error.partition(": ")[0]), []).append(rejection.error)
     for (name, _), errors in sorted(by_field.items(), key=lambda item: -len(item[1]))[:MAX_LISTED_ERRORS]:
         first = errors[0][:MAX_ERROR_CHARACTERS]
         yield f"#   {name} {len(errors):,}: {first if first.isprintable() else ascii(first)}"
@@ -339,12 +339,12 @@ def _render_layout(sample: Sample, columns: Sequence[ProposedColumn], event_time
     often = [c for c in few if 1 < (c.distinct or 0) <= min(MAX_SORT_COLUMN_VALUES, len(sample.records) // 4)]
     texts = sorted((c for c in often if c.type == "string"), key=lambda c: -(c.distinct or 0))
     by = [column.name for column in (texts or often)[:1]]
-    why = (
+    reason = (
         f"    # {by[0]}: {(texts or often)[0].distinct:,} values; queries for one value skip most row groups"
         if by
         else ""
     )
-    yield f"sort-by: [{', '.join([*by, event_time])}]{why}"
+    yield f"sort-by: [{', '.join([*by, event_time])}]{reason}"
 
 
 def _format_name(name: str) -> str:

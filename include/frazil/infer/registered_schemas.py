@@ -282,4 +282,4 @@ class _JsonSchema:
 
 
 def _select_mappings(value: Any) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return [branch for branch in value if isinstance(branch, dict)] if isinstance(value, list) else []

@@ -106,7 +106,7 @@ class FieldStatistics:
     highest: int = 0
     shapes: Counter[str] = field(default_factory=Counter)
     """Number of strings that fit each type."""
-    odd: dict[str, str] = field(default_factory=dict)
+    misfits: dict[str, str] = field(default_factory=dict)
     """The first string that does not fit each type; for `int`, the first number that is not whole."""
     distinct: set[Any] = field(default_factory=set)
     moments: list[datetime] = field(default_factory=list)
@@ -136,8 +136,8 @@ class FieldStatistics:
     @property
     def other_kinds(self) -> dict[str, int]:
         """The number of the values in `others`, by JSON type."""
-        own = {"int", "float", "non-finite"} if self.kind == "float" else {self.kind}
-        return {kind: count for kind, count in self.kinds.items() if kind not in {*own, "null"}}
+        expected = {"int", "float", "non-finite"} if self.kind == "float" else {self.kind}
+        return {kind: count for kind, count in self.kinds.items() if kind not in {*expected, "null"}}
 
     @property
     def shape(self) -> str | None:
@@ -178,7 +178,7 @@ class FieldStatistics:
                 self.kinds["float"] += 1
                 if not value.is_integer():
                     self.fractions += 1
-                    self.odd.setdefault("int", str(value))
+                    self.misfits.setdefault("int", str(value))
             case str():
                 self._add_text(value)
             case dict():
@@ -203,7 +203,7 @@ class FieldStatistics:
             self.moments = [min([moment, *self.moments]), max([moment, *self.moments])]
         self.shapes.update(found)
         for shape in _PATTERNS.keys() - found:
-            self.odd.setdefault(shape, text)
+            self.misfits.setdefault(shape, text)
         if "decimal" in found:
             whole, _, fraction = text.removeprefix("-").partition(".")
             self.digits = (max(self.digits[0], len(whole)), max(self.digits[1], len(fraction)))

@@ -50,19 +50,19 @@ def to_arrow_binary(values: BinaryColumn, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [valid, pa.py_buffer(offsets), pa.py_buffer(octets)])
 
 
-def find_failures(values: BinaryColumn, field: NestedField, *, what: str) -> dict[int, tuple[str, str]]:
+def find_failures(values: BinaryColumn, field: NestedField, *, name: str) -> dict[int, tuple[str, str]]:
     """Return the error class and text of each value that does not fit a `string` or `binary` column, by index.
 
-    `what` is the values' name in messages, such as "key".
+    `name` is the values' name in messages, such as "key".
     """
     found: dict[int, tuple[str, str]] = {}
     if field.required:
-        missing = ("MissingRequired", f"{field.name}: required, and the record has no {what}")
+        missing = ("MissingRequired", f"{field.name}: required, and the record has no {name}")
         found = dict.fromkeys(np.flatnonzero(values.lengths == NULL).tolist(), missing)
     if isinstance(field.field_type, StringType):
-        at = locate_invalid_utf8(values)
-        for index in np.flatnonzero(at >= 0).tolist():
-            text = f"{field.name}: the {what} is not UTF-8 (byte {at[index]}): write UTF-8, or make the column binary"
+        byte = locate_invalid_utf8(values)
+        for index in np.flatnonzero(byte >= 0).tolist():
+            text = f"{field.name}: the {name} is not UTF-8 (byte {byte[index]}): write UTF-8, or make the column binary"
             found[index] = ("InvalidUtf8", text)
     return found
 
@@ -92,15 +92,15 @@ def find_last_header(data: Octets, starts: Numbers, lengths: Numbers, name: Octe
     address = np.int64(data.ctypes.data)
     for i in range(len(starts)):
         spans[0, i], spans[1, i] = 0, NULL
-        at = starts[i]
-        end = at + max(lengths[i], 0)
-        while at < end:
-            name_bytes, value_bytes = load32(address + at), load32(address + at + 4)
-            at += 8
+        p = starts[i]
+        end = p + max(lengths[i], 0)
+        while p < end:
+            name_bytes, value_bytes = load32(address + p), load32(address + p + 4)
+            p += 8
             same = name_bytes == len(name)
             for j in range(len(name) if same else 0):
-                same = same and data[at + j] == name[j]
-            at += name_bytes
+                same = same and data[p + j] == name[j]
+            p += name_bytes
             if same:
-                spans[0, i], spans[1, i] = at, value_bytes
-            at += max(value_bytes, 0) + 1
+                spans[0, i], spans[1, i] = p, value_bytes
+            p += max(value_bytes, 0) + 1

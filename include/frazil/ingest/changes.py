@@ -59,13 +59,13 @@ class ChangeReader:
         if not self._rules.tombstones or not decoded.rejections:
             return decoded
         absent = chunk.values.lengths == NULL
-        gone = np.array([r.index for r in decoded.rejections if absent[r.index]], np.int64)
-        if not len(gone):
+        valueless = np.array([r.index for r in decoded.rejections if absent[r.index]], np.int64)
+        if not len(valueless):
             return decoded
         rest = [r for r in decoded.rejections if not absent[r.index]]
-        tombstones = DecodedChunk(pa.table({}), gone)
+        tombstones = DecodedChunk(pa.table({}), valueless)
         if self._keys is not None:
-            tombstones = self._keys(RecordChunk.of_column(chunk.keys.take(gone))).with_indexes(gone)
+            tombstones = self._keys(RecordChunk.of_column(chunk.keys.take(valueless))).with_indexes(valueless)
         columns = [
             tombstones.rows.column(f.name)
             if f.name in tombstones.rows.column_names
@@ -84,12 +84,12 @@ class ChangeReader:
             deletes = pc.is_in(values, self._deletes.cast(values.type)).to_numpy()
         if self._rules.tombstones:
             deletes = deletes | (chunk.values.lengths == NULL)[decoded.record_indexes]
-        wrong = find_nulls(decoded.rows, self._rules.required, ~deletes)
+        invalid = find_nulls(decoded.rows, self._rules.required, ~deletes)
         rows = decoded.rows
         if not enveloped:
             rows = rows.append_column(CHANGE, pa.array(np.where(deletes, DELETE, UPSERT).astype(np.int32)))
             rows = rows.append_column(OMITTED_COLUMNS, pa.nulls(rows.num_rows, pa.list_(pa.int32())))
-        return dataclasses.replace(decoded, rows=rows).reject_rows(wrong)
+        return dataclasses.replace(decoded, rows=rows).reject_rows(invalid)
 
 
 def delete_mask(rows: pa.Table) -> NDArray[np.bool_]:

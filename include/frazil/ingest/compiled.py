@@ -162,8 +162,8 @@ def code_folder() -> Path | None:
 
     The first choice is a folder inside Python's prefix, which may have any owner, like installed packages.
     """
-    if (own := _prefix_folder()) is not None:
-        return own
+    if (prefix_folder := _prefix_folder()) is not None:
+        return prefix_folder
     tried = []
     for base in (cache_folder() / "compiled", Path(tempfile.gettempdir(), f"frazil-{os.getuid()}", "compiled")):
         folder = base / _DIGEST

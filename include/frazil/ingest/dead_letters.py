@@ -178,8 +178,8 @@ def join_rejects(parts: Iterable[Rejects]) -> Rejects:
     for part in parts:
         counts.update(part.counts)
         for reject in part.first:
-            at = (reject.topic, reject.partition)
-            first[at] = min(first.get(at, reject), reject, key=attrgetter("offset"))
+            tp = (reject.topic, reject.partition)
+            first[tp] = min(first.get(tp, reject), reject, key=attrgetter("offset"))
         for reject in part.samples:
             samples.setdefault(reject.error_class, []).append(reject)
     few = (reject for of_class in samples.values() for reject in sorted(of_class, key=_sort_key)[:MAX_SAMPLES])

@@ -56,13 +56,13 @@ class DecodedChunk:
         found[np.array([r.index for r in self.rejections], np.int64)] = False
         return found
 
-    def reject_rows(self, wrong: Mapping[int, tuple[str, str]]) -> DecodedChunk:
-        """Turn rows into rejections. `wrong` has the error class and text of each row to reject."""
-        if not wrong:
+    def reject_rows(self, errors: Mapping[int, tuple[str, str]]) -> DecodedChunk:
+        """Turn rows into rejections. `errors` has the error class and text of each row to reject."""
+        if not errors:
             return self
         good = np.ones(len(self.record_indexes), np.bool_)
-        good[list(wrong)] = False
-        rejections = [Rejection(int(self.record_indexes[row]), *wrong[row]) for row in sorted(wrong)]
+        good[list(errors)] = False
+        rejections = [Rejection(int(self.record_indexes[row]), *errors[row]) for row in sorted(errors)]
         return dataclasses.replace(
             self,
             rows=self.rows.filter(pa.array(good)),
@@ -129,11 +129,11 @@ def find_nulls(
     rows: pa.Table, required: Iterable[str], where: NDArray[np.bool_] | bool = True
 ) -> dict[int, tuple[str, str]]:
     """Return the error class and text of each row in the mask `where` that has a null in a required column."""
-    wrong: dict[int, tuple[str, str]] = {}
+    errors: dict[int, tuple[str, str]] = {}
     for name in required:
         for row in np.flatnonzero(rows.column(name).is_null().to_numpy() & where).tolist():
-            wrong.setdefault(row, ("MissingRequired", f"{name}: required, and missing or null"))
-    return wrong
+            errors.setdefault(row, ("MissingRequired", f"{name}: required, and missing or null"))
+    return errors
 
 
 def join_results(parts: Sequence[DecodedChunk]) -> DecodedChunk:

@@ -70,21 +70,21 @@ class RowDivider:
         codes, values = self._encode(chunk, decoded)
         destinations = [self._cached_destination(value) for value in values]
         waits = np.array([outcome is None for outcome in destinations], np.bool_)[codes]
-        wrong = np.array([isinstance(outcome, Rejection) for outcome in destinations], np.bool_)[codes]
+        rejected = np.array([isinstance(outcome, Rejection) for outcome in destinations], np.bool_)[codes]
         nothing = waits & delete_mask(decoded.rows)
         for code in np.unique(codes[waits & ~nothing]).tolist():
             if len(self.values) < MAX_REPORTED_VALUES:
                 self.values.add(_decode_value(values[code]))
-        unwanted = wrong & _superseded_deletes(decoded)
-        wrong &= ~unwanted
+        unwanted = rejected & _superseded_deletes(decoded)
+        rejected &= ~unwanted
         rejections, unchanged = list(decoded.rejections), decoded.record_indexes[nothing]
         if len(unchanged):  # the other row of a record may change another table
             unchanged = np.setdiff1d(unchanged, decoded.record_indexes[~nothing])
-        for row in np.flatnonzero(wrong).tolist():
+        for row in np.flatnonzero(rejected).tolist():
             found = destinations[codes[row]]
             assert isinstance(found, Rejection)
             rejections.append(found._replace(index=int(decoded.record_indexes[row])))
-        stays = ~(waits | unwanted | np.isin(decoded.record_indexes, decoded.record_indexes[wrong]))
+        stays = ~(waits | unwanted | np.isin(decoded.record_indexes, decoded.record_indexes[rejected]))
         rows, record_indexes = decoded.rows, decoded.record_indexes
         if not stays.all():
             rows, record_indexes, codes = rows.filter(pa.array(stays)), record_indexes[stays], codes[stays]

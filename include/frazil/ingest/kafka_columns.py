@@ -193,13 +193,13 @@ class ColumnReader(RecordReader):
         return int(self._at[loop.COUNT])
 
     def _take_full_chunks(self) -> Iterator[RecordChunk]:
-        at, before = self._at, self._copied_totals()
+        state, before = self._at, self._copied_totals()
         while reason := self._copy_records():
             if reason == loop.CHUNK_FULL:
                 yield from self._take_last_chunk()
             elif reason == loop.NO_ROOM:
                 message = self._next_message()
-                self._columns.make_room(at, message.len, message.key_len, int(at[loop.HEADERS_NEEDED]))
+                self._columns.make_room(state, message.len, message.key_len, int(state[loop.HEADERS_NEEDED]))
             elif reason == loop.NO_RECORD:
                 event = self._next_message()
                 topic = self._library.topic_name(event.rkt).decode() if event.rkt else ""
@@ -229,8 +229,8 @@ class ColumnReader(RecordReader):
 
     def _copied_totals(self) -> NDArray[np.int64]:
         """Return the number of records copied so far, and the total bytes of their values, keys and headers."""
-        at = self._at
-        taken: NDArray[np.int64] = self._before + np.array([at[loop.RECORDS], at[loop.END_SLOTS].sum()])
+        state = self._at
+        taken: NDArray[np.int64] = self._before + np.array([state[loop.RECORDS], state[loop.END_SLOTS].sum()])
         return taken
 
     def _copy_records(self) -> int:
@@ -331,7 +331,9 @@ class ColumnReader(RecordReader):
         if code not in _SECONDARY_ERRORS and code not in self._logged:
             self._logged.add(code)
             log.warning("%s: Kafka's client reports: %s", subject, text)
-        refused = to_access_denied(code, text, what=f"access to {subject}", stream=self._stream, servers=self._servers)
+        refused = to_access_denied(
+            code, text, subject=f"access to {subject}", stream=self._stream, servers=self._servers
+        )
         if refused:
             self._failure = refused
         elif code in _MISSING_TOPIC_ERRORS:

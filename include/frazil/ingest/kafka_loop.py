@@ -19,7 +19,7 @@ from frazil.kafka.librdkafka import Message
 
 # Reasons why the loop stops.
 ALL_TAKEN, CHUNK_FULL, NO_ROOM, NO_RECORD, UNKNOWN_TOPIC = range(5)
-# The loop's state: the slots of its `at`.
+# The loop's state: the slots of its `state`.
 NEXT, COUNT, RECORDS, VALUES_END, KEYS_END, ENDED, HEADERS_END, HEADERS_NEEDED, ASKS = range(9)
 FUNCTIONS = ("message_destroy", "message_timestamp", "message_leader_epoch", "message_headers", "header_get_all")
 """librdkafka's functions that the loop calls. The last arguments of `copy_records` are their addresses."""
@@ -35,9 +35,9 @@ _KEY, _KEY_LENGTH, _OFFSET = Message.key.offset, Message.key_len.offset, Message
 
 
 @compiled
-def write_int32(to: Any, at: Any, value: Any) -> None:
+def write_int32(to: Any, position: Any, value: Any) -> None:
     for i in range(4):
-        to[at + i] = value >> 8 * i & 255
+        to[position + i] = value >> 8 * i & 255
 
 
 @compiled
@@ -61,18 +61,18 @@ def packed_headers_size(headers: Any, get: int, work: Any) -> Any:
 
 
 @compiled
-def copy_headers(headers: Any, get: int, work: Any, to: Any, at: Any) -> None:
+def copy_headers(headers: Any, get: int, work: Any, to: Any, position: Any) -> None:
     index = np.int64(0)
     while call_with_outputs(get, headers, index, work.ctypes.data) & 0xFFFFFFFF == 0:
         name, value = work[0], work[1]
         length, size = c_string_length(name), work[2] if value != 0 else np.int64(0)
-        write_int32(to, at, length)
-        write_int32(to, at + 4, size if value != 0 else NULL)
-        memcpy(to.ctypes.data + at + 8, name, length)
-        at += 8 + length
-        memcpy(to.ctypes.data + at, value, size)
-        to[at + size] = 10
-        at += size + 1
+        write_int32(to, position, length)
+        write_int32(to, position + 4, size if value != 0 else NULL)
+        memcpy(to.ctypes.data + position + 8, name, length)
+        position += 8 + length
+        memcpy(to.ctypes.data + position, value, size)
+        to[position + size] = 10
+        position += size + 1
         index += 1
 
 
@@ -90,7 +90,7 @@ def has_no_headers(message: Any, leader_epoch: int) -> bool:
 
 @compiled
 def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does all the work per record
-    messages: Any, at: Any, topics: Any, lookup: Any, ranges: Any, ended: Any,
+    messages: Any, state: Any, topics: Any, lookup: Any, ranges: Any, ended: Any,
     values: Any, value_spans: Any, keys: Any, key_spans: Any, headers: Any, header_spans: Any,
     index: Any, stamps: Any, work: Any,
     destroy: int, timestamp: int, leader_epoch: int, headers_of: int, get_header: int,
@@ -102,9 +102,9 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
     record's range, and `stamps` its offset and timestamp (ms). `work` has three scratch words.
     """
     capacity = index.shape[0]
-    i, count, record = at[NEXT], at[COUNT], at[RECORDS]
-    values_end, keys_end, number_ended = at[VALUES_END], at[KEYS_END], at[ENDED]
-    headers_end = at[HEADERS_END]
+    i, count, record = state[NEXT], state[COUNT], state[RECORDS]
+    values_end, keys_end, number_ended = state[VALUES_END], state[KEYS_END], state[ENDED]
+    headers_end = state[HEADERS_END]
     known_topic, topic = np.int64(0), 0
     reason = ALL_TAKEN
     while i < count:
@@ -139,18 +139,18 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
                 header_list: Any = np.int64(0)
                 headers_length: Any = np.int64(0)
                 none = has_no_headers(message, leader_epoch)
-                asks = not none or at[ASKS] != 0 or offset % _CHECK_INTERVAL == 0
+                asks = not none or state[ASKS] != 0 or offset % _CHECK_INTERVAL == 0
                 if asks and call64(headers_of, message, work.ctypes.data) & 0xFFFFFFFF == 0:
                     header_list = work[0]
                     headers_length = packed_headers_size(header_list, get_header, work)
                     if none and headers_length != 0:
-                        at[ASKS] = 1
+                        state[ASKS] = 1
                 if (
                     values_end + length >= values.shape[0]
                     or keys_end + key_length >= keys.shape[0]
                     or headers_end + headers_length > headers.shape[0]
                 ):
-                    at[HEADERS_NEEDED] = headers_length
+                    state[HEADERS_NEEDED] = headers_length
                     reason = NO_ROOM
                     break
                 memcpy(values.ctypes.data + values_end, payload, length)
@@ -180,9 +180,9 @@ def copy_records(  # noqa: PLR0912, PLR0913, PLR0915, PLR0917 - one loop does al
         messages[i] = 0
         call64(destroy, message, 0)
         i += 1
-    at[NEXT], at[RECORDS] = i, record
-    at[VALUES_END], at[KEYS_END], at[ENDED] = values_end, keys_end, number_ended
-    at[HEADERS_END] = headers_end
+    state[NEXT], state[RECORDS] = i, record
+    state[VALUES_END], state[KEYS_END], state[ENDED] = values_end, keys_end, number_ended
+    state[HEADERS_END] = headers_end
     return reason
 
 
@@ -202,16 +202,16 @@ class ChunkColumns:
         of_values, of_keys = (self.values, self.value_spans), (self.keys, self.key_spans)
         return (*of_values, *of_keys, self.headers, self.header_spans, self.index, self.stamps)
 
-    def make_room(self, at: NDArray[np.int64], value_bytes: int, key_bytes: int, headers_bytes: int) -> None:
-        self.values = _ensure_room(self.values, int(at[VALUES_END]), value_bytes + 1)
-        self.keys = _ensure_room(self.keys, int(at[KEYS_END]), key_bytes + 1)
-        self.headers = _ensure_room(self.headers, int(at[HEADERS_END]), headers_bytes)
+    def make_room(self, state: NDArray[np.int64], value_bytes: int, key_bytes: int, headers_bytes: int) -> None:
+        self.values = _ensure_room(self.values, int(state[VALUES_END]), value_bytes + 1)
+        self.keys = _ensure_room(self.keys, int(state[KEYS_END]), key_bytes + 1)
+        self.headers = _ensure_room(self.headers, int(state[HEADERS_END]), headers_bytes)
 
-    def chunk(self, at: NDArray[np.int64]) -> RecordChunk:
-        count, end = at[RECORDS], at[HEADERS_END]
+    def chunk(self, state: NDArray[np.int64]) -> RecordChunk:
+        count, end = state[RECORDS], state[HEADERS_END]
         return RecordChunk(
-            BinaryColumn(self.values[: at[VALUES_END]], *self.value_spans[:, :count]),
-            BinaryColumn(self.keys[: at[KEYS_END]], *self.key_spans[:, :count]),
+            BinaryColumn(self.values[: state[VALUES_END]], *self.value_spans[:, :count]),
+            BinaryColumn(self.keys[: state[KEYS_END]], *self.key_spans[:, :count]),
             self.index[:count],
             *self.stamps[:, :count],
             headers=BinaryColumn(self.headers[:end], *self.header_spans[:, :count]) if end else None,

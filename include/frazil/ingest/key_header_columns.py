@@ -50,12 +50,12 @@ class KeyDecoder:
         rows = np.full(len(keys), -1)
         rows[decoded.record_indexes] = np.arange(len(decoded.record_indexes))
         table = decoded.rows.take(pa.array(rows, mask=rows < 0))
-        wrong = {r.index: (r.error_class, f"the record's key: {r.error}") for r in decoded.rejections}
+        failures = {r.index: (r.error_class, f"the record's key: {r.error}") for r in decoded.rejections}
         for name in self._required:
             missing = ("MissingRequired", f"{name}: required, and the record has no key")
-            wrong |= dict.fromkeys(np.flatnonzero(keys.lengths == NULL).tolist(), missing)
+            failures |= dict.fromkeys(np.flatnonzero(keys.lengths == NULL).tolist(), missing)
         columns = {name: fill_nulls(table.column(name), self._defaults.get(name)) for name in self.columns}
-        return columns, wrong, SchemaDrift(cast=decoded.drift.cast)
+        return columns, failures, SchemaDrift(cast=decoded.drift.cast)
 
 
 class KeyHeaderReader:
@@ -73,20 +73,20 @@ class KeyHeaderReader:
         if not self._fields and not self._keys:
             return decoded
         arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
-        wrong: dict[int, tuple[str, str]] = {}
+        failures: dict[int, tuple[str, str]] = {}
         record_indexes, drift = decoded.record_indexes, decoded.drift
         if self._keys:
-            arrays, wrong, of_keys = self._keys(chunk.keys.take(record_indexes))
+            arrays, failures, of_keys = self._keys(chunk.keys.take(record_indexes))
             drift = join_drift([drift, of_keys])
         for field, header in self._fields:
             values = chunk.keys if header is None else header_column(chunk.headers, header, len(chunk))
             column = values.take(record_indexes)
-            what = "key" if header is None else f"header {header}"
-            wrong = {**find_failures(column, field, what=what), **wrong}
+            source = "key" if header is None else f"header {header}"
+            failures = {**find_failures(column, field, name=source), **failures}
             arrays[field.name] = to_arrow_binary(column, self._arrow_schema.field(field.name).type)
         rows = decoded.rows
         whole = pa.Table.from_arrays(
             [arrays[name] if name in arrays else rows.column(name) for name in self._arrow_schema.names],
             schema=self._arrow_schema,
         )
-        return dataclasses.replace(decoded, rows=add_change_columns(whole, rows), drift=drift).reject_rows(wrong)
+        return dataclasses.replace(decoded, rows=add_change_columns(whole, rows), drift=drift).reject_rows(failures)

@@ -317,7 +317,7 @@ def variant_groups_schema(schema: pa.Schema, names: tuple[str, ...]) -> pa.Schem
 
 
 def map_variant_statistics(schema: Schema, statistics: Mapping[int, Any], ids: Mapping[str, int]) -> tuple[Any, Any]:
-    """Return PyIceberg's plans with the columns of variants. They have sizes, but no other statistics."""
+    """Add variants' columns to PyIceberg's plans for statistics: only their sizes are collected."""
     statistics, ids = {**statistics}, {**ids}
     for name in variant_columns(schema):
         field_id = ids.pop(name)

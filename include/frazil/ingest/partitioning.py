@@ -161,8 +161,8 @@ class Shuffler:
         for code, (several, ends) in enumerate(found):
             if len(several) > 1:
                 mine = np.flatnonzero(codes == code)
-                at = _pseudo_random(self._salts[range_index[mine]], offsets[mine])
-                writers[mine] = several[np.searchsorted(ends[:-1], at, side="right")]
+                draws = _pseudo_random(self._salts[range_index[mine]], offsets[mine])
+                writers[mine] = several[np.searchsorted(ends[:-1], draws, side="right")]
         order = np.argsort(writers, kind="stable")
         counts = np.bincount(writers, minlength=self._shuffle.writers).tolist()
         sorted_rows = rows if counts.count(0) == len(counts) - 1 else rows.take(pa.array(order))
@@ -184,8 +184,8 @@ class Shuffler:
         name = tuple(repr(v) if isinstance(v, float) else v for v in values)
         if name not in self._found:
             key = encode_partition(self._layout, values)
-            one = zlib.crc32(repr(key).encode()) % self._shuffle.writers
-            writers, ends = zip(*self._shuffle.shares.get(key, ((one, 1.0),)), strict=True)
+            writer = zlib.crc32(repr(key).encode()) % self._shuffle.writers
+            writers, ends = zip(*self._shuffle.shares.get(key, ((writer, 1.0),)), strict=True)
             self._found[name] = np.array(writers, np.uint16), np.array(ends)
         return self._found[name]
 

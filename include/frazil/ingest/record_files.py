@@ -170,7 +170,10 @@ def _build_chunk(
     if records.dead_letters is not None:
         dead_letters = _unseal_all(records.dead_letters.take(kept).to_pylist(), table, unseal)
         key, value = (BinaryColumn.of([dead_letter[name] for dead_letter in dead_letters]) for name in ("key", "value"))
-        named = [[(header["name"], header["value"]) for header in one["headers"] or ()] for one in dead_letters]
+        named = [
+            [(header["name"], header["value"]) for header in dead_letter["headers"] or ()]
+            for dead_letter in dead_letters
+        ]
         headers = BinaryColumn.of([*map(pack_headers, named)])
         return RecordChunk(value, key, range_index, table["kafka_offset"].to_numpy(), stamps, headers=headers)
     nothing = BinaryColumn.nulls(len(kept))
@@ -180,8 +183,8 @@ def _build_chunk(
 
 
 def _unseal_all(dead_letters: list[dict[str, Any]], coordinates: pa.Table, unseal: Unsealer) -> list[dict[str, Any]]:
-    for dead_letter, at in zip(dead_letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
-        part_name = partial(name_part, at["kafka_topic"], at["kafka_partition"], at["kafka_offset"])
+    for dead_letter, identity in zip(dead_letters, coordinates.select(IDENTITY).to_pylist(), strict=True):
+        part_name = partial(name_part, identity["kafka_topic"], identity["kafka_partition"], identity["kafka_offset"])
         for part in ("key", "value"):
             dead_letter[part] = unseal(dead_letter[part], part_name(part))
         for header in dead_letter["headers"] or ():
@@ -194,12 +197,12 @@ def _read_parquet(
 ) -> Iterator[FileRecords]:
     with io.new_input(path).open() as source:
         fragment = ds.ParquetFileFormat(coerce_int96_timestamp_unit="us").make_fragment(source)
-        own = columns if wanted is None else columns.select(wanted)
+        selected = columns if wanted is None else columns.select(wanted)
         found = check_columns(path, fragment, columns, _COORDINATES)
-        names = [name for name in (*COORDINATE_COLUMNS, *own.schema.column_names) if name in found]
+        names = [name for name in (*COORDINATE_COLUMNS, *selected.schema.column_names) if name in found]
         for batch in fragment.to_batches(columns=names, filter=within, batch_size=MAX_CHUNK_RECORDS):
             rows = pa.Table.from_batches([batch])
-            yield FileRecords(cast_columns(path, rows, _COORDINATES), rows=cast_columns(path, rows, own))
+            yield FileRecords(cast_columns(path, rows, _COORDINATES), rows=cast_columns(path, rows, selected))
 
 
 def _read_dead_letters(path: str, io: FileIO) -> Iterator[FileRecords]:

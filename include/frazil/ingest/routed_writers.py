@@ -101,8 +101,10 @@ class RoutedWriters:
 
     def _names(self, target: Target) -> Mapping[str, Collection[str]]:
         if target not in self._other_names:
-            own, main = self._context.targets[target], self._context.main
-            self._other_names[target] = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
+            routed, main = self._context.targets[target], self._context.main
+            self._other_names[target] = other_names(
+                routed.schema_json, routed.properties, main.schema_json, main.properties
+            )
         return self._other_names[target]
 
     def _io(self, table: TargetTable) -> FileIO:
@@ -131,13 +133,13 @@ def _split_by_code(rows: pa.Table, codes: NDArray[np.int64]) -> list[tuple[int, 
 
 
 def other_names(
-    own: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
+    routed: str, own_properties: Mapping[str, str], main: str, main_properties: Mapping[str, str]
 ) -> dict[str, set[str]]:
-    """Map the columns of schema `own` to their other names in rows of schema `main`: see `find_names_in_rows`."""
+    """Map the columns of schema `routed` to their other names in rows of schema `main`: see `find_names_in_rows`."""
     own_former, main_former = parse_former_columns(own_properties), parse_former_columns(main_properties)
     if not (own_former or main_former):
         return {}
-    schemas = (Schema.model_validate_json(text) for text in (own, main))
+    schemas = (Schema.model_validate_json(text) for text in (routed, main))
     return find_names_in_rows(next(schemas), own_former, next(schemas), main_former)
 
 
@@ -167,12 +169,15 @@ def fit_rows(rows: pa.Table, layout: FileLayout, other_names: Mapping[str, Colle
 
 def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Translate field ids of omitted columns (`_frazil_kept`) to the field ids of `schema`."""
-    at = rows.schema.get_field_index(OMITTED_COLUMNS)
-    if at < 0 or rows.column(at).null_count == rows.num_rows:
+    index = rows.schema.get_field_index(OMITTED_COLUMNS)
+    if index < 0 or rows.column(index).null_count == rows.num_rows:
         return rows
-    names, own = {i: name for name, i in _field_ids(rows.schema).items()}, _field_ids(schema)
-    lists = [found and [own[name] for i in found if (name := names[i]) in own] for found in rows.column(at).to_pylist()]
-    return rows.set_column(at, rows.schema.field(at), pa.array(lists, rows.schema.field(at).type))
+    names, routed_ids = {i: name for name, i in _field_ids(rows.schema).items()}, _field_ids(schema)
+    lists = [
+        found and [routed_ids[name] for i in found if (name := names[i]) in routed_ids]
+        for found in rows.column(index).to_pylist()
+    ]
+    return rows.set_column(index, rows.schema.field(index), pa.array(lists, rows.schema.field(index).type))
 
 
 def _field_ids(schema: pa.Schema) -> dict[str, int]:

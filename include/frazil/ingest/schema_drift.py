@@ -97,7 +97,7 @@ class SchemaDrift:
             )
             for p, *_ in parts
         ]
-        records = self.records if any(one.new for one in each) else 0
+        records = self.records if any(drift.new for drift in each) else 0
         return join_drift([SchemaDrift(records=records), self.without_changes(), *each])
 
     def without_changes(self) -> SchemaDrift:
@@ -113,7 +113,7 @@ class SchemaDrift:
         return bool(self.new or self.wider or self.optional or self.records)
 
     def to_json(self) -> dict[str, Any]:
-        pairs = {"new": [*self.new.items()], "wider": [*self.wider.items()]}  # keys in JSON are no paths
+        pairs = {"new": [*self.new.items()], "wider": [*self.wider.items()]}  # JSON keys cannot be paths
         return {**msgspec.to_builtins(replace(self, new={}, wider={})), **msgspec.to_builtins(pairs)}
 
     @classmethod
@@ -157,26 +157,26 @@ def select_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(nsmallest(MAX_REPORTED_NAMES, {name[:MAX_NAME_CHARACTERS] for name in names}))
 
 
-def merge_types(one: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a table
+def merge_types(first: FoundType, other: FoundType) -> FoundType:  # noqa: PLR0911 - a table
     """Return the narrowest type for the values of both types; MIXED if none exists."""
-    if one is None:
+    if first is None:
         return other
-    if other is None or one is other:
-        return one
-    match one, other:
+    if other is None or first is other:
+        return first
+    match first, other:
         case ListOf(), ListOf():
-            element = merge_types(one.element, other.element)
-            return one if element is one.element else ListOf(element)
+            element = merge_types(first.element, other.element)
+            return first if element is first.element else ListOf(element)
         case StructOf(), StructOf():
-            parts = {name: merge_types(one.fields.get(name), part) for name, part in other.fields.items()}
-            if all(name in one.fields and one.fields[name] is part for name, part in parts.items()):
-                return one
-            return struct_of({**one.fields, **parts})
+            parts = {name: merge_types(first.fields.get(name), part) for name, part in other.fields.items()}
+            if all(name in first.fields and first.fields[name] is part for name, part in parts.items()):
+                return first
+            return struct_of({**first.fields, **parts})
         case MapOf(), MapOf():
-            value = merge_types(one.value, other.value)
-            return one if value is one.value else MapOf(value)
+            value = merge_types(first.value, other.value)
+            return first if value is first.value else MapOf(value)
         case str(), str():
-            return one if one == other else _merge_primitives(one, other)
+            return first if first == other else _merge_primitives(first, other)
     return MIXED
 
 
@@ -184,12 +184,12 @@ def struct_of(fields: Mapping[str, FoundType]) -> FoundType:
     return MIXED if len(fields) > MAX_OBJECT_FIELDS else StructOf(fields)
 
 
-def _merge_primitives(one: str, other: str) -> str:
-    if one in _NUMBERS and other in _NUMBERS:
-        return "long" if {one, other} == {"int", "long"} else "double"
-    decimals = _parse_decimal(one), _parse_decimal(other)
+def _merge_primitives(first: str, other: str) -> str:
+    if first in _NUMBERS and other in _NUMBERS:
+        return "long" if {first, other} == {"int", "long"} else "double"
+    decimals = _parse_decimal(first), _parse_decimal(other)
     if decimals[0] and decimals[1] and decimals[0][1] == decimals[1][1]:
-        return wider_of(one, other)
+        return wider_of(first, other)
     return MIXED
 
 
@@ -286,8 +286,8 @@ def _convert_type(
                     fields.append(iceberg.NestedField(next(ids), name, kind, required=False))
             return iceberg.StructType(*fields) if fields else None
     if found_type == MIXED:
-        what = f"has values that no column of one type can hold, or more than {MAX_OBJECT_FIELDS:,} fields"
-        problems.append(NewField(path, None, what))
+        sentence = f"has values that no column of one type can hold, or more than {MAX_OBJECT_FIELDS:,} fields"
+        problems.append(NewField(path, None, sentence))
         return None
     return iceberg_type(found_type)
 
@@ -312,9 +312,9 @@ def find_name_problem(name: str) -> str:  # noqa: PLR0911 - a table
     return ""
 
 
-def wider_of(one: str, other: str) -> str:
+def wider_of(first: str, other: str) -> str:
     """Return the wider of two type names. The types must be equal, or decimals of equal scale."""
-    return max(one, other, key=lambda kind: _parse_decimal(kind) or (0, 0))
+    return max(first, other, key=lambda kind: _parse_decimal(kind) or (0, 0))
 
 
 def _parse_decimal(kind: str) -> tuple[int, int] | None:

@@ -130,8 +130,8 @@ def _apply_change(array: pa.Array, steps: Sequence[str], change: TextChange) -> 
     if not pa.types.is_struct(array.type):
         array = pa.concat_arrays([array]) if not array.offset else array.take(pa.array(range(len(array))))
     children = child_arrays(array)
-    at = array.type.get_field_index(first) if pa.types.is_struct(array.type) else 0 if first == "key" else -1
-    children[at] = _apply_change(children[at], rest, change)
+    index = array.type.get_field_index(first) if pa.types.is_struct(array.type) else 0 if first == "key" else -1
+    children[index] = _apply_change(children[index], rest, change)
     return with_children(array, children, array.type)
 
 

@@ -102,9 +102,9 @@ class Shaper:
             if self._several:
                 wanted = pa.array(np.isin(shaped.record_indexes, shaped.record_indexes[wanted.to_numpy(False)]))
             shaped = DecodedChunk(rows.filter(wanted), shaped.record_indexes[wanted.to_numpy(False)], [], decoded.drift)
-        wrong = self._coordinates.find_out_of_range(chunk, shaped.record_indexes)
-        wrong |= self._find_untruncatable(shaped.rows) | self._find_out_of_range(chunk, shaped)
-        errors = {row: (OUT_OF_RANGE, text) for row, text in wrong.items()}
+        failures = self._coordinates.find_out_of_range(chunk, shaped.record_indexes)
+        failures |= self._find_untruncatable(shaped.rows) | self._find_out_of_range(chunk, shaped)
+        errors = {row: (OUT_OF_RANGE, text) for row, text in failures.items()}
         if self._encode_variants:
             rows, unencoded = self._encode_variants(shaped.rows)
             shaped, errors = dataclasses.replace(shaped, rows=rows), unencoded | errors
@@ -236,24 +236,24 @@ class TombstoneDecoder:
         there = np.flatnonzero(chunk.values.lengths != NULL)
         decoded = self._decode(RecordChunk.of_column(chunk.values.take(there))).with_indexes(there)
         columns = [self._merge_payload(field.name, decoded.rows) for field in self._schema]
-        wrong = {r.index: r._replace(error=f"the record's key: {r.error}") for r in decoded.rejections}
+        failures = {r.index: r._replace(error=f"the record's key: {r.error}") for r in decoded.rejections}
         for field, column in zip(self._schema, columns, strict=True):
             text = f"the record's key: {field.name}: required, and missing or null"
             missing = decoded.record_indexes[column.is_null().to_numpy(zero_copy_only=False)]
             for index in (*missing.tolist(), *np.setdiff1d(np.arange(len(chunk)), there).tolist()):
-                wrong.setdefault(index, Rejection(index, "MissingRequired", text))
-        good = ~np.isin(decoded.record_indexes, np.array([*wrong], np.int64))
+                failures.setdefault(index, Rejection(index, "MissingRequired", text))
+        good = ~np.isin(decoded.record_indexes, np.array([*failures], np.int64))
         rows = pa.Table.from_arrays(columns, schema=self._schema).filter(pa.array(good))
-        return DecodedChunk(rows, decoded.record_indexes[good], [wrong[index] for index in sorted(wrong)])
+        return DecodedChunk(rows, decoded.record_indexes[good], [failures[index] for index in sorted(failures)])
 
     def _merge_payload(self, name: str, rows: pa.Table) -> pa.Array:
-        own = rows.column(name).combine_chunks()
+        present = rows.column(name).combine_chunks()
         if not self._wrapped:
-            return own
+            return present
         within = rows.column(f"{PAYLOAD}.{name}").combine_chunks()
-        if isinstance(own, pa.ExtensionArray):  # a UUID, which Arrow's functions do not accept
-            return pa.ExtensionArray.from_storage(own.type, pc.coalesce(own.storage, within.storage))
-        return pc.coalesce(own, within)
+        if isinstance(present, pa.ExtensionArray):  # a UUID, which Arrow's functions do not accept
+            return pa.ExtensionArray.from_storage(present.type, pc.coalesce(present.storage, within.storage))
+        return pc.coalesce(present, within)
 
 
 FIRST_ALIAS_ID = 200_000_000
@@ -282,12 +282,12 @@ class AliasedDecoder:
             column.model_copy(update={"field_id": FIRST_ALIAS_ID + n, "name": name, "required": False})
             for n, (name, column) in enumerate(aliases.items())
         ]
-        own = [f.model_copy(update={"required": f.required and f.field_id not in filled}) for f in schema.fields]
+        fields = [f.model_copy(update={"required": f.required and f.field_id not in filled}) for f in schema.fields]
         self._defaults = find_defaults(schema, units)
         of_own = {i: without_settings(unit, "default") if i in filled else unit for i, unit in units.items()}
         self._filled_columns = {e.field_id: c for e, c in zip(extra, aliases.values(), strict=True)}
         of_extra = {i: of_own[c.field_id] for i, c in self._filled_columns.items() if c.field_id in units}
-        self._decode = make(Schema(*own, *extra, schema_id=schema.schema_id), {**of_own, **of_extra})
+        self._decode = make(Schema(*fields, *extra, schema_id=schema.schema_id), {**of_own, **of_extra})
         self._arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._columns = {name: column.name for name, column in aliases.items()}
         self._others = {c.name: [n for n, o in aliases.items() if o.field_id == c.field_id] for c in aliases.values()}
@@ -312,10 +312,10 @@ class AliasedDecoder:
 
     def _update_omitted(self, decoded: pa.Table, merged: Sequence[pa.ChunkedArray]) -> pa.Table:
         """Replace alias columns' ids in `_frazil_kept` by aliased columns' ids. Omits ids of columns with a value."""
-        at = decoded.schema.get_field_index(OMITTED_COLUMNS)
-        if at < 0 or decoded.column(at).null_count == decoded.num_rows:
+        index = decoded.schema.get_field_index(OMITTED_COLUMNS)
+        if index < 0 or decoded.column(index).null_count == decoded.num_rows:
             return decoded
-        lists = decoded.column(at).to_pylist()
+        lists = decoded.column(index).to_pylist()
         null = {
             column.name: merged[self._arrow_schema.get_field_index(column.name)].is_null().to_pylist()
             for column in self._filled_columns.values()
@@ -324,4 +324,4 @@ class AliasedDecoder:
             if ids and not self._filled_columns.keys().isdisjoint(ids):
                 unset = {c.field_id for i, c in self._filled_columns.items() if i in ids and null[c.name][row]}
                 lists[row] = sorted(unset.union(ids) - self._filled_columns.keys())
-        return decoded.set_column(at, decoded.schema.field(at), pa.array(lists, decoded.schema.field(at).type))
+        return decoded.set_column(index, decoded.schema.field(index), pa.array(lists, decoded.schema.field(index).type))

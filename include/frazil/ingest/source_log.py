@@ -45,9 +45,9 @@ def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
     lsn, file, pos, row, time, server = (source[field] for field in POSITIONS)
     name = _to_sortable(file.cast(pa.string()))
     of_log = pc.binary_join_element_wise(name, _pad(pos), pc.fill_null(_pad(row), "0" * _DIGITS), "/")
-    at = pc.if_else(lsn.is_valid(), _pad(lsn), of_log)
+    position = pc.if_else(lsn.is_valid(), _pad(lsn), of_log)
     ms = pc.utf8_lpad(_to_integers(time).cast(pa.string()), _TIME_DIGITS, "0")
-    of_time = pc.coalesce(pc.binary_join_element_wise(at, ms, "@"), at)
+    of_time = pc.coalesce(pc.binary_join_element_wise(position, ms, "@"), position)
     server = _to_integers(server)
     known = pc.if_else(pc.greater(server, 0), server, None).cast(pa.string())  # snapshot rows have server 0
     return pc.coalesce(pc.binary_join_element_wise(of_time, pc.if_else(ms.is_valid(), known, None), "#"), of_time)
@@ -55,27 +55,27 @@ def encode_positions(source: Mapping[str, pa.Array]) -> pa.Array:
 
 def newer_log_mask(new: pa.Array, old: pa.Array) -> NDArray[np.bool_]:
     """Return a mask of positions in a newer log: much later than `old`, or later with another server or binlog name."""
-    one, other = parse_logs(new), parse_logs(old)
-    moved = _differ_mask(one.name, other.name) | _differ_mask(one.server, other.server)
-    found: NDArray[np.bool_] = (other.ms > 0) & (one.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
+    first, other = parse_logs(new), parse_logs(old)
+    moved = _differ_mask(first.name, other.name) | _differ_mask(first.server, other.server)
+    found: NDArray[np.bool_] = (other.ms > 0) & (first.ms >= other.ms + np.where(moved, 1, MIN_NEW_LOG_GAP_MS))
     return found
 
 
-def is_after(one: str | None, other: str | None) -> bool:
-    """Return whether `one` comes after `other` in the same log, or is in a newer log; False if either is None."""
-    if one is None or other is None:
+def is_after(first: str | None, other: str | None) -> bool:
+    """Return whether `first` comes after `other` in the same log, or is in a newer log; False if either is None."""
+    if first is None or other is None:
         return False
-    if one > other:
+    if first > other:
         return True
-    new, old = _POSITION_REGEX.match(one), _POSITION_REGEX.match(other)
+    new, old = _POSITION_REGEX.match(first), _POSITION_REGEX.match(other)
     if new is None or old is None:
         return False
     moved = any(new[part] and old[part] and new[part] != old[part] for part in ("name", "server"))
     return int(new["ms"]) >= int(old["ms"]) + (1 if moved else MIN_NEW_LOG_GAP_MS)
 
 
-def is_before(one: str | None, other: str | None) -> bool:
-    return one is not None and other is not None and one != other and not is_after(one, other)
+def is_before(first: str | None, other: str | None) -> bool:
+    return first is not None and other is not None and first != other and not is_after(first, other)
 
 
 def parse_logs(texts: pa.Array) -> PositionLogs:
@@ -85,9 +85,9 @@ def parse_logs(texts: pa.Array) -> PositionLogs:
     return PositionLogs(milliseconds, name, server)
 
 
-def _differ_mask(one: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
-    known = pc.and_(pc.not_equal(one, ""), pc.not_equal(other, ""))
-    found: NDArray[np.bool_] = pc.and_(known, pc.not_equal(one, other)).to_numpy(zero_copy_only=False)
+def _differ_mask(first: pa.Array, other: pa.Array) -> NDArray[np.bool_]:
+    known = pc.and_(pc.not_equal(first, ""), pc.not_equal(other, ""))
+    found: NDArray[np.bool_] = pc.and_(known, pc.not_equal(first, other)).to_numpy(zero_copy_only=False)
     return found
 
 

@@ -255,8 +255,8 @@ class _Stage:
         tries = bisect_failures(len(chunk), lambda start, end: self._dry_write(chunk.slice(start, end)))
         for start, end, tried in tries:
             if isinstance(tried, Exception):
-                wrong = Rejection(0, UNWRITABLE, f"{type(tried).__name__}: {tried}")
-                part = dataclasses.replace(self._shape_chunk(chunk.slice(0, 0)), rejections=[wrong])
+                rejection = Rejection(0, UNWRITABLE, f"{type(tried).__name__}: {tried}")
+                part = dataclasses.replace(self._shape_chunk(chunk.slice(0, 0)), rejections=[rejection])
             else:
                 part = tried
             parts.append(part.with_indexes(np.arange(start, end)))
@@ -273,10 +273,10 @@ class _Stage:
 
     def _shaper_for(self, target: Target) -> Shaper:
         if target not in self._shapers:
-            own = context_for_target(self._context, target)
-            schema = own.main.schema
-            protect = Protector(own) if self._protect and target != FIRST_PASS else None
-            self._shapers[target] = Shaper(own, schema, self._ranges, decode=self._decode, protect=protect)
+            context = context_for_target(self._context, target)
+            schema = context.main.schema
+            protect = Protector(context) if self._protect and target != FIRST_PASS else None
+            self._shapers[target] = Shaper(context, schema, self._ranges, decode=self._decode, protect=protect)
         return self._shapers[target]
 
     def _shape_chunk(self, chunk: RecordChunk) -> DecodedChunk:

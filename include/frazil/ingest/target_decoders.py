@@ -59,10 +59,10 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
         return _first_pass_context(context)
     if not is_routed(target):
         return context
-    own, main, changes, sensitive = context.targets[target], context.main, context.changes, dict(context.sensitive)
-    schema = own.schema
+    routed, main, changes, sensitive = context.targets[target], context.main, context.changes, dict(context.sensitive)
+    schema = routed.schema
     columns = set(schema.column_names)
-    names = other_names(own.schema_json, own.properties, main.schema_json, main.properties)
+    names = other_names(routed.schema_json, routed.properties, main.schema_json, main.properties)
     called = {name: column for column, others in names.items() for name in others}  # main's names of renamed columns
 
     def own_names(columns: Iterable[str]) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def context_for_target(context: StageContext, target: Target) -> StageContext:
     aliases = {name: column for name, column in called.items() if may_have_aliases(units.get(column))}
     return dataclasses.replace(
         context,
-        targets={**context.targets, "main": own},
+        targets={**context.targets, "main": routed},
         units=units,
         aliases={name: schema.find_field(column).field_id for name, column in aliases.items()},
         changes=changes,

@@ -106,10 +106,12 @@ class TransformedDecoder:
         made = None if self._wary else self._transform_all(numbered)
         if made is None:
             failed, made = self._transform_valid(numbered)
-        wrong = [Rejection(int(fields.record_indexes[row]), TRANSFORM_FAILED, failed[row]) for row in sorted(failed)]
+        rejections = [
+            Rejection(int(fields.record_indexes[row]), TRANSFORM_FAILED, failed[row]) for row in sorted(failed)
+        ]
         rows, missing = self._fit_rows(made)
         indexes = fields.record_indexes[made.column(ROW).to_numpy()]
-        fitted = DecodedChunk(rows, indexes, [*fields.rejections, *wrong], fields.drift).reject_rows(missing)
+        fitted = DecodedChunk(rows, indexes, [*fields.rejections, *rejections], fields.drift).reject_rows(missing)
         dropped = np.zeros(len(chunk), np.bool_)
         dropped[fields.record_indexes] = True
         dropped &= fitted.no_result_mask(len(chunk))
@@ -275,7 +277,7 @@ class TransformedDecoder:
 
     def _fit_rows(self, made: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
         """Return the table's columns, and the error class and text of each row that does not fit."""
-        arrays, wrong = [], dict[int, tuple[str, str]]()
+        arrays, failures = [], dict[int, tuple[str, str]]()
         for field in self._columns:
             default = self._defaults.get(field.name)
             if field.name not in self._made:  # another program added the column
@@ -284,18 +286,20 @@ class TransformedDecoder:
             values = made.column(field.name)
             if not field.nullable and values.null_count and default is None:
                 for row in np.flatnonzero(values.is_null().to_numpy()).tolist():
-                    wrong.setdefault(row, ("MissingRequired", f"{field.name}: required, and missing or null"))
+                    failures.setdefault(row, ("MissingRequired", f"{field.name}: required, and missing or null"))
             if pa.types.is_fixed_size_binary(field.type):
                 length = field.type.byte_width
                 unfit = pc.fill_null(pc.not_equal(pc.binary_length(values), length), False)
                 for row in np.flatnonzero(unfit.to_numpy()).tolist():
-                    wrong.setdefault(row, (TRANSFORM_FAILED, f"{field.name}: the value does not have {length} bytes"))
+                    failures.setdefault(
+                        row, (TRANSFORM_FAILED, f"{field.name}: the value does not have {length} bytes")
+                    )
                 values = pc.if_else(unfit, pa.scalar(bytes(length), values.type), values)  # to be filtered out
             array = cast_unchecked(values.combine_chunks(), field.type)
             for row, text in find_missing_required(array, field).items():
-                wrong.setdefault(row, ("MissingRequired", text))
+                failures.setdefault(row, ("MissingRequired", text))
             arrays.append(fill_nulls(pa.chunked_array([array]), default))
-        return pa.Table.from_arrays(arrays, names=self._columns.names), wrong
+        return pa.Table.from_arrays(arrays, names=self._columns.names), failures
 
 
 def _remove_rows(records: pa.Table, failed: Collection[int]) -> pa.Table:

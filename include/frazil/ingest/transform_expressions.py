@@ -233,9 +233,9 @@ class ExpressionChecker:
         if any(argument["class"] == "LAMBDA" for argument in arguments):
             return prod(sizes)
         name = part["function_name"].lower()
-        own = [self._length(argument) for argument in _length_arguments(name, arguments)]
-        own += [self._inserted_length(argument) for argument in arguments[2:3] if name in _REPLACEMENTS]
-        return max([1, *sizes]) * max([1, *own])
+        lengths = [self._length(argument) for argument in _length_arguments(name, arguments)]
+        lengths += [self._inserted_length(argument) for argument in arguments[2:3] if name in _REPLACEMENTS]
+        return max([1, *sizes]) * max([1, *lengths])
 
     def _inserted_length(self, text: Node) -> int:
         if _is_left_call(text):

@@ -67,8 +67,8 @@ def kept_records_query(transform: Transform) -> str:
 
 def where_condition(transform: Transform) -> str:
     condition = "true"
-    for one in reversed(transform.where):
-        condition = f"CASE WHEN {one} THEN {condition} ELSE false END"
+    for text in reversed(transform.where):
+        condition = f"CASE WHEN {text} THEN {condition} ELSE false END"
     return condition
 
 

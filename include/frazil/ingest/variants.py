@@ -38,20 +38,20 @@ class VariantEncoder:
 
     def __call__(self, rows: pa.Table) -> tuple[pa.Table, dict[int, tuple[str, str]]]:
         """Return the rows with encoded columns, and class and text of the error by row. Such rows must be rejected."""
-        wrong: dict[int, tuple[str, str]] = {}
+        failures: dict[int, tuple[str, str]] = {}
         for name in self._names:
             index, parts, first = rows.schema.get_field_index(name), [], 0
             for texts in _split(rows.column(index)):
                 group, errors = self._encode(texts)
                 for row in np.flatnonzero(errors).tolist():
                     error_class, problem = _ERRORS[int(errors[row])]
-                    wrong[first + row] = error_class, f"{name}: {problem}"
+                    failures[first + row] = error_class, f"{name}: {problem}"
                 parts.append(group)
                 first += len(texts)
             if not self._keeps_json:
                 field = rows.schema.field(index).with_type(VARIANT_GROUP)
                 rows = rows.set_column(index, field, pa.chunked_array(parts, VARIANT_GROUP))
-        return rows, wrong
+        return rows, failures
 
     def _encode(self, texts: pa.Array) -> tuple[pa.Array, NDArray[np.int64]]:
         group, errors = self._encode_in_loop(texts)

@@ -185,12 +185,12 @@ class KafkaAdmin:
         lost = find_diverged(self._properties, positions)
         spans = {tp: (first[tp], positions[tp][0]) for tp in lost}
         while open_spans := {tp: (a + b) // 2 for tp, (a, b) in spans.items() if b - a > 1}:
-            beyond = find_diverged(self._properties, {tp: (at, positions[tp][1]) for tp, at in open_spans.items()})
-            for tp, at in open_spans.items():
-                spans[tp] = (spans[tp][0], at) if tp in beyond else (at, spans[tp][1])
-        return {tp: at for tp, (at, _) in spans.items()}
+            beyond = find_diverged(self._properties, {tp: (span, positions[tp][1]) for tp, span in open_spans.items()})
+            for tp, span in open_spans.items():
+                spans[tp] = (spans[tp][0], span) if tp in beyond else (span, spans[tp][1])
+        return {tp: span for tp, (span, _) in spans.items()}
 
-    def at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def offsets_at(self, when: datetime, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return each partition's first offset with a timestamp at or after `when`, or else its log's end."""
         tps = list(partitions)
         found = self._list_committed(tps, OffsetSpec.for_timestamp(max(0, int(when.timestamp() * 1000))))
@@ -202,7 +202,7 @@ class KafkaAdmin:
     ) -> dict[TopicPartition, int]:
         if start == "earliest":
             return self.earliest(partitions)
-        return self.ends(partitions) if start == "latest" else self.at(start, partitions)
+        return self.ends(partitions) if start == "latest" else self.offsets_at(start, partitions)
 
     def _list_committed(self, partitions: Iterable[TopicPartition], offset: OffsetSpec) -> dict[TopicPartition, int]:
         (answers,) = self._list_offsets(partitions, (offset, IsolationLevel.READ_COMMITTED))
@@ -253,8 +253,8 @@ class KafkaAdmin:
             raise _LeaderSilent(silent)
         return found
 
-    def _refusal(self, error: KafkaError, what: str) -> FrazilError | None:
-        return to_access_denied(error.code(), error.str(), what=what, stream=self._stream, servers=self._servers)
+    def _refusal(self, error: KafkaError, subject: str) -> FrazilError | None:
+        return to_access_denied(error.code(), error.str(), subject=subject, stream=self._stream, servers=self._servers)
 
     def _as_frazil_error(self, error: Exception, doing: str) -> FrazilError:
         """Translate a request's error to a FrazilError. `doing` names the request, such as `DESCRIBING`."""
@@ -275,13 +275,13 @@ class KafkaAdmin:
                 f"{step}: the leader of {_name_some(error.args[0])} did not answer within {self._timeout_s:g} s",
                 remedy="Check that this host reaches each broker at its advertised address",
             )
-        why = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
+        detail = f" within {self._timeout_s:g} s" if is_late else f": {error.args[0].str()}"
         errors = self._admin.connection_errors()
         text = _ATTEMPT_STATE.sub("", errors[-1].str()) if errors else ""
         last = f"; the last error was: {text}" if is_late and text else ""
         all_brokers = is_late and doing == DESCRIBING
         reason = f"Kafka at {self._servers} did not answer" if all_brokers else f"{step} got no answer"
-        found = KafkaUnavailable(f"{reason}{why}{last}", remedy=brokers_remedy(self._servers_setting))
+        found = KafkaUnavailable(f"{reason}{detail}{last}", remedy=brokers_remedy(self._servers_setting))
         found.all_brokers = all_brokers
         return found
 

@@ -53,8 +53,8 @@ _unused_clients: deque[AdminClient] = deque()
 """Clients that were freed in one of librdkafka's threads. Another thread must destroy them."""
 
 
-def to_access_denied(code: int, text: str, *, what: str, stream: str | None, servers: str) -> AccessDenied | None:
-    """Return AccessDenied if an error permanently refuses `what`, such as "access to flights"."""
+def to_access_denied(code: int, text: str, *, subject: str, stream: str | None, servers: str) -> AccessDenied | None:
+    """Return AccessDenied if an error permanently refuses `subject`, such as "access to flights"."""
     if _CERTIFICATE_ERROR.search(text):
         problem = f"the TLS connection fails: {text}"
         check = "ssl.* in source.properties, and the authority, host name and expiry of the broker's certificate"
@@ -64,7 +64,7 @@ def to_access_denied(code: int, text: str, *, what: str, stream: str | None, ser
         problem = text
         check = "sasl.oauthbearer.* in source.properties, the token server's answer, and this host's clock"
     elif code in DENIED_CODES:
-        problem, check = f"Kafka refuses {what}: {text}", f"source.properties and the ACLs: {ACL_COMMAND}"
+        problem, check = f"Kafka refuses {subject}: {text}", f"source.properties and the ACLs: {ACL_COMMAND}"
     else:
         return None
     return AccessDenied(f"brokers {servers}: {problem}", stream=stream, remedy=f"Check {check}")

@@ -129,17 +129,17 @@ def read_offsets(
                 raise KafkaUnavailable(f"Kafka sent nothing for {NO_MESSAGE_TIMEOUT_S:.0f} s", remedy=brokers_remedy())
             pieces: dict[TopicPartition, list[int]] = {}
             for message in messages:
-                at, offset, is_record = _parse_message(message)
-                if at not in open_ranges:
+                topic_partition, offset, is_record = _parse_message(message)
+                if topic_partition not in open_ranges:
                     continue
-                end = open_ranges[at][1]
+                end = open_ranges[topic_partition][1]
                 if is_record and offset < end:
-                    pieces.setdefault(at, []).append(offset)
+                    pieces.setdefault(topic_partition, []).append(offset)
                 if offset >= (end - 1 if is_record else end):
-                    del open_ranges[at]
-                    consumer.incremental_unassign([KafkaTopicPartition(*at)])
-            for at, offsets in pieces.items():
-                tallies[at].add(np.array(offsets))
+                    del open_ranges[topic_partition]
+                    consumer.incremental_unassign([KafkaTopicPartition(*topic_partition)])
+            for topic_partition, offsets in pieces.items():
+                tallies[topic_partition].add(np.array(offsets))
     return tallies
 
 

@@ -68,7 +68,10 @@ class LineageClient:
                 run=self._run(facts),
                 job=Job(namespace=self._settings.namespace, name=self._job, facets={"jobType": self._job_type}),
                 producer=PRODUCER,
-                inputs=[InputDataset(one.namespace, one.name, facets=_table_facets(one)) for one in facts.inputs],
+                inputs=[
+                    InputDataset(dataset.namespace, dataset.name, facets=_table_facets(dataset))
+                    for dataset in facts.inputs
+                ],
                 outputs=[] if facts.output is None else [_output_dataset(facts.output, facts)],
             )
         )

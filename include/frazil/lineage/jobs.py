@@ -95,7 +95,7 @@ class JobReporter:
             except Exception as error:  # transports raise what their clients raise
                 self._warn(repr(error))
                 if event.state is not LineageState.START:  # its run is over and sends nothing more
-                    self._unsent = [one for one in self._unsent if one.run is not event.run]
+                    self._unsent = [queued for queued in self._unsent if queued.run is not event.run]
 
     def _send(self, event: _Event) -> None:
         if event.run.sender is None:

@@ -62,7 +62,7 @@ class StreamLineage:
 
     def take(self, event: Event) -> None:
         with self._lock:
-            match event.what:
+            match event.payload:
                 case EpochBegan(marker=marker):
                     self._began_ms = self._began_ms or event.at_ms
                     self._topics |= {topic for topic, _ in marker.offsets}

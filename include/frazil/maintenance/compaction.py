@@ -257,8 +257,8 @@ def _split_busy(busy: Sequence[Rewrite], *, target: int) -> tuple[list[Rewrite],
                 pieces += more
                 continue
             limit = f"a run makes at most {MAX_BUSY_ACTIONS} rewrites of such partitions"
-        why = f"{rewrite.reason}; batches are being merged into it, and {limit}"
-        left.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, why))
+        wait_reason = f"{rewrite.reason}; batches are being merged into it, and {limit}"
+        left.append(SkippedPartition(rewrite.partition, SkipReason.BUSY, wait_reason))
     return pieces, left
 
 
@@ -310,9 +310,9 @@ def _select_within_budget(
     return tuple(taken), left
 
 
-def _may_share_rows(one: PartitionFiles, other: PartitionFiles) -> bool:
+def _may_share_rows(first: PartitionFiles, other: PartitionFiles) -> bool:
     """Return whether the time ranges may overlap; True if one is unknown."""
-    begin, end = one.window_begin_us, one.window_end_us
+    begin, end = first.window_begin_us, first.window_end_us
     other_begin, other_end = other.window_begin_us, other.window_end_us
     if begin is None or end is None or other_begin is None or other_end is None:
         return True

@@ -1,4 +1,4 @@
-"""Checks from metadata alone which actions may be useful, without a JVM or reading manifests. A PySpark application
+"""Checks which actions may be useful. Reads only metadata: no manifests, and no JVM starts. A PySpark application
 then counts the files of each partition and decides again. Pure; does not load PyIceberg.
 """
 

@@ -258,7 +258,7 @@ def _measure_stream(metadata: TableMetadata, spec: StreamSpec, *, now_ms: int, l
     found = StreamHealth(spec.name, None, last_ms, watermark_ms, interval_ms)
     if writer := observe_writer(spec.name):
         heartbeat, live = writer.heartbeat, get_fresh_heartbeat(writer, now_ms=now_ms)
-        overtaken = heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch)
+        overtaken = heartbeat and marker and is_fenced(heartbeat, epoch=marker.key.epoch)
         found = replace(
             found,
             lag=get_known_lag(live) if live else None,

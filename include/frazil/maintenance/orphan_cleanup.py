@@ -218,9 +218,9 @@ class _Cleanup:
 
     def _load_other_folders(self) -> list[TableFolders]:
         """Return all other tables' folders. Refuses the cleanup if one is shared with this table."""
-        own = ".".join(self.before.name())
+        name = ".".join(self.before.name())
         others = load_all_folders(self.catalog, self.resolve) if self.neighbours is None else self.neighbours
-        others = [folders for folders in others if folders.identifier != own]
+        others = [folders for folders in others if folders.identifier != name]
         if shared := find_shared_folder(table_folders(self.before, self.resolve), others):
             raise _CleanupRefused(f"{shared}, so the owner of its files is unknown")
         return others

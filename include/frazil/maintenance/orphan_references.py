@@ -137,9 +137,11 @@ def _bare_manifest(path: str) -> ManifestFile:
 
 def find_apart_metadata(files: Iterable[ListedFile], table: Table, resolve: Callable[[str], StorePath]) -> str | None:
     """Return the path of another table's `metadata.json`, if any: its folder never held this table's metadata."""
-    own = {resolve(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
-    own.add(table_folders(table, resolve).metadata.path)
-    found = (f for f in files if METADATA_SUFFIX in f.resolved.name and f.resolved.path.rsplit("/", 1)[0] not in own)
+    folders = {resolve(path).path.rsplit("/", 1)[0] for path in _metadata_files(table)}
+    folders.add(table_folders(table, resolve).metadata.path)
+    found = (
+        f for f in files if METADATA_SUFFIX in f.resolved.name and f.resolved.path.rsplit("/", 1)[0] not in folders
+    )
     return next((file.info.path for file in found), None)
 
 
@@ -147,8 +149,8 @@ def find_foreign_metadata(candidates: Iterable[ListedFile], table: Table) -> str
     """Return the path of a candidate `metadata.json` with another table's UUID, if any."""
     paths = [file.info.path for file in candidates if METADATA_SUFFIX in file.resolved.name]
     ids = ExecutorFactory.get_or_create().map(lambda path: _table_uuid(path, table.io), paths)
-    own = (None, str(table.metadata.table_uuid))
-    return next((path for path, found in zip(paths, ids, strict=True) if found not in own), None)
+    own_key = (None, str(table.metadata.table_uuid))
+    return next((path for path, found in zip(paths, ids, strict=True) if found not in own_key), None)
 
 
 def _table_uuid(path: str, io: FileIO) -> str | None:

@@ -197,13 +197,13 @@ class TableFolders:
         return self.location, self.data, self.metadata
 
 
-def find_shared_folder(own: TableFolders, others: Iterable[TableFolders]) -> str | None:
+def find_shared_folder(folders: TableFolders, others: Iterable[TableFolders]) -> str | None:
     """Return why a table's folders may contain other tables' files; None if they cannot."""
-    for folder in own.all:
-        if folder.path == "/" or (folder != own.location and own.location.is_inside(folder)):
+    for folder in folders.all:
+        if folder.path == "/" or (folder != folders.location and folders.location.is_inside(folder)):
             return f"its folder {folder.path} is the storage's root, or holds the table's own location"
     for other in others:
-        for mine in own.all:
+        for mine in folders.all:
             if mine in other.all or any(mine.is_inside(theirs) for theirs in (other.data, other.metadata)):
                 return f"its folder {mine.path} is shared with table {other.identifier}"
     return None

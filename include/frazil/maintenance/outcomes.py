@@ -81,7 +81,7 @@ class PastOutcome:
 
 def store_outcomes(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int) -> None:
     """Add the results to the table's stored history. Omits skipped actions. Never raises."""
-    worth = [one for one in outcomes if one.ending is not Ending.SKIPPED]
+    worth = [outcome for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
     if not worth:
         return
     try:
@@ -93,7 +93,7 @@ def store_outcomes(table: Table, outcomes: Iterable[PastOutcome], *, now_ms: int
 
 def load_and_store_outcomes(catalog: Catalog, identifier: str, outcomes: Iterable[Outcome], *, now_ms: int) -> None:
     """Load the table, and store the results like `store_outcomes`. Never raises."""
-    made = [PastOutcome.of(one, at_ms=now_ms) for one in outcomes if one.ending is not Ending.SKIPPED]
+    made = [PastOutcome.of(outcome, at_ms=now_ms) for outcome in outcomes if outcome.ending is not Ending.SKIPPED]
     try:
         if made:
             store_outcomes(catalog.load_table(identifier), made, now_ms=now_ms)
@@ -119,16 +119,16 @@ def encode(table: Table, past: Iterable[PastOutcome], *, now_ms: int) -> bytes:
     """Encode the newest results of each action and ending. Skips results more than `MAX_OUTCOME_AGE_MS` from now."""
     seen: Counter[tuple[str, Ending, bool]] = Counter()
     kept = []
-    for one in sorted(past, key=lambda one: one.at_ms, reverse=True):
+    for outcome in sorted(past, key=lambda outcome: outcome.at_ms, reverse=True):
         # Only the newest run that found nothing to do is kept. It shows when the table was last checked.
-        found_nothing = one.ending is Ending.DONE and bool(one.numbers) and not any(one.numbers.values())
-        kind = one.action, one.ending, found_nothing
+        found_nothing = outcome.ending is Ending.DONE and bool(outcome.numbers) and not any(outcome.numbers.values())
+        kind = outcome.action, outcome.ending, found_nothing
         seen[kind] += 1
         if (
             seen[kind] <= (1 if found_nothing else MAX_OUTCOMES_PER_KIND)
-            and abs(now_ms - one.at_ms) <= MAX_OUTCOME_AGE_MS
+            and abs(now_ms - outcome.at_ms) <= MAX_OUTCOME_AGE_MS
         ):
-            kept.append(asdict(replace(one, sentence=shorten(one.sentence, MAX_SENTENCE_CHARACTERS))))
+            kept.append(asdict(replace(outcome, sentence=shorten(outcome.sentence, MAX_SENTENCE_CHARACTERS))))
     content = {"format": FORMAT_VERSION, "table-uuid": str(table.metadata.table_uuid), "outcomes": kept[::-1]}
     return json.dumps(content).encode()
 
@@ -141,7 +141,7 @@ def report_maintenance(
     jobs: JobReporter | None, table: MaintainedTable, outcomes: Sequence[Outcome], *, began_ms: int
 ) -> None:
     """Report a finished run to OpenLineage, if an action did work or failed. Never raises."""
-    worth = [one for one in outcomes if one.ending in {Ending.DONE, Ending.FAILED}]
+    worth = [outcome for outcome in outcomes if outcome.ending in {Ending.DONE, Ending.FAILED}]
     if jobs is None or not worth:
         return
     try:
@@ -150,7 +150,7 @@ def report_maintenance(
     except Exception as error:  # anything that the catalog raises; the log has what was done
         log.info("could not report the maintenance of %s to the OpenLineage backend: %r", table.name, error)
         return
-    failed = [f"{one.action}: {one.sentence}" for one in worth if one.ending is Ending.FAILED]
+    failed = [f"{outcome.action}: {outcome.sentence}" for outcome in worth if outcome.ending is Ending.FAILED]
     facts = RunFacts(
         inputs=(found,),
         output=replace(found, snapshot_id=snapshot.snapshot_id if snapshot else None),

@@ -39,19 +39,19 @@ _DELETED_PATH = 2_147_483_546
 
 
 class _EntryReader:
-    """Reads the wanted primitive fields of manifest entries. `at` has each field's index, by id."""
+    """Reads the wanted primitive fields of manifest entries. `index` has each field's index, by id."""
 
     def __init__(self, *wanted: int) -> None:
         data_file: Any = MANIFEST_ENTRY_SCHEMAS[3].find_type("data_file")
         fields = [f for f in data_file.fields if f.field_id in wanted or not f.field_type.is_primitive]
-        self.at = {f.field_id: position for position, f in enumerate(fields)}
+        self.index = {f.field_id: position for position, f in enumerate(fields)}
         self._schema = Schema(
             NestedField(0, "status", IntegerType(), required=True),
             NestedField(2, "data_file", StructType(*fields), required=True),
         )
 
     def live(self, io: FileIO, manifest: ManifestFile) -> Iterator[Record]:
-        """Yield each live entry's data file, with the wanted fields in the order of `at`."""
+        """Yield each live entry's data file, with the wanted fields in the order of `index`."""
         with AvroFile[Record](io.new_input(manifest.manifest_path), self._schema) as entries:
             for entry in entries:
                 if entry[0] != ManifestEntryStatus.DELETED:
@@ -103,11 +103,11 @@ class _PartitionTotals:
         self.deletes = _add_deletes(self.deletes, other.deletes)
 
 
-def _add_deletes(one: Deletes, other: Deletes) -> Deletes:
-    if one == NO_DELETES:
+def _add_deletes(first: Deletes, other: Deletes) -> Deletes:
+    if first == NO_DELETES:
         return other
-    added = {f.name: getattr(one, f.name) + getattr(other, f.name) for f in dataclasses.fields(Deletes)}
-    return Deletes(**{**added, "due_largest_bytes": max(one.due_largest_bytes, other.due_largest_bytes)})
+    added = {f.name: getattr(first, f.name) + getattr(other, f.name) for f in dataclasses.fields(Deletes)}
+    return Deletes(**{**added, "due_largest_bytes": max(first.due_largest_bytes, other.due_largest_bytes)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +158,13 @@ def read_partitions(
 
 
 def _read_delete_files(io: FileIO, manifest: ManifestFile) -> list[_DeleteFile]:
-    at, found = _DELETES.at, []
+    index, found = _DELETES.index, []
     for file in _DELETES.live(io, manifest):
-        lower, upper = ((file[at[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
-        alone = file[at[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
-        key = _partition_key(manifest.partition_spec_id, file[at[_PARTITION]])
-        data_file = lower.decode() if alone and lower is not None else file[at[_REFERENCED]]
-        found.append(_DeleteFile(key, file[at[_PATH]], file[at[_RECORDS]], file[at[_SIZE]], data_file, alone))
+        lower, upper = ((file[index[bound]] or {}).get(_DELETED_PATH) for bound in (_LOWER, _UPPER))
+        alone = file[index[_CONTENT]] == DataFileContent.POSITION_DELETES and lower is not None and lower == upper
+        key = _partition_key(manifest.partition_spec_id, file[index[_PARTITION]])
+        data_file = lower.decode() if alone and lower is not None else file[index[_REFERENCED]]
+        found.append(_DeleteFile(key, file[index[_PATH]], file[index[_RECORDS]], file[index[_SIZE]], data_file, alone))
     return found
 
 
@@ -187,7 +187,7 @@ class _FileLimits:
         return size < int(self.target_bytes * SMALL_RATIO)
 
     def count_if_due(self, size: int, *, deleted: int, records: int) -> Deletes:
-        """Count a data file if it must be rewritten because of its deleted rows: `gone` of its `records`."""
+        """Count a data file if it must be rewritten because of its deleted rows: `deleted` of its `records`."""
         is_small, lost, limit = self.is_small(size), 100 * deleted, self.deleted_percent * records
         due = Deletes(scaled_due_files=int(is_small and lost * self.target_bytes >= limit * size))
         if lost < limit:
@@ -205,7 +205,7 @@ def _count_data_files(
     counts: dict[PartitionKey, _PartitionTotals] = {}
     live_paths: set[str] = set()
     entries = _ENTRIES_WITH_PATHS if deleted else _ENTRIES_WITHOUT_PATHS
-    partition_at, size_at, path_at, records_at = (entries.at.get(i, 0) for i in (_PARTITION, _SIZE, _PATH, _RECORDS))
+    partition_at, size_at, path_at, records_at = (entries.index.get(i, 0) for i in (_PARTITION, _SIZE, _PATH, _RECORDS))
     for file in entries.live(io, manifest):
         key = _partition_key(manifest.partition_spec_id, file[partition_at])
         count = counts.get(key) or counts.setdefault(key, _PartitionTotals())
@@ -214,9 +214,9 @@ def _count_data_files(
         if bounds.is_small(size):
             count.small_files += 1
             count.small_bytes += size
-        if deleted and (gone := deleted.get(file[path_at])):
+        if deleted and (deletes := deleted.get(file[path_at])):
             live_paths.add(file[path_at])
-            due = bounds.count_if_due(size, deleted=gone, records=file[records_at])
+            due = bounds.count_if_due(size, deleted=deletes, records=file[records_at])
             count.deletes = _add_deletes(count.deletes, due)
     return counts, live_paths
 
@@ -238,8 +238,8 @@ class _PartitionDescriber:
     def __init__(self, spec: PartitionSpec, schema: Schema, time_column: str) -> None:
         self._spec, self._schema = spec, schema
         self._units = [
-            (at, _UNITS[type(field.transform)])
-            for at, field in enumerate(spec.fields)
+            (index, _UNITS[type(field.transform)])
+            for index, field in enumerate(spec.fields)
             if type(field.transform) in _UNITS and schema.find_column_name(field.source_id) == time_column
         ]
 
@@ -267,6 +267,6 @@ class _PartitionDescriber:
 
     def _unit_starts(self, values: Sequence[Any], *, after: int) -> Iterable[int]:
         """Yield the start (us since 1970) of each time value's unit, or of the unit `after` units later."""
-        for at, unit in self._units:
-            if values[at] is not None:
-                yield int(np.datetime64(values[at] + after, unit).astype("datetime64[us]").astype(np.int64))
+        for index, unit in self._units:
+            if values[index] is not None:
+                yield int(np.datetime64(values[index] + after, unit).astype("datetime64[us]").astype(np.int64))

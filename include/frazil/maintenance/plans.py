@@ -62,9 +62,9 @@ def estimate_bytes(metadata: TableMetadata, expired: Collection[int], *, files: 
     deleted = set(expired)
     summaries = [s.summary for s in metadata.snapshots if s.summary and s.parent_snapshot_id in deleted]
     removed = sum(
-        int(one.get(name) or 0) for one in summaries for name in ("deleted-data-files", "removed-delete-files")
+        int(summary.get(name) or 0) for summary in summaries for name in ("deleted-data-files", "removed-delete-files")
     )
-    size = sum(int(one.get("removed-files-size") or 0) for one in summaries)
+    size = sum(int(summary.get("removed-files-size") or 0) for summary in summaries)
     return size * files // removed if removed else 0
 
 
@@ -126,7 +126,7 @@ def find_long_paths(table: Table, partitions: Iterable[PartitionFiles]) -> froze
             return max(map(len, path.split("/"))) > MAX_FOLDER_NAME_BYTES
         return len(f"{key}/{path}".encode()) + FILE_NAME_BYTES > MAX_KEY_BYTES
 
-    return frozenset(one.key for one in partitions if is_long(one.path))
+    return frozenset(partition.key for partition in partitions if is_long(partition.path))
 
 
 MaintenancePlan = CompactionPlan | ManifestPlan | ExpiryPlan

@@ -169,16 +169,18 @@ class _ActionRunner:
         if not plan.expire:
             return self._make_outcome(Action.EXPIRY, Ending.SKIPPED, plan.sentence)
         began = time.monotonic()
-        gone = self._open(table).expire(plan.expire)
+        expired = self._open(table).expire(plan.expire)
         seconds = time.monotonic() - began
         numbers = {
             "snapshots-expired": len(plan.expire),
             "snapshots-kept-beyond": len(plan.retained_reasons),
-            **{f"{kind}-removed": count for kind, count in gone.items()},
-            "bytes-about": estimate_bytes(table.metadata, plan.expire, files=gone["data-files"] + gone["delete-files"]),
+            **{f"{kind}-removed": count for kind, count in expired.items()},
+            "bytes-about": estimate_bytes(
+                table.metadata, plan.expire, files=expired["data-files"] + expired["delete-files"]
+            ),
             "seconds": round(seconds, 3),
         }
-        files = ", ".join(f"{count:,} {kind}" for kind, count in gone.items())
+        files = ", ".join(f"{count:,} {kind}" for kind, count in expired.items())
         return self._make_outcome(Action.EXPIRY, Ending.DONE, f"{plan.sentence}; files removed: {files}", numbers)
 
     @property

@@ -295,7 +295,7 @@ def aggregation_reading(name: str, target: str, late: Sequence[WaitingDay], with
     """Return the reading of the rule `aggregation`. `late` days are complete, but were not aggregated `within` this
     time.
     """
-    listed = [f"{one.day} (complete since {format_utc(one.since_ms)})" for one in late[:MAX_LISTED]]
+    listed = [f"{late_day.day} (complete since {format_utc(late_day.since_ms)})" for late_day in late[:MAX_LISTED]]
     days = ", ".join(listed) + _more_text(len(late))
     sentence = (
         f"{target} is missing {days}: signalled as complete for more than {format_duration(within)}, but not "
@@ -336,7 +336,7 @@ def read_window_rules(table: str, specs: Sequence[StreamSpec], *, now_ms: int) -
     signals = TableSignals.load(catalog, table)
     if alerts.enabled:
         behind = _furthest_behind(catalog, specs, signals)
-        views = [one.for_member(behind.table) if is_template_view(one) else one for one in specs]
+        views = [spec.for_member(behind.table) if is_template_view(spec) else spec for spec in specs]
         late = find_incomplete_window(catalog, views, behind, now_ms=now_ms)
         yield window_reading(late, alerts, table=table, now_ms=now_ms)
     held = [(signals.event_key(s), s.note or "no reason given") for s in signals.held()]
@@ -348,8 +348,8 @@ def _furthest_behind(catalog: Catalog, specs: Sequence[StreamSpec], signals: Tab
     if not is_template_view(specs[0]):
         return signals
     existing = set(list_matching_names(catalog, specs[0].sinks))
-    begun = [one for one in signals.members() if one.table in existing and one.cursor is not None]
-    return min(begun, key=lambda one: one.cursor.through_us if one.cursor else 0, default=signals)
+    begun = [member for member in signals.members() if member.table in existing and member.cursor is not None]
+    return min(begun, key=lambda member: member.cursor.through_us if member.cursor else 0, default=signals)
 
 
 def find_incomplete_window(

@@ -113,23 +113,27 @@ def build_partition_calendar(
 def _group_by_window(partitions: Iterable[PartitionFiles], now_us: int) -> dict[Window, list[PartitionFiles]]:
     """Group partitions by window. Skips partitions in the future, which come from wrong clocks."""
     found: dict[Window, list[PartitionFiles]] = {}
-    for one in partitions:
-        window = _window_of(one)
+    for partition in partitions:
+        window = _window_of(partition)
         if window is not None and window.start_us <= now_us:
-            found.setdefault(window, []).append(one)
+            found.setdefault(window, []).append(partition)
     return found
 
 
-def _window_of(one: PartitionFiles) -> Window | None:
-    begin_us, end_us = one.window_begin_us, one.window_end_us
+def _window_of(partition: PartitionFiles) -> Window | None:
+    begin_us, end_us = partition.window_begin_us, partition.window_end_us
     if begin_us is None or end_us is None:
         return None
     return next((Window(begin_us, grain) for grain in Grain if end_us - begin_us == grain.us), None)
 
 
 def _partition_cell(window: Window, partitions: Sequence[PartitionFiles], *, now_us: int) -> Cell:
-    files, is_over = sum(one.files for one in partitions), window.end_us <= now_us
-    compacted = files > 0 and is_over and all(one.small_files < 2 and not one.delete_files for one in partitions)
+    files, is_over = sum(partition.files for partition in partitions), window.end_us <= now_us
+    compacted = (
+        files > 0
+        and is_over
+        and all(partition.small_files < 2 and not partition.delete_files for partition in partitions)
+    )
     return Cell(window.key, "written" if files else "empty", files=files, compacted=compacted)
 
 

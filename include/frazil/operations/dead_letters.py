@@ -103,8 +103,8 @@ def count_rejected(
     """
     day_ms = now_ms - DAY_MS
     begin_ms = counted_since([*ancestors(main)], stream, since_ms=day_ms)[0] or day_ms
-    since = [one for one in treatments if one.at_ms >= begin_ms]
-    span = max((one.changes.span for one in since), default=UNCHANGED_COUNTS.span)
+    since = [treatment for treatment in treatments if treatment.at_ms >= begin_ms]
+    span = max((treatment.changes.span for treatment in since), default=UNCHANGED_COUNTS.span)
     first, last = (span_start(ms // HOUR_MS, span) for ms in (begin_ms - USUAL_COMMIT_DELAY_MS, begin_ms))
     reasons: dict[str, Reason] = {}
     remaining, of_first = Counter[str](), Counter[str]()
@@ -121,7 +121,7 @@ def count_rejected(
             elif known := reasons.get(name):
                 reasons[name] = Reason(known.count)
     rejected = [RejectedRecords(name, r.count, r.coordinates, remaining[name]) for name, r in reasons.items()]
-    return sorted(rejected, key=lambda one: (-one.count, one.reason))
+    return sorted(rejected, key=lambda records: (-records.count, records.reason))
 
 
 def _list_changes(
@@ -132,8 +132,8 @@ def _list_changes(
         for commit in rejecting_commits(_recent_snapshots(main, begin_ms), stream)
         for key in (REASONS_KEY, ACCEPTED_KEY)
     ]
-    found += [(one.at_ms, {}, one.changes) for one in treatments]
-    return iter(sorted(found, key=lambda one: one[0]))
+    found += [(treatment.at_ms, {}, treatment.changes) for treatment in treatments]
+    return iter(sorted(found, key=lambda change: change[0]))
 
 
 def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -> Counter[str]:
@@ -150,4 +150,4 @@ def _sum_counted_changes(first: range, of_first: Counter[str], counts: Counts) -
 
 
 def merge_treatments(events: Iterable[HistoryEvent], treatments: Iterable[Treatment]) -> tuple[HistoryEvent, ...]:
-    return tuple(sorted((*events, *(one.event for one in treatments)), key=lambda event: event.at_ms))
+    return tuple(sorted((*events, *(treatment.event for treatment in treatments)), key=lambda event: event.at_ms))

@@ -91,7 +91,7 @@ class Message:
     @property
     def runbook(self) -> str:
         """The URL of the runbook entry that all alerts share, otherwise of the runbook itself."""
-        entries = {one.runbook for one in self.problems}
+        entries = {problem.runbook for problem in self.problems}
         return entries.pop() if len(entries) == 1 else self.problems[0].runbook.partition("#")[0]
 
     @property
@@ -99,10 +99,10 @@ class Message:
         """One line, such as `frazil: freshness, stream rides of city.rides`."""
         over = "over: " if self.is_over else ""
         if len(self.problems) == 1:
-            one = self.problems[0]
-            about = f", {one.about}" if one.about else ""
-            return _one_line(f"frazil: {over}{one.name}{about}", MAX_TITLE_CHARACTERS)
-        kinds = Counter(one.name for one in self.problems).most_common()
+            problem = self.problems[0]
+            about = f", {problem.about}" if problem.about else ""
+            return _one_line(f"frazil: {over}{problem.name}{about}", MAX_TITLE_CHARACTERS)
+        kinds = Counter(problem.name for problem in self.problems).most_common()
         counted = ", ".join(f"{name} ({count:,})" for name, count in kinds[:MAX_TITLE_RULES])
         more = ", …" if len(kinds) > MAX_TITLE_RULES else ""
         return _one_line(f"frazil: {over}{len(self.problems):,} alerts: {counted}{more}", MAX_TITLE_CHARACTERS)
@@ -110,44 +110,44 @@ class Message:
     @property
     def text(self) -> str:
         blocks = [self.title]
-        for one in self._listed_problems():
-            head = [f"{one.name}, {one.about}"] if len(self.problems) > 1 else []
-            facts = [f"{name}: {value}" for name, value in self._list_facts(one)]
-            blocks.append("\n".join([*head, self._short_message(one), *facts]))
+        for problem in self._listed_problems():
+            head = [f"{problem.name}, {problem.about}"] if len(self.problems) > 1 else []
+            facts = [f"{name}: {value}" for name, value in self._list_facts(problem)]
+            blocks.append("\n".join([*head, self._short_message(problem), *facts]))
         return "\n\n".join([*blocks, *self._closing_lines()])
 
     @property
     def slack(self) -> str:
         blocks = [f"*{_escape_slack(self.title)}*"]
-        for one in self._listed_problems():
-            head = [f"*{_escape_slack(f'{one.name}, {one.about}')}*"] if len(self.problems) > 1 else []
+        for problem in self._listed_problems():
+            head = [f"*{_escape_slack(f'{problem.name}, {problem.about}')}*"] if len(self.problems) > 1 else []
             facts = [
                 f"<{value}|{name}>" if _is_url(value) else f"{name}: {_escape_slack(value)}"
-                for name, value in self._list_facts(one)
+                for name, value in self._list_facts(problem)
             ]
-            blocks.append("\n".join([*head, _escape_slack(self._short_message(one)), " · ".join(facts)]))
+            blocks.append("\n".join([*head, _escape_slack(self._short_message(problem)), " · ".join(facts)]))
         return "\n\n".join([*blocks, *map(_escape_slack, self._closing_lines())])
 
     @property
     def html(self) -> str:
         blocks = [f"<h3>{html.escape(self.title)}</h3>"]
-        for one in self._listed_problems():
-            head = f"<b>{html.escape(f'{one.name}, {one.about}')}</b><br>" if len(self.problems) > 1 else ""
+        for problem in self._listed_problems():
+            head = f"<b>{html.escape(f'{problem.name}, {problem.about}')}</b><br>" if len(self.problems) > 1 else ""
             facts = "<br>".join(
                 f'{name}: <a href="{html.escape(value)}">{html.escape(value)}</a>'
                 if _is_url(value)
                 else f"{name}: {html.escape(value)}"
-                for name, value in self._list_facts(one)
+                for name, value in self._list_facts(problem)
             )
-            sentence = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self._short_message(one)))
+            sentence = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(self._short_message(problem)))
             blocks.append(f"<p>{head}{sentence}<br>{facts}</p>")
         return "\n".join([*blocks, *(f"<p>{html.escape(line)}</p>" for line in self._closing_lines())])
 
     def each(self) -> tuple[Message, ...]:
         """Return a message per alert. Alerts beyond `MAX_SEPARATE` share one. It resolves once none is active."""
-        alone = [one for one in self.problems if one.alone][: None if self.is_over else MAX_SEPARATE]
-        made = [replace(self, problems=(one,), key=one.key) for one in alone]
-        rest = self.problems if self.is_over else tuple(one for one in self.problems if one not in alone)
+        alone = [problem for problem in self.problems if problem.alone][: None if self.is_over else MAX_SEPARATE]
+        made = [replace(self, problems=(problem,), key=problem.key) for problem in alone]
+        rest = self.problems if self.is_over else tuple(problem for problem in self.problems if problem not in alone)
         if rest and (not self.is_over or self.standing == 0):
             made.append(replace(self, problems=rest, key=SEVERAL_KEY))
         return tuple(made)
@@ -155,14 +155,14 @@ class Message:
     def _listed_problems(self) -> tuple[ReportedProblem, ...]:
         return self.problems[:MAX_LISTED]
 
-    def _short_message(self, one: ReportedProblem) -> str:
-        return _one_line(one.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed_problems()))
+    def _short_message(self, problem: ReportedProblem) -> str:
+        return _one_line(problem.sentence, MAX_SENTENCE_CHARACTERS // len(self._listed_problems()))
 
-    def _list_facts(self, one: ReportedProblem) -> list[tuple[str, str]]:
+    def _list_facts(self, problem: ReportedProblem) -> list[tuple[str, str]]:
         since = "was active since" if self.is_over else "since"
-        begin = [(since, format_utc(one.since_ms))] if one.since_ms is not None else []
-        page = one.page or "Streams, in Airflow's navigation"
-        return [*begin, ("runbook", one.runbook), ("page", page), *([("log", one.log)] if one.log else [])]
+        begin = [(since, format_utc(problem.since_ms))] if problem.since_ms is not None else []
+        page = problem.page or "Streams, in Airflow's navigation"
+        return [*begin, ("runbook", problem.runbook), ("page", page), *([("log", problem.log)] if problem.log else [])]
 
     def _closing_lines(self) -> list[str]:
         more = len(self.problems) - MAX_LISTED
@@ -195,13 +195,13 @@ def _select_reported(
     changed: list[Mapping[str, Any]], active: Sequence[Mapping[str, Any]], *, is_over: bool
 ) -> list[Mapping[str, Any]]:
     """Return the changed alerts to report. An incident is reported once when it begins and once when it ends."""
-    fired = set() if is_over else {(one.get("table"), one.get("rule")) for one in changed}
-    standing = {_incident_of(one) for one in active if (one.get("table"), one.get("rule")) not in fired}
+    fired = set() if is_over else {(alert.get("table"), alert.get("rule")) for alert in changed}
+    standing = {_incident_of(alert) for alert in active if (alert.get("table"), alert.get("rule")) not in fired}
     first: dict[str, Mapping[str, Any]] = {}
-    for one in sorted(changed, key=_cause_order):
-        first.setdefault(_incident_of(one), one)
-    reported = {incident: one for incident, one in first.items() if incident and incident not in standing}
-    return [one for one in changed if not _incident_of(one) or one is reported.get(_incident_of(one))]
+    for alert in sorted(changed, key=_cause_order):
+        first.setdefault(_incident_of(alert), alert)
+    reported = {incident: alert for incident, alert in first.items() if incident and incident not in standing}
+    return [alert for alert in changed if not _incident_of(alert) or alert is reported.get(_incident_of(alert))]
 
 
 def _cause_order(alert: Mapping[str, Any]) -> int:

@@ -153,15 +153,17 @@ def build_headline(lines: Sequence[OverviewLine], *, airflow: Collection[str] = 
 
 
 def _headline_without_problems(lines: Sequence[OverviewLine]) -> str:
-    one, total = len(lines) == 1, format_count(len(lines), "stream")
+    is_single, total = len(lines) == 1, format_count(len(lines), "stream")
     well = sum(line.level is Level.WELL for line in lines)
     if all(line.word == State.NOT_BEGUN for line in lines):
-        return "The stream has not started yet" if one else f"None of {total} has started yet"
+        return "The stream has not started yet" if is_single else f"None of {total} has started yet"
     if well < len(lines):
         return (
-            f"The stream is {lines[0].word}" if one else f"No stream needs attention: {well:,} of {total} are healthy"
+            f"The stream is {lines[0].word}"
+            if is_single
+            else f"No stream needs attention: {well:,} of {total} are healthy"
         )
-    return "The stream is healthy" if one else f"All {total} are healthy"
+    return "The stream is healthy" if is_single else f"All {total} are healthy"
 
 
 def build_line(
@@ -242,19 +244,21 @@ def _open_problems(state: StreamState, reading: StreamReading, related: RelatedS
         sentence = f"The stream's state could not be read{since}; an older state is shown: {reading.problem}"
         needs[sentence] = unmeasured
     if status is not None and is_wrong:
-        needs |= dict.fromkeys(one for one in map(str, status.problems) if one not in state.sentence)
+        needs |= dict.fromkeys(problem for problem in map(str, status.problems) if problem not in state.sentence)
     if related.windows_problem is not None and reading.problem is None and status and status.table_exists:
         sentence = "Cannot read the table's windows, so complete and held windows are unknown"
         needs[f"{sentence}: {related.windows_problem}"] = unmeasured
     if windows is not None and windows.held:
         more = f" and {len(windows.held) - 1} more" if len(windows.held) > 1 else ""
         sentence = f"A quality gate holds the window {windows.held[0]}{more}: check it, then release it or fix the data"
-        needs[sentence] = next((one.runbook for one in related.alerts if one.rule == "held"), runbook_link("held"))
+        needs[sentence] = next(
+            (alert.runbook for alert in related.alerts if alert.rule == "held"), runbook_link("held")
+        )
     first = next(iter(needs), "") if is_wrong else ""
     needs |= {
-        one.sentence: one.runbook
-        for one in related.alerts
-        if not (_repeats_state(one, state, first) or _repeats_reading(one, windows) or _has_ended(one, state))
+        alert.sentence: alert.runbook
+        for alert in related.alerts
+        if not (_repeats_state(alert, state, first) or _repeats_reading(alert, windows) or _has_ended(alert, state))
     }
     return tuple(OpenProblem(sentence, runbook) for sentence, runbook in needs.items())
 
@@ -318,9 +322,9 @@ def group_by_stream(alerts: Iterable[ActiveAlert], tables: Mapping[str, Sequence
 
 
 def _streams_about(alert: ActiveAlert, tables: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    rule, _, one = alert.rule.partition(":")
-    if rule == "freshness" and one:
-        return (one,)
+    rule, _, subject = alert.rule.partition(":")
+    if rule == "freshness" and subject:
+        return (subject,)
     for before in ("stream ", "route of "):
         if alert.subject.startswith(before):
             return (alert.subject.removeprefix(before),)

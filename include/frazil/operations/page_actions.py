@@ -169,19 +169,19 @@ def build_plan(action: PageAction, now: ActionContext, *, dry: bool = False) -> 
 
 def component_warnings(action: PageAction, silent: Iterable[MissingComponent]) -> tuple[str, ...]:
     return tuple(
-        f"{one.words}: the action takes effect when the {one.component} runs again."
-        for one in silent
-        if one.component in REQUIRED_COMPONENTS.get(action, ())
+        f"{component.words}: the action takes effect when the {component.component} runs again."
+        for component in silent
+        if component.component in REQUIRED_COMPONENTS.get(action, ())
     )
 
 
 def describe_changes(action: PageAction, before: str, now: str) -> str:
     then, _, then_table = before.partition("/")
     parts, _, by_table = now.partition("/")
-    was = dict(one.partition("=")[::2] for one in then.split(","))
+    was = dict(part.partition("=")[::2] for part in then.split(","))
     changes = [
         _CHANGE_TEXTS[name](was[name], value)
-        for name, _, value in (one.partition("=") for one in parts.split(",") if one)
+        for name, _, value in (part.partition("=") for part in parts.split(",") if part)
         if was.get(name, value) != value
     ]
     if then_table != by_table and then_table and by_table:
@@ -363,15 +363,15 @@ def describe_run(dag: str, run: str, state: str, tasks: Sequence[TaskResult], *,
 def _sentence(dag: str, state: str, tasks: Sequence[TaskResult], *, paused: bool) -> tuple[str, TaskResult | None]:
     if paused and state in UNFINISHED:
         return f"The run waits, because the DAG {dag} is paused in Airflow: unpause it.", None
-    failed = next((one for one in tasks if one.state in FAILED_TASKS), None)
+    failed = next((task for task in tasks if task.state in FAILED_TASKS), None)
     if failed is not None:
         again = " and will be retried" if failed.state == "up_for_retry" else ""
         return f"The task {failed.task} failed{again}: {failed.message or 'its log has the error'}", failed
     if state == "success":
-        reports = [one for one in tasks if one.message]
-        text = "; ".join(dict.fromkeys(one.message.rstrip(".") for one in reports)) or "The run succeeded"
+        reports = [task for task in tasks if task.message]
+        text = "; ".join(dict.fromkeys(task.message.rstrip(".") for task in reports)) or "The run succeeded"
         return f"{text}.", reports[-1] if reports else None
     if state == "failed":
         return "The run failed before any of its tasks did: see the run in Airflow.", None
-    active = next((one for one in tasks if one.state in ACTIVE_TASKS), None)
+    active = next((task for task in tasks if task.state in ACTIVE_TASKS), None)
     return (f"The task {active.task} is running.", active) if active else (f"The run is {state}.", None)

@@ -41,11 +41,11 @@ class DayCost:
 
 def daily_costs(points: Iterable[Point], prices: Prices) -> tuple[DayCost, ...]:
     days: dict[str, tuple[StreamCost, int]] = {}
-    for one in points:
-        day = format_day(one.at_ms)
+    for point in points:
+        day = format_day(point.at_ms)
         cost, files = days.get(day, (StreamCost(), 0))
-        cost += StreamCost(one.batches, one.cpu_ms / 1000, one.writes, one.reads, one.bytes)
-        days[day] = cost, files + one.files
+        cost += StreamCost(point.batches, point.cpu_ms / 1000, point.writes, point.reads, point.bytes)
+        days[day] = cost, files + point.files
     return tuple(
         DayCost(day, cost, files, prices.format(cost.price(prices)))
         for day, (cost, files) in sorted(days.items(), reverse=True)
@@ -60,7 +60,7 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
     known_ms = -math.inf
     for point in points:
         if point.at_ms - known_ms > _max_gap_ms(point):  # a writer began
-            found += [Rate(one.at_ms) for one in waiting]
+            found += [Rate(waiting_point.at_ms) for waiting_point in waiting]
             waiting, landed_ms = [], None if point.batches else point.at_ms
         known_ms = point.end_ms
         waiting.append(point)
@@ -68,10 +68,10 @@ def compute_rates(points: Sequence[Point]) -> tuple[Rate, ...]:
             begin_ms = point.at_ms
             if landed_ms is not None and point.end_ms - landed_ms <= _max_gap_ms(point):
                 begin_ms = landed_ms
-            found += [_rate(one, point, begin_ms) for one in waiting]
+            found += [_rate(waiting_point, point, begin_ms) for waiting_point in waiting]
             waiting, landed_ms = [], point.end_ms
     if waiting and landed_ms is not None and waiting[-1].end_ms - landed_ms > _max_gap_ms(waiting[-1]):
-        found += [Rate(one.at_ms) for one in waiting]
+        found += [Rate(waiting_point.at_ms) for waiting_point in waiting]
     return tuple(found)
 
 
@@ -100,7 +100,7 @@ def add_arrivals(rates: Sequence[Rate], spans: Sequence[Point]) -> tuple[Rate, .
 def compute_trend(points: Sequence[Point], lag: int | None, *, now_ms: int) -> Trend | None:
     """Return the trend of the last ten minutes; None without enough recorded points."""
     lately = [point for point in points if point.at_ms >= now_ms - TEN_MINUTES_MS]
-    rates = [one for one in add_arrivals(compute_rates(lately), lately) if one.arrived_per_s is not None]
+    rates = [rate for rate in add_arrivals(compute_rates(lately), lately) if rate.arrived_per_s is not None]
     if len(rates) < 3:
         return None
     arrived, written = fmean(r.arrived_per_s or 0 for r in rates), fmean(r.records_per_s for r in rates)

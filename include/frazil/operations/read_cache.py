@@ -113,44 +113,44 @@ class AnswerCache:
         with self._changed:
             now_s = self._monotonic()
             self._drop_unused(now_s)
-            one = self._entries.get(key)
-            if one is None:
-                one = self._entries[key] = _CacheEntry(self._groups.setdefault(group, _Group()), read)
-            one.read, one.requested_s = read, now_s
-            keep_s = keep_s if one.problem is None else min(keep_s, FAILURE_KEEP_S)
-            fresh = one.answered_s is not None and now_s - one.answered_s < keep_s
-            if one.waiting and first:
-                one.group.queue.remove(one)
-                one.group.queue.appendleft(one)
-            if not fresh and not one.waiting and one.began_s is None:
-                one.waiting = True
-                one.group.queue.insert(0 if first else len(one.group.queue), one)
-                if len(one.group.running) < self._threads:
-                    following = self._take(one.group)
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = self._entries[key] = _CacheEntry(self._groups.setdefault(group, _Group()), read)
+            entry.read, entry.requested_s = read, now_s
+            keep_s = keep_s if entry.problem is None else min(keep_s, FAILURE_KEEP_S)
+            fresh = entry.answered_s is not None and now_s - entry.answered_s < keep_s
+            if entry.waiting and first:
+                entry.group.queue.remove(entry)
+                entry.group.queue.appendleft(entry)
+            if not fresh and not entry.waiting and entry.began_s is None:
+                entry.waiting = True
+                entry.group.queue.insert(0 if first else len(entry.group.queue), entry)
+                if len(entry.group.running) < self._threads:
+                    following = self._take(entry.group)
                     threading.Thread(target=self._run, args=(following,), name="frazil-read", daemon=True).start()
-            return PendingAnswer(one)
+            return PendingAnswer(entry)
 
     def remember(self, group: str, key: Hashable, value: object, *, at_ms: int) -> None:
         """Cache an answer that an earlier process saved, unless the cache has one. The next request refreshes it."""
         with self._changed:
             if key not in self._entries:
                 now_s = self._monotonic()
-                one = _CacheEntry(self._groups.setdefault(group, _Group()), lambda: value, value, remembered=True)
+                entry = _CacheEntry(self._groups.setdefault(group, _Group()), lambda: value, value, remembered=True)
                 age_s = max(self._now_ms() - at_ms, 0) / 1000
-                one.answered_s, one.answered_ms, one.requested_s = now_s - age_s, at_ms, now_s
-                self._entries[key] = one
+                entry.answered_s, entry.answered_ms, entry.requested_s = now_s - age_s, at_ms, now_s
+                self._entries[key] = entry
 
     def gather(self, pending: Iterable[PendingAnswer[T]], *, timeout_s: float) -> list[Answer[T]]:
         """Return the answers in order. Wait for missing and stale answers for at most `timeout_s` seconds."""
-        entries = [one.entry for one in pending]
+        entries = [answer.entry for answer in pending]
         with self._changed:
             deadline_s = self._monotonic() + timeout_s
-            while any(self._must_wait_for(one) for one in entries):
+            while any(self._must_wait_for(entry) for entry in entries):
                 left_s = deadline_s - self._monotonic()
                 if left_s <= 0:
                     break
                 self._changed.wait(min(left_s, 0.25))
-            return [cast("Answer[T]", self._answer(one)) for one in entries]
+            return [cast("Answer[T]", self._answer(entry)) for entry in entries]
 
     def fetch_one(
         self, group: str, key: Hashable, read: Callable[[], T], *, keep_s: float, timeout_s: float
@@ -168,31 +168,31 @@ class AnswerCache:
 
     def _forget(self, key: Hashable) -> None:
         """Replace the cache entry, so that the result of a running read is discarded."""
-        if one := self._entries.get(key):
-            self._entries[key] = _CacheEntry(one.group, one.read, requested_s=one.requested_s)
+        if entry := self._entries.get(key):
+            self._entries[key] = _CacheEntry(entry.group, entry.read, requested_s=entry.requested_s)
 
-    def _must_wait_for(self, one: _CacheEntry) -> bool:
-        if one.began_s is None and not one.waiting:
+    def _must_wait_for(self, entry: _CacheEntry) -> bool:
+        if entry.began_s is None and not entry.waiting:
             return False
-        fresh = one.answered_s is not None and not self._is_old(one)
-        return not fresh and self._unresponsive_since_s(one) is None
+        fresh = entry.answered_s is not None and not self._is_old(entry)
+        return not fresh and self._unresponsive_since_s(entry) is None
 
-    def _is_old(self, one: _CacheEntry) -> bool:
-        return one.answered_s is not None and self._monotonic() - one.answered_s >= STALE_AFTER_S
+    def _is_old(self, entry: _CacheEntry) -> bool:
+        return entry.answered_s is not None and self._monotonic() - entry.answered_s >= STALE_AFTER_S
 
-    def _answer(self, one: _CacheEntry) -> Answer[object]:
-        since_s = self._unresponsive_since_s(one)
+    def _answer(self, entry: _CacheEntry) -> Answer[object]:
+        since_s = self._unresponsive_since_s(entry)
         since_ms = None if since_s is None else self._now_ms() - int((self._monotonic() - since_s) * 1000)
-        reading = one.waiting or one.began_s is not None
-        known = (one.value, one.answered_ms, one.problem, since_ms, one.remembered)
-        return Answer(*known, is_refreshing=reading and self._is_old(one), outdated=one.outdated)
+        reading = entry.waiting or entry.began_s is not None
+        known = (entry.value, entry.answered_ms, entry.problem, since_ms, entry.remembered)
+        return Answer(*known, is_refreshing=reading and self._is_old(entry), outdated=entry.outdated)
 
-    def _unresponsive_since_s(self, one: _CacheEntry) -> float | None:
+    def _unresponsive_since_s(self, entry: _CacheEntry) -> float | None:
         """Return when a read became unresponsive. A queued read is unresponsive if every thread of its group is."""
         now_s = self._monotonic()
-        if one.began_s is not None:
-            return one.began_s if now_s - one.began_s >= UNRESPONSIVE_AFTER_S else None
-        running = one.group.running if one.waiting else ()
+        if entry.began_s is not None:
+            return entry.began_s if now_s - entry.began_s >= UNRESPONSIVE_AFTER_S else None
+        running = entry.group.running if entry.waiting else ()
         begun = [other.began_s for other in running if other.began_s is not None]
         if len(begun) < self._threads or any(now_s - began_s < UNRESPONSIVE_AFTER_S for began_s in begun):
             return None
@@ -201,36 +201,36 @@ class AnswerCache:
     def _take(self, group: _Group) -> _CacheEntry | None:
         if not group.queue:
             return None
-        one = group.queue.popleft()
-        one.waiting, one.began_s = False, self._monotonic()
-        group.running.add(one)
-        return one
+        entry = group.queue.popleft()
+        entry.waiting, entry.began_s = False, self._monotonic()
+        group.running.add(entry)
+        return entry
 
-    def _run(self, one: _CacheEntry | None) -> None:
+    def _run(self, entry: _CacheEntry | None) -> None:
         with self._around():
-            while one is not None:
+            while entry is not None:
                 value: object = None
                 problem = restart = None
                 try:
-                    value = one.read()
+                    value = entry.read()
                 except Exception as error:  # any error of a catalog or storage is the answer
                     restart = outdated_code.explain_outdated(error)
                     problem = restart or error_text(error)
-                    if restart and problem != one.problem:  # log it once, although the read is repeated
+                    if restart and problem != entry.problem:  # log it once, although the read is repeated
                         log.warning("a read for the operations page failed: %s", problem, exc_info=error)
-                one = self._store_result(one, value, problem, outdated=restart is not None)
+                entry = self._store_result(entry, value, problem, outdated=restart is not None)
 
     def _store_result(
-        self, one: _CacheEntry, value: object, problem: str | None, *, outdated: bool
+        self, entry: _CacheEntry, value: object, problem: str | None, *, outdated: bool
     ) -> _CacheEntry | None:
         with self._changed:
-            one.value, one.remembered = (value, False) if problem is None else (one.value, one.remembered)
-            one.problem, one.outdated, one.began_s = problem, outdated, None
-            one.answered_s = self._monotonic()
-            if problem is None or one.value is None:
-                one.answered_ms = self._now_ms()
-            one.group.running.discard(one)
-            following = self._take(one.group)
+            entry.value, entry.remembered = (value, False) if problem is None else (entry.value, entry.remembered)
+            entry.problem, entry.outdated, entry.began_s = problem, outdated, None
+            entry.answered_s = self._monotonic()
+            if problem is None or entry.value is None:
+                entry.answered_ms = self._now_ms()
+            entry.group.running.discard(entry)
+            following = self._take(entry.group)
             self._changed.notify_all()
             return following
 
@@ -238,7 +238,7 @@ class AnswerCache:
         if now_s - self._swept_s < SWEEP_INTERVAL_S:  # this runs for each of hundreds of requests
             return
         self._swept_s = now_s
-        for key in [k for k, one in self._entries.items() if now_s - one.requested_s > RETENTION_S]:
+        for key in [k for k, entry in self._entries.items() if now_s - entry.requested_s > RETENTION_S]:
             if self._entries[key].began_s is None and not self._entries[key].waiting:
                 del self._entries[key]
 
@@ -260,7 +260,7 @@ class SavedStatus:
 
 def save_statuses(file: Path, known: Iterable[SavedStatus], *, now_ms: int) -> None:
     """Merge these statuses into the file. Raises OSError."""
-    streams = {one.stream: one for one in (*load_statuses(file, now_ms=now_ms), *known)}
+    streams = {status.stream: status for status in (*load_statuses(file, now_ms=now_ms), *known)}
     replace_json(file, msgspec.to_builtins(list(streams.values())))
 
 
@@ -270,4 +270,4 @@ def load_statuses(file: Path, *, now_ms: int) -> list[SavedStatus]:
         known = convert(read_json(file) or [], list[SavedStatus])
     except (ValueError, msgspec.ValidationError):
         return []
-    return [one for one in known if 0 <= now_ms - one.at_ms < MAX_SAVED_AGE_MS]
+    return [status for status in known if 0 <= now_ms - status.at_ms < MAX_SAVED_AGE_MS]

@@ -77,7 +77,7 @@ def find_target_offsets(
     if wanted.to == "latest":
         return dict(now.end)
     if wanted.to == "timestamp" and wanted.at is not None:
-        return clamp_to_available(kafka.at(wanted.at, now.first), now)
+        return clamp_to_available(kafka.offsets_at(wanted.at, now.first), now)
     if wanted.to == "table":
         if seen.unknown:
             raise RolledBack(seen.unknown)
@@ -292,8 +292,8 @@ def reset_message(wanted: ResetTarget, plan: Sequence[OffsetMove], *, by: str) -
     skips = [f"skips {format_count(skipped, 'offset')}"] if skipped else []
     reads = [f"reads {format_count(repeated, 'offset')} again"] if repeated else []
     did = " and ".join(skips + reads)
-    at = f" {format_utc(int(wanted.at.timestamp() * 1000))}" if wanted.at else ""
-    return f"the stream was reset to {wanted.to}{at} by {by}: it {did or 'skips no offsets and rereads none'}"
+    time = f" {format_utc(int(wanted.at.timestamp() * 1000))}" if wanted.at else ""
+    return f"the stream was reset to {wanted.to}{time} by {by}: it {did or 'skips no offsets and rereads none'}"
 
 
 def plan_abandon(spec: StreamSpec, *, by: str = "an unknown user") -> PreparedAction:

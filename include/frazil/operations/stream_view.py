@@ -194,7 +194,7 @@ def build_table_history(  # noqa: PLR0913 - all facts about a stream's past
         changes.update(merge_counts(summary))
     treatments = find_treatments(dead_letters, metadata, spec.name, since_ms=now_ms - max(lookback_ms, DAY_MS))
     rejected = count_rejected(metadata, spec.name, treatments, now_ms=now_ms)
-    shown = (one for one in treatments if one.at_ms >= now_ms - lookback_ms)
+    shown = (treatment for treatment in treatments if treatment.at_ms >= now_ms - lookback_ms)
     past = replace(past, events=merge_treatments(past.events, shown))
     head = head_of(dead_letters) if dead_letters else None
     return TableHistory(
@@ -219,7 +219,7 @@ def _last_backfill(metadata: TableMetadata, stream: str) -> BackfillMarker | Non
 
 def unreported_problems(unread: Mapping[str, str], status: StreamState | None) -> tuple[str, ...]:
     """Return the problems. Omits Kafka's problem if the status already reports an unknown lag."""
-    reported = status is not None and any(one.about == LAG_UNKNOWN for one in status.problems)
+    reported = status is not None and any(problem.about == LAG_UNKNOWN for problem in status.problems)
     return tuple(dict.fromkeys(sentence for name, sentence in unread.items() if name != KAFKA or not reported))
 
 
@@ -246,7 +246,7 @@ def list_partitions(
 
 
 def total_lag(partitions: Sequence[Partition]) -> int | None:
-    lags = [one.lag for one in partitions if one.lag is not None]
+    lags = [partition.lag for partition in partitions if partition.lag is not None]
     return sum(lags) if partitions and len(lags) == len(partitions) else None
 
 
@@ -254,14 +254,14 @@ def limit_partitions(partitions: Sequence[Partition]) -> tuple[Partition, ...]:
     """Return at most `MAX_PARTITIONS`, sorted by name: watermark holders first, then the largest lags."""
     if len(partitions) <= MAX_PARTITIONS:
         return tuple(partitions)
-    worst = sorted(partitions, key=lambda one: (not one.holds, -(one.lag or 0)))[:MAX_PARTITIONS]
-    return tuple(sorted(worst, key=lambda one: (one.topic, one.partition)))
+    worst = sorted(partitions, key=lambda partition: (not partition.holds, -(partition.lag or 0)))[:MAX_PARTITIONS]
+    return tuple(sorted(worst, key=lambda partition: (partition.topic, partition.partition)))
 
 
 def list_runs(observation: Observation | None) -> tuple[WriterRun, ...]:
     if observation is None:
         return ()
-    ended = [_ended_run(one) for one in reversed(observation.exits)]
+    ended = [_ended_run(exit_record) for exit_record in reversed(observation.exits)]
     launch = observation.launch
     if launch is None or not observation.process.is_alive:
         return tuple(ended[:MAX_SHOWN_RUNS])
@@ -324,6 +324,6 @@ def downsample(points: Sequence[Point], shown: Period) -> tuple[Point, ...]:
 
 def list_topics(spec: StreamSpec, partitions: Iterable[Partition], address: str) -> tuple[Topic, ...]:
     """Return at most `MAX_TOPICS` topics. `address` is the topic viewer's URL with {topic} for the name, or empty."""
-    names = sorted({*spec.source.topics, *(one.topic for one in partitions)})[:MAX_TOPICS]
+    names = sorted({*spec.source.topics, *(partition.topic for partition in partitions)})[:MAX_TOPICS]
     is_web = address.startswith(("https://", "http://"))
     return tuple(Topic(name, address.replace("{topic}", quote(name, safe="")) if is_web else None) for name in names)

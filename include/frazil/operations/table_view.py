@@ -143,7 +143,9 @@ def build_shape(  # noqa: PLR0913 - all facts about a table
     past: Sequence[PastOutcome],
     settings: Maintenance,
 ) -> Shape:
-    statuses = (ActionStatus(name, one.due, is_enabled(settings, name), one.reason) for name, one in actions.items())
+    statuses = (
+        ActionStatus(name, action.due, is_enabled(settings, name), action.reason) for name, action in actions.items()
+    )
     return Shape(
         rows=health.rows,
         files=health.data_files,
@@ -183,16 +185,24 @@ def build_histogram(sizes: Iterable[int]) -> tuple[Bucket, ...]:
 
 def build_timeline(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) -> tuple[TimelineEvent, ...]:
     """Return the newest snapshots of all branches, and the expiries since the oldest of these, oldest first."""
-    ordered = sorted(metadata.snapshots, key=lambda one: one.timestamp_ms)
-    newest = [_snapshot_event(one) for one in ordered[-MAX_SNAPSHOTS:]]
+    ordered = sorted(metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)
+    newest = [_snapshot_event(snapshot) for snapshot in ordered[-MAX_SNAPSHOTS:]]
     expiries = [
         TimelineEvent(
-            one.at_ms, "expiry", "expiry", None, 0, f"{one.numbers.get('snapshots-expired', 0):,.0f} snapshots expired"
+            outcome.at_ms,
+            "expiry",
+            "expiry",
+            None,
+            0,
+            f"{outcome.numbers.get('snapshots-expired', 0):,.0f} snapshots expired",
         )
-        for one in past
-        if one.action == DueAction.EXPIRY and one.ending is Ending.DONE and newest and one.at_ms >= newest[0].at_ms
+        for outcome in past
+        if outcome.action == DueAction.EXPIRY
+        and outcome.ending is Ending.DONE
+        and newest
+        and outcome.at_ms >= newest[0].at_ms
     ]
-    return tuple(sorted((*newest, *expiries), key=lambda one: one.at_ms))
+    return tuple(sorted((*newest, *expiries), key=lambda event: event.at_ms))
 
 
 def _snapshot_event(snapshot: Snapshot) -> TimelineEvent:
@@ -273,12 +283,15 @@ def search_routed(
     names: Sequence[str] | None, search: str, *, problems: Mapping[str, str] | None = None, level: Level = Level.TROUBLE
 ) -> RoutedTables | None:
     """Return the tables whose name or problem contains all words of the search, those with problems first."""
-    wrong = problems or {}
-    if not names and not wrong:
+    shown_problems = problems or {}
+    if not names and not shown_problems:
         return None
-    every = sorted({*(names or ()), *wrong}, key=lambda name: (name not in wrong, name))
+    every = sorted({*(names or ()), *shown_problems}, key=lambda name: (name not in shown_problems, name))
     words = search.lower().split()
-    found = [name for name in every if all(word in f"{name} {wrong.get(name, '')}".lower() for word in words)]
+    found = [name for name in every if all(word in f"{name} {shown_problems.get(name, '')}".lower() for word in words)]
     marked = min(level, Level.TROUBLE)
-    shown = (RoutedTable(name, wrong[name], marked) if name in wrong else RoutedTable(name) for name in found)
+    shown = (
+        RoutedTable(name, shown_problems[name], marked) if name in shown_problems else RoutedTable(name)
+        for name in found
+    )
     return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(every))

@@ -220,7 +220,7 @@ class VariantType(StringType):
 
 
 def _parse(cls: type[IcebergType], v: Any, handler: Any) -> IcebergType:
-    """Replacement code of PyIceberg's parser, so the other names are globals of `pyiceberg.types`."""
+    """Parse a type. This code runs inside `pyiceberg.types`, so it uses the globals of that module."""
     return VariantType() if v == "variant" and cls is not VariantType else _parse_others(cls, v, handler)  # type: ignore[name-defined] # noqa: F821
 
 

@@ -42,8 +42,8 @@ def _map(
 
 def _with_child(array: pa.Array, kind: pa.DataType, child: pa.Array) -> pa.Array:
     """Return the lists or maps of `array` with the elements `child`. Nulls and lengths stay the same."""
-    own: list[Any] = array.buffers()[: 1 if isinstance(array, pa.FixedSizeListArray) else 2]
-    return pa.Array.from_buffers(kind, len(array), own, offset=array.offset, children=[child])
+    buffers: list[Any] = array.buffers()[: 1 if isinstance(array, pa.FixedSizeListArray) else 2]
+    return pa.Array.from_buffers(kind, len(array), buffers, offset=array.offset, children=[child])
 
 
 def _upper_bound(text: str, length: int | None) -> str | None:

@@ -38,20 +38,22 @@ MAX_INDEXED_RUNS = 1000
 """Maximum number of runs in the index. Pages of older runs are kept."""
 
 
-def page_path(request: GateRequest, at: datetime) -> Path:
-    file = f"{_to_safe_name(request.partition)}-{at:%Y%m%dT%H%M%S%f}.html"
+def page_path(request: GateRequest, evaluated_at: datetime) -> Path:
+    file = f"{_to_safe_name(request.partition)}-{evaluated_at:%Y%m%dT%H%M%S%f}.html"
     return request.docs / _to_safe_name(request.table) / file
 
 
-def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expectations: str) -> None:
+def write_pages(request: GateRequest, result: GateResult, evaluated_at: datetime, *, expectations: str) -> None:
     """Write the page of this run and update the index. `expectations` is HTML whose values are escaped."""
     docs, page = request.docs, Path(result.docs)
     page.parent.mkdir(parents=True, exist_ok=True)
     templates = Environment(loader=FileSystemLoader(Path(__file__).with_name("templates")), autoescape=True)
-    run = templates.get_template("run.html").render(request=request, result=result, at=at, expectations=expectations)
+    run = templates.get_template("run.html").render(
+        request=request, result=result, at=evaluated_at, expectations=expectations
+    )
     page.write_text(run)
     entry = {
-        "at": f"{at:%Y-%m-%d %H:%M:%S}",
+        "at": f"{evaluated_at:%Y-%m-%d %H:%M:%S}",
         "table": request.table,
         "partition": request.partition,
         "rows": result.rows,
@@ -60,7 +62,7 @@ def write_pages(request: GateRequest, result: GateResult, at: datetime, *, expec
     }
     with (docs / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        runs = [one for one in reversed(_append_run(docs / "runs.jsonl", entry)) if (docs / one["page"]).exists()]
+        runs = [run for run in reversed(_append_run(docs / "runs.jsonl", entry)) if (docs / run["page"]).exists()]
         replace_text(docs / "index.html", templates.get_template("index.html").render(runs=runs))
 
 

@@ -84,11 +84,11 @@ def _render(found: ExpectationSuiteValidationResult) -> str:
 def to_plain(value: Any) -> Any:
     match value:
         case dict():
-            return {key: to_plain(one) for key, one in value.items()}
+            return {key: to_plain(item) for key, item in value.items()}
         case list():
-            return [to_plain(one) for one in value]
+            return [to_plain(item) for item in value]
         case tuple():
-            return ", ".join(str(to_plain(one)) for one in value)
+            return ", ".join(str(to_plain(item)) for item in value)
         case float() if math.isnan(value):
             return None
     return value.item() if isinstance(value, np.generic) else value
@@ -100,9 +100,9 @@ def escape(value: Any) -> Any:
         case str():
             return html.escape(value)
         case dict():
-            return {key: escape(one) for key, one in value.items()}
+            return {key: escape(item) for key, item in value.items()}
         case list():
-            return [escape(one) for one in value]
+            return [escape(item) for item in value]
     return value
 
 
@@ -122,7 +122,9 @@ def describe_failure(result: Any) -> str:
 def describe_problem(result: Any) -> str | None:
     info = result.exception_info or {}
     # One exception for the expectation, or one for each metric.
-    raised = [one for one in ([info] if "raised_exception" in info else info.values()) if one["raised_exception"]]
+    raised = [
+        outcome for outcome in ([info] if "raised_exception" in info else info.values()) if outcome["raised_exception"]
+    ]
     if not raised:
         return None
     config = result.expectation_config
@@ -140,7 +142,7 @@ def _describe_terms(kwargs: dict[str, Any]) -> str:
 
 def _format_value(value: Any) -> str:
     if isinstance(value, dict) and not value.keys() & {"type"}:
-        text = " ".join(f"{key}={one}" for key, one in value.items())
+        text = " ".join(f"{key}={item}" for key, item in value.items())
     else:
         text = str(value).replace("\n", "\\n")
     return shorten(text, MAX_EXAMPLE_CHARACTERS)

@@ -98,7 +98,7 @@ class SchemaRegistry:
     def prefetch(self, schema_ids: Sequence[int]) -> None:
         """Fetch the schemas that are not cached, concurrently. The cache has at most `MAX_CACHED_SCHEMAS` schemas."""
         with self._lock:
-            missing = [one for one in schema_ids if self._find_cached(one) is None]
+            missing = [schema_id for schema_id in schema_ids if self._find_cached(schema_id) is None]
             if not missing:
                 return
             with ThreadPoolExecutor(min(8, len(missing))) as pool:
@@ -138,8 +138,8 @@ class SchemaRegistry:
         if (found := self._known.get(schema_id)) is not None:
             self._known.move_to_end(schema_id)
             return found
-        since, why = self._unknown.get(schema_id, (-UNKNOWN_ID_CACHE_S, ""))
-        return UnknownSchema(why) if time.monotonic() - since < UNKNOWN_ID_CACHE_S else None
+        since, reason = self._unknown.get(schema_id, (-UNKNOWN_ID_CACHE_S, ""))
+        return UnknownSchema(reason) if time.monotonic() - since < UNKNOWN_ID_CACHE_S else None
 
     def _add_to_cache(self, schema_id: int, found: SchemaText | UnknownSchema) -> None:
         if isinstance(found, UnknownSchema):
@@ -206,8 +206,8 @@ class SchemaRegistry:
         subject, version = key
         answer = self._fetch(f"/subjects/{quote(subject, safe='')}/versions/{version}?deleted=true", deadline=deadline)
         if answer is None:
-            what = f"the schema refers to version {version} of {subject}, which the registry does not have"
-            raise UnknownSchema(what)
+            problem = f"the schema refers to version {version} of {subject}, which the registry does not have"
+            raise UnknownSchema(problem)
         self._referred[key] = answer
         _evict_oldest(self._referred, MAX_CACHED_SCHEMAS)
         return answer
@@ -251,13 +251,13 @@ class SchemaRegistry:
             return None
         if status in (401, 403):
             raise self._unavailable_error(f"refuses the credentials ({status})")
-        what = f"responds with status {status}, but not like a schema registry"
-        raise self._unavailable_error(what)
+        problem = f"responds with status {status}, but not like a schema registry"
+        raise self._unavailable_error(problem)
 
-    def _unavailable_error(self, what: str) -> RegistryUnavailable:
+    def _unavailable_error(self, problem: str) -> RegistryUnavailable:
         parts = urlsplit(self._url)
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        return RegistryUnavailable(f"the schema registry {where} {what}. {self._effect}; see source.format.registry")
+        return RegistryUnavailable(f"the schema registry {where} {problem}. {self._effect}; see source.format.registry")
 
 
 class _Bearer(requests.auth.AuthBase):

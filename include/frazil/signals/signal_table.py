@@ -154,7 +154,7 @@ class TableSignals:
     """The table's cursor; None before the first signal, and for a group."""
     number: int
     """The last signal's number, or 0."""
-    at: Table | None
+    signals_table: Table | None
     """The loaded table `frazil.signals`, if it exists."""
     group: str | None = None
     since: int = 0
@@ -168,19 +168,23 @@ class TableSignals:
         return cls(table, None, 0, signals).for_table(table)
 
     def for_table(self, table: str) -> TableSignals:
-        if self.at is None:
+        if self.signals_table is None:
             return TableSignals(table, None, 0, None)
-        return TableSignals(table, *_read_cursor(self.at, table), self.at, *_read_group(self.at, table))
+        return TableSignals(
+            table, *_read_cursor(self.signals_table, table), self.signals_table, *_read_group(self.signals_table, table)
+        )
 
     def members(self) -> list[TableSignals]:
-        if self.at is None or VALUE_PLACEHOLDER not in self.table:
+        if self.signals_table is None or VALUE_PLACEHOLDER not in self.table:
             return [self]
         before, _, after = self.table.partition(VALUE_PLACEHOLDER)
         prefix = CURSOR_PROPERTY_PREFIX + before
         # Only these are read, so that an unreadable cursor of another table does not matter.
-        properties = (name for name in self.at.properties if name.startswith(prefix) and name.endswith(after))
+        properties = (
+            name for name in self.signals_table.properties if name.startswith(prefix) and name.endswith(after)
+        )
         names = [name.removeprefix(CURSOR_PROPERTY_PREFIX) for name in properties]
-        return [self.for_table(name) for name in names if _read_group(self.at, name)[0] == self.table]
+        return [self.for_table(name) for name in names if _read_group(self.signals_table, name)[0] == self.table]
 
     def event_key(self, signal: Signal) -> str:
         """Return the partition key of a signal's event: `<window>`, or `<window>|<table>` for a group."""
@@ -200,20 +204,20 @@ class TableSignals:
         return {signal.window: signal for signal in signals}
 
     def after(self, number: int) -> tuple[Signal, ...]:
-        if self.at is None or number >= self.number:
+        if self.signals_table is None or number >= self.number:
             return ()
         return self._scan(And(GreaterThan(term="number", value=number), self._filter_after(number)))
 
     def recent(self, count: int) -> tuple[Signal, ...]:
         """Return at least the last `count` signals, in order."""
-        shared = TableSignals(self.group, None, 0, self.at).members() if self.group else [self]
+        shared = TableSignals(self.group, None, 0, self.signals_table).members() if self.group else [self]
         return self.after(max(self.number - count * len(shared), 0))
 
     def _filter_after(self, number: int) -> BooleanExpression:
         """Return a row filter that keeps all signals after `number`. Reads the summaries of appends, but no rows."""
         starts = []
         # The group's appends do not have the signals from before the table joined it.
-        for snapshot in ancestors(self.at.metadata) if self.at and number >= self.since else ():
+        for snapshot in ancestors(self.signals_table.metadata) if self.signals_table and number >= self.since else ():
             summary = snapshot_summary(snapshot)
             if summary.get(TABLE_KEY) != (self.group or self.table):
                 continue
@@ -223,13 +227,13 @@ class TableSignals:
         return GreaterThan(term="number", value=number)
 
     def _scan(self, rows: BooleanExpression) -> tuple[Signal, ...]:
-        if self.at is None:
+        if self.signals_table is None:
             return ()
         prefix, is_template, _ = self.table.partition(VALUE_PLACEHOLDER)
         named: BooleanExpression = EqualTo(term="table", value=self.table)
         if is_template:
             named = StartsWith(term="table", value=prefix)
-        signals = map(signal_from_row, self.at.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
+        signals = map(signal_from_row, self.signals_table.scan(row_filter=And(named, rows)).to_arrow().to_pylist())
         since = {member.table: member.since if is_template else 0 for member in self.members()}
         found = (s for s in signals if s.table in since and s.number > since[s.table])
         return tuple(sorted(found, key=lambda s: s.number))

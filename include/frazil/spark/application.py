@@ -24,8 +24,8 @@ def start_session(
     If `output` is given, what the JVM prints is appended to this file.
     """
     catalog_properties = [item for catalog in catalogs for item in spark_properties(catalog).items()]
-    own = {"spark.app.name": app_name, "spark.sql.session.timeZone": "UTC"}
-    conf = SparkConf().setAll([*(own | dict(properties)).items()])
+    settings = {"spark.app.name": app_name, "spark.sql.session.timeZone": "UTC"}
+    conf = SparkConf().setAll([*(settings | dict(properties)).items()])
     with jvm_start():
         if output is not None:
             launch_jvm(conf, output)

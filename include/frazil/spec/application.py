@@ -23,8 +23,8 @@ class Application:
     def resources(self) -> Resources:
         """The streams' largest `cores` and `driver-memory`, all Spark properties; else the first stream's settings."""
         declared = [spec.resources for spec in self.streams]
-        spark = {key: value for one in declared for key, value in one.spark.items()}
-        maxima = {name: max(getattr(one, name) for one in declared) for name in ("cores", "driver_memory")}
+        spark = {key: value for resources in declared for key, value in resources.spark.items()}
+        maxima = {name: max(getattr(resources, name) for resources in declared) for name in ("cores", "driver_memory")}
         return declared[0].model_copy(update={**maxima, "spark": spark})
 
     @property
@@ -53,5 +53,5 @@ def group_applications(specs: Iterable[StreamSpec]) -> dict[str, Application]:
 def find_application(folder: Path, name: str) -> Application | None:
     """Return the application with this name, from the last valid declarations; None if no stream names it."""
     found = find_declared(folder, STREAMS, now_ms=clock.now_ms())
-    specs = [one.spec for one in found if one.spec is not None and not one.removed]
+    specs = [stream.spec for stream in found if stream.spec is not None and not stream.removed]
     return group_applications(specs).get(name)

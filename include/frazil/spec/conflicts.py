@@ -89,14 +89,14 @@ def _dead_letter_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
 
 def _route_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """Find routed tables that another stream has as its own. The windows would wait for both streams."""
-    own = {
+    table_names = {
         (spec.table.catalog, name): path
         for path, spec in streams.items()
         for name in (spec.table.identifier, spec.dead_letter_table)
     }
     for path, spec in streams.items():
         for value, identifier in spec.sinks.by_value.items():
-            owner = own.get((spec.table.catalog, identifier))
+            owner = table_names.get((spec.table.catalog, identifier))
             if owner is not None and owner != path:
                 setting = f"{path}: route.tables.{value}"
                 yield f"{setting}: {identifier!r} is a table of the stream in {owner}; name another one"
@@ -116,10 +116,10 @@ def _routed_window_conflicts(streams: Mapping[Path, StreamSpec]) -> Iterator[str
             if (spec.evolution.mode == "full") != (its.evolution.mode == "full"):
                 declared = _evolution_conflict(its.evolution.mode, f"the stream in {other}", table)
                 yield f"{path}: evolution: {spec.evolution.mode}, but {declared}"
-            for key, one, another in _window_differences(mine, theirs) if mine and theirs else ():
+            for key, value, other_value in _window_differences(mine, theirs) if mine and theirs else ():
                 yield (
-                    f"{path}: {key}: {one} for {table}, but the stream in {other}, which also routes to it, has: "
-                    f"{another}; declare the same in both streams, and in route.complete"
+                    f"{path}: {key}: {value} for {table}, but the stream in {other}, which also routes to it, has: "
+                    f"{other_value}; declare the same in both streams, and in route.complete"
                 )
 
 
@@ -153,7 +153,7 @@ def _describe_mode(spec: StreamSpec) -> str:
 def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
     """Compare a table's streams: their settings with the first stream's, their topics with all earlier streams'."""
     (first_path, first), *others = feeding.items()
-    for at, (path, spec) in enumerate(others):
+    for index, (path, spec) in enumerate(others):
         earlier = f"the stream in {first_path}, which also writes to {spec.table.identifier},"
         for key, mine, its in _window_differences(spec, first):
             yield f"{path}: {key}: {mine}, but {earlier} has: {its}; declare the same"
@@ -170,11 +170,11 @@ def _table_conflicts(feeding: Mapping[Path, StreamSpec]) -> Iterator[str]:
         clashes = _find_field_conflicts(_table_struct(spec), _table_struct(first), ())
         for column, mine, its in islice(clashes, MAX_SCHEMA_CONFLICTS):
             yield f"{path}: schema.{column}: {mine}, but {earlier} has: {its}; declare the same"
-        for other_path, other in [(first_path, first), *others[:at]]:
+        for other_path, other in [(first_path, first), *others[:index]]:
             if not _split_servers(spec) & _split_servers(other):  # the same cluster if they share a server name
                 continue
-            listed, own, theirs = {*spec.source.topics, *other.source.topics}, spec.source.reads, other.source.reads
-            if shared := sorted(topic for topic in listed if topic in own and topic in theirs):
+            listed, ours, theirs = {*spec.source.topics, *other.source.topics}, spec.source.reads, other.source.reads
+            if shared := sorted(topic for topic in listed if topic in ours and topic in theirs):
                 yield (
                     f"{path}: source.topics: {', '.join(shared)}: also read into {spec.table.identifier} by the stream "
                     f"in {other_path}, so every record would land twice; read it in only one of them"
@@ -196,13 +196,13 @@ def _evolution_conflict(mode: str, other: str, table: str) -> str:
 
 
 def _window_differences(spec: StreamSpec, first: StreamSpec) -> Iterator[tuple[str, str, str]]:
-    for key, own, others in (
+    for key, values, others in (
         ("complete", spec.window, first.window),
         ("complete-from", spec.complete_from, first.complete_from),
         ("event-time", spec.event_time.column, first.event_time.column),
     ):
-        if own != others:
-            yield key, str(own or "none"), str(others or "none")
+        if values != others:
+            yield key, str(values or "none"), str(others or "none")
 
 
 def _split_servers(spec: StreamSpec) -> set[str]:
@@ -230,8 +230,8 @@ def _find_field_conflicts(first: Type, second: Type, path: tuple[str, ...]) -> I
         elif field.name != other.name:
             yield ".".join(column), f"written {field.name!r}", repr(other.name)
         elif field.required != other.required:
-            one, another = (f"{f.type}{' not null' if f.required else ''}" for f in (field, other))
-            yield ".".join(column), one, another
+            ours, theirs = (f"{f.type}{' not null' if f.required else ''}" for f in (field, other))
+            yield ".".join(column), ours, theirs
         elif field.type.fields and type(field.type) is type(other.type):
             yield from _find_field_conflicts(field.type, other.type, column)
         elif field.type != other.type:

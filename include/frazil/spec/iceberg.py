@@ -244,14 +244,14 @@ def find_current_name(existing: Schema, field_id: int | None) -> str | None:
 
 
 def find_names_in_rows(
-    own: Schema, own_former: FormerColumns, main: Schema, main_former: FormerColumns
+    routed: Schema, routed_former: FormerColumns, main: Schema, main_former: FormerColumns
 ) -> dict[str, set[str]]:
-    """Map each column of a routed table (`own`) to its other names in rows for the default table (`main`)."""
+    """Map each column of a routed table (`routed`) to its other names in rows for the default table (`main`)."""
     ids = {**main_former, **{field.name: field.field_id for field in main.fields}}
-    columns = {field.name for field in own.fields}
+    columns = {field.name for field in routed.fields}
     found = {}
-    for field in own.fields:
-        names = {field.name, *(name for name, field_id in own_former.items() if field_id == field.field_id)}
+    for field in routed.fields:
+        names = {field.name, *(name for name, field_id in routed_former.items() if field_id == field.field_id)}
         of_main = {ids.get(name) for name in names} - {None}
         found[field.name] = (names | {name for name, field_id in ids.items() if field_id in of_main}) - columns
     return {name: names for name, names in found.items() if names}

@@ -73,7 +73,7 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Decla
     memory = DeclarationMemory(folder)
     problem, paths = _list_files(folder)
     found = [_read_file(path, kind, memory) for path in paths]
-    known = {one.spec.name for one in found if one.spec}
+    known = {stream.spec.name for stream in found if stream.spec}
     for path in sorted(set(memory.paths()).difference(paths)):
         spec = memory.recall(path, kind)
         if spec is None or spec.name in known:  # from another version, or renamed
@@ -84,7 +84,7 @@ def find_declared(folder: Path, kind: FileKind[T], *, now_ms: int) -> list[Decla
             found += _find_missing(
                 path, spec, memory, now_ms=now_ms, moment_ms=MAX_FILE_ABSENCE_MS if paths else MAX_FOLDER_ABSENCE_MS
             )
-    return sorted(found, key=lambda one: one.path)
+    return sorted(found, key=lambda stream: stream.path)
 
 
 def _read_file(path: Path, kind: FileKind[T], memory: DeclarationMemory) -> DeclaredFile[T]:
@@ -137,11 +137,11 @@ def find_and_remember(folder: Path, name: str) -> StreamSpec:
 
 def find_declared_streams(folder: Path, *, now_ms: int) -> tuple[list[StreamSpec], list[str]]:
     """Return the streams, broken ones as last valid, and all problems. Raises SpecError if there are neither."""
-    found = [one for one in find_declared(folder, STREAMS, now_ms=now_ms) if not one.removed]
+    found = [stream for stream in find_declared(folder, STREAMS, now_ms=now_ms) if not stream.removed]
     if not found:
         return load_valid_streams(folder)
-    specs = sorted((one.spec for one in found if one.spec), key=lambda spec: spec.name)
-    return specs, [one.problem for one in found if one.problem]
+    specs = sorted((stream.spec for stream in found if stream.spec), key=lambda spec: spec.name)
+    return specs, [stream.problem for stream in found if stream.problem]
 
 
 def _list_files(folder: Path) -> tuple[str | None, list[Path]]:

@@ -111,7 +111,7 @@ def check_other_streams(folder: Path, spec: StreamSpec) -> None:
     """Raise SpecError if the stream would harm another one. Needed because users may not run `frazil validate`."""
     writes_others = spec.sinks.has_routed_tables or spec.dead_letters.table is not None
     loaded, _ = _load_all(folder, naming="" if writes_others else spec.table.identifier)
-    mine = next((path for path, one in loaded.items() if one.name == spec.name), None)
+    mine = next((path for path, loaded_spec in loaded.items() if loaded_spec.name == spec.name), None)
     if mine is not None and (found := find_harmful_writes(mine, loaded)):
         raise SpecError("\n".join(found))
 

@@ -185,10 +185,12 @@ def _placeholder_column(name: str, declared: object) -> Column:
     if isinstance(declared, Column):  # another part of the column is invalid, too
         return declared
     converted = convert_column(name, declared)
-    own = converted if isinstance(converted, Mapping) else {}
-    column = Column.model_construct(name=name, type="", required=bool(own.get("required")), doc=None)
+    mapping = converted if isinstance(converted, Mapping) else {}
+    column = Column.model_construct(name=name, type="", required=bool(mapping.get("required")), doc=None)
     try:
-        valid = Column.model_validate({"name": "stand-in", "type": "string", "from": own.get("from")}, by_alias=True)
+        valid = Column.model_validate(
+            {"name": "stand-in", "type": "string", "from": mapping.get("from")}, by_alias=True
+        )
     except ValidationError:
         return column
     return column.model_copy(update={"from_": valid.from_})
@@ -304,9 +306,14 @@ def _format_key(location: Sequence[int | str], declared: Mapping[str, Any]) -> s
     location = _remove_union_members(location)
     parts = [str(part) for part in location]
     for path in (("schema",), ("source", "schema")):
-        columns, at = _find_value(declared, path), len(path)
-        if location[:at] == path and isinstance(columns, Mapping) and location[at:] and isinstance(location[at], int):
-            parts[at] = str(list(columns)[int(location[at])])
+        columns, depth = _find_value(declared, path), len(path)
+        if (
+            location[:depth] == path
+            and isinstance(columns, Mapping)
+            and location[depth:]
+            and isinstance(location[depth], int)
+        ):
+            parts[depth] = str(list(columns)[int(location[depth])])
     return ".".join(part if part.isprintable() and part.strip() else repr(part) for part in parts)
 
 

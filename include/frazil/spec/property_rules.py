@@ -89,9 +89,11 @@ def find_server_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_secret_problems(spec: StreamSpec) -> Iterator[Problem]:
-    own = {f"source.properties.{key}": value for key, value in spec.source.properties.items() if key not in JAVA_ONLY}
-    own |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
-    for path, text in (*own.items(), *_registry_texts(spec), *_sensitive_texts(spec)):
+    properties = {
+        f"source.properties.{key}": value for key, value in spec.source.properties.items() if key not in JAVA_ONLY
+    }
+    properties |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
+    for path, text in (*properties.items(), *_registry_texts(spec), *_sensitive_texts(spec)):
         if is_secret(path) and not _REFERENCES.fullmatch(text):
             message = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
             yield Problem(path, None, message)

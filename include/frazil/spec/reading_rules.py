@@ -108,11 +108,11 @@ def _find_key_field_problem(spec: StreamSpec, column: Column) -> str | None:
     return _DROPPED if _is_dropped(spec, column) else None
 
 
-def _paths_overlap(one: FieldPath, other: FieldPath, form: str) -> bool:
-    length = min(len(one), len(other))
-    if form == "json" or len(one) == len(other):
-        return one[:length] == other[:length]
-    return all(a == b or (isinstance(a, int) and isinstance(b, int)) for a, b in zip(one, other, strict=False))
+def _paths_overlap(first: FieldPath, other: FieldPath, form: str) -> bool:
+    length = min(len(first), len(other))
+    if form == "json" or len(first) == len(other):
+        return first[:length] == other[:length]
+    return all(a == b or (isinstance(a, int) and isinstance(b, int)) for a, b in zip(first, other, strict=False))
 
 
 def _is_readable_json_text(declared: ValueFormat, column: Column) -> bool:
@@ -152,7 +152,7 @@ _DROPPED = "is a sensitive field that is dropped; remove the column, or protect 
 def _is_dropped(spec: StreamSpec, column: Column) -> bool:
     dropped = spec.sensitive.dropped_fields if spec.sensitive else ()
     path = tuple(str(step).lower() for step in column.path)
-    return any(path[: len(one)] == tuple(name.lower() for name in one) for one in dropped)
+    return any(path[: len(prefix)] == tuple(name.lower() for name in prefix) for prefix in dropped)
 
 
 def _find_conversion_problems(

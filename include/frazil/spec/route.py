@@ -111,10 +111,13 @@ def find_problems(spec: StreamSpec) -> Iterator[Problem]:
     if (route := spec.route) is None:
         return
     yield from _find_source_problems(spec, route)
-    own = {spec.table.identifier: "the stream's own table", spec.dead_letter_table: "the table of its dead letters"}
+    reserved = {
+        spec.table.identifier: "the stream's own table",
+        spec.dead_letter_table: "the table of its dead letters",
+    }
     for value, identifier in route.tables.items():
-        if identifier in own:
-            text = f"is {own[identifier]}; name another table, or leave the value out"
+        if identifier in reserved:
+            text = f"is {reserved[identifier]}; name another table, or leave the value out"
             yield Problem(f"route.tables.{value}", identifier, text)
     yield from _find_window_problems(spec, route)
 

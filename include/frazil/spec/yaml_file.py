@@ -202,7 +202,7 @@ class FileCache(Generic[T]):
         if entry is None or entry.signatures != seen:
             entry = self._read_entry(path, seen)
             # A file that has just changed may change again with the same signature, so it is read until it has settled.
-            if all(one is None or one[0] < now_ns - MIN_UNCHANGED_AGE_NS for one in seen):
+            if all(stat is None or stat[0] < now_ns - MIN_UNCHANGED_AGE_NS for stat in seen):
                 if len(self._entries) >= MAX_CACHED_FILES:
                     self._entries.clear()
                 self._entries[path] = entry

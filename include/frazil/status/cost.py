@@ -83,7 +83,7 @@ def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
         days[day] = days.get(day, StreamCost()) + cost
     routed = load_route_tables(table.catalog, spec.sinks).values()
     tables = (table, *routed, find_table(table.catalog, spec.dead_letter_table))
-    stored = sum(int(summary_value(one.current_snapshot(), "total-files-size") or 0) for one in tables if one)
+    stored = sum(int(summary_value(table.current_snapshot(), "total-files-size") or 0) for table in tables if table)
     return CostReport(spec.name, owner, days, stored)
 
 

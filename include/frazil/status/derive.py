@@ -244,7 +244,7 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         or _state_without_problems(known, spec, now_ms=now_ms)
     )
     state, reason = found
-    why = reason if isinstance(reason, Failure) else Failure(reason)
+    failure = reason if isinstance(reason, Failure) else Failure(reason)
     level, rule = _LEVELS_AND_RULES[state]
     if state is State.STOPPED and not known.writer_failed:
         level = Level.TROUBLE
@@ -258,16 +258,16 @@ def refine_state(known: StreamState, spec: StreamSpec, *, now_ms: int) -> Stream
         level = Level.QUIET
     problems = known.problems
     if state in OUTAGES:  # the cause first, and once
-        others = (one for one in problems if known.stall is None or one != known.stall.failure)
-        others = (replace(one, remedy="") if one.remedy == why.remedy else one for one in others)
-        problems = drop_repeats((why, *others))
-    return replace(known, state=state, level=level, sentence=str(why), rule=rule, problems=problems)
+        others = (problem for problem in problems if known.stall is None or problem != known.stall.failure)
+        others = (replace(problem, remedy="") if problem.remedy == failure.remedy else problem for problem in others)
+        problems = drop_repeats((failure, *others))
+    return replace(known, state=state, level=level, sentence=str(failure), rule=rule, problems=problems)
 
 
 def drop_repeats(problems: Sequence[Failure]) -> tuple[Failure, ...]:
     """Remove problems whose reason is part of the first problem's reason."""
     first = problems[0].reason if problems else ""
-    others = (one for one in problems[1:] if not one.reason or shorten_error(one.reason) not in first)
+    others = (problem for problem in problems[1:] if not problem.reason or shorten_error(problem.reason) not in first)
     return (*problems[:1], *others)
 
 
@@ -292,8 +292,8 @@ def _decided_state(known: StreamState, *, now_ms: int) -> _StateAndReason | None
         sentence = "; ".join(map(str, known.problems[: 2 if known.writer.error else 1])) or known.given_up
         return State.GIVEN_UP, sentence or f"Fix the cause, then resume {known.name}"
     if known.state is State.CRASH_LOOPING:
-        why = f"its writer ended {format_count(known.crashes, 'time')} in a row without a commit"
-        return State.CRASH_LOOPING, next(iter(known.problems), why)
+        crashes = f"its writer ended {format_count(known.crashes, 'time')} in a row without a commit"
+        return State.CRASH_LOOPING, next(iter(known.problems), crashes)
     return None
 
 

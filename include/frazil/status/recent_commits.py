@@ -82,7 +82,7 @@ def measure_recent_commits(metadata: TableMetadata, spec: StreamSpec, *, now_ms:
     recent_ms = min(max(RECENT_PERIOD_MS, longest_ms), HOUR_MS)
     if commits:  # the records of the oldest one arrived within an interval before it
         recent_ms = min(recent_ms, max(now_ms - commits[-1].at_ms + longest_ms, MIN_RECENT_PERIOD_MS))
-    lately = [*takewhile(lambda one: one.timestamp_ms >= now_ms - DAY_MS, history)]
+    lately = [*takewhile(lambda snapshot: snapshot.timestamp_ms >= now_ms - DAY_MS, history)]
     measured_since_ms = max(_measured_since(lately, spec.name, now_ms=now_ms), _history_start_ms(history) or 0)
     found = replace(
         compute_rates(commits, over_ms=over_ms, now_ms=now_ms),
@@ -92,8 +92,10 @@ def measure_recent_commits(metadata: TableMetadata, spec: StreamSpec, *, now_ms:
         recent_minutes=recent_ms / 60_000,
     )
     since_ms, is_reset = counted_since(history, spec.name, since_ms=now_ms - DAY_MS)
-    counted = rejecting_commits((one for one in lately if one.timestamp_ms >= (since_ms or 0)), spec.name)
-    rejected = sum(parse_number(summary_value(one, "frazil.rejected")) for one in counted)
+    counted = rejecting_commits(
+        (snapshot for snapshot in lately if snapshot.timestamp_ms >= (since_ms or 0)), spec.name
+    )
+    rejected = sum(parse_number(summary_value(snapshot, "frazil.rejected")) for snapshot in counted)
     if since_ms is None:
         return replace(found, rejected_last_day=rejected)
     unknown = max(since_ms - (now_ms - HOUR_MS), 0) * LAST_HOUR_BUCKETS // HOUR_MS
@@ -146,7 +148,7 @@ def _measured_since(lately: Iterable[Snapshot], stream: str, *, now_ms: int) -> 
 def sum_commits(snapshots: Iterable[Snapshot], stream: str, *, since_ms: int) -> CommitSums:
     """Sum the stream's commits since `since_ms`. The snapshots are newest first."""
     found = CommitSums()
-    for snapshot in takewhile(lambda one: one.timestamp_ms >= since_ms, snapshots):
+    for snapshot in takewhile(lambda candidate: candidate.timestamp_ms >= since_ms, snapshots):
         summary = snapshot_summary(snapshot)
         if summary.get("frazil.stream") == stream and "frazil.records" in summary:
             dead = parse_number(summary.get("frazil.rejected"))
@@ -162,16 +164,18 @@ def sum_commits(snapshots: Iterable[Snapshot], stream: str, *, since_ms: int) ->
 
 def compute_rates(commits: Sequence[CommitCounts], *, over_ms: int, now_ms: int) -> RecentCommits:
     """Compute the rates from the stream's commits, newest first. `over_ms` is the period of the records per second."""
-    lately = list(takewhile(lambda one: one.at_ms > now_ms - over_ms, commits))
+    lately = list(takewhile(lambda commit: commit.at_ms > now_ms - over_ms, commits))
     begin_ms = commits[len(lately)].at_ms if len(lately) < len(commits) else None
     span_ms = over_ms if begin_ms is not None else max(now_ms - lately[-1].at_ms, 1) if lately else over_ms
     # The records of the oldest commit arrived before the span, so they do not count.
     counted = lately if begin_ms is not None or len(lately) < 2 else lately[:-1]
     hour = [0] * LAST_HOUR_BUCKETS
-    for one in takewhile(lambda one: one.at_ms > now_ms - HOUR_MS, commits):
-        hour[min((one.at_ms - (now_ms - HOUR_MS)) * LAST_HOUR_BUCKETS // HOUR_MS, LAST_HOUR_BUCKETS - 1)] += one.records
+    for commit in takewhile(lambda commit: commit.at_ms > now_ms - HOUR_MS, commits):
+        hour[min((commit.at_ms - (now_ms - HOUR_MS)) * LAST_HOUR_BUCKETS // HOUR_MS, LAST_HOUR_BUCKETS - 1)] += (
+            commit.records
+        )
     return RecentCommits(
-        records_per_s=sum(one.records for one in counted) * 1000 / span_ms if commits else None,
+        records_per_s=sum(commit.records for commit in counted) * 1000 / span_ms if commits else None,
         last_hour=tuple(hour),
         rate_ms=span_ms,
     )

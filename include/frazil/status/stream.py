@@ -113,7 +113,7 @@ def _add_writer_report(
     problems += [stall.failure] if stall else []
     problems += [Failure(reason) for reason in (throttle, outage) if reason]
     writer, lag, silent = known.writer, get_known_lag(heartbeat) if heartbeat else None, None
-    if heartbeat and marker and is_fenced(heartbeat, epoch=marker.at.epoch):
+    if heartbeat and marker and is_fenced(heartbeat, epoch=marker.key.epoch):
         # Its lag counts from its own position, which is no longer the stream's position.
         writer, lag = replace(writer, fenced=True), None
         problems.insert(0, _explain_fence(spec.name, heartbeat, marker))
@@ -163,8 +163,8 @@ def _has_writer(known: StreamState, spec: StreamSpec, *, now_ms: int) -> bool | 
 
 def _explain_fence(stream: str, heartbeat: Heartbeat, marker: Marker) -> Failure:
     return Failure(
-        f"the writer of epoch {heartbeat.epoch} is fenced: a reset or another writer began epoch {marker.at.epoch}. It "
-        "commits nothing more, and exits with 13 (Fenced) within a minute, or after the batch that it stages",
+        f"the writer of epoch {heartbeat.epoch} is fenced: a reset or another writer began epoch {marker.key.epoch}. "
+        "It commits nothing more, and exits with 13 (Fenced) within a minute, or after the batch that it stages",
         f"After a reset, `frazil resume {stream}` starts the next writer once this one has ended; in the foreground, "
         f"use `frazil run {stream}`",
     )
@@ -176,8 +176,8 @@ def _notices(spec: StreamSpec, observation: Observation, *, now_ms: int) -> tupl
         return ()
     if not observation.process.is_alive or heartbeat.spec_fingerprint == spec.fingerprint():
         return heartbeat.notices
-    how = find_supervision(spec, now_ms=now_ms, observed=observation).replacement
-    older = f"the running writer was started with an older declaration than the file's current one; {how}"
+    replacement = find_supervision(spec, now_ms=now_ms, observed=observation).replacement
+    older = f"the running writer was started with an older declaration than the file's current one; {replacement}"
     return (*heartbeat.notices, older)
 
 

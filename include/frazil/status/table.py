@@ -148,7 +148,7 @@ def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
     is_fresh = committed_ms is not None and now_ms - committed_ms <= freshness_limit_ms(spec)
     head = head_of(metadata)
     published = [*published_snapshots(metadata, spec.name)]
-    replay = next((one for one in published if is_replay(one, spec.name)), None)
+    replay = next((backfill for backfill in published if is_replay(backfill, spec.name)), None)
     known = replace(
         _with_desired(known, desired),
         table_exists=True,
@@ -174,8 +174,8 @@ def _read_existing(  # noqa: PLR0913 - as `read_stream_table`
     if marker is not None:
         known = replace(
             known,
-            epoch=marker.at.epoch,
-            batch=marker.at.batch,
+            epoch=marker.key.epoch,
+            batch=marker.key.batch,
             last_commit_at_ms=committed_ms,
             watermark_ms=marker.watermark_ms,
         )
@@ -189,7 +189,9 @@ def _read_routed_problems(spec: StreamSpec, marker: Marker) -> tuple[list[Failur
         behind, dropped = find_lagging_and_dropped_tables(spec, tables, marker)
         now_ms = tables.clock_ms()
         missing = [b for b in behind if not b.is_about_to_commit(now_ms)]
-        found = [Failure(w.reason, w.remedy) for w in (*(b.explain() for b in missing), *(d.why for d in dropped))]
+        found = [
+            Failure(w.reason, w.remedy) for w in (*(b.explain() for b in missing), *(d.explanation for d in dropped))
+        ]
         table_problems = {b.target: b.problem for b in missing} | {d.target: str(d.absence) for d in dropped}
     except Exception as error:  # as above: catalogs raise what their clients raise
         raise_if_outdated(error)
@@ -277,8 +279,8 @@ def describe_missing_tables(spec: StreamSpec) -> dict[str, Failure]:
         behind, dropped = find_lagging_and_dropped_tables(
             spec, open_read_only(spec).tables, default_marker, only_gone=True
         )
-    found = {one.target: Failure(str(one)) for one in behind if one.absence is TableAbsence.MISSING}
-    return found | {gone.target: Failure(str(gone)) for gone in dropped}
+    found = {table.target: Failure(str(table)) for table in behind if table.absence is TableAbsence.MISSING}
+    return found | {table.target: Failure(str(table)) for table in dropped}
 
 
 def raise_if_outdated(error: Exception) -> None:

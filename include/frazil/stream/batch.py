@@ -97,7 +97,7 @@ class BatchRunner:
 
     def run(self, stage: Stage, end: Position, *, tasks: int) -> None:
         """Stage, journal and commit one batch that ends at `end`. If `tasks` is 0, only commit the new position."""
-        key = BatchKey(self.committer.epoch, self.marker.at.batch + 1)
+        key = BatchKey(self.committer.epoch, self.marker.key.batch + 1)
         began = time.monotonic()
         self.emit(PhaseBegan(Phase.STAGING, key))
         try:

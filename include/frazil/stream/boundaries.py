@@ -39,7 +39,12 @@ class _OpenTransactions:
     def find_earlier(self, run: _RecordRun) -> list[tuple[str, str]]:
         """Return the other open transactions that precede this run in the source's log, as pairs of id and position."""
         positions = [earlier for earlier in self._at if is_after(run.position, earlier)]
-        return [(one, earlier) for earlier in positions for one in self._at[earlier] if one != run.transaction]
+        return [
+            (transaction, earlier)
+            for earlier in positions
+            for transaction in self._at[earlier]
+            if transaction != run.transaction
+        ]
 
     def add(self, transaction: str, position: str | None) -> None:
         self._drop_position(transaction)
@@ -75,9 +80,9 @@ class Boundaries:
     Therefore, no offset is a boundary until the newest transaction was sent again.
     """
 
-    at: int
+    boundary: int
     newest: LastTransaction = NO_TRANSACTION
-    """The newest complete transaction before `at`."""
+    """The newest complete transaction before `boundary`."""
     is_behind: bool = False
     """Whether a restarted connector had not sent `newest` again at the last `advance`."""
     _runs: list[_RecordRun] = field(default_factory=list)
@@ -99,7 +104,7 @@ class Boundaries:
         if self._runs:
             self._runs[-1].end = end
         else:
-            self.at = end
+            self.boundary = end
 
     def add_end(self, transaction: str, count: int) -> None:
         """Record that the transaction has `count` events in this log."""
@@ -108,19 +113,19 @@ class Boundaries:
             del self._counts[next(iter(self._counts))]
 
     def advance(self, *, whole: bool) -> str:
-        """Move `at` to the last boundary, and return the id of the transaction that prevents a later boundary, or "".
+        """Move `boundary` to the last one, and return the id of the transaction that prevents a later boundary, or "".
 
         Unless `whole`, more records follow, so the last transaction stays open. Raises SpecError for records from more
         than one log.
         """
         open_ones = _OpenTransactions()
-        newest, behind, begins, end = self.newest, False, 0, self.at
+        newest, behind, begins, end = self.newest, False, 0, self.boundary
         for i, run in enumerate(self._runs if whole else self._runs[:-1]):
-            for one, position in open_ones.find_earlier(run) if run.transaction else ():
-                open_ones.remove(one)
-                newest, behind = _advance(newest, one, position)
+            for transaction, position in open_ones.find_earlier(run) if run.transaction else ():
+                open_ones.remove(transaction)
+                newest, behind = _advance(newest, transaction, position)
                 if not open_ones.positions and not behind:
-                    self.at, self.newest, begins = end, newest, i
+                    self.boundary, self.newest, begins = end, newest, i
             count = self._counts.get(run.transaction)
             if run.transaction and count is not None and run.order <= count <= run.order + run.unreadable:
                 open_ones.remove(run.transaction)
@@ -129,7 +134,7 @@ class Boundaries:
                 open_ones.add(run.transaction, run.position)
             end = run.end
             if not open_ones.positions and not behind:
-                self.at, self.newest, begins = end, newest, i + 1
+                self.boundary, self.newest, begins = end, newest, i + 1
         del self._runs[:begins]
         self.is_behind = behind and not open_ones.positions
         return next(iter(open_ones.positions), newest.id if behind else "")

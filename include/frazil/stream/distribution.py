@@ -175,7 +175,9 @@ def assign_writers(
         ]
         kept = [p for p in parts if p[1] >= MIN_PIECE_SHARE * length] or [max(parts, key=itemgetter(1))]
         ends = list(accumulate(size for _, size in kept))
-        shares[key] = tuple((writer, at / ends[-1]) for (writer, _), at in zip(kept, ends, strict=True))
+        shares[key] = tuple(
+            (writer, end_of_share / ends[-1]) for (writer, _), end_of_share in zip(kept, ends, strict=True)
+        )
         start = end
     return shares
 

@@ -44,11 +44,11 @@ class DroppedTable:
     """A routed table that was dropped, renamed, or replaced by another table."""
 
     target: Target
-    why: Explanation
+    explanation: Explanation
     absence: TableAbsence
 
     def __str__(self) -> str:
-        return str(self.why)
+        return str(self.explanation)
 
 
 def find_dropped_tables(
@@ -114,7 +114,7 @@ def find_lagging_and_dropped_tables(
 
     def explain(target: Target) -> Explanation:
         if known := dropped.get(target):
-            return known.why
+            return known.explanation
         return describe_dropped_table(spec, tables, _find_record(spec, tables, target))
 
     catalog, waiting = tables.main.current().catalog, Followers.load(tables, default_marker).waiting
@@ -125,13 +125,15 @@ def find_lagging_and_dropped_tables(
         for b in behind:
             dropped |= _report_replacement(spec, tables, b.target)
     sentences = [
-        dataclasses.replace(b, why=found.why, absence=found.absence) if (found := dropped.pop(b.target, None)) else b
+        dataclasses.replace(b, explanation=found.explanation, absence=found.absence)
+        if (found := dropped.pop(b.target, None))
+        else b
         for b in behind
     ]
     backfilled = [
         b
         if route_may_include(spec, tables, b.target) or catalog.table_exists(b.target)
-        else dataclasses.replace(b, why=explain(b.target), absence=TableAbsence.MISSING)
+        else dataclasses.replace(b, explanation=explain(b.target), absence=TableAbsence.MISSING)
         for b in find_tables_missing_backfill(tables, loaded or {})
     ]
     return [*sentences, *backfilled], list(dropped.values())
@@ -260,5 +262,5 @@ def dropped_table_value(spec: StreamSpec, tables: StreamTables, identifier: Targ
 def _find_route_value(spec: StreamSpec, tables: StreamTables, identifier: Target) -> str | None:
     """Return the table's route value, according to its note, record or name; None if unknown."""
     found = load_missing_table_note(tables, identifier), read_table_record(tables, identifier)
-    known = (*(one.value for one in found if one), spec.sinks.extract_value(identifier))
+    known = (*(table.value for table in found if table), spec.sinks.extract_value(identifier))
     return next((value for value in known if value is not None), None)

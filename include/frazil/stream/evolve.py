@@ -47,7 +47,7 @@ def unmatched_records_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
 def casts_notice(counted_so_far: SchemaDrift, *, table: str) -> str:
     if not counted_so_far.cast:
         return ""
-    columns = sorted(counted_so_far.cast.items(), key=lambda one: (-one[1], one[0]))
+    columns = sorted(counted_so_far.cast.items(), key=lambda column: (-column[1], column[0]))
     named = ", ".join(f"{name} {count:,}" for name, count in columns[:MAX_NAMED])
     more = f" and {format_count(len(columns) - MAX_NAMED, 'more column')}" if len(columns) > MAX_NAMED else ""
     return f"fields of the records were cast to the column types of {table}, as `cast: lenient` allows: {named}{more}"

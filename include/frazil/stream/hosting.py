@@ -142,25 +142,25 @@ class Heartbeats:
         self._over.set()
         self._thread.join()
 
-    def add(self, one: HeartbeatSender) -> None:
+    def add(self, sender: HeartbeatSender) -> None:
         with self._lock:
-            self._sent_s[one] = float("-inf")
+            self._sent_s[sender] = float("-inf")
 
-    def remove(self, one: HeartbeatSender) -> None:
+    def remove(self, sender: HeartbeatSender) -> None:
         """Stop sending a writer's heartbeat. Waits for a heartbeat in progress."""
         with self._lock:
-            self._sent_s.pop(one, None)
+            self._sent_s.pop(sender, None)
 
     def _run(self) -> None:
         while not self._over.wait(POLL_INTERVAL_S):
-            for one in list(self._sent_s):
+            for sender in list(self._sent_s):
                 with self._lock:
-                    if one in self._sent_s and (
-                        one.is_changed or self._clock() - self._sent_s[one] >= self._heartbeat_interval_s
+                    if sender in self._sent_s and (
+                        sender.is_changed or self._clock() - self._sent_s[sender] >= self._heartbeat_interval_s
                     ):
-                        self._sent_s[one] = self._clock()
+                        self._sent_s[sender] = self._clock()
                         try:
-                            one.send_heartbeat()
+                            sender.send_heartbeat()
                         except Exception as error:  # a full disk must not end this thread
                             log.warning("cannot write a heartbeat: %r", error)
 
@@ -188,7 +188,7 @@ class FoldingThread:
     def _run(self) -> None:
         while not self._over.wait(POLL_INTERVAL_S):
             now_s = time.monotonic()
-            if fold := next((one for one, due_s in list(self._due_s.items()) if due_s <= now_s), None):
+            if fold := next((candidate for candidate, due_s in list(self._due_s.items()) if due_s <= now_s), None):
                 if fold in self._due_s:
                     self._due_s[fold] = now_s + FOLD_INTERVAL_S
                 fold()

@@ -168,13 +168,13 @@ def split_ranges(ranges: Sequence[OffsetRange], *, tasks: int) -> tuple[StageTas
 
 
 def _part_of_ranges(ranges: Sequence[OffsetRange], low: int, high: int) -> Iterator[OffsetRange]:
-    at = 0
+    position = 0
     for r in ranges:
         length = r.end - r.start
-        a, b = max(low - at, 0), min(high - at, length)
+        a, b = max(low - position, 0), min(high - position, length)
         if a < b:
             yield OffsetRange(r.topic, r.partition, r.start + a, r.start + b)
-        at += length
+        position += length
 
 
 def average_rates(old: Rates, *, records: int, written_bytes: int, task_s: float, overhead_s: float) -> Rates:

@@ -144,7 +144,7 @@ class BatchPlanner:
     def is_held_back(self, tp: TopicPartition, offset: int) -> bool:
         """Return whether records from this offset on wait for their source transaction to end."""
         whole = self.whole_transactions
-        return whole is not None and whole.is_stuck and tp in self._read_offsets() and offset >= whole.at
+        return whole is not None and whole.is_stuck and tp in self._read_offsets() and offset >= whole.boundary
 
     def is_gone(self, topic: str) -> bool:
         """Return whether a topic of the stream's pattern counts as deleted."""
@@ -234,7 +234,7 @@ class BatchPlanner:
             )
         for tp, start in read.items():
             end = self.ends.get(tp, start)
-            self.watch.stable[tp] = min(end, max(start, whole.at))  # applies if the brokers stop responding now
+            self.watch.stable[tp] = min(end, max(start, whole.boundary))  # applies if the brokers stop responding now
             self.watch.stable[tp] = whole.find_readable_end(tp, start, end)
 
     def _read_offsets(self) -> dict[TopicPartition, int]:
@@ -314,8 +314,8 @@ class BatchPlanner:
         if due.now:
             end = limit_ends(offsets, ends, max_records=policy.max_records)
             if self.whole_transactions:
-                read, at = self._read_offsets(), self.whole_transactions.at
-                end = {tp: max(offsets[tp], at) if tp in read else offsets[tp] for tp in end}
+                read, boundary = self._read_offsets(), self.whole_transactions.boundary
+                end = {tp: max(offsets[tp], boundary) if tp in read else offsets[tp] for tp in end}
             log.info("batch of %d records: %s", sum(end.values()) - sum(offsets.values()), due.reason)
             for tp in offsets:
                 # Records that a bounded batch leaves unread keep their waiting time.
@@ -351,7 +351,11 @@ class BatchPlanner:
         unread records. Partitions of a missing topic are not idle at first. Partitions without a leader are never idle.
         """
         timeout_s, read = self.settings.idle_timeout_s, self._read_offsets()
-        silent = {tp for tp, at in read.items() if tp not in self.leaderless and self.watch.has_no_more_records(tp, at)}
+        silent = {
+            tp
+            for tp, offset in read.items()
+            if tp not in self.leaderless and self.watch.has_no_more_records(tp, offset)
+        }
         idle = {tp for tp in silent if tp in self.position.idle or now - self.last_unread.get(tp, now) >= timeout_s}
         unread = (tp for tp in self.position.offsets if tp not in read)
         return frozenset(

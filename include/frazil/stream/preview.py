@@ -89,9 +89,12 @@ def preview(spec: StreamSpec, *, limit: int) -> list[PreviewedRecord]:
                 found.append(PreviewedRecord(*where, "dead letter", error=error))
             else:
                 found += tried
-    own = {MAIN: spec.table.identifier}
-    found = [dataclasses.replace(one, tables=tuple(own.get(name, name) for name in one.tables)) for one in found]
-    return sorted(found, key=lambda one: (one.topic, one.partition, one.offset))[:limit]
+    targets = {MAIN: spec.table.identifier}
+    found = [
+        dataclasses.replace(preview, tables=tuple(targets.get(name, name) for name in preview.tables))
+        for preview in found
+    ]
+    return sorted(found, key=lambda preview: (preview.topic, preview.partition, preview.offset))[:limit]
 
 
 def _build_context(spec: StreamSpec) -> tuple[StageContext, Schema]:
@@ -113,7 +116,7 @@ def _newest_ranges(spec: StreamSpec, limit: int) -> list[OffsetRange]:
     for left, (tp, (start, end)) in zip(range(len(spans), 0, -1), smallest_first, strict=True):
         ranges.append(OffsetRange(*tp, max(start, end - -(-limit // left)), end))
         limit -= ranges[-1].end - ranges[-1].start
-    return sorted((one for one in ranges if one.start < one.end), key=lambda one: (one.topic, one.partition))
+    return sorted((span for span in ranges if span.start < span.end), key=lambda span: (span.topic, span.partition))
 
 
 def _preview_chunk(
@@ -128,9 +131,9 @@ def _preview_chunk(
         decoded, tables = divided.decoded, [divided.targets[code] for code in divided.codes.tolist()]
     errors = {r.index: f"{r.error_class}: {r.error}" for r in decoded.rejections}
     rows, tables_of = defaultdict[int, list[dict[str, Any]]](list), defaultdict[int, list[str]](list)
-    own = [name for name in decoded.rows.column_names if not name.startswith(("kafka_", "_frazil"))]
+    columns = [name for name in decoded.rows.column_names if not name.startswith(("kafka_", "_frazil"))]
     of_rows, deletes = decoded.record_indexes, delete_mask(decoded.rows)
-    for number, (index, row) in enumerate(zip(of_rows.tolist(), decoded.rows.select(own).to_pylist(), strict=True)):
+    for number, (index, row) in enumerate(zip(of_rows.tolist(), decoded.rows.select(columns).to_pylist(), strict=True)):
         rows[index].append(row)
         tables_of[index] += tables[number : number + 1]
     deleted = {*of_rows[deletes].tolist()} - {*of_rows[~deletes].tolist()}  # a new key is a delete and a row

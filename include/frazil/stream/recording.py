@@ -111,7 +111,7 @@ _folding = logging.getLogger("frazil.stream.record_folding")
 
 
 def log_event(event: Event) -> None:
-    stream, fact = event.stream, event.what
+    stream, fact = event.stream, event.payload
     match fact:
         case EpochBegan():
             _writer.info("a writer took over (epoch %d): %s", fact.epoch, fact.settled)

@@ -121,7 +121,7 @@ class Reporter:
         self._write()
 
     def take(self, event: Event) -> None:
-        match event.what:
+        match event.payload:
             case PhaseBegan(phase, key):
                 if phase not in BATCH_PHASES:
                     self._staging_since_ms = None
@@ -150,15 +150,15 @@ class Reporter:
 
     def _add_notice(self, sentence: str, *, replaces: str) -> None:
         with self._lock:
-            others = tuple(one for one in self._state.notices if one not in {sentence, replaces})
+            others = tuple(notice for notice in self._state.notices if notice not in {sentence, replaces})
             notices = (*others, sentence) if sentence else others
             self._state = dataclasses.replace(self._state, notices=notices)
 
     def set_phase(self, phase: Phase, *, key: BatchKey | None = None) -> None:
-        at = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
+        batch = {} if key is None else {"epoch": key.epoch, "batch": key.batch, "batch_records": 0}
         self._counts = RecordCounts()
         self._phase_since_ms = self._clock_ms()
-        self._update(phase=phase, outage=None, merged_rows=0, **at)
+        self._update(phase=phase, outage=None, merged_rows=0, **batch)
 
     def set_progress(self, progress: ProgressFolder, *, merges: bool = False) -> None:
         self._progress, self._merges = progress, merges
@@ -167,7 +167,7 @@ class Reporter:
         with self._lock:
             self._marker = marker
         commit = {} if at_ms is None else {"last_commit_at_ms": at_ms, "last_commit_snapshot": marker.snapshot_id}
-        self._update(epoch=marker.at.epoch, batch=marker.at.batch, watermark_ms=marker.watermark_ms, **commit)
+        self._update(epoch=marker.key.epoch, batch=marker.key.batch, watermark_ms=marker.watermark_ms, **commit)
 
     def set_planner_report(self, report: PlannerReport | None) -> None:
         with self._lock:
@@ -318,7 +318,7 @@ def _build_sample(
     leaderless, batch = report.leaderless if report else (), None
     if state.phase in BATCH_PHASES and state.epoch is not None and state.batch is not None:
         current = BatchKey(state.epoch, state.batch)
-        batch = None if current == marker.at else current  # the marker has it once it is committed
+        batch = None if current == marker.key else current  # the marker has it once it is committed
     return WriterSample(
         at_ms=at_ms,
         phase=state.phase,

@@ -58,14 +58,14 @@ class StreamRoute:
         if followers is None or (not spec.sinks.has_routed_tables and marker.routed is None):
             return found
         ended = found._commit_overdue_rows()
-        sweep_waiting_files(tables, followers.waiting, below_epoch=marker.at.epoch, complete=marker.routed or NO_BATCH)
+        sweep_waiting_files(tables, followers.waiting, below_epoch=marker.key.epoch, complete=marker.routed or NO_BATCH)
         if not ended:
             found.report()  # rows that have waited for too long stop the stream before more rows wait
         if spec.route is not None:
             catalog = load_catalog(spec.table.catalog)
             found.routed = RoutedTables(spec, spec.route, catalog, tables, followers.behind)
             found.routed.open(marker)
-        sweep_routed(tables, below_epoch=marker.at.epoch)
+        sweep_routed(tables, below_epoch=marker.key.epoch)
         return found
 
     def _commit_overdue_rows(self) -> bool:
@@ -144,7 +144,7 @@ class StreamRoute:
                 f"{describe_lagging_tables(behind)}. This has lasted for longer than route.lag "
                 f"({format_duration(self._lag)}). The rows are kept",
                 stream=self.spec.name,
-                remedy="Once this is fixed, start the writer again" if behind[0].why.remedy else fix,
+                remedy="Once this is fixed, start the writer again" if behind[0].explanation.remedy else fix,
             )
 
 
@@ -154,6 +154,6 @@ def describe_lagging_tables(behind: Sequence[LaggingTable]) -> str:
 
 def remedy_pointer(stream: str, behind: Sequence[LaggingTable]) -> str:
     """Return the command that shows the remedies; "" if the message already has them."""
-    if len(behind) <= MAX_NAMED and all(found.why.remedy for found in behind):
+    if len(behind) <= MAX_NAMED and all(found.explanation.remedy for found in behind):
         return ""
     return f". `frazil route {stream}` shows the remedy"

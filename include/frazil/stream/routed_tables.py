@@ -111,8 +111,8 @@ def is_foreign_table(spec: StreamSpec, tables: StreamTables, target: Target) -> 
         return False
     record = read_table_record(tables, target)
     value = record.value if record else _route_value_in_note(spec, tables, target)
-    own = properties.get(value_property(spec.name))
-    return own is None or value not in {None, own}
+    written = properties.get(value_property(spec.name))
+    return written is None or value not in {None, written}
 
 
 def _route_value_in_note(spec: StreamSpec, tables: StreamTables, target: Target) -> str | None:
@@ -318,7 +318,7 @@ class RoutedTables(RouteValues):
         marker = read_marker(handle.current().properties, self.spec.name)
         if marker is not None and is_ahead(marker, default_marker):
             # A replay may run while a writer does, which may have committed to the default table since.
-            now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.at.epoch)
+            now = check_fence(self.tables.marker(), stream=self.spec.name, epoch=default_marker.key.epoch)
             if is_ahead(marker, now):
                 raise _table_ahead_error(self.spec, identifier, marker)
         if marker is None:

@@ -123,13 +123,13 @@ class SparkEngine:
 
         if not plans:
             return ()
-        at = work.context
-        with self._job(at.stream, f"epoch {at.epoch}, batch {at.batch}") as context:
+        stage = work.context
+        with self._job(stage.stream, f"epoch {stage.epoch}, batch {stage.batch}") as context:
             tasks = context.parallelize(plans, len(plans))
-            if at.shuffle is None:
+            if stage.shuffle is None:
                 return read_answers(tasks.mapPartitions(work).collect())
             # Each row has the number of its writer, which is also the number of the writer's task.
-            sent = tasks.mapPartitions(work.read).partitionBy(at.shuffle.writers, int)
+            sent = tasks.mapPartitions(work.read).partitionBy(stage.shuffle.writers, int)
             try:
                 return read_shuffled_answers(sent.mapPartitionsWithIndex(work.write).collect())
             finally:

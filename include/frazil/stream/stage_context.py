@@ -120,12 +120,14 @@ def hash_rules(spec: StreamSpec, context: StageContext, results: Iterable[StageR
     common = _sha256((context.format, context.is_lenient, of_keys, of_all))
 
     def rules(column: NestedField) -> str:
-        own = [{path: rule for path, rule in paths.items() if path.split(".")[0] == column.name} for paths in by_column]
-        sealed = [secrets for path in own[0] if sensitive[path]["as"] != "mask"]
+        by_path = [
+            {path: rule for path, rule in paths.items() if path.split(".")[0] == column.name} for paths in by_column
+        ]
+        sealed = [secrets for path in by_path[0] if sensitive[path]["as"] != "mask"]
         names = sorted(name for name, field_id in context.aliases.items() if field_id == column.field_id)
         # Another id: the column was dropped and added again.
         field = column.field_id, str(column.field_type), column.write_default, column.required
-        return _sha256((common, own, sealed, names, field, expressions.get(column.name)))
+        return _sha256((common, by_path, sealed, names, field, expressions.get(column.name)))
 
     columns = {column.name: rules(column) for column in context.main.schema.fields}
     return RuleHashes(columns, _hash_deciding_rules(spec, context, columns))

@@ -237,13 +237,13 @@ def _find_offset_stall(
     timeout_ms = max(limits.stall_timeout_ms, own_timeout_ms)
     if tp is None or sample.at_ms - (wait := history.waits[tp]).progress_at_ms < timeout_ms:
         return None
-    at = "its beginning" if wait.offset is None else f"offset {wait.offset}"
+    position = "its beginning" if wait.offset is None else f"offset {wait.offset}"
     reason, do = _explain_offset_stall(wait, sample, stream=stream)
     return Stall(
         StallKind.OFFSETS,
         wait.progress_at_ms,
         _partition_name(tp),
-        f"{_partition_name(tp)} holds the offsets back: {format_count(sample.unread[tp], 'record')} from {at} on "
+        f"{_partition_name(tp)} holds the offsets back: {format_count(sample.unread[tp], 'record')} from {position} on "
         f"{'is' if sample.unread[tp] == 1 else 'are'} unread ({sum(sample.unread.values()):,} in all), without "
         f"progress towards a commit since {_since_text(wait.progress_at_ms, sample)}: {reason}. {do}",
     )
@@ -324,14 +324,16 @@ def _find_watermark_stall(history: SampleHistory, sample: WriterSample, *, limit
         return None
     equal = sum(times.get(other) == times.get(tp) for other in active) - 1
     others = f" (and {equal} more)" if equal else ""
-    at = "has been unknown" if sample.watermark_us is None else f"has been at {format_utc(sample.watermark_us // 1000)}"
+    state = (
+        "has been unknown" if sample.watermark_us is None else f"has been at {format_utc(sample.watermark_us // 1000)}"
+    )
     reason, do = _explain_watermark_stall(tp, history, sample, limits=limits)
     return Stall(
         StallKind.WATERMARK,
         since_ms,
         _partition_name(tp),
-        f"{_partition_name(tp)}{others} holds the watermark back: commits advance the offsets, but the watermark {at} "
-        f"since {_since_text(since_ms, sample)}: {reason}. {do}",
+        f"{_partition_name(tp)}{others} holds the watermark back: commits advance the offsets, but the watermark "
+        f"{state} since {_since_text(since_ms, sample)}: {reason}. {do}",
     )
 
 

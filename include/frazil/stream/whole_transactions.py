@@ -73,9 +73,9 @@ class WholeTransactions:
     _warned: float = 0.0
 
     @property
-    def at(self) -> int:
+    def boundary(self) -> int:
         """The last offset at which a batch may end; 0 before anything was read."""
-        return self._log.at if self._log else 0
+        return self._log.boundary if self._log else 0
 
     def read_transaction_ends(self) -> None:
         """If records wait for transactions, read the transactions' ends. Call this before fetching the logs' ends."""
@@ -97,23 +97,23 @@ class WholeTransactions:
             self._read_events(tp, min(end, max(goal, self._scanned), self._scanned + MAX_EVENTS_PER_READ))
             all_read = self._scanned >= end
             open_one = self._advance_boundary(self._log, all_read=all_read)
-            if all_read or (self._scanned >= goal and self._log.at > start):
+            if all_read or (self._scanned >= goal and self._log.boundary > start):
                 break
             if self._scanned >= goal:  # within one transaction
                 goal = self._scanned + self.max_records
-        held_back = all_read and self._log.at < end
+        held_back = all_read and self._log.boundary < end
         self.is_stuck, self._waits = held_back and self._waits, held_back
         self.waits_for = self._describe_wait(open_one) if held_back else ""
         now = self.clock()
-        if not self._waits or self._open[0] != self.at:
-            self._open, self._warned = (self.at, now), now
+        if not self._waits or self._open[0] != self.boundary:
+            self._open, self._warned = (self.boundary, now), now
         elif open_one and now - self._warned >= WARN_INTERVAL_S:
             self._warned = now
             log.warning(
                 "topic %s: records after offset %d have been held back for %.0f s: %s",
-                *(tp[0], self.at, now - self._open[1], self._describe_wait(open_one)),
+                *(tp[0], self.boundary, now - self._open[1], self._describe_wait(open_one)),
             )
-        return self._log.at if all_read else end
+        return self._log.boundary if all_read else end
 
     def _advance_boundary(self, log: Boundaries, *, all_read: bool) -> str:
         """Move the last boundary. May read more transactions' ends. Returns the open transaction's id, or ""."""
@@ -130,17 +130,17 @@ class WholeTransactions:
             return
         assert self._log is not None
         for chunk, events in self.topics.events(tp, self._scanned, end):
-            for one, offset, ms in zip(events, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
-                if one.transaction:
-                    self._add_event(tp, one, ms)
-                elif one.unmarked and not self._reported:
+            for event, offset, ms in zip(events, chunk.offsets.tolist(), chunk.timestamps_ms.tolist(), strict=True):
+                if event.transaction:
+                    self._add_event(tp, event, ms)
+                elif event.unmarked and not self._reported:
                     self._reported = True
                     log.warning(
                         "events of topic %s do not name their transaction, so they are committed without it: set "
                         "provide.transaction.metadata=true in the connector",
                         tp[0],
                     )
-                self._log.add(one.transaction, one.order, one.position, offset + 1, unreadable=one.unreadable)
+                self._log.add(event.transaction, event.order, event.position, offset + 1, unreadable=event.unreadable)
                 self._scanned = offset + 1
         self._log.skip_to(end)
         self._scanned = end
@@ -149,18 +149,18 @@ class WholeTransactions:
         """Return the last transaction before `start`. Used if the marker does not have it."""
         found = NO_TRANSACTION
         for _, events in self.topics.events(tp, max(0, start - LOOKBACK_RECORDS), start):
-            for one in events:
-                found = LastTransaction(one.transaction, one.position) if one.transaction else found
+            for event in events:
+                found = LastTransaction(event.transaction, event.position) if event.transaction else found
         return found
 
-    def _add_event(self, tp: TopicPartition, one: EventTransaction, written_ms: int) -> None:
+    def _add_event(self, tp: TopicPartition, event: EventTransaction, written_ms: int) -> None:
         """Remember the first event's time and tables. Raises SpecError if a later event has other tables."""
         if self._since_ms is None:
             self._since_ms = max(written_ms, 0)
         if not self._tables:
-            self._tables = frozenset(one.tables)
-        elif self._tables.isdisjoint(one.tables):
-            several = (*sorted(self._tables), *one.tables)
+            self._tables = frozenset(event.tables)
+        elif self._tables.isdisjoint(event.tables):
+            several = (*sorted(self._tables), *event.tables)
             names = " and ".join(escape_unsafe(name[:MAX_NAME_CHARACTERS], lines=False) for name in several)
             raise SpecError(
                 f"source.format.envelope.transactions: topic {tp[0]} has events of several tables ({names}), and one "
@@ -222,10 +222,10 @@ class KafkaTopics:
             self._next = dict(self.kafka.earliest(partitions))
         self._topic_ids = topic_ids
         if new := [tp for tp in partitions if tp not in self._next]:
-            self._next |= self.kafka.at(datetime.fromtimestamp(since_ms / 1000, UTC) - MAX_CLOCK_STEP, new)
+            self._next |= self.kafka.offsets_at(datetime.fromtimestamp(since_ms / 1000, UTC) - MAX_CLOCK_STEP, new)
         stable = self.kafka.ends(partitions)
-        ahead = {tp: at for tp, at in self._next.items() if stable.get(tp, at) > at}
-        ranges = [OffsetRange(*tp, at, min(stable[tp], at + MAX_ENDS_PER_READ)) for tp, at in ahead.items()]
+        ahead = {tp: start for tp, start in self._next.items() if stable.get(tp, start) > start}
+        ranges = [OffsetRange(*tp, start, min(stable[tp], start + MAX_ENDS_PER_READ)) for tp, start in ahead.items()]
         unreadable = self.decoder.unreadable
         try:
             found = [end for chunk in self._chunks(ranges) for end in self.decoder.read_ends(chunk)]
@@ -243,7 +243,7 @@ class KafkaTopics:
                 "held back until a later transaction follows",
                 *(count, ", ".join(topic_ids)),
             )
-        return found, any(stable.get(tp, at) > at for tp, at in self._next.items())
+        return found, any(stable.get(tp, start) > start for tp, start in self._next.items())
 
     def _chunks(self, ranges: list[OffsetRange]) -> Iterable[RecordChunk]:
         if not ranges:

@@ -253,8 +253,8 @@ class Writer:
         if (read_pins := self.hosting.read_pins) is not None and expiry.enabled:
 
             def pins() -> Pins:  # with a client of the expiry's own thread
-                own = open_existing_catalog(self.spec.table.catalog)
-                return read_pins(own, self.spec.table.identifier, expiry, now_ms=clock.now_ms())
+                catalog = open_existing_catalog(self.spec.table.catalog)
+                return read_pins(catalog, self.spec.table.identifier, expiry, now_ms=clock.now_ms())
 
             tables.main.expiry = WriterExpiry(expiry, pins, clock.now_ms)
         reporter.set_progress(progress, merges=tables.merging is not None)
@@ -390,7 +390,7 @@ class Epoch:
             check_fence(seen.marker, stream=stream, epoch=committer.epoch)
             target = {**read, **truncated_at}
             moved = reset(tables, target=target, source=topics.identity, seen=seen, truncated_at=truncated_at)
-            self.number = moved.at.epoch
+            self.number = moved.key.epoch
             check_not_truncated(read, truncated_at, stream=stream)
         lost = describe_lost_ranges(marker.offsets, available)
         if not lost:

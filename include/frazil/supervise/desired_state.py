@@ -65,16 +65,16 @@ class DesiredStore:
     ) -> DesiredState:
         for _ in range(MAX_ATTEMPTS):
             try:
-                own, *others = [folder.read() for folder in self._folders]
-                before = _newest_state([own, *others])
+                own_state, *others = [folder.read() for folder in self._folders]
+                before = _newest_state([own_state, *others])
             except SpecError:
                 # The lost generations were counted up from 0, so the clock exceeds them.
-                before, own = DesiredState(generation=clock.now_ms()), None
+                before, own_state = DesiredState(generation=clock.now_ms()), None
                 self._folders[0].clear()
             if after is not None and before.generation != after:
                 break
             desired = self._next_state(before, mode, by=by, reason=reason, restart=restart)
-            if self._folders[0].put(desired, after=own):
+            if self._folders[0].put(desired, after=own_state):
                 for folder in self._folders[1:]:
                     folder.clear()
                 return desired
@@ -143,12 +143,12 @@ class _DesiredStateFolder:
 
 
 def _newest_state(found: Iterable[DesiredState | None]) -> DesiredState:
-    return reduce(_later_state, (one for one in found if one is not None), DesiredState())
+    return reduce(_later_state, (state for state in found if state is not None), DesiredState())
 
 
-def _later_state(one: DesiredState, other: DesiredState) -> DesiredState:
+def _later_state(first: DesiredState, other: DesiredState) -> DesiredState:
     """Return the state that was written last. Its generation becomes higher than the other's."""
-    older, newer = sorted((one, other), key=lambda desired: desired.at_ms)
+    older, newer = sorted((first, other), key=lambda desired: desired.at_ms)
     if newer.generation > older.generation:
         return newer
     above = older.generation

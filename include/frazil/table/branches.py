@@ -13,7 +13,9 @@ MAIN = "main"
 def head_of(metadata: TableMetadata, branch: str = MAIN) -> Snapshot | None:
     ref = metadata.refs.get(branch)
     newest_first = reversed(metadata.snapshots)  # the head is most often the newest of hundreds
-    return next((one for one in newest_first if one.snapshot_id == ref.snapshot_id), None) if ref else None
+    return (
+        next((snapshot for snapshot in newest_first if snapshot.snapshot_id == ref.snapshot_id), None) if ref else None
+    )
 
 
 def snapshot_summary(snapshot: Snapshot | None) -> Mapping[str, str]:

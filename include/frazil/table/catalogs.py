@@ -318,8 +318,8 @@ def _connection_error_text(error: Exception) -> str:
     # After retries, requests raises the same error for a server that hangs as for one that does not exist.
     tried = error.args[0] if error.args else None
     is_late = isinstance(getattr(tried, "reason", None), HttpTimeout) or isinstance(error, requests.Timeout)
-    why = "no answer in time" if is_late else "the connection broke"
-    return f"{where}: {found[1] if found else why}"
+    reason = "no answer in time" if is_late else "the connection broke"
+    return f"{where}: {found[1] if found else reason}"
 
 
 def _flatten(configured: object, prefix: str = "") -> dict[str, str]:
@@ -366,12 +366,12 @@ def _open_once(config: CatalogConfig) -> Catalog:
         if translated is None:
             raise
         raise translated from error
-    own = getattr(catalog, "engine", None)
-    if _engines is not None and isinstance(own, SqlEngine) and ":memory:" not in uri:
-        shared = _engines.setdefault(uri, own)
-        if shared is not own:
+    engine = getattr(catalog, "engine", None)
+    if _engines is not None and isinstance(engine, SqlEngine) and ":memory:" not in uri:
+        shared = _engines.setdefault(uri, engine)
+        if shared is not engine:
             catalog.engine = shared  # type: ignore[attr-defined]
-            own.dispose()
+            engine.dispose()
     return write_small_objects_in_one_request(reuse_metadata(keep_times_in_order(catalog)))
 
 

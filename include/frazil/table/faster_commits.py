@@ -119,14 +119,14 @@ def _sharing_class(kind: type[TableMetadata]) -> type[TableMetadata]:
     """Return a subclass whose deep copies share snapshots and schemas. Lookups begin with the newest snapshot."""
 
     def deepcopy(self: TableMetadata, memo: dict[int, Any] | None = None) -> TableMetadata:  # noqa: ARG001
-        own = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
-        return self.model_copy(update=own)
+        values = {name: copy.copy(value) for name, value in self.__dict__.items() if isinstance(value, list | dict)}
+        return self.model_copy(update=values)
 
     def snapshot_by_id(self: TableMetadata, snapshot_id: int) -> Snapshot | None:
-        return next((one for one in reversed(self.snapshots) if one.snapshot_id == snapshot_id), None)
+        return next((snapshot for snapshot in reversed(self.snapshots) if snapshot.snapshot_id == snapshot_id), None)
 
-    own = {"__deepcopy__": deepcopy, "snapshot_by_id": snapshot_by_id, "__module__": __name__}
-    return type(f"Sharing{kind.__name__}", (kind,), own)
+    attributes = {"__deepcopy__": deepcopy, "snapshot_by_id": snapshot_by_id, "__module__": __name__}
+    return type(f"Sharing{kind.__name__}", (kind,), attributes)
 
 
 def _change_class(kind: type[TableMetadata], metadata: TableMetadata) -> TableMetadata:
@@ -158,8 +158,8 @@ def _metadata_json(metadata: TableMetadata, known: BoundedCache[_SnapshotTexts],
     table = str(metadata.table_uuid)
     before = known.get(table) or {}
     texts = {
-        id(one): before.get(id(one)) or (one, one.model_dump_json(exclude_none=exclude_none))
-        for one in metadata.snapshots
+        id(snapshot): before.get(id(snapshot)) or (snapshot, snapshot.model_dump_json(exclude_none=exclude_none))
+        for snapshot in metadata.snapshots
     }
     known.keep(table, texts)
     rest = metadata.model_copy(update={"snapshots": []}).model_dump_json(exclude_none=exclude_none)

@@ -270,9 +270,11 @@ def read_remains(folder: TableFolder) -> Remains | None:
 def find_other_table(store: ObjectStore, table: Table) -> MetadataFile | None:
     """Return the metadata file of another table, with data, in this table's folder, if one exists."""
     metadata = table.metadata
-    own = {file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))}
+    known_files = {
+        file_name(path) for path in (table.metadata_location, *(e.metadata_file for e in metadata.metadata_log))
+    }
     files = store.list_files(f"{table.location().rstrip('/')}/metadata")
-    others = (_read_metadata(store, file) for file in _metadata_files(files) if file_name(file.path) not in own)
+    others = (_read_metadata(store, file) for file in _metadata_files(files) if file_name(file.path) not in known_files)
     return next((o for o in others if o.snapshots and o.uuid != str(metadata.table_uuid)), None)
 
 

@@ -37,7 +37,7 @@ def run_in_parallel(step: Callable[[A], B], items: Sequence[A], *, max_threads: 
     with ThreadPoolExecutor(min(len(others), max_threads), "tables", _keep_in_thread) as threads:
         steps = [threads.submit(step, item) for item in others]
         done = step(last)
-    return [*(one.result() for one in steps), done]
+    return [*(step.result() for step in steps), done]
 
 
 def _keep_in_thread() -> None:

@@ -40,8 +40,8 @@ def use_current_names(declared: Schema, existing: Schema, former: FormerColumns)
 
 def find_dropped_columns(names: Iterable[str], existing: Schema, former: FormerColumns) -> list[str]:
     """Return the names of columns that `frazil evolve` dropped. Omits names that the table has again."""
-    gone = (name for name in names if name in former and not _has_column(existing, name))
-    return [name for name in gone if find_current_name(existing, former[name]) is None]
+    missing = (name for name in names if name in former and not _has_column(existing, name))
+    return [name for name in missing if find_current_name(existing, former[name]) is None]
 
 
 def find_aliases(existing: Schema, former: FormerColumns) -> dict[str, int]:
@@ -85,8 +85,8 @@ def find_change_problems(
     for name in (*wanted.renames, *wanted.drops):
         if name not in ids:
             found.append(f"the table has no column {name}")
-        elif why := fixed.get(name):
-            found.append(f"the column {name} cannot be changed: {why}")
+        elif reason := fixed.get(name):
+            found.append(f"the column {name} cannot be changed: {reason}")
     for old, new in wanted.renames.items():
         if name_key(new) in names and name_key(new) != name_key(old):
             found.append(f"the table already has the column {names[name_key(new)]}")

@@ -67,8 +67,10 @@ def find_evolutions(table: Table, declared: DeclaredTable, stream: str) -> list[
         if not names.isdisjoint(added.full_names()):
             conflicts.append(Conflict(added.path, f"{PARTITION_NAME_PROBLEM}; give the column another name"))
         if isinstance(added.type, VariantType) and table.metadata.format_version < 3:
-            what = f"is a variant, but the table has format version {table.metadata.format_version}, not 3"
-            conflicts.append(Conflict(added.path, f"{what}; declare {{type: string, as: json}}, or upgrade the table"))
+            problem = f"is a variant, but the table has format version {table.metadata.format_version}, not 3"
+            conflicts.append(
+                Conflict(added.path, f"{problem}; declare {{type: string, as: json}}, or upgrade the table")
+            )
     if conflicts:
         lines = "; ".join(f"column {'.'.join(conflict.path)} {conflict.message}" for conflict in conflicts)
         name = table_identifier(table)

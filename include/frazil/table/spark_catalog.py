@@ -95,8 +95,8 @@ def _to_jdbc_properties(name: str, uri: str) -> dict[str, str]:
     if url.get_backend_name() == "sqlite":
         # Iceberg 1.10 never closes the query that looks for its tables. SQLite would keep that query's snapshot: Spark
         # would see no later commits, and could not commit after one. PyIceberg has already created the tables.
-        own = {"jdbc.init-catalog-tables": "false"}
-        return common | own | {"uri": f"jdbc:sqlite:{url.database}?busy_timeout={SQLITE_BUSY_MS}"}
+        properties = {"jdbc.init-catalog-tables": "false"}
+        return common | properties | {"uri": f"jdbc:sqlite:{url.database}?busy_timeout={SQLITE_BUSY_MS}"}
     if url.get_backend_name() != "postgresql":
         raise SpecError(
             f"the catalog {name!r} is in {url.get_backend_name()}, which frazil cannot open from Spark: use PostgreSQL "

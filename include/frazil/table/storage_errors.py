@@ -54,9 +54,9 @@ def translate_staging_failure(folder: str, error: OSError) -> FrazilError | None
     return _translate_credentials_error(folder, error) or _store_failure(folder, "fails", error)
 
 
-def _store_failure(path: str, what: str, error: Exception) -> StorageUnavailable:
+def _store_failure(path: str, problem: str, error: Exception) -> StorageUnavailable:
     remedy = "Check the store's state and limits, and its endpoint in the catalog's configuration"
-    return StorageUnavailable(f"{path}: the object store {what}: {_error_text(error)}", remedy=remedy)
+    return StorageUnavailable(f"{path}: the object store {problem}: {_error_text(error)}", remedy=remedy)
 
 
 def translate_local_failure(path: str, error: OSError) -> FrazilError | None:
@@ -66,8 +66,8 @@ def translate_local_failure(path: str, error: OSError) -> FrazilError | None:
         return AccessDenied(f"{path}: the file system refuses access ({_error_text(error)}); grant this user access")
     if (fault := _DISK_FAULTS.get(error.errno)) is None:
         return None
-    what, remedy = fault
-    text = f"the disk of {path} {what}: {_error_text(error)}"
+    problem, remedy = fault
+    text = f"the disk of {path} {problem}: {_error_text(error)}"
     return StorageUnavailable(text, remedy=f"{remedy}; nothing is lost")
 
 

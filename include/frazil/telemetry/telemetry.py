@@ -161,7 +161,7 @@ class StreamMetrics:
 
     def take(self, event: Event) -> None:  # noqa: PLR0912 - a case for each kind of event
         add, set_, labels = self._meters.add, self._meters.set, self._labels
-        match event.what:
+        match event.payload:
             case events.PhaseBegan() if self._in_outage:
                 self._in_outage = False
                 set_(m.OUTAGE, labels, self._behind)
@@ -282,11 +282,11 @@ class Telemetry:
         finally:
             metrics.ended()
 
-    def _start(self, how: str, begin: Callable[[], None]) -> None:
+    def _start(self, target: str, begin: Callable[[], None]) -> None:
         try:
             begin()
         except Exception as error:  # a port that is taken, a missing extra, an exporter's own configuration
-            log.warning("cannot publish metrics %s: %s", how, error)
+            log.warning("cannot publish metrics %s: %s", target, error)
 
     def _serve(self) -> None:
         s = self.settings

@@ -49,7 +49,7 @@ def test_a_deleted_commit_record_is_not_taken_for_a_skipped_range_although_its_b
 ) -> None:
     made.land({0: (0, 10)})
     made.land({0: (10, 20)}, written={0: []})  # its rows are lost too
-    key = made.tables.marker().at  # type: ignore[union-attr]
+    key = made.tables.marker().key  # type: ignore[union-attr]
     made.land({0: (20, 30)}, rejected={0: range(20, 30)})
     made.tables.store.delete([made.tables.journals.path(key)])
     found = audit_stream(made.tables)

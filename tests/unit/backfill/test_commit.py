@@ -52,7 +52,7 @@ def chunk(
     """A chunk that is staged and not journaled yet."""
     key = committer.next_key()
     good = [(p, o) for p, of in ranges.items() for o in range(*of) if (p, o) not in bad]
-    world.stream, stream = committer.own.stream, world.stream
+    world.stream, stream = committer.own_tables.stream, world.stream
     files = (*world.write(key, good), *(world.write_dead_letters(key, sorted(bad)) if bad else ()))
     world.stream = stream
     made = world.journal(key, ranges, files, bad=bad)
@@ -241,7 +241,7 @@ def test_an_older_run_is_fenced_and_its_late_journal_is_never_committed(live: An
     stage(live, newer)
     publish(live, BackfillCommitter.begin(live.tables, REQUEST) if again else newer)
     check_landed(live)
-    folder = batch_folder(live.load(), older.own.stream, late.key).removeprefix("file://")
+    folder = batch_folder(live.load(), older.own_tables.stream, late.key).removeprefix("file://")
     assert not [path for path in live.all_parquet_files() if path.startswith(folder)]
 
 

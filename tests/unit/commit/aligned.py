@@ -80,7 +80,7 @@ class Aligned:
                 rows += [self._row(p, offset) for offset in range(start, end)]
                 believed = [m for m in self.log[p][start:end] if m is not None and m < FAR]
                 newest[p] = micros(max(believed)) if believed else None
-        key = BatchKey(self.committer.epoch, marker.at.batch + 1)
+        key = BatchKey(self.committer.epoch, marker.key.batch + 1)
         files = self.world._write(self.world.load(), key, "main", rows)
         journal = self.world.journal(key, ranges, files, idle=idle, seen=self.committer.newest_dead_letters())
         progress = tuple(dataclasses.replace(p, max_event_time_us=newest[p.partition]) for p in journal.progress)

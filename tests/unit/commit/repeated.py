@@ -67,7 +67,7 @@ class RepeatedWorld(World):
     def arrive(self, committer: Committer, rows: Rows) -> Journal:
         """Stage rows in several files, and write their journal."""
         marker = self.marker()
-        key = BatchKey(committer.epoch, marker.at.batch + 1)
+        key = BatchKey(committer.epoch, marker.key.batch + 1)
         start = marker.offsets["events", 0]
         staged = self.stage_rows(key, rows, start)
         journal = self.journal(key, {0: (start, start + len(rows))}, staged, seen=committer.newest_dead_letters())

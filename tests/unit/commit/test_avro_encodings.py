@@ -133,7 +133,7 @@ def test_equality_field_ids_are_ints_and_longs_of_older_manifests_are_readable(
         made = write_added([a_file(table.spec().spec_id, name)], layout_of(table), ManifestContent.DATA, new)
         (entry,) = made.fetch_manifest_entry(table.io)
         (file,) = ENTRIES.live(table.io, made)
-        assert (entry.data_file.partition[0], file[ENTRIES.at[103]]) == (name, 7)
+        assert (entry.data_file.partition[0], file[ENTRIES.index[103]]) == (name, 7)
         with Path(new.path.removeprefix("file://")).open("rb") as opened:
             (data_file,) = (f["type"] for f in reader(opened).writer_schema["fields"] if f["name"] == "data_file")
         types = {field["name"]: field["type"] for field in data_file["fields"]}

@@ -29,7 +29,7 @@ def test_a_commit_lands_rows_and_marker_in_one_snapshot(world):
     assert world.snapshots() == before + 1
     assert world.rows() == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     assert world.marker() == marker
-    assert (marker.at, marker.settled) == (BatchKey(1, 1), BatchKey(1, 1))
+    assert (marker.key, marker.settled) == (BatchKey(1, 1), BatchKey(1, 1))
     assert marker.offsets == {("events", 0): 3, ("events", 1): 2}
     assert marker.snapshot_id == world.load().current_snapshot().snapshot_id
 
@@ -81,7 +81,7 @@ def test_no_marker_changes_without_a_snapshot(world, rejected):
     head = world.load().current_snapshot()
     assert head.parent_snapshot_id == before.snapshot_id
     assert marker.snapshot_id == head.snapshot_id
-    assert marker.at == (1, 1)
+    assert marker.key == (1, 1)
     assert world.rows() == []
 
 

@@ -63,7 +63,7 @@ def test_a_stream_that_skips_gaps_continues_at_the_truncation_and_loses_no_new_r
         go()
     moved = world.marker()
     assert (moved.offsets[P0], moved.rewritten) == (6, {P0: ((6, 10),)})
-    assert epoch.number == moved.at.epoch > committer.epoch
+    assert epoch.number == moved.key.epoch > committer.epoch
     # The next epoch of this very writer is fenced by no one; another letter at an offset that has one is kept.
     world.run(world.take_over(after=epoch.number), {0: (6, 12)}, rejected={0: [8]})
     assert world.rows() == sorted([(0, o) for o in range(10) if o != 8] + [(0, o) for o in range(6, 12) if o != 8])

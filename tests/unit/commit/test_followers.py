@@ -67,7 +67,7 @@ class Routed:
 
     def stage(self, rows: Rows, end: int) -> Journal:
         marker = self.world.marker()
-        key = BatchKey(self.committer.epoch, marker.at.batch + 1)
+        key = BatchKey(self.committer.epoch, marker.key.batch + 1)
         files: list[StagedFile] = []
         for target, offsets in rows.items():
             table = self.world.load() if target == "main" else self.load(target)
@@ -219,8 +219,8 @@ def test_a_rolled_back_routed_table_is_behind_until_it_is_rolled_forward(routed:
     routed.world.roll_back(1, routed.load(ORDERS))
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
     behind = routed.followers.behind[ORDERS]
-    assert "was rolled back" in behind.why.reason
-    assert "`frazil route events --give-up demo.orders`" in behind.why.remedy, "a reset is about home"
+    assert "was rolled back" in behind.explanation.reason
+    assert "`frazil route events --give-up demo.orders`" in behind.explanation.remedy, "a reset is about home"
     assert "reset" not in str(behind)
     assert routed.offsets(PAYMENTS) == [1, 3]
     routed.world.move_branch(head.snapshot_id, routed.load(ORDERS))
@@ -233,10 +233,10 @@ def test_a_dropped_table_is_behind_even_if_another_table_has_its_name(routed: Ro
     routed.decide({ORDERS: [0], PAYMENTS: [1]}, 2)
     inner.drop_table(ORDERS)
     routed.followers.commit()
-    assert "no longer exists" in routed.followers.behind[ORDERS].why.reason
+    assert "no longer exists" in routed.followers.behind[ORDERS].explanation.reason
     inner.create_table(ORDERS, SCHEMA, partition_spec=BY_DAY, location=str(routed.world.root / "elsewhere"))
     routed.run({PAYMENTS: [2]}, 3)
-    assert "has no marker of stream 'events'" in routed.followers.behind[ORDERS].why.reason
+    assert "has no marker of stream 'events'" in routed.followers.behind[ORDERS].explanation.reason
     assert routed.offsets(PAYMENTS) == [1, 2]
 
 
@@ -246,7 +246,7 @@ def test_a_rolled_back_routed_table_may_continue_without_its_lost_rows(routed: R
     routed.run({ORDERS: [2], PAYMENTS: [3]}, 4)
     (behind,) = find_lagging_tables(routed.tables, routed.world.marker())
     assert (behind.target, behind.rows, behind.batches) == (ORDERS, 1, 1)
-    assert "was rolled back" in behind.why.reason
+    assert "was rolled back" in behind.explanation.reason
     discard_rows_of_existing_table(routed.tables, ORDERS, routed.world.marker())
     assert find_lagging_tables(routed.tables, routed.world.marker()) == []
     routed.run({ORDERS: [4]}, 5)
@@ -351,7 +351,7 @@ def test_files_deleted_by_others_are_never_referenced(routed: Routed) -> None:
     journal = routed.run({ORDERS: [0], PAYMENTS: [1]}, 2)
     Path(bare_path(journal.staged_for(ORDERS)[0].path)).unlink()
     routed.followers.commit()
-    assert routed.followers.behind[ORDERS].why.reason.startswith(
+    assert routed.followers.behind[ORDERS].explanation.reason.startswith(
         "1 file with rows for table demo.orders cannot be found"
     )
     assert routed.offsets(ORDERS) == []
@@ -389,7 +389,7 @@ def test_a_table_dropped_during_a_commit_causes_no_warning_of_unused_files(
     routed.tables.handle(ORDERS).current()
     routed.world.catalog.inner.drop_table(ORDERS)
     routed.followers.commit()
-    assert "no longer exists" in routed.followers.behind[ORDERS].why.reason
+    assert "no longer exists" in routed.followers.behind[ORDERS].explanation.reason
     warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert [text for text in warned if "unused files" in text] == []
 
@@ -412,7 +412,7 @@ def test_a_routed_tables_marker_remembers_as_many_epochs_as_that_of_the_default_
         for batch in (1, 2):
             journal: Any = SimpleNamespace(key=BatchKey(epoch, batch), progress=(), source=marker.source)
             marker = _advance_marker(marker, journal)
-            assert (marker.at, marker.settled, marker.batches[epoch]) == (journal.key, journal.key, batch)
+            assert (marker.key, marker.settled, marker.batches[epoch]) == (journal.key, journal.key, batch)
     assert marker.batches == dict.fromkeys(range(5, MAX_EPOCHS + 5), 2)
 
 

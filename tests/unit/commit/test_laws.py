@@ -32,7 +32,7 @@ offset_spans = st.dictionaries(
 markers = st.builds(
     Marker,
     stream=names,
-    at=keys,
+    key=keys,
     settled=st.none() | keys,
     offsets=st.dictionaries(topic_partitions, offsets),
     source=sources,
@@ -241,18 +241,18 @@ def test_a_marker_knows_the_fate_of_every_batch_of_the_epochs_it_remembers(walk)
     committed = set()
     for step in walk:
         if step == "epoch":
-            marker = marker.with_epoch(marker.at.epoch + 1)
+            marker = marker.with_epoch(marker.key.epoch + 1)
         else:
-            key = BatchKey(marker.at.epoch, marker.at.batch + 1)
+            key = BatchKey(marker.key.epoch, marker.key.batch + 1)
             marker = marker.with_batch(key)
             committed.add(key)
-    for epoch in range(1, marker.at.epoch + 1):
+    for epoch in range(1, marker.key.epoch + 1):
         for batch in range(1, 42):
             expected = BatchOutcome.COMMITTED if (epoch, batch) in committed else BatchOutcome.NOT_COMMITTED
             assert marker.outcome_of(BatchKey(epoch, batch)) is expected
     assert marker.outcome_of(BatchKey(0, 1)) is BatchOutcome.UNKNOWN
-    skipped = marker.with_epoch(marker.at.epoch + 2)
-    assert skipped.outcome_of(BatchKey(skipped.at.epoch - 1, 1)) is BatchOutcome.NOT_COMMITTED
+    skipped = marker.with_epoch(marker.key.epoch + 2)
+    assert skipped.outcome_of(BatchKey(skipped.key.epoch - 1, 1)) is BatchOutcome.NOT_COMMITTED
 
 
 def test_a_marker_remembers_a_bounded_number_of_epochs():

@@ -35,12 +35,12 @@ def test_a_reset_is_one_snapshot_with_the_marker_and_fences_a_running_writer(wor
     world.run(running, {0: (0, 10), 1: (0, 10)})
     before = world.snapshots()
     marker = reset_to(world, {P0: 4, P1: 20})
-    assert marker.at == (2, 0)
+    assert marker.key == (2, 0)
     assert world.snapshots() == before + 1
     found = world.marker()
-    assert (found.offsets, found.at.epoch) == ({P0: 4, P1: 20}, 2)
+    assert (found.offsets, found.key.epoch) == ({P0: 4, P1: 20}, 2)
     assert found.snapshot_id == world.load().current_snapshot().snapshot_id
-    assert world.dead_letter_marker().at.epoch == 2
+    assert world.dead_letter_marker().key.epoch == 2
     with pytest.raises(Fenced):
         running.commit(world.journal(BatchKey(1, 2), {0: (10, 12)}))
     world.run(world.begin(), {0: (4, 6), 1: (20, 21)})
@@ -64,10 +64,10 @@ def test_a_reset_whose_answer_is_lost_or_late_is_done_once(world: Any, table: st
     world.run(world.begin(), {0: (0, 10)})
     for fault in (world.catalog.next_answer_is_lost, world.catalog.next_lands_late):
         fault(table)
-        epoch = world.marker().at.epoch
+        epoch = world.marker().key.epoch
         reset_to(world, {P0: 4, P1: 0})
         world.catalog.land_now()
-        assert (world.marker().at.epoch, world.dead_letter_marker().at.epoch) == (epoch + 1, epoch + 1)
+        assert (world.marker().key.epoch, world.dead_letter_marker().key.epoch) == (epoch + 1, epoch + 1)
     assert world.marker().offsets == {P0: 4, P1: 0}
 
 
@@ -144,7 +144,7 @@ def test_an_edited_marker_is_replaced_with_a_higher_epoch_and_commits_nothing_ag
         world.marker()
     seen = read_state_before_reset(world.tables)
     assert (seen.marker, seen.held) == (None, {P0: 20, P1: 0})
-    assert reset_to(world, dict(seen.held), seen).at.epoch == 3
+    assert reset_to(world, dict(seen.held), seen).key.epoch == 3
     world.run(world.begin(), {0: (20, 22)})
     assert world.rows() == [(0, o) for o in range(22) if o not in {3, 12}]
     assert world.dead_letters() == [(0, 3), (0, 12)]

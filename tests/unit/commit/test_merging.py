@@ -255,7 +255,7 @@ def test_rows_that_waited_on_the_open_branch_are_in_main_before_a_merge(catalog,
     merging = MergeConfig(lambda _: MergeRules(key))
     world.tables = dataclasses.replace(world.tables, align=None, merging=merging)
     committer = world.begin()
-    batch = BatchKey(committer.epoch, world.marker().at.batch + 1)
+    batch = BatchKey(committer.epoch, world.marker().key.batch + 1)
     table = world.load()
     target = UPSERT_MODE.staging_target(target_table(table, folder=batch_folder(table, world.stream, batch)), key)
     writer = TableWriter(target, "main", io=table.io, file_name=file_namer(0, 0))

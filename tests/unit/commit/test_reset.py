@@ -74,7 +74,7 @@ def test_a_reset_takes_the_epoch_and_keeps_the_watermark():
     )  # fmt: skip
     seen = StateBeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
     after = marker_after_reset(seen, stream="s", epoch=4, target={("t", 0): 2}, source=SOURCE)
-    assert after.at == BatchKey(4, 0)
+    assert after.key == BatchKey(4, 0)
     assert after.offsets == {("t", 0): 2, ("old", 0): 5}
     assert (after.watermark_us, after.idle, after.settled) == (99, frozenset(), BatchKey(3, 7))
     assert after.transaction == NO_TRANSACTION
@@ -96,7 +96,7 @@ def test_a_reset_to_a_recreated_topic_records_where_offsets_of_the_former_topic_
     def after(before: Marker, target: Offsets, *, truncated_at: Offsets = NO_OFFSETS) -> Marker:
         seen = StateBeforeReset(before, "text", before.offsets, before.source, rolled_back=False)
         found = marker_after_reset(
-            seen, stream="s", epoch=before.at.epoch + 1, target=target, source=remade, truncated_at=truncated_at
+            seen, stream="s", epoch=before.key.epoch + 1, target=target, source=remade, truncated_at=truncated_at
         )
         return Marker.from_property("s", found.to_property())
 

@@ -57,7 +57,7 @@ def test_the_last_journal_is_committed_again_without_writing_one_parquet_file(wo
     assert world.all_parquet_files() == staged
     assert world.rows() == [(0, 0), (0, 1), (0, 2), (0, 4)]
     assert world.dead_letters() == [(0, 3)]
-    assert (world.marker().at, world.marker().settled) == (BatchKey(2, 1), journal.key)
+    assert (world.marker().key, world.marker().settled) == (BatchKey(2, 1), journal.key)
     assert world.run(second, {0: (5, 6)}).offsets["events", 0] == 6
 
 

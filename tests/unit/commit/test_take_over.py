@@ -25,7 +25,7 @@ def test_the_first_take_over_writes_a_marker_with_an_empty_snapshot(world):
 
     marker, head = world.marker(), world.load().current_snapshot()
     assert committer.epoch == 1
-    assert (marker.at, marker.settled, marker.offsets) == (BatchKey(1, 0), None, world.starts)
+    assert (marker.key, marker.settled, marker.offsets) == (BatchKey(1, 0), None, world.starts)
     assert (marker.snapshot_id, marker.sequence_number) == (head.snapshot_id, head.sequence_number)
     assert head.summary["frazil.operation"] == "take-over"
     assert world.rows() == []
@@ -73,7 +73,7 @@ def test_a_take_over_that_dies_before_the_dead_letter_table_is_completed_by_the_
 
     third = world.begin()
 
-    assert (world.marker().at, world.dead_letter_marker().at) == (BatchKey(third.epoch, 0), BatchKey(third.epoch, 0))
+    assert (world.marker().key, world.dead_letter_marker().key) == (BatchKey(third.epoch, 0), BatchKey(third.epoch, 0))
 
 
 def test_two_take_overs_at_once_get_two_epochs(world):
@@ -84,7 +84,7 @@ def test_two_take_overs_at_once_get_two_epochs(world):
     winner = world.take_over()
 
     assert {winner.epoch, rival[0].epoch} == {1, 2}
-    assert world.marker().at.epoch == winner.epoch == 2
+    assert world.marker().key.epoch == winner.epoch == 2
 
 
 def test_a_take_over_with_lost_responses_succeeds(world):
@@ -94,8 +94,8 @@ def test_a_take_over_with_lost_responses_succeeds(world):
 
     committer = world.take_over()
 
-    assert world.marker().at == (committer.epoch, 0)
-    assert world.dead_letter_marker().at == (committer.epoch, 0)
+    assert world.marker().key == (committer.epoch, 0)
+    assert world.dead_letter_marker().key == (committer.epoch, 0)
     assert world.run(committer, {0: (0, 2)}).offsets["events", 0] == 2
 
 
@@ -124,7 +124,7 @@ def test_a_take_over_that_lands_after_a_reported_failure_is_recognized_as_its_ow
 
     committer = world.take_over()
 
-    assert (committer.epoch, world.marker().at) == (2, (2, 0))
+    assert (committer.epoch, world.marker().key) == (2, (2, 0))
 
 
 def test_a_writer_that_was_replaced_never_takes_over_again(world):
@@ -136,7 +136,7 @@ def test_a_writer_that_was_replaced_never_takes_over_again(world):
         world.take_over(after=first.epoch)
 
     assert world.load().metadata == before
-    assert world.run(second, {0: (0, 2)}).at == BatchKey(second.epoch, 1)
+    assert world.run(second, {0: (0, 2)}).key == BatchKey(second.epoch, 1)
 
 
 def test_a_writer_that_is_replaced_while_it_takes_over_from_itself_is_fenced(world):
@@ -148,7 +148,7 @@ def test_a_writer_that_is_replaced_while_it_takes_over_from_itself_is_fenced(wor
     with pytest.raises(Fenced, match=r"was replaced by epoch 2.*\. If no other writer runs .*`frazil resume"):
         world.take_over(after=first.epoch)
 
-    assert world.marker().at == (rival[0].epoch, 0)
+    assert world.marker().key == (rival[0].epoch, 0)
 
 
 @pytest.mark.parametrize("fault", ["next_answer_is_lost", "next_lands_late"])
@@ -158,7 +158,7 @@ def test_a_writer_is_not_fenced_by_its_own_take_over_with_a_lost_or_late_respons
 
     again = world.take_over(after=first.epoch)
 
-    assert world.marker().at == (again.epoch, 0) == (first.epoch + 1, 0)
+    assert world.marker().key == (again.epoch, 0) == (first.epoch + 1, 0)
 
 
 def test_a_stream_that_was_forgotten_is_not_begun_again_by_its_writer(world):

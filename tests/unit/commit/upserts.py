@@ -82,7 +82,7 @@ class UpsertWorld(World):
     def change(self, committer: Committer, changes: Changes) -> Journal:
         """Stage changes in several files, and write their journal."""
         marker = self.marker()
-        key = BatchKey(committer.epoch, marker.at.batch + 1)
+        key = BatchKey(committer.epoch, marker.key.batch + 1)
         start = marker.offsets["events", 0]
         journal = self.journal(
             key,

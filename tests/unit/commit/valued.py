@@ -200,7 +200,7 @@ class ValuedWorld(World):
         self.tables = dataclasses.replace(self.view(), merging=self._merging(), align=align)
         committer = self.begin()
         marker = self.marker()
-        key, start = BatchKey(committer.epoch, marker.at.batch + 1), marker.offsets["events", 0]
+        key, start = BatchKey(committer.epoch, marker.key.batch + 1), marker.offsets["events", 0]
         files = self.stage_values(key, rows, content, start)
         journal = self.journal(key, {0: (start, start + len(rows))}, files, seen=committer.newest_dead_letters())
         progress = (RangeProgress("events", 0, start, start + len(rows), len(rows), 0, self._us(DAY)),)
@@ -256,7 +256,7 @@ class ValuedWorld(World):
         self.tables = dataclasses.replace(self.view(), merging=None)
         committer = BackfillCommitter.begin(self.tables, parse_request({"stream": self.stream}))
         key = committer.next_key()
-        self.stream, stream = committer.own.stream, self.stream
+        self.stream, stream = committer.own_tables.stream, self.stream
         files = self.stage_values(key, rows, "data", 0)
         self.stream = stream
         committer.commit(self.journal(key, {0: (0, len(rows))}, files), planned=1)

@@ -145,8 +145,8 @@ def test_a_port_in_use_is_reported_with_its_owner_and_the_option() -> None:
         with pytest.raises(
             EnvironmentUnusable, match=rf"port {port}, wanted for tea, is taken .*pid {os.getpid()}.*--tea"
         ):
-            process.require_free_port(port, what="tea", option="--tea-port")
-    process.require_free_port(port, what="tea", option="--tea-port")
+            process.require_free_port(port, server="tea", option="--tea-port")
+    process.require_free_port(port, server="tea", option="--tea-port")
 
 
 def test_a_free_port_can_be_listened_on() -> None:

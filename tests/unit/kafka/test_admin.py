@@ -115,5 +115,5 @@ def test_a_timestamp_before_1970_is_not_sent_to_kafka_as_a_special_offset(monkey
             offsets, "_list_committed", lambda tps, spec: requested.append(spec) or dict.fromkeys(tps, 0)
         )
         for ms in (-1, -2, -62_135_596_800_000, 1):
-            offsets.at(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms), [("t", 0)])
+            offsets.offsets_at(datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms), [("t", 0)])
     assert [spec._value for spec in requested] == [0, 0, 0, 1]

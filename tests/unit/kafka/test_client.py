@@ -62,7 +62,7 @@ def test_a_kafka_client_collected_in_a_librdkafka_thread_is_destroyed_in_a_pytho
 def test_an_access_denial_is_distinguished_from_a_temporary_kafka_error(
     code: int, text: str, check: str | None
 ) -> None:
-    found = to_access_denied(code, text, what="access to t", stream="flights", servers="kafka:9092")
+    found = to_access_denied(code, text, subject="access to t", stream="flights", servers="kafka:9092")
     assert (found is None) == (check is None)
     if check is not None:
         said = str(found)

@@ -206,7 +206,7 @@ def test_recent_files_are_those_of_the_newest_records_that_are_left(made: MadeSt
     assert recent.commits == MAX_COMMIT_RECORDS
     marker = made.tables.marker()
     assert marker is not None
-    Path(made.tables.journals.path(marker.at).removeprefix("file://")).unlink()
+    Path(made.tables.journals.path(marker.key).removeprefix("file://")).unlink()
     assert (left := measured(made).recent)
     assert left.commits == MAX_COMMIT_RECORDS - 1
 

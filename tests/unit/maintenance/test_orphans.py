@@ -232,7 +232,7 @@ def journaled(made: MadeStream, start: int) -> Journal:
 def staged_chunk(world: World, committer: BackfillCommitter, start: int) -> Journal:
     """A chunk of a backfill of its own partition, not journaled."""
     made, key, table = world.made, committer.next_key(), world.table()
-    own = MadeStream(made.spec.model_copy(update={"name": committer.own.stream}), made.now_ms, partitions=1)
+    own = MadeStream(made.spec.model_copy(update={"name": committer.own_tables.stream}), made.now_ms, partitions=1)
     files = own.write(table, key, "main", {5: [start]})
     files += own.write(world.table("demo.made_dead_letters"), key, "dead-letters", {5: [start + 1]})
     return Journal(

@@ -105,7 +105,7 @@ def test_before_the_template_has_made_a_table_nothing_is_signalled(tmp_path: Pat
     made = begun()
     made.run({"main": 1}, at_us=hour(2.5))
     assert assess_group(load_catalog(None), group(made.spec)) == []
-    assert TableSignals.load(load_catalog(None), TEMPLATE).at is None
+    assert TableSignals.load(load_catalog(None), TEMPLATE).signals_table is None
     text = made.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     (tmp_path / "shop.yaml").write_text(yaml.safe_dump(text))
     said = CliRunner().invoke(frazil, ["partitions", TEMPLATE, "--streams", str(tmp_path)])

@@ -139,9 +139,9 @@ def test_a_routed_table_that_cannot_be_created_lags_alone_and_gets_its_rows_late
     assert (made.offsets(ORDERS), made.offsets(B)) == ([2], [4, 5, 6])
     (behind,) = find_lagging_tables(made.tables, made.home())
     assert (behind.target, behind.rows, behind.batches) == (A, 3, 2)
-    assert "not yours" in behind.why.reason, "who looks hears what the writer met"
+    assert "not yours" in behind.explanation.reason, "who looks hears what the writer met"
     assert {name: str(why) for name, why in describe_missing_tables(made.spec).items()} == {A: str(behind)}
-    assert "not yours" in made.route.followers.behind[A].why.reason
+    assert "not yours" in made.route.followers.behind[A].explanation.reason
     found = audit_stream(made.tables, window=None)
     assert found.clean
     assert [f.sentence for f in found.findings] == [
@@ -196,7 +196,7 @@ def test_a_writer_killed_before_the_batch_with_the_first_row_of_a_table_leaves_n
     broken.refused = {("create_table", A)}
     made.route.create_tables(["a"], made.home())
     made.absent = made.routed.absent
-    key = made.home().at
+    key = made.home().key
     folder = made.tables.waiting_folder(key._replace(batch=key.batch + 1))
     made.write(made.tables.main.refresh(), key, A, {0: [0]}, folder=folder)
     assert len(made.beside()) == 2
@@ -259,7 +259,7 @@ def refusing_rows(made: Shop, broken: Broken) -> Shop:
 
     broken.met = refuse
     made.land(b=1)
-    assert "no rows" in made.route.followers.behind[A].why.reason
+    assert "no rows" in made.route.followers.behind[A].explanation.reason
     return made
 
 
@@ -374,7 +374,7 @@ def test_a_table_created_meanwhile_by_another_program_is_never_written_to(made: 
     broken.refused.clear()
     load_catalog(None).create_table(A, made.tables.main.current().schema())
     made.start()
-    assert "was not created for these rows" in made.route.followers.behind[A].why.reason
+    assert "was not created for these rows" in made.route.followers.behind[A].explanation.reason
     assert made.offsets(A) == []
     made.spec = shop(route={"by": "field", "name": "kind", "tables": {"a": A}})
     made.start()
@@ -528,7 +528,7 @@ def test_a_start_does_not_recreate_a_dropped_table_and_its_rows_wait(
     assert not catalog.table_exists(A), "a start must not hide that"
     made.land(a=2, order=1)
     assert (made.offsets(ORDERS), catalog.table_exists(A)) == ([1, 5], False)
-    assert "was dropped or renamed" in made.route.followers.behind[A].why.reason
+    assert "was dropped or renamed" in made.route.followers.behind[A].explanation.reason
     caplog.clear()
     made.start()
     reported = [

@@ -231,7 +231,7 @@ class Swept(BatchRunner):
 @pytest.mark.parametrize(("newest", "ends_with"), [(8, Fenced), (6, FileNotFoundError)])
 def test_an_error_after_another_writer_took_over_is_reported_as_fenced(newest: int, ends_with: type[Exception]):
     def stands_at(epoch: int) -> Any:
-        return SimpleNamespace(at=BatchKey(epoch, 0))
+        return SimpleNamespace(key=BatchKey(epoch, 0))
 
     tables: Any = SimpleNamespace(marker=lambda: stands_at(newest))
     committer: Any = SimpleNamespace(epoch=6)

@@ -37,7 +37,7 @@ def after(
         log.add_end(transaction, count)
     log.skip_to(len(events))
     open_one = log.advance(whole=whole)
-    return log.at, open_one
+    return log.boundary, open_one
 
 
 def test_a_transaction_is_complete_at_the_event_count_of_its_end_record() -> None:
@@ -72,9 +72,9 @@ def test_a_repeated_transaction_without_a_known_end_is_not_a_boundary_before_the
     log = Boundaries(0, LastTransaction("c", place(9)))
     for offset, (transaction, position) in enumerate([("a", 1), ("b", 2)]):
         log.add(transaction, 1, place(position), offset + 1)
-    assert (log.advance(whole=True), log.at) == ("b", 0)
+    assert (log.advance(whole=True), log.boundary) == ("b", 0)
     log.add_end("b", 1)
-    assert (log.advance(whole=True), log.at, log.is_behind) == ("c", 0, True)
+    assert (log.advance(whole=True), log.boundary, log.is_behind) == ("c", 0, True)
 
 
 def test_a_record_that_cannot_be_read_may_be_the_last_of_its_transaction() -> None:
@@ -102,7 +102,7 @@ def test_a_statement_that_began_before_the_transaction_ahead_of_it_changes_no_or
     log = Boundaries(10, LastTransaction("b", places["b"]))
     log.add("a", 1, places["a"], 11)
     log.add_end("a", 1)
-    assert (log.advance(whole=True), log.at, log.is_behind) == ("b", 10, True)
+    assert (log.advance(whole=True), log.boundary, log.is_behind) == ("b", 10, True)
 
 
 @pytest.mark.parametrize("position", [None, place(7)], ids=["no position", "one position"])
@@ -117,7 +117,7 @@ def test_the_work_is_linear_in_the_number_of_transactions_whose_ends_arrive_late
     assert log.advance(whole=True) == "t0"
     for number in range(1000):
         log.add_end(f"t{number}", 1)
-    assert (log.advance(whole=True), log.at) == ("", 1000)
+    assert (log.advance(whole=True), log.boundary) == ("", 1000)
     assert len(requested) <= 2000
 
 
@@ -148,20 +148,20 @@ def test_transactions_that_were_read_before_are_recognised_by_their_position() -
     log = Boundaries(7, LastTransaction("c", place(5)))
     log.add("b", 1, place(4), 8)
     log.add_end("b", 1)
-    assert (log.advance(whole=True), log.at, log.is_behind) == ("c", 7, True)
+    assert (log.advance(whole=True), log.boundary, log.is_behind) == ("c", 7, True)
     log.add("c", 1, place(3), 9)  # the connector may know less of what came before it
     log.add_end("c", 1)
-    assert (log.advance(whole=True), log.at) == ("", 9)
+    assert (log.advance(whole=True), log.boundary) == ("", 9)
 
 
 def test_gaps_behind_the_last_record_belong_to_it() -> None:
     log = Boundaries(7)
     log.skip_to(9)
-    assert log.at == 9
+    assert log.boundary == 9
     log.add("a", 1, None, 11)
     log.skip_to(15)
     log.add_end("a", 1)
-    assert (log.advance(whole=True), log.at) == ("", 15)
+    assert (log.advance(whole=True), log.boundary) == ("", 15)
 
 
 def test_transaction_ends_are_forgotten_beyond_a_maximum() -> None:
@@ -195,7 +195,7 @@ def test_events_before_a_boundary_form_whole_transactions_and_at_the_end_all_eve
     seen = 0
     for end, unheard, is_new in [*sorted(poll for poll in polls if poll[0] < len(sent)), (len(sent), 0, False)]:
         if is_new:
-            log, seen = Boundaries(log.at, log.newest), log.at
+            log, seen = Boundaries(log.boundary, log.newest), log.boundary
         for offset in range(seen, end):
             transaction, order = sent[offset]
             log.add(transaction, order, place(int(transaction[1:])), offset + 1)
@@ -205,7 +205,7 @@ def test_events_before_a_boundary_form_whole_transactions_and_at_the_end_all_eve
                 log.add_end(transaction, count)
         log.advance(whole=end == len(sent) or unheard % 2 == 1)
         seen = end
-        places = [source.index(event) for event in sent[: log.at]]
+        places = [source.index(event) for event in sent[: log.boundary]]
         newest = max(places, default=-1)
         assert newest == -1 or (places[-1] == newest and source[newest][1] == counts[source[newest][0]])
-    assert log.at == len(sent)
+    assert log.boundary == len(sent)

@@ -36,7 +36,7 @@ class Watched:
         self.loads += 1
         if self.broken:
             raise ConnectionError("the catalog is away")
-        return None if self.epoch is None else SimpleNamespace(at=BatchKey(self.epoch, 0))
+        return None if self.epoch is None else SimpleNamespace(key=BatchKey(self.epoch, 0))
 
     def check(self, *, after_s: float) -> None:
         self.now += after_s

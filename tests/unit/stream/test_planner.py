@@ -752,20 +752,20 @@ class StandInWhole:
     """Transactions of the source end at these offsets."""
 
     def __init__(self, *ends: int) -> None:
-        self.ends, self.at, self.is_stuck, self.heard = ends, 0, False, 0
+        self.ends, self.boundary, self.is_stuck, self.heard = ends, 0, False, 0
         self.waits_for = "transaction 5 of the source has not ended"
 
     @property
     def last(self) -> LastTransaction:
-        return LastTransaction("4", f"{self.at:020}")
+        return LastTransaction("4", f"{self.boundary:020}")
 
     def read_transaction_ends(self) -> None:
         self.heard += 1
 
     def find_readable_end(self, _, start, end):
-        self.at = max([start, *(e for e in self.ends if e <= min(end, start + 1000))])
-        self.is_stuck = self.at < end <= start + 1000
-        return self.at if end <= start + 1000 else end
+        self.boundary = max([start, *(e for e in self.ends if e <= min(end, start + 1000))])
+        self.is_stuck = self.boundary < end <= start + 1000
+        return self.boundary if end <= start + 1000 else end
 
 
 def of_one_partition(world: World, whole: StandInWhole) -> World:

@@ -60,9 +60,9 @@ class Bench:
         self.reporter.set_phase(Phase.WAITING)
 
     def commits(self, **changes: Any) -> None:
-        at = BatchKey(self.marker.at.epoch, self.marker.at.batch + 1)
+        at = BatchKey(self.marker.key.epoch, self.marker.key.batch + 1)
         self.reporter.set_phase(Phase.COMMITTING, key=at)
-        self.marker = dataclasses.replace(self.marker, at=at, **changes)
+        self.marker = dataclasses.replace(self.marker, key=at, **changes)
         self.reporter.set_marker(self.marker, at_ms=self.now_ms)
         # The thread may look between the two.
         self.reporter.send_heartbeat()
@@ -387,10 +387,10 @@ def test_a_heartbeat_of_another_version_is_read(bench: Bench):
 
 def test_a_batch_longer_than_its_interval_reports_the_excess_until_a_batch_is_on_time(bench: Bench):
     def batch(number: int, *, takes_s: int) -> Heartbeat:
-        key = BatchKey(MARKER.at.epoch, number)
+        key = BatchKey(MARKER.key.epoch, number)
         bench.events.emit(PhaseBegan(Phase.STAGING, key))
         running = bench.after(takes_s)
-        marker = dataclasses.replace(MARKER, at=key)
+        marker = dataclasses.replace(MARKER, key=key)
         bench.events.emit(BatchCommitted(key, marker, 1, 0, 1, stage_s=takes_s - 1.0, commit_s=1.0))
         bench.events.emit(PhaseBegan(Phase.WAITING))
         return running

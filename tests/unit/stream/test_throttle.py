@@ -229,7 +229,7 @@ class Writer:
         for n in range(commits):
             self.made.now_ms += 30 * 60_000
             landed = Journal(
-                "made", self.made.land({0: (n, n + 1)}).at, "", 0, self.made.source, (), (), {}, frozenset(), {}
+                "made", self.made.land({0: (n, n + 1)}).key, "", 0, self.made.source, (), (), {}, frozenset(), {}
             )
             self.runner._record_rates(landed, [TaskAnswer(StageResult((), ()), 0.0)], batch_s=0.1, commit_s=0.1)
 

@@ -78,7 +78,7 @@ class Reader:
     def batch(self) -> int:
         """The end of a batch that is due now; it becomes the start of the next."""
         if self.settled() > self.start:
-            self.start = self.whole.at
+            self.start = self.whole.boundary
         return self.start
 
 
@@ -90,7 +90,7 @@ def topics() -> StandInTopics:
 def test_a_transaction_is_read_once_its_end_is_known(topics: StandInTopics) -> None:
     reader = Reader(topics)
     topics.write("a", 1, 2)
-    assert reader.whole.at == 0
+    assert reader.whole.boundary == 0
     assert reader.settled() == 0
     assert reader.whole.is_stuck
     topics.end("a", 2)
@@ -199,7 +199,7 @@ class StandInKafka:
     def earliest(self, partitions):
         return dict.fromkeys(partitions, 0)
 
-    def at(self, _, partitions):
+    def offsets_at(self, _, partitions):
         return dict.fromkeys(partitions, 0)
 
 

@@ -195,14 +195,14 @@ def test_a_start_without_its_secret_does_not_take_over_a_stream_from_a_running_w
         Writer(spec, engine=StartedEngine()).run()
     marker = tables.marker()
     assert marker is not None
-    assert marker.at == (running.epoch, 0)
+    assert marker.key == (running.epoch, 0)
     monkeypatch.setenv("TEST_SECRET", "a secret of the tests")
     monkeypatch.setattr(Epoch, "_handle_offset_gaps", _ends)
     with pytest.raises(KeyboardInterrupt):
         Writer(spec, engine=StartedEngine()).run()
     marker = tables.marker()
     assert marker is not None
-    assert marker.at.epoch == running.epoch + 1, "with its secret the same start takes over"
+    assert marker.key.epoch == running.epoch + 1, "with its secret the same start takes over"
 
 
 def _ends(*_: object) -> None:
@@ -248,7 +248,7 @@ def test_notices_of_an_epoch_are_withdrawn_and_the_next_epoch_continues_their_co
     events = EventDispatcher("s", clock_ms=lambda: made.now_ms)
     reporter = Reporter(events, fingerprint="f", folder=tmp_path, limits=StallLimits.for_stream(spec))
     issued: list[NoticeIssued] = []
-    events.add(lambda event: issued.append(event.what) if isinstance(event.what, NoticeIssued) else None)
+    events.add(lambda event: issued.append(event.payload) if isinstance(event.payload, NoticeIssued) else None)
     epoch = Epoch(
         Writer(spec, Anything()),  # type: ignore[arg-type]
         kafka,  # type: ignore[arg-type]

@@ -85,18 +85,18 @@ def daily_dags(
     dags = []
     folder = Path(aggregations)
     files = find_declared(folder, AGGREGATIONS, now_ms=clock.now_ms())
-    sources = {one.table.identifier: one for spec in valid_specs(Path(streams)) for one in list_windowed_views(spec)}
+    sources = {view.table.identifier: view for spec in valid_specs(Path(streams)) for view in list_windowed_views(spec)}
     declared = [_read_aggregation(file, sources, Path(streams)) for file in files if not file.removed]
-    targets = Counter(one.spec.target for one in declared if one.spec)
+    targets = Counter(declaration.spec.target for declaration in declared if declaration.spec)
     for found in declared:
-        one = found
+        declaration = found
         if found.spec is not None and targets[found.spec.target] > 1:  # they would overwrite each other's days
             problem = f"another aggregation has the same target {found.spec.target!r}; change one of them"
-            one = replace(found, spec=None, problem=problem)
-        dags.append(_daily_dag(one, Path(application), on_failure))
-        if one.spec:
-            dags.append(_reopened_dag(one, one.spec, on_failure))
-            dags.append(_reconcile_dag(one, one.spec, on_failure))
+            declaration = replace(found, spec=None, problem=problem)
+        dags.append(_daily_dag(declaration, Path(application), on_failure))
+        if declaration.spec:
+            dags.append(_reopened_dag(declaration, declaration.spec, on_failure))
+            dags.append(_reconcile_dag(declaration, declaration.spec, on_failure))
     return {dag.dag_id: dag for dag in dags}
 
 

@@ -64,12 +64,14 @@ def reconcile(name: str, aggregations: Path, dag_id: str, context: Context) -> N
     requested = find_days_to_request(found, runs, requested_after_ms=now_ms - spec.within // timedelta(milliseconds=1))
     if not requested:
         raise AirflowSkipException(f"all {len(found)} overdue days were already requested, or have a run of {dag_id}")
-    for one in requested:
-        log.warning("%s: %s is complete (revisions %s) but not aggregated: requesting it", name, one.day, one.revisions)
-    store.set(REQUESTED_DAYS_KEY, {**requested_before, **{str(one.day): now_ms for one in requested}})
+    for request in requested:
+        log.warning(
+            "%s: %s is complete (revisions %s) but not aggregated: requesting it", name, request.day, request.revisions
+        )
+    store.set(REQUESTED_DAYS_KEY, {**requested_before, **{str(request.day): now_ms for request in requested}})
     outlet = context["outlet_events"][asset]
-    outlet.add_partitions([str(one.day) for one in requested])
-    outlet.extra = {str(one.day): {"revisions": one.revisions} for one in requested}
+    outlet.add_partitions([str(request.day) for request in requested])
+    outlet.extra = {str(request.day): {"revisions": request.revisions} for request in requested}
 
 
 def find_days_to_request(waiting: Iterable[WaitingDay], runs: Runs, *, requested_after_ms: int) -> list[WaitingDay]:
@@ -97,7 +99,7 @@ def read_first_day(store: AssetStore) -> date | None:
 
 
 def _read_earlier_requests(store: AssetStore, waiting: Iterable[WaitingDay]) -> dict[str, int]:
-    days, kept = {str(one.day) for one in waiting}, stored_mapping(store, REQUESTED_DAYS_KEY)
+    days, kept = {str(request.day) for request in waiting}, stored_mapping(store, REQUESTED_DAYS_KEY)
     return {day: at_ms for day, at_ms in kept.items() if day in days and isinstance(at_ms, int)}
 
 

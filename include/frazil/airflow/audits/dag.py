@@ -84,7 +84,7 @@ def _to_hours(every: timedelta) -> int:
     if rest or hours not in PERMITTED_INTERVALS_H:
         raise SpecError(
             f"audits cannot run every {format_duration(every)}: the interval must be whole hours that divide a day. "
-            f"Set {INTERVAL_VARIABLE} to one of {', '.join(f'{one}h' for one in PERMITTED_INTERVALS_H)}"
+            f"Set {INTERVAL_VARIABLE} to one of {', '.join(f'{hours}h' for hours in PERMITTED_INTERVALS_H)}"
         )
     return hours
 

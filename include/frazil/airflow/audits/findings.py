@@ -69,9 +69,9 @@ def _is_old(kept: Sequence[str], now: str) -> bool:
 
 def _is_finding(kept: Any) -> bool:
     """Whether a stored value, which other users can write, has the format of `store_audits`."""
-    if not (isinstance(kept, list) and len(kept) in {3, 4} and all(isinstance(one, str) for one in kept)):
+    if not (isinstance(kept, list) and len(kept) in {3, 4} and all(isinstance(text, str) for text in kept)):
         return False
     try:
-        return all(parse_moment(one).tzinfo is not None for one in kept[:2])
+        return all(parse_moment(text).tzinfo is not None for text in kept[:2])
     except ValueError:
         return False

@@ -69,7 +69,7 @@ def health_dag(  # noqa: PLR0913 - keywords, each with a default
     aggregated = str(Path(aggregations).absolute()) if aggregations else None
     suites = str(Path(expectations).absolute()) if expectations else None
     found = find_declared(Path(aggregations), AGGREGATIONS, now_ms=clock.now_ms()) if aggregations else ()
-    names = [one.spec.name for one in found if one.spec and not one.removed]
+    names = [stream.spec.name for stream in found if stream.spec and not stream.removed]
     with DAG(
         DAG_ID,
         description="Measures every table: small files, manifests, metadata, freshness. Fires and resolves alerts",
@@ -140,6 +140,6 @@ def _fired_message(context: Any) -> Message | None:
 
 def _message(context: Any, kind: str) -> Message | None:
     measured = check_xcom(context["ti"].xcom_pull(task_ids="measure"), "measure", ALERT_LIST_TYPES)
-    alerts = [one for one in measured[kind] if isinstance(one, dict)]
-    active = [one for one in measured["active"] if isinstance(one, dict)]
+    alerts = [alert for alert in measured[kind] if isinstance(alert, dict)]
+    active = [alert for alert in measured["active"] if isinstance(alert, dict)]
     return build_message(alerts, is_over=kind == "resolved", active=active, overview=page_url())

@@ -90,11 +90,11 @@ def measure_route_share(
         return None if found is None else [*evaluate_table_rules(found, table.settings, now_ms=now_ms)]
 
     seen = dict(zip(share, run_in_parallel(measure_table, share), strict=True))
-    for reading in (one for found in seen.values() for one in found or () if one.is_beyond):
+    for reading in (reading for found in seen.values() for reading in found or () if reading.is_beyond):
         log.warning("%s", reading.sentence)
     known = {name: found for name, found in before.beyond.items() if name in by_name and name not in seen}
     known |= {name: beyond for name, found in seen.items() if (beyond := [r.rule for r in found or () if r.is_beyond])}
-    evaluated = {UNMEASURED, *(one.rule for found in seen.values() for one in found or ())}
+    evaluated = {UNMEASURED, *(reading.rule for found in seen.values() for reading in found or ())}
     evaluated |= {rule for found in known.values() for rule in found}
     after = RouteFindings(known, share[-1] if share else "")
     return after, [_reading(spec, rule, known) for rule in sorted(evaluated)]
@@ -158,7 +158,9 @@ def read_subjects(
     """Return each subject's readings, or why it cannot be read. `timeout_s` is the limit for one catalog."""
     # A task may talk to Airflow from one thread only.
     runs = {
-        name: [one for dag_id in subject.dags for one in _dag_reading(dag_id, subject.alerts, failed, is_paused)]
+        name: [
+            reading for dag_id in subject.dags for reading in _dag_reading(dag_id, subject.alerts, failed, is_paused)
+        ]
         for name, subject in subjects.items()
         if subject.alerts.enabled
     }
@@ -195,7 +197,7 @@ def build_watched_subjects(
     found = {f"the DAG {dag_id}": WatchedSubject(Alerts(), list, (dag_id,)) for dag_id in SHARED_DAGS}
     found |= {f"stream {stream.name}": _stream_subject(stream, kept, catalogs, now_ms) for stream in declared}
     valid = [stream.spec for stream in declared if stream.spec is not None]
-    feeds = [seen for one in valid for seen in list_windowed_views(one)]
+    feeds = [seen for spec in valid for seen in list_windowed_views(spec)]
     specs: dict[str, StreamSpec] = {}
     for seen in feeds:
         specs.setdefault(seen.table.identifier, seen)
@@ -204,7 +206,7 @@ def build_watched_subjects(
         found["the quality gates"] = WatchedSubject(Alerts(), lambda: [_unused_suites(expectations, gated)])
     for table, spec in specs.items():
         if spec.window is not None:
-            fed = [one for one in feeds if one.table.identifier == table]
+            fed = [view for view in feeds if view.table.identifier == table]
             read_rules, own_dag = partial(read_window_rules, table, fed, now_ms=now_ms), partitions_dag_of(fed[0])
             windows = WatchedSubject(fed[0].maintenance.alerts, read_rules, (own_dag,), _catalog_of(fed[0]))
             found[f"route of {spec.name}" if is_template_view(spec) else f"windows of {table}"] = windows

@@ -172,7 +172,7 @@ def _find_due_tables(
         for table in by_session[name]:
             catalog = open_existing_catalog(table.catalog)
             answers = due_actions(catalog, table, run.actions)
-            texts = [describe_due(table.name, *one) for one in answers.items()]
+            texts = [describe_due(table.name, *answer) for answer in answers.items()]
             log.info("%s", "; ".join(texts) or f"{name}: no table yet")
             needs = needs or any(answer.due for answer in answers.values())
             needs = needs or (table.name in orphaned and catalog.table_exists(table.identifier))

@@ -60,16 +60,18 @@ class RouteTables:
         if others:
             listed = ", ".join(others[:MAX_TABLES_PER_RUN])
             log.info("not maintained, because %s did not create them: %s", self.name, listed)
-        own = {name: answer for name, answer in found.items() if name not in others}
+        maintained = {name: answer for name, answer in found.items() if name not in others}
         broken = find_failures(
-            own, "cannot be measured", f"none of the {{}} tables of the {self.name} could be measured"
+            maintained, "cannot be measured", f"none of the {{}} tables of the {self.name} could be measured"
         )
-        due = [one for one in found.values() if isinstance(one, DueTable) and one.reasons]
-        due.sort(key=lambda one: one.urgency, reverse=True)
-        for one in due[:MAX_TABLES_PER_RUN]:
-            log.info("%s: %s", one.table.name, "; ".join(f"{action}: {text}" for action, text in one.reasons.items()))
+        due = [table for table in found.values() if isinstance(table, DueTable) and table.reasons]
+        due.sort(key=lambda table: table.urgency, reverse=True)
+        for table in due[:MAX_TABLES_PER_RUN]:
+            log.info(
+                "%s: %s", table.table.name, "; ".join(f"{action}: {text}" for action, text in table.reasons.items())
+            )
         log.info("%s: of %s, %d need maintenance", self.name, format_count(len(tables), "table"), len(due))
-        return [*(one.table.name for one in due), *broken][:MAX_TABLES_PER_RUN]
+        return [*(table.table.name for table in due), *broken][:MAX_TABLES_PER_RUN]
 
     def orphans_due(self, store: AssetStore) -> bool:
         return self.spec.maintenance.orphans.enabled and self._find_current_pass(store) is not None

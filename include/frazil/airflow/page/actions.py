@@ -95,15 +95,15 @@ class ActionSubject:
 def find_action_subject(action: PageAction, name: str, select_visible: SelectVisible) -> ActionSubject | None:
     if action not in STREAM_ACTIONS:
         return _table_subject(action, name, select_visible)
-    one = next((one for one in cached_declarations().value or () if one.name == name), None)
-    if one is None or one.spec is None or not select_visible({name: writer_dag_of(one)}):
+    stream = next((stream for stream in cached_declarations().value or () if stream.name == name), None)
+    if stream is None or stream.spec is None or not select_visible({name: writer_dag_of(stream)}):
         return None
     dag, method = {
         PageAction.BACKFILL: (BACKFILL_DAG, "POST"),
         PageAction.ABANDON: (BACKFILL_DAG, "PUT"),
         PageAction.REPLAY: (DEAD_LETTERS_DAG, "POST"),
-    }.get(action, (writer_dag_of(one), "PUT"))
-    return ActionSubject(name, one.spec, dag, method)
+    }.get(action, (writer_dag_of(stream), "PUT"))
+    return ActionSubject(name, stream.spec, dag, method)
 
 
 def _table_subject(action: PageAction, name: str, select_visible: SelectVisible) -> ActionSubject | None:
@@ -116,9 +116,9 @@ def _table_subject(action: PageAction, name: str, select_visible: SelectVisible)
         return None
     views = specs_for_table(table)
     if action is PageAction.MAINTAIN:
-        own, *_ = table.streams
-        route_name = next(iter(routes_by_name([own])), None) if table.kind is TableKind.ROUTED else None
-        return ActionSubject(name, own, MAINTENANCE_DAG, "POST", route_name)
+        stream, *_ = table.streams
+        route_name = next(iter(routes_by_name([stream])), None) if table.kind is TableKind.ROUTED else None
+        return ActionSubject(name, stream, MAINTENANCE_DAG, "POST", route_name)
     if not views:
         return None
     if action is PageAction.RELEASE:

@@ -77,8 +77,8 @@ def read_last_measurement() -> Measurement:
     return Measurement(parse_alerts(value), at_ms, begun_ms, is_paused, due, audited)
 
 
-def _to_ms(at: datetime | None) -> int | None:
-    return None if at is None else int(at.timestamp() * 1000)
+def _to_ms(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp() * 1000)
 
 
 def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:
@@ -86,13 +86,13 @@ def parse_alerts(value: Any) -> tuple[ActiveAlert, ...]:
     active = value.get("active") if isinstance(value, Mapping) else None
     return tuple(
         ActiveAlert(
-            *(one["table"], one["rule"], one["since_ms"], one["sentence"]),
-            one["runbook"] if isinstance(one.get("runbook"), str) else runbook_link(one["rule"]),
+            *(alert["table"], alert["rule"], alert["since_ms"], alert["sentence"]),
+            alert["runbook"] if isinstance(alert.get("runbook"), str) else runbook_link(alert["rule"]),
         )
-        for one in (active if isinstance(active, list) else ())
-        if isinstance(one, Mapping)
-        and all(isinstance(one.get(key), str) for key in ("table", "rule", "sentence"))
-        and isinstance(one.get("since_ms"), int)
+        for alert in (active if isinstance(active, list) else ())
+        if isinstance(alert, Mapping)
+        and all(isinstance(alert.get(key), str) for key in ("table", "rule", "sentence"))
+        and isinstance(alert.get("since_ms"), int)
     )
 
 
@@ -128,7 +128,7 @@ def unpause(dag_id: str) -> None:
 
 def read_run_result(dag_id: str, run_id: str, *, subject: str) -> RunResult | None:
     """Return the state of a run, and what its tasks reported; None if the run is not for the stream or table."""
-    one = select(DagRun.state, DagRun.conf).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
+    query = select(DagRun.state, DagRun.conf).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
     tasks = select(TaskInstance.task_id, TaskInstance.map_index, TaskInstance.state).where(
         TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
     )
@@ -136,7 +136,7 @@ def read_run_result(dag_id: str, run_id: str, *, subject: str) -> RunResult | No
         XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == RESULT_KEY
     )
     with create_session() as session:
-        run = session.execute(one).first()
+        run = session.execute(query).first()
         if run is None or subject not in _subjects_of(run.conf):
             return None
         texts = {
@@ -169,8 +169,8 @@ def read_window_runs(signals: str, *, since: datetime) -> dict[str, list[WindowR
     found: dict[str, list[WindowRun]] = {}
     with create_session() as session:
         for key, dag, run, state in reversed(session.execute(started).all()):
-            if (one := WindowRun(dag, run, str(state))) not in found.setdefault(key, []):
-                found[key].append(one)
+            if (window_run := WindowRun(dag, run, str(state))) not in found.setdefault(key, []):
+                found[key].append(window_run)
     return found
 
 
@@ -219,10 +219,12 @@ def last_heartbeats() -> dict[str, ComponentHeartbeat]:
     found: dict[str, ComponentHeartbeat] = {}
     with create_session() as session:
         heartbeats = session.execute(query).all()
-    for kind, state, at in heartbeats:
-        if at is None:
+    for kind, state, beat_at in heartbeats:
+        if beat_at is None:
             continue
         component = COMPONENTS[str(kind)]
-        heartbeat = ComponentHeartbeat(int(at.timestamp() * 1000), should_run=state == "running")
-        found[component] = max(found.get(component, heartbeat), heartbeat, key=lambda one: (one.should_run, one.at_ms))
+        heartbeat = ComponentHeartbeat(int(beat_at.timestamp() * 1000), should_run=state == "running")
+        found[component] = max(
+            found.get(component, heartbeat), heartbeat, key=lambda candidate: (candidate.should_run, candidate.at_ms)
+        )
     return found

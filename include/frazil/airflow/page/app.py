@@ -390,7 +390,7 @@ def render_runbook() -> str:
     for heading, inline in pairwise(tokens):
         if heading.type == "heading_open":
             heading.attrSet("id", inline.content)
-    for token in (child for one in tokens for child in one.children or ()):
+    for token in (child for parent in tokens for child in parent.children or ()):
         if token.type == "link_open" and not str(token.attrGet("href")).startswith(("#", "https://")):
             token.attrs = {}
     shown = markdown.renderer.render(tokens, markdown.options, {})

@@ -65,7 +65,7 @@ def find_release_problem(form: Form, cursor: Cursor | None) -> str | None:
     else:
         reason = never_signalled_text(window, cursor) or "it is already signalled"
     others = " and others" if len(held) > MAX_HELD_LISTED else ""
-    named = ", ".join(one.key for one in held[:MAX_HELD_LISTED]) + others
+    named = ", ".join(window.key for window in held[:MAX_HELD_LISTED]) + others
     return f"{label}: no gate holds {window}: {reason}. " + (f"Held windows: {named}" if held else "No window is held")
 
 

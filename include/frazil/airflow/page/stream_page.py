@@ -75,14 +75,14 @@ def build_stream_view(
     name: str, view_options: ViewOptions, select_visible: SelectVisible, may_act: Callable[[str], bool]
 ) -> StreamView | None:
     """Return the view, if the user may see the stream. `may_act` decides actions, by the writer's DAG id."""
-    one = next((one for one in cached_declarations().value or () if one.name == name), None)
-    if one is None or not select_visible({name: views.writer_dag_of(one)}):
+    stream = next((stream for stream in cached_declarations().value or () if stream.name == name), None)
+    if stream is None or not select_visible({name: views.writer_dag_of(stream)}):
         return None
-    if one.spec is None:
+    if stream.spec is None:
         now_ms = clock.now_ms()
-        line = build_line(name, None, build_reading(one, None), RelatedState(), now_ms=now_ms)
+        line = build_line(name, None, build_reading(stream, None), RelatedState(), now_ms=now_ms)
         return StreamView(now_ms, line, {})
-    return _build_view(one, one.spec, view_options, may_act=may_act(views.writer_dag_of(one)))
+    return _build_view(stream, stream.spec, view_options, may_act=may_act(views.writer_dag_of(stream)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class PendingReads:
         request, group, key, name = answer_cache().request, group_of(spec), status_key(spec), spec.name
         history_key = ("history", shown.hours, view_options.begin_ms, *key)
         past = partial(fetch_history, spec, lookback_ms=clock.now_ms() - shown.begin_ms)
-        specs = [one.spec for one in cached_declarations().value or () if one.spec]
+        specs = [stream.spec for stream in cached_declarations().value or () if stream.spec]
         tables = partial(fetch_routed_names, spec, specs)
         return cls(
             status=views.request_status(spec, first=True),
@@ -115,13 +115,13 @@ class PendingReads:
         )
 
 
-def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions, *, may_act: bool) -> StreamView:
+def _build_view(stream: DeclaredStream, spec: StreamSpec, view_options: ViewOptions, *, may_act: bool) -> StreamView:
     shown = Period.of(view_options.hours, view_options.begin_ms, view_options.end_ms, now_ms=clock.now_ms())
     requests = PendingReads.begin(spec, view_options, shown)
     answer = _gather(requests.status, RESPONSE_TIMEOUT_S)
     history, ends, runs = _gather(requests.history), _gather(requests.ends), _gather(requests.writers)
     costs, dags = _gather(requests.costs), _gather(requests.dags).value
-    found, around = history.value or TableHistory(), _related_state(one, dags)
+    found, around = history.value or TableHistory(), _related_state(stream, dags)
     recorded = drop_unfinished(found.past.points, clock.now_ms())
     points = downsample(recorded, shown)
     parts: dict[str, Answer[Any]] = {KAFKA: ends, "The table": history, "The run folder": runs, "The cost": costs}
@@ -130,10 +130,10 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
         unreadable_parts.pop("The cost", None)  # for the same reason
     is_back = answer.value is not None and answer.value.rolled_back
     partitions = list_partitions(found.marker, None if is_back or KAFKA in unreadable_parts else ends.value, spec)
-    line = build_line(spec.name, spec, build_reading(one, answer), around, now_ms=clock.now_ms())
+    line = build_line(spec.name, spec, build_reading(stream, answer), around, now_ms=clock.now_ms())
     if (waiting := total_lag(partitions)) is not None:  # the total agrees with the shown partitions
         line = replace(line, lag=waiting)
-    events = [one for one in found.past.events if shown.contains(one.at_ms)]
+    events = [event for event in found.past.events if shown.contains(event.at_ms)]
     is_read = history.at_ms is not None and not history.problem
     audited = (views.last_measurement() or Measurement()).audited
     return StreamView(
@@ -172,7 +172,10 @@ def _build_view(one: DeclaredStream, spec: StreamSpec, view_options: ViewOptions
 def _routed_tables(
     spec: StreamSpec, read: PendingAnswer[dict[str, str]], status: StreamState | None, search: str, level: Level
 ) -> RoutedTables | None:
-    names, specs = _gather(read).value or {}, [one.spec for one in cached_declarations().value or () if one.spec]
+    names, specs = (
+        _gather(read).value or {},
+        [stream.spec for stream in cached_declarations().value or () if stream.spec],
+    )
     problems = {
         names.get(table) or template_table(spec, table, specs).name: text
         for table, text in (status.table_problems if status else {}).items()
@@ -196,11 +199,11 @@ def _log_path(spec: StreamSpec, run_id: str | None) -> str | None:
     return f"/dags/{quote(_dag_ids(spec)[0])}/runs/{quote(run_id, safe='')}/tasks/{quote(task)}"
 
 
-def _related_state(one: DeclaredStream, dags: Mapping[str, bool] | None) -> RelatedState:
+def _related_state(stream: DeclaredStream, dags: Mapping[str, bool] | None) -> RelatedState:
     everything = cached_declarations().value or []
     health_of_stream = views.group_health_by_stream(views.last_measurement(), everything)
-    specs = views.streams_by_table(everything)[views.table_key(one.spec)] if one.spec else ()
+    specs = views.streams_by_table(everything)[views.table_key(stream.spec)] if stream.spec else ()
     if not specs or not specs[0].window:
-        return health_of_stream(one, None, dags)
+        return health_of_stream(stream, None, dags)
     (windows,) = answer_cache().gather([views.request_windows(specs, CACHE_S)], timeout_s=0.3)
-    return health_of_stream(one, windows, dags)
+    return health_of_stream(stream, windows, dags)

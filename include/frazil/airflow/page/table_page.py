@@ -37,7 +37,7 @@ from frazil.spec.units import format_duration
 def find_table(name: str) -> MaintainedTable | None:
     """Return a table that streams write to, or None. A routed table may not exist yet."""
     try:
-        found = find_maintained([one.spec for one in cached_declarations().value or () if one.spec], name)
+        found = find_maintained([stream.spec for stream in cached_declarations().value or () if stream.spec], name)
     except SpecError:
         return None
     return None if found.kind is TableKind.SIGNALS else found
@@ -45,13 +45,13 @@ def find_table(name: str) -> MaintainedTable | None:
 
 def specs_for_table(table: MaintainedTable) -> tuple[StreamSpec, ...]:
     """Return the table's streams; none for dead-letter tables, and for a template's tables without windows."""
-    return tuple(view for one in table.streams if (view := view_from_table(one, table.identifier)) is not None)
+    return tuple(view for spec in table.streams if (view := view_from_table(spec, table.identifier)) is not None)
 
 
 def find_visible_streams(table: MaintainedTable, select_visible: SelectVisible) -> set[str]:
     names = {spec.name for spec in table.streams}
-    feeding = [one for one in cached_declarations().value or () if one.name in names]
-    return set(select_visible({one.name: writer_dag_of(one) for one in feeding}))
+    feeding = [stream for stream in cached_declarations().value or () if stream.name in names]
+    return set(select_visible({stream.name: writer_dag_of(stream) for stream in feeding}))
 
 
 def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable[[str], bool]) -> TableView | None:
@@ -62,7 +62,7 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
     if not shown:
         return None
     answers, group, specs = answer_cache(), group_of(found.streams[0]), specs_for_table(found)
-    key = tuple(one.fingerprint() for one in found.streams)
+    key = tuple(stream.fingerprint() for stream in found.streams)
     fetch = partial(fetch_shape, found)
     shape = answers.request(group, ("shape", name, key), fetch, keep_s=WINDOWS_CACHE_S, first=True)
     calendar = partial(fetch_calendar, specs) if specs and specs[0].window else None
@@ -81,7 +81,7 @@ def build_table_view(name: str, select_visible: SelectVisible, may_act: Callable
     started = answers.gather([runs], timeout_s=0.2)[0].value if runs else None
     standing = _alerts_about(found, alerts.value.alerts if alerts.value else ())
     differences = route_problems(
-        found.identifier, (one.value for one in answers.gather(routes, timeout_s=0.2) if one.value)
+        found.identifier, (answer.value for answer in answers.gather(routes, timeout_s=0.2) if answer.value)
     )
     files, partitions = answer.value or (None, None)
     shown_windows = merge_calendars(complete.value, partitions)
@@ -126,4 +126,4 @@ def _alerts_about(table: MaintainedTable, alerts: Sequence[ActiveAlert]) -> tupl
     subjects = {table.name, f"windows of {table.identifier}"}
     if table.kind is TableKind.MAIN:
         subjects |= {spec.dead_letter_table for spec in table.streams}
-    return tuple(one for one in alerts if one.subject in subjects)
+    return tuple(alert for alert in alerts if alert.subject in subjects)

@@ -71,15 +71,15 @@ def cached_declarations() -> Answer[list[DeclaredStream]]:
 def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = ()) -> Overview:
     found = cached_declarations()
     everything = found.value or []
-    may = set(select_visible({one.name: writer_dag_of(one) for one in everything}))
-    shown = [one for one in everything if one.name in may]
+    may = set(select_visible({stream.name: writer_dag_of(stream) for stream in everything}))
+    shown = [stream for stream in everything if stream.name in may]
     answers, keep_s = answer_cache(), max(CACHE_S, len(shown) / 5)  # refreshes at most 5 streams per second
     measured = answers.request("Airflow", "alerts", read_last_measurement, keep_s=CACHE_S)
-    writers = sorted({writer_dag_of(one) for one in everything})
+    writers = sorted({writer_dag_of(stream) for stream in everything})
     known_by = [*writers, *SHARED_DAGS]
     dags = answers.request("Airflow", ("dags of all", *known_by), partial(read_pauses, known_by), keep_s=CACHE_S)
     _load_saved_overview(everything)
-    statuses = {one.name: request_status(one.spec, keep_s=keep_s) for one in shown if one.spec}
+    statuses = {stream.name: request_status(stream.spec, keep_s=keep_s) for stream in shown if stream.spec}
     feeds = streams_by_table(everything)
     windows = {table: request_windows(specs, keep_s) for table, specs in feeds.items() if specs[0].window}
     known_now = any(answer.at_ms for answer in answers.gather(statuses.values(), timeout_s=0))
@@ -91,10 +91,14 @@ def build_overview(select_visible: SelectVisible, *, airflow: tuple[str, ...] = 
     health_of_stream = group_health_by_stream(alerts.value, everything)
     now_ms = clock.now_ms()
     lines = []
-    for one in shown:
-        complete = known.get(table_key(one.spec)) if one.spec else None
-        around = health_of_stream(one, complete, paused.value)
-        lines.append(build_line(one.name, one.spec, build_reading(one, answered.get(one.name)), around, now_ms=now_ms))
+    for stream in shown:
+        complete = known.get(table_key(stream.spec)) if stream.spec else None
+        around = health_of_stream(stream, complete, paused.value)
+        lines.append(
+            build_line(
+                stream.name, stream.spec, build_reading(stream, answered.get(stream.name)), around, now_ms=now_ms
+            )
+        )
     pending = any(answer.pending for answer in answered.values()) or any(answer.pending for answer in known.values())
     notes = tuple(_notes(found, alerts, paused.value or {}))
     # A user who may not see all streams does not see alerts that several streams share.
@@ -111,18 +115,18 @@ def _load_saved_overview(streams: Iterable[DeclaredStream]) -> None:
     found = answers.fetch_one("this host", ("remembered", file), fetch, keep_s=FOREVER_S, timeout_s=OVERVIEW_TIMEOUT_S)
     if not found.value:
         return
-    specs = {(one.spec.name, fingerprint_of(one.spec)): one.spec for one in streams if one.spec}
-    for one in found.value:
-        if spec := specs.get((one.stream, one.fingerprint)):
-            answers.remember(group_of(spec), status_key(spec), one.status, at_ms=one.at_ms)
+    specs = {(stream.spec.name, fingerprint_of(stream.spec)): stream.spec for stream in streams if stream.spec}
+    for state in found.value:
+        if spec := specs.get((state.stream, state.fingerprint)):
+            answers.remember(group_of(spec), status_key(spec), state.status, at_ms=state.at_ms)
 
 
 def _save_overview(streams: Iterable[DeclaredStream], answered: Mapping[str, Answer[StreamState]]) -> None:
     """Save the overview, in another thread, for the next API server process."""
     known = [
-        SavedStatus(one.name, fingerprint_of(one.spec), answer.at_ms, answer.value)
-        for one in streams
-        if one.spec and (answer := answered[one.name]).value is not None and answer.at_ms is not None
+        SavedStatus(stream.name, fingerprint_of(stream.spec), answer.at_ms, answer.value)
+        for stream in streams
+        if stream.spec and (answer := answered[stream.name]).value is not None and answer.at_ms is not None
     ]
     if known:
         file = _overview_file()
@@ -134,8 +138,8 @@ def _overview_file() -> Path:
     return home() / "page" / "overview.json"
 
 
-def writer_dag_of(one: DeclaredStream) -> str:
-    return writer_dag_id((one.spec.application if one.spec else None) or one.name)
+def writer_dag_of(stream: DeclaredStream) -> str:
+    return writer_dag_id((stream.spec.application if stream.spec else None) or stream.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +152,22 @@ class HealthByStream:
     """Names of tables in the maintenance DAG, by stream and table identifier."""
 
     def __call__(
-        self, one: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
+        self, stream: DeclaredStream, windows: Answer[Windows | None] | None, dags: Mapping[str, bool] | None
     ) -> RelatedState:
         windows = windows or Answer()
         problem = None if windows.outdated else windows.problem
-        writer = writer_dag_of(one)
-        alerts = self.active_alerts.get(one.name, ())
-        health = combine_health(self.tables.get(one.name, ()), alerts, self.due)
+        writer = writer_dag_of(stream)
+        alerts = self.active_alerts.get(stream.name, ())
+        health = combine_health(self.tables.get(stream.name, ()), alerts, self.due)
         paused = writer if (dags or {}).get(writer) else None
-        return RelatedState(windows.value, alerts, health, self.names.get(one.name, {}), paused, problem)
+        return RelatedState(windows.value, alerts, health, self.names.get(stream.name, {}), paused, problem)
 
 
 def group_health_by_stream(measured: Measurement | None, streams: Iterable[DeclaredStream]) -> HealthByStream:
     written: dict[str, set[str]] = {}
     writers: dict[str, list[str]] = {}
     names: dict[str, dict[str, str]] = {}
-    for table in maintained_tables(one.spec for one in streams if one.spec):
+    for table in maintained_tables(stream.spec for stream in streams if stream.spec):
         if table.kind is TableKind.SIGNALS:
             continue
         for spec in table.streams:
@@ -215,10 +219,10 @@ def table_key(spec: StreamSpec) -> tuple[str | None, str]:
 
 def streams_by_table(streams: Iterable[DeclaredStream]) -> dict[tuple[str | None, str], tuple[StreamSpec, ...]]:
     found: dict[tuple[str | None, str], tuple[StreamSpec, ...]] = {}
-    for one in streams:
-        if one.spec is not None:
-            key = table_key(one.spec)
-            found[key] = (*found.get(key, ()), one.spec)
+    for stream in streams:
+        if stream.spec is not None:
+            key = table_key(stream.spec)
+            found[key] = (*found.get(key, ()), stream.spec)
     return found
 
 
@@ -233,9 +237,9 @@ def group_of(spec: StreamSpec) -> str:
     return f"catalog {spec.table.catalog or 'default'}"
 
 
-def build_reading(one: DeclaredStream, answer: Answer[StreamState] | None) -> StreamReading:
-    wrong = "" if one.missing or not one.problem else one.problem.replace(f"{streams_folder()}/", "")
-    file = StreamReading(conflict=wrong) if one.current else StreamReading(broken=wrong)
+def build_reading(stream: DeclaredStream, answer: Answer[StreamState] | None) -> StreamReading:
+    problem = "" if stream.missing or not stream.problem else stream.problem.replace(f"{streams_folder()}/", "")
+    file = StreamReading(conflict=problem) if stream.current else StreamReading(broken=problem)
     if answer is None:
         return file
     reading = replace(file, status=answer.value, at_ms=answer.at_ms, last_known=answer.remembered)
@@ -291,4 +295,4 @@ def describe_missing_components() -> tuple[str, ...]:
     if not found:
         return ()
     alerts = last_measurement()
-    return tuple(one.sentence(alerts.at_ms if alerts else None) for one in found)
+    return tuple(alert.sentence(alerts.at_ms if alerts else None) for alert in found)

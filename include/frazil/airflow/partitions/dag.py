@@ -121,11 +121,13 @@ def held(table: str, streams: str) -> None:
     found = windows.take_held_signals(table, Path(streams), get_current_context())
     if not found:  # all were released meanwhile
         return
-    for one in found:
+    for window in found:
         # One log line each: Airflow truncates long texts of exceptions.
-        log.error("%s %s is held by its quality gate: %s", one.table, one.partition, one.note)
-    several = any(one.table != table for one in found)
-    keys = [f"{one.table} {one.partition}" if several else one.partition for one in found[:MAX_LISTED_WINDOWS]]
+        log.error("%s %s is held by its quality gate: %s", window.table, window.partition, window.note)
+    several = any(window.table != table for window in found)
+    keys = [
+        f"{window.table} {window.partition}" if several else window.partition for window in found[:MAX_LISTED_WINDOWS]
+    ]
     names = ", ".join(keys) + (" and others" if len(found) > MAX_LISTED_WINDOWS else "")
     raise AirflowFailException(
         f"{table}: {len(found)} windows are held by their quality gate and not signalled: {names}. The lines above "
@@ -183,7 +185,7 @@ def _doc_md(table: str, specs: list[StreamSpec], suites: Path | None) -> str:
     lateness = ", ".join(f"{spec.name} {spec.lateness}" for spec in specs)
     shared = VALUE_PLACEHOLDER in table
     key = ("2013-01-01T05" if specs[0].window == "hour" else "2013-01-01") + ("|namespace.table" if shared else "")
-    one = "TABLE" if shared else table
+    shown_table = "TABLE" if shared else table
     return f"""### Complete {specs[0].window}s of {table}
 
 A window (one {specs[0].window} of event time) is complete when the watermark of each stream of the table is past the
@@ -194,8 +196,8 @@ snapshot.
 
 {_gate_message(table, suites)}
 
-- `frazil partitions {one}`: the last complete window, and what the next window waits for.
-- `frazil partitions {one} --send-again 2013-01-01`: sends events again, for consumers that were paused.
+- `frazil partitions {shown_table}`: the last complete window, and what the next window waits for.
+- `frazil partitions {shown_table} --send-again 2013-01-01`: sends events again, for consumers that were paused.
 - The DAG `{RELEASE_DAG}`: signals a window that its quality gate holds.
 """
 

@@ -79,7 +79,7 @@ def check_completeness(table: str, streams: Path, *, after: int, reopened: bool 
     catalog = open_existing_catalog(specs[0].table.catalog)
     seen = _assess(catalog, specs, reopened=reopened)
     number = TableSignals.load(catalog, table).number
-    if any(one.has_work for one in seen) or number > after:
+    if any(assessment.has_work for assessment in seen) or number > after:
         return True, ""
     if seen:
         return False, seen[0].decision.reason
@@ -105,13 +105,27 @@ def signal_complete_windows(table: str, streams: Path, context: Context, *, expe
     gates = find_gate(expectations, table, context["asset_state_store"][partition_asset(table)])
     seen = _assess(catalog, specs, limit=MAX_GATED_WINDOWS if gates else MAX_WINDOWS)
     made = signal_windows(catalog, *seen, clock_ms=clock.now_ms(), gates=gates)
-    for one in made:
-        word = "is held by its quality gate" if not one.sent else "is complete" if one.revision == 1 else "was reopened"
+    for signal in made:
+        word = (
+            "is held by its quality gate"
+            if not signal.sent
+            else "is complete"
+            if signal.revision == 1
+            else "was reopened"
+        )
         log.log(
-            logging.INFO if one.sent else logging.ERROR,
+            logging.INFO if signal.sent else logging.ERROR,
             "%s %s %s: revision %s, %s rows, %s of them late, up to %s dead letters, snapshot %s%s",
-            *(one.table, one.partition, word, one.revision, one.rows, one.late_rows, one.dead_letters),
-            *(one.snapshot_id, f"; {one.note}" if one.note else ""),
+            *(
+                signal.table,
+                signal.partition,
+                word,
+                signal.revision,
+                signal.rows,
+                signal.late_rows,
+                signal.dead_letters,
+            ),
+            *(signal.snapshot_id, f"; {signal.note}" if signal.note else ""),
         )
     for waiting in seen[:MAX_EVENTS]:
         log.info("%s: %s", waiting.signals.table, waiting.decision.reason)

@@ -44,20 +44,23 @@ def writer_dags(
     :param queue: the queue of all writers, or queues by application name. Writers run on the hosts whose triggerer
         serves their queue.
     """
-    own: list[DeclaredStream] = []
+    separate: list[DeclaredStream] = []
     shared: dict[str, list[DeclaredStream]] = defaultdict(list)
-    for one in all_streams(Path(streams)):
-        application_name = one.spec.application if one.spec else None
-        (own if application_name is None else shared[application_name]).append(one)
+    for stream in all_streams(Path(streams)):
+        application_name = stream.spec.application if stream.spec else None
+        (separate if application_name is None else shared[application_name]).append(stream)
 
     def build_arguments(name: str) -> dict[str, Any]:
         found = queue if isinstance(queue, str) or queue is None else queue.get(name)
         common = {"streams": Path(streams).absolute(), "retries": RETRIES, "retry_delay": RETRY_DELAY}
         return {**common, "queue": found} if found else common
 
-    dags = [_writer_dag(one.name, [one], Path(application), on_failure, build_arguments(one.name)) for one in own]
+    dags = [
+        _writer_dag(stream.name, [stream], Path(application), on_failure, build_arguments(stream.name))
+        for stream in separate
+    ]
     for name, members in shared.items():
-        present = [one for one in members if not one.removed]
+        present = [stream for stream in members if not stream.removed]
         arguments = build_arguments(name)
         dags.append(_writer_dag(name, present, Path(shared_application), on_failure, arguments, shared=True))
     return {dag.dag_id: dag for dag in dags}
@@ -78,15 +81,17 @@ def _writer_dag(  # noqa: PLR0913 - the arguments of a factory
     with DAG(writer_dag_id(name), description=description, doc_md=text, **_profile(name, streams, on_failure)) as dag:
         path, doc = application.absolute(), WriterOperator.__doc__
         WriterOperator(task_id=TASK_ID, stream=name, application=path, shared=shared, doc_md=doc, **arguments)
-        for one in streams if shared else ():
-            task_id = f"{STREAM_TASK_PREFIX}{one.name}"
-            HostedStreamOperator(task_id=task_id, stream=one.name, application=name, doc_md=_doc_md(one), **arguments)
+        for stream in streams if shared else ():
+            task_id = f"{STREAM_TASK_PREFIX}{stream.name}"
+            HostedStreamOperator(
+                task_id=task_id, stream=stream.name, application=name, doc_md=_doc_md(stream), **arguments
+            )
     return dag
 
 
 def _shared_doc_md(name: str, members: Sequence[DeclaredStream]) -> str:
-    problems = [f"```\n{one.problem}\n```" for one in members if one.problem]
-    rows = [f"| {one.name} | {_summary(one)} |" for one in members]
+    problems = [f"```\n{stream.problem}\n```" for stream in members if stream.problem]
+    rows = [f"| {stream.name} | {_summary(stream)} |" for stream in members]
     return "\n".join(
         [
             f"### The streams of the application {name}",
@@ -106,8 +111,8 @@ stream.
 
 
 def _profile(name: str, streams: Sequence[DeclaredStream], on_failure: OnFailure | None) -> dict[str, Any]:
-    removed = all(one.removed for one in streams)
-    specs = [one.spec for one in streams if one.spec]
+    removed = all(stream.removed for stream in streams)
+    specs = [stream.spec for stream in streams if stream.spec]
     return {
         "schedule": None if removed else "@continuous",
         "max_active_runs": 1,
@@ -115,10 +120,10 @@ def _profile(name: str, streams: Sequence[DeclaredStream], on_failure: OnFailure
         **dag_profile(
             f"Writer: {name}",
             purpose="writer",
-            streams=[one.name for one in streams],
+            streams=[stream.name for stream in streams],
             specs=specs,
             tables=[spec.table.identifier for spec in specs],
-            marks=["removed"] if removed else ["broken"] if any(one.problem for one in streams) else [],
+            marks=["removed"] if removed else ["broken"] if any(stream.problem for stream in streams) else [],
             on_failure=on_failure,
         ),
     }

@@ -120,7 +120,7 @@ class HostedStreamTrigger(UserActionTrigger):
         from frazil.supervise.decision_rules import decide
 
         application = find_application(Path(self.streams), self.application)
-        spec = next((one for one in application.streams if one.name == self.stream), None) if application else None
+        spec = next((spec for spec in application.streams if spec.name == self.stream), None) if application else None
         if spec is None:
             ended = f"the application {self.application} no longer runs the stream"
             return HostedObservation(ended, belongs_to_application=False)

@@ -187,8 +187,8 @@ def check_supported(schema: Schema, declared: spec.ValueFormat) -> None:
 
             message_of(spec.read_schema_text(declared), (), declared.message)
     except UnreadableSchema as error:
-        what = "is not a valid Avro schema" if declared.type == "avro" else "cannot be read"
-        raise SpecError(f"source.format: the declared schema {what}: {error}") from None
+        problem = "is not a valid Avro schema" if declared.type == "avro" else "cannot be read"
+        raise SpecError(f"source.format: the declared schema {problem}: {error}") from None
 
 
 def check_stream_supported(stream: StreamSpec, schema: Schema) -> None:

@@ -88,8 +88,8 @@ class CsvDecoder(FormatDecoder):
                 self._room = usual
             return first + 1, part.with_indexes(np.array([first]))
         valid = first + np.flatnonzero(outcomes[first:until] == VALID)
-        at = locate_invalid_utf8(values.take(valid))
-        good = valid[at < 0]
+        invalid_at = locate_invalid_utf8(values.take(valid))
+        good = valid[invalid_at < 0]
         objects = BinaryColumn(self._room, spans[0, good], spans[1, good])
         decoded = self._decode(RecordChunk.of_column(objects)).with_indexes(good)
         rejections = [
@@ -98,7 +98,7 @@ class CsvDecoder(FormatDecoder):
         ]
         rejections += [
             Rejection(int(i), "InvalidUtf8", f"the value is not UTF-8 (byte {byte})")
-            for i, byte in zip(valid[at >= 0], at[at >= 0], strict=True)
+            for i, byte in zip(valid[invalid_at >= 0], invalid_at[invalid_at >= 0], strict=True)
         ]
         return until, decoded.with_rejections(rejections)
 
@@ -162,18 +162,18 @@ class LineReader:
 
 
 @loop
-def write_escaped(c: int, to: Octets, at: int) -> int:
+def write_escaped(c: int, to: Octets, n: int) -> int:
     """Write one byte of a string's content, escaped if necessary. Returns the position after it."""
     if c in (_QUOTE, _BACKSLASH):
-        to[at] = _BACKSLASH
-        at += 1
+        to[n] = _BACKSLASH
+        n += 1
     elif c < _SPACE:
         for letter in (_BACKSLASH, 117, 48, 48, 48 + (c >> 4)):
-            to[at] = letter
-            at += 1
+            to[n] = letter
+            n += 1
         c = (48 if c & 15 < 10 else 87) + (c & 15)
-    to[at] = c
-    return at + 1
+    to[n] = c
+    return n + 1
 
 
 @loop
@@ -192,12 +192,12 @@ def max_json_bytes(b: Octets, p: int, end: int) -> int:
 
 
 @loop
-def write_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write a field as a JSON number, without plus sign or leading zeros. Returns `at` if it is not a number."""
-    start, q = at, p
+def write_number(b: Octets, p: int, end: int, to: Octets, n: int) -> int:
+    """Write a field as a JSON number, without plus sign or leading zeros. Returns `n` if it is not a number."""
+    start, q = n, p
     if b[q] == 45:
-        to[at] = 45
-        at += 1
+        to[n] = 45
+        n += 1
         q += 1
     elif b[q] == 43:
         q += 1
@@ -206,15 +206,15 @@ def write_number(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
     if q == end or b[q] == 45 or number_end(b, q) != end:
         return start
     while q < end:
-        to[at] = b[q]
-        at += 1
+        to[n] = b[q]
+        n += 1
         q += 1
-    return at
+    return n
 
 
 @loop
-def write_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
-    """Write `true` or `false` (in any case), `1` or `0` as a JSON boolean. Returns `at` for any other field."""
+def write_boolean(b: Octets, p: int, end: int, to: Octets, n: int) -> int:
+    """Write `true` or `false` (in any case), `1` or `0` as a JSON boolean. Returns `n` for any other field."""
     length = end - p
     first = b[p] | 32
     value = 2
@@ -226,17 +226,17 @@ def write_boolean(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
         value = 0 if b[p + 4] | 32 == 101 else 2
     if value == 1:
         for letter in (116, 114, 117, 101):
-            to[at] = letter
-            at += 1
+            to[n] = letter
+            n += 1
     elif value == 0:
         for letter in (102, 97, 108, 115, 101):
-            to[at] = letter
-            at += 1
-    return at
+            to[n] = letter
+            n += 1
+    return n
 
 
 @loop
-def write_field(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool, to: Octets, at: int) -> int:
+def write_field(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: bool, to: Octets, n: int) -> int:
     """Write a non-null field as a JSON value. Returns the position after the value."""
     if kind != TEXT:
         while p < end and (b[p] == _SPACE or b[p] == _TAB):
@@ -244,17 +244,17 @@ def write_field(b: Octets, p: int, end: int, kind: int, quote: int, is_quoted: b
         while p < end and (b[end - 1] == _SPACE or b[end - 1] == _TAB):
             end -= 1
     if kind >= NUMBER and p < end:
-        done = write_number(b, p, end, to, at) if kind == NUMBER else write_boolean(b, p, end, to, at)
-        if done > at:
+        done = write_number(b, p, end, to, n) if kind == NUMBER else write_boolean(b, p, end, to, n)
+        if done > n:
             return done
-    to[at] = _QUOTE
-    at += 1
+    to[n] = _QUOTE
+    n += 1
     while p < end:
         c = b[p]
-        at = write_escaped(c, to, at)
+        n = write_escaped(c, to, n)
         p += 2 if is_quoted and c == quote else 1
-    to[at] = _QUOTE
-    return at + 1
+    to[n] = _QUOTE
+    return n + 1
 
 
 @loop
@@ -295,23 +295,23 @@ def find_line_end(b: Octets, p: int, end: int) -> int:
 
 
 @loop
-def write_object(b: Octets, p: int, end: int, line_format: LineFormat, to: Octets, at: int) -> tuple[int, int]:
+def write_object(b: Octets, p: int, end: int, line_format: LineFormat, to: Octets, n: int) -> tuple[int, int]:
     """Write one record as a JSON object. Returns the position after the object, and the record's outcome code."""
     names, name_ends, kinds, null, delimiter, quote = line_format
-    begin, fields, f = at, len(kinds), 0
+    begin, fields, f = n, len(kinds), 0
     while True:
         if f == fields:
-            return at, WRONG_COUNT
+            return n, WRONG_COUNT
         is_quoted = p < end and b[p] == quote
         content = p + 1 if is_quoted else p
-        p, wrong = find_field_end(b, content, end, delimiter, quote, is_quoted)
-        if wrong != VALID:
-            return at, wrong
+        p, error = find_field_end(b, content, end, delimiter, quote, is_quoted)
+        if error != VALID:
+            return n, error
         if kinds[f] != SKIPPED and (is_quoted or not is_null(b, content, p, null)):
             for q in range(name_ends[f], name_ends[f + 1]):
-                to[at] = names[q]
-                at += 1
-            at = write_field(b, content, p, kinds[f], quote, is_quoted, to, at)
+                to[n] = names[q]
+                n += 1
+            n = write_field(b, content, p, kinds[f], quote, is_quoted, to, n)
         f += 1
         if is_quoted:
             p += 1
@@ -319,13 +319,13 @@ def write_object(b: Octets, p: int, end: int, line_format: LineFormat, to: Octet
             break
         p += 1  # skip the delimiter; another field follows, even if it is empty
     if f < fields:
-        return at, WRONG_COUNT
-    if at == begin:
-        at += 1
+        return n, WRONG_COUNT
+    if n == begin:
+        n += 1
     to[begin] = 123  # replaces a comma
-    to[at] = 125
-    to[at + 1] = _NEWLINE
-    return at + 1, VALID
+    to[n] = 125
+    to[n + 1] = _NEWLINE
+    return n + 1, VALID
 
 
 @loop
@@ -339,20 +339,20 @@ def write_objects(
     returns the necessary size instead of 0. `spans` receives the start and length of each JSON object, and `outcomes`
     each record's outcome code.
     """
-    at, record = 0, first
+    n, record = 0, first
     while record < len(starts):
         p = starts[record]
         end = p + max(lengths[record], 0)
         needed = len(line_format.names) + 2 * len(line_format.kinds) + 3 + max_json_bytes(data, p, end)
-        if at + needed > len(to):
-            return record, needed if at == 0 else 0
+        if n + needed > len(to):
+            return record, needed if n == 0 else 0
         end = find_line_end(data, p, end)
-        done, outcome = at, EMPTY if lengths[record] >= 0 else NO_VALUE
+        done, outcome = n, EMPTY if lengths[record] >= 0 else NO_VALUE
         if p < end:
-            done, outcome = write_object(data, p, end, line_format, to, at)
+            done, outcome = write_object(data, p, end, line_format, to, n)
         outcomes[record] = outcome
         if outcome == VALID:
-            spans[0, record], spans[1, record] = at, done - at
-            at = done + 1
+            spans[0, record], spans[1, record] = n, done - n
+            n = done + 1
         record += 1
     return record, 0

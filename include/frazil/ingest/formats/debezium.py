@@ -82,12 +82,12 @@ class PlaceholderFinder:
             return to_mask(pc.is_in(values, pa.array(self._json_texts, values.type))), values
         if not pa.types.is_struct(values.type):
             return self._placeholder_mask(values), values
-        at = values.type.get_field_index(self._text)
-        if at < 0 or at != values.type.num_fields - 1:
+        index = values.type.get_field_index(self._text)
+        if index < 0 or index != values.type.num_fields - 1:
             return np.zeros(len(values), np.bool_), values
-        mask = to_mask(pc.equal(pc.struct_field(values, [at]), self._text))
-        fields = [values.type.field(i) for i in range(at)]
-        parts = [pc.struct_field(values, [i]) for i in range(at)]
+        mask = to_mask(pc.equal(pc.struct_field(values, [index]), self._text))
+        fields = [values.type.field(i) for i in range(index)]
+        parts = [pc.struct_field(values, [i]) for i in range(index)]
         return mask, pa.StructArray.from_arrays(parts, fields=fields, mask=values.is_null())
 
     def _placeholder_mask(self, values: pa.Array) -> NDArray[np.bool_]:

@@ -102,28 +102,28 @@ class EnvelopeDecoder(FormatDecoder):
         return {name for names in self._key for name in names}
 
     def _envelope_fields(self, schema: Schema) -> list[iceberg.NestedField]:
-        own = partial(next, count(OWN_IDS + 1))
+        next_id = partial(next, count(OWN_IDS + 1))
         after = [
-            field.model_copy(update={"required": False, "field_type": self._event_type(field.field_type, own)})
+            field.model_copy(update={"required": False, "field_type": self._event_type(field.field_type, next_id)})
             for field in self._columns
         ]
         before = _shift_ids([field for field in after if field.name in self._key_names], BEFORE_IDS)
-        tree: dict[str, object] = {"op": (iceberg.StringType(), own()), "source": {}}
+        tree: dict[str, object] = {"op": (iceberg.StringType(), next_id()), "source": {}}
         for name, kind in POSITIONS.items() if self._positions else ():
-            _insert_field(tree, ["source", name], (kind, own()))
+            _insert_field(tree, ["source", name], (kind, next_id()))
         for column, path in self._envelope.metadata.items():
             if path != POSITION:
                 field = schema.find_field(column)
                 _insert_field(tree, path.split("."), (field.field_type, field.field_id))
         return [
-            iceberg.NestedField(own(), "after", iceberg.StructType(*after), required=False),
-            iceberg.NestedField(own(), "before", iceberg.StructType(*before), required=False),
-            *_nested_fields(tree, own),
+            iceberg.NestedField(next_id(), "after", iceberg.StructType(*after), required=False),
+            iceberg.NestedField(next_id(), "before", iceberg.StructType(*before), required=False),
+            *_nested_fields(tree, next_id),
         ]
 
-    def _event_type(self, kind: iceberg.IcebergType, own: Callable[[], int]) -> iceberg.IcebergType:
+    def _event_type(self, kind: iceberg.IcebergType, next_id: Callable[[], int]) -> iceberg.IcebergType:
         if isinstance(kind, iceberg.StructType):
-            return self._unavailable.add_placeholder_field(kind, own)
+            return self._unavailable.add_placeholder_field(kind, next_id)
         if self._envelope.times == "iso":
             return kind
         if isinstance(kind, iceberg.ListType) and isinstance(kind.element_type, iceberg.DateType):
@@ -139,27 +139,27 @@ class EnvelopeDecoder(FormatDecoder):
         parts = _Events.from_rows(decoded.rows)
         op = parts.at(["op"])
         deletes, states = to_mask(pc.equal(op, "d")), to_mask(pc.is_in(op, pa.array(_ROW_OPERATIONS)))
-        wrong = self._find_errors(parts, op, deletes, states)
+        errors = self._find_errors(parts, op, deletes, states)
         skipped = to_mask(pc.is_in(op, pa.array(_SKIPPED_OPERATIONS)))
         for row in np.flatnonzero(to_mask(op.is_null())).tolist():
             if self._decode.changes_no_row(chunk.values[int(decoded.record_indexes[row])] or b""):
                 skipped[row] = True
-                del wrong[row]
+                del errors[row]
         columns = self._column_values(parts, deletes)
         for names in self._key:
             missing = np.all([to_mask(columns[name].is_null()) for name in names], axis=0)
             for row in np.flatnonzero(missing & (deletes | states)).tolist():
                 where = "before" if deletes[row] else "after"
-                wrong.setdefault(row, ("MissingRequired", f"{where}.{names[0]}: required, and missing or null"))
-        for row, why in self._find_ambiguous_nulls(parts, op, columns, self._after_names(chunk, decoded, parts)):
-            wrong.setdefault(row, why)
+                errors.setdefault(row, ("MissingRequired", f"{where}.{names[0]}: required, and missing or null"))
+        for row, reason in self._find_ambiguous_nulls(parts, op, columns, self._after_names(chunk, decoded, parts)):
+            errors.setdefault(row, reason)
         snapshot = to_mask(pc.equal(op, "r"))
         unavailable, columns = self._find_unchanged(columns, snapshot=snapshot)
         moved = self._find_key_changes(parts, op)
         made = to_mask(pc.equal(op, "c")) | moved
         for name, mask in unavailable.items():
             for row in np.flatnonzero(mask & made).tolist():
-                wrong.setdefault(row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_TEXT}"))
+                errors.setdefault(row, (UNAVAILABLE, f"after.{name}: {UNAVAILABLE_TEXT}"))
         unplaced = 0
         for name in self._positions:  # the row keeps the log position of its last change
             if (mask := to_mask(columns[name].is_null()) & states).any():
@@ -168,12 +168,12 @@ class EnvelopeDecoder(FormatDecoder):
             columns[name] = pc.if_else(pa.array(snapshot), None, columns[name])
         omitted = self._unchanged_lists(unavailable, len(op))
         good = ~skipped
-        good[list(wrong)] = False
+        good[list(errors)] = False
         rows, records = self._build_rows(columns, deletes, omitted).filter(pa.array(good)), decoded.record_indexes[good]
         if (moved := moved & good).any():
             rows = pa.concat_tables([rows, self._delete_old_keys(parts, moved)])
             records = np.concatenate([records, decoded.record_indexes[moved]])
-        added = [Rejection(int(decoded.record_indexes[row]), *wrong[row]) for row in sorted(wrong)]
+        added = [Rejection(int(decoded.record_indexes[row]), *errors[row]) for row in sorted(errors)]
         drift = self._unavailable.without_placeholder(decoded.drift)
         # A record without known fields is a rejection already, or an event that changes no row, such as a heartbeat.
         drift = dataclasses.replace(drift, unknown=0, names=(), unplaced=unplaced)
@@ -367,7 +367,9 @@ def _nested_fields(tree: Mapping[str, object], ids: Callable[[], int]) -> list[i
 
 def _coalesce(arrays: Sequence[pa.Array]) -> pa.Array:
     """Return each row's first value that is not null. UUIDs become bytes."""
-    return reduce(lambda one, other: select_where(to_mask(one.is_valid()), one, other), map(unwrap_extension, arrays))
+    return reduce(
+        lambda first, other: select_where(to_mask(first.is_valid()), first, other), map(unwrap_extension, arrays)
+    )
 
 
 def _convert_times(values: pa.Array, kind: iceberg.IcebergType) -> pa.Array:

@@ -191,7 +191,11 @@ class FieldsDecoder(FormatDecoder):
         inside: dict[FieldPath, list[NestedField]] = {}
         for field in schema.fields:
             path = self._paths[field.name]
-            if around := [one for one, _ in outer if len(one) < len(path) and path[: len(one)] == one]:
+            if around := [
+                outer_path
+                for outer_path, _ in outer
+                if len(outer_path) < len(path) and path[: len(outer_path)] == outer_path
+            ]:
                 inside.setdefault(min(around, key=len), []).append(field)
         names = dict(outer)
         return {
@@ -281,8 +285,8 @@ class FieldsDecoder(FormatDecoder):
         around = {
             (name,)
             for path in drift.optional
-            for own, name in names.items()
-            if own[: len(path)] == path and not self._arrow_schema.field(name).nullable and name not in self._defaults
+            for inner, name in names.items()
+            if inner[: len(path)] == path and not self._arrow_schema.field(name).nullable and name not in self._defaults
         }
         optional = frozenset(around | {there for path in drift.optional if (there := moved(path))})
         records = drift.records if new else 0
@@ -377,8 +381,8 @@ def _merge_columns(decoded: DecodedChunk, found: DecodedChunk, names: Collection
     positions = found.record_indexes[order]
     rows = decoded.rows.take(pa.array(positions))
     for name in names:
-        column, at = found.rows.column(name).take(pa.array(order)), rows.schema.get_field_index(name)
-        rows = rows.append_column(name, column) if at < 0 else rows.set_column(at, name, column)
+        column, index = found.rows.column(name).take(pa.array(order)), rows.schema.get_field_index(name)
+        rows = rows.append_column(name, column) if index < 0 else rows.set_column(index, name, column)
     rejections = [r._replace(index=int(decoded.record_indexes[r.index])) for r in found.rejections]
     return dataclasses.replace(
         decoded,
@@ -509,8 +513,8 @@ def _has_required(inside: Any) -> bool:
 def reject_missing(decoded: DecodedChunk, required: Sequence[str], schema: pa.Schema) -> DecodedChunk:
     """Reject records in which a `required` column is null. `schema` has the decoder's own columns."""
     found = decoded.reject_rows(find_nulls(decoded.rows, required))
-    own = pa.Table.from_arrays([found.rows.column(name) for name in schema.names], schema=schema)
-    return dataclasses.replace(found, rows=add_change_columns(own, found.rows))
+    selected = pa.Table.from_arrays([found.rows.column(name) for name in schema.names], schema=schema)
+    return dataclasses.replace(found, rows=add_change_columns(selected, found.rows))
 
 
 def _column_at(rows: pa.Table, path: FieldPath) -> pa.ChunkedArray:

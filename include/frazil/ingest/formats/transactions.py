@@ -130,9 +130,11 @@ def _possible_table_names(db: str | None, schema: str | None, table: str | None)
 
 
 def _metadata_fields(first: int) -> list[NestedField]:
-    def struct(at: int, name: str, **kinds: Any) -> NestedField:
-        fields = [NestedField(at + 1 + i, field, kind, required=False) for i, (field, kind) in enumerate(kinds.items())]
-        return NestedField(at, name, StructType(*fields), required=False)
+    def struct(field_id: int, name: str, **kinds: Any) -> NestedField:
+        fields = [
+            NestedField(field_id + 1 + i, field, kind, required=False) for i, (field, kind) in enumerate(kinds.items())
+        ]
+        return NestedField(field_id, name, StructType(*fields), required=False)
 
     text, count = StringType(), LongType()
     texts, counts = ("db", "schema", "table", "sequence", "file"), ("pos", "ts_ms", "server_id")

@@ -28,12 +28,12 @@ class WholeValueDecoder(FormatDecoder):
             text = f"{self._missing[0]}: required, and nothing fills it"
             rejections = [Rejection(i, "MissingRequired", text) for i in range(len(chunk))]
             return DecodedChunk(empty_table(self._arrow_schema), np.zeros(0, np.int64), rejections)
-        wrong = find_failures(chunk.values, self._field, what="value")
+        failures = find_failures(chunk.values, self._field, name="value")
         arrays = [pa.nulls(len(chunk), field.type) for field in self._arrow_schema]
         position = self._arrow_schema.get_field_index(self._field.name)
         arrays[position] = to_arrow_binary(chunk.values, self._arrow_schema.field(position).type)
         rows = pa.Table.from_arrays(arrays, schema=self._arrow_schema)
-        return DecodedChunk(rows, np.arange(len(chunk))).reject_rows(wrong)
+        return DecodedChunk(rows, np.arange(len(chunk))).reject_rows(failures)
 
 
 _JSON_SCALAR = r'^[ \t\r\n]*("([^"\\]|\\.)*"|[-+.0-9A-Za-z]+)[ \t\r\n]*$'

@@ -116,9 +116,9 @@ class AvroDecoder(FormatDecoder):
         roots, content = self._split_frames(values, rejections)
         tables, kept = [empty_table(self._columns.arrow_schema)], []
         for part in self._columns.parts(len(values)):
-            wrong, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
-            rows = self._read(content[part], roots[part], wrong, where)
-            positions = part.start + np.flatnonzero(wrong == op.VALID)
+            codes, where = np.empty(len(roots[part]), np.uint8), np.zeros((len(roots[part]), 2), np.int64)
+            rows = self._read(content[part], roots[part], codes, where)
+            positions = part.start + np.flatnonzero(codes == op.VALID)
             broken: dict[int, Fault] = {}
             for name in rows.column_names if self._has_json_faults else ():
                 for index, value in enumerate(rows.column(name).to_pylist()):
@@ -131,24 +131,24 @@ class AvroDecoder(FormatDecoder):
                 rows, positions = rows.filter(pa.array(good)), positions[good]
             tables.append(rows)
             kept.append(positions)
-            for i in np.flatnonzero((wrong != op.VALID) & (wrong != NOT_READ)).tolist():
-                rejections[part.start + i] = self._fault(int(wrong[i]), *where[i].tolist())
+            for i in np.flatnonzero((codes != op.VALID) & (codes != NOT_READ)).tolist():
+                rejections[part.start + i] = self._fault(int(codes[i]), *where[i].tolist())
         found = [Rejection(i, *fault) for i, fault in sorted(rejections.items())]
         valid = np.concatenate([np.zeros(0, np.int64), *kept])
         return DecodedChunk(pa.concat_tables(tables), valid, found, join_drift(self._drift))
 
     def _read(
-        self, values: BinaryColumn, roots: Numbers, wrong: NDArray[np.uint8], where: NDArray[np.int64]
+        self, values: BinaryColumn, roots: Numbers, codes: NDArray[np.uint8], where: NDArray[np.int64]
     ) -> pa.Table:
         """Return the rows of the records. `roots` has each record's first operation; -1 skips the record.
 
-        Fills `wrong` and `where` with errors. Only valid records have a row.
+        Fills `codes` and `where` with errors. Only valid records have a row.
         """
         columns, program = self._columns, self._program
         columns.begin(len(values), program.text)
         records, read = (*as_loop_arguments(values), read_only(roots)), 0
         while True:
-            scratch, errors = Scratch(self._frames, self._slots, self._seed), (wrong, where)
+            scratch, errors = Scratch(self._frames, self._slots, self._seed), (codes, where)
             read, missing = self._read_records(*records, read, program.plan, columns.memory, scratch, *errors)
             if read == len(values):
                 with self._json_texts_in_columns(records[0]):
@@ -165,7 +165,7 @@ class AvroDecoder(FormatDecoder):
         if not spans:
             yield
             return
-        kept, at = columns.text, int(columns.entry_counts[-1, USED])
+        kept, end = columns.text, int(columns.entry_counts[-1, USED])
         texts: list[bytes] = []
         for k in np.flatnonzero(np.isin(columns.nodes[:, KIND], (JSON, JSON_TEXT, REST))):
             node = columns.nodes[k]
@@ -180,8 +180,8 @@ class AvroDecoder(FormatDecoder):
                     columns.valid[node[FLAG] + i] = 0
                     text = b""
                 texts.append(text)
-                words[i] = -1 - at, len(text)
-                at += len(text)
+                words[i] = -1 - end, len(text)
+                end += len(text)
         columns.text = np.concatenate(
             [kept[: columns.entry_counts[-1, USED]], np.frombuffer(b"".join(texts), np.uint8)]
         )
@@ -233,10 +233,10 @@ class AvroDecoder(FormatDecoder):
         order = np.argsort(ids, kind="stable")
         distinct, first = np.unique(ids[order], return_index=True)
         groups = np.split(positions[order], first[1:])
-        for at in range(0, len(distinct), MAX_IDS_PER_REQUEST):
-            some = distinct[at : at + MAX_IDS_PER_REQUEST].tolist()
+        for start in range(0, len(distinct), MAX_IDS_PER_REQUEST):
+            some = distinct[start : start + MAX_IDS_PER_REQUEST].tolist()
             self._request([schema_id for schema_id in some if schema_id not in self._roots])
-            for schema_id, group in zip(some, groups[at : at + MAX_IDS_PER_REQUEST], strict=True):
+            for schema_id, group in zip(some, groups[start : start + MAX_IDS_PER_REQUEST], strict=True):
                 self._assign(roots, group, schema_id, rejections)
 
     def _request(self, schema_ids: list[int]) -> None:
@@ -259,22 +259,22 @@ class AvroDecoder(FormatDecoder):
 
     def _add_schema(self, schema_id: int) -> int | Fault:
         if isinstance(self._schemas, SchemaText):
-            found, what = self._schemas, "the declared schema"
+            found, source = self._schemas, "the declared schema"
         else:
             registered = schema_id >> self._index_bits
-            what = f"the schema of id {registered}"
+            source = f"the schema of id {registered}"
             try:
                 found = self._schemas.get(registered)
             except UnknownSchema as error:
                 return "UnknownSchema", str(error)
         if found.type != self._name.upper():
-            return "UnreadableSchema", f"{what} is of type {found.type}, but source.format is {self._name}"
+            return "UnreadableSchema", f"{source} is of type {found.type}, but source.format is {self._name}"
         try:
             return self._compile(schema_id, found)
         except UnreadableSchema as error:
-            return "UnreadableSchema", f"{what} {self._invalid}: {error}"
+            return "UnreadableSchema", f"{source} {self._invalid}: {error}"
         except TooLarge as error:
-            return "UnreadableSchema", f"{what} is too large: {error}"
+            return "UnreadableSchema", f"{source} is too large: {error}"
 
     def _compile(self, schema_id: int, found: SchemaText) -> int | Fault:
         written = parse_schema(found.text, [text for _, text in found.references])
@@ -295,11 +295,11 @@ class AvroDecoder(FormatDecoder):
             return
         self._unknown[schema_id] = select_names(names) or ("",)
 
-    def _fault(self, wrong: int, operation: int, byte: int) -> Fault:
-        if wrong == self._op.UNFIT:
+    def _fault(self, code: int, operation: int, byte: int) -> Fault:
+        if code == self._op.UNFIT:
             unfit: Fault = self._program.unfit[operation]
             return unfit
-        error_class, text = self._op.ERRORS[wrong]
+        error_class, text = self._op.ERRORS[code]
         where = self._program.paths[operation] or "the record"
         return error_class, f"{where}: {text} (byte {byte} of the record's content)"
 

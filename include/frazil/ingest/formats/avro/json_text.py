@@ -1,4 +1,4 @@
-"""Converts Avro values to JSON text. Bytes become base64; dates and times, ISO 8601; a union, its value."""
+"""Converts Avro values to JSON text. Bytes become base64, and dates and times ISO 8601. A union becomes its value."""
 
 from __future__ import annotations
 
@@ -47,34 +47,34 @@ def _write(reader: _Reader, written: AvroType) -> str:  # noqa: PLR0912 - one fo
     todo: list[AvroType | _OpenContainer | str] = [written]  # a stack, because values may be nested 500 deep
     elements = len(reader.data) + MAX_EMPTY_ELEMENTS
     while todo:
-        one = todo.pop()
-        if isinstance(one, str):
-            out.append(one)
-        elif isinstance(one, _OpenContainer):
-            if not one.left and not one.began:
-                out.append("{" if one.is_map else "[")
-            one.left = one.left or reader.read_block_count()
-            if not one.left:
-                out.append("}" if one.is_map else "]")
+        item = todo.pop()
+        if isinstance(item, str):
+            out.append(item)
+        elif isinstance(item, _OpenContainer):
+            if not item.left and not item.began:
+                out.append("{" if item.is_map else "[")
+            item.left = item.left or reader.read_block_count()
+            if not item.left:
+                out.append("}" if item.is_map else "]")
                 continue
-            out.append("," if one.began else "")
-            one.left, one.began, elements = one.left - 1, True, elements - 1
+            out.append("," if item.began else "")
+            item.left, item.began, elements = item.left - 1, True, elements - 1
             if elements < 0:
                 raise InvalidAvroValue("a block has more elements than bytes")
-            todo += [one, one.element]
-            if one.is_map:
+            todo += [item, item.element]
+            if item.is_map:
                 out.append(_quote_text(reader.read_blob().decode()) + ":")
-        elif one.kind == "union":
-            todo.append(one.parts[reader.index(len(one.parts))])
-        elif one.kind == "record":
+        elif item.kind == "union":
+            todo.append(item.parts[reader.index(len(item.parts))])
+        elif item.kind == "record":
             out.append("{")
             todo.append("}")
-            for i, (names, part) in reversed([*enumerate(zip(one.fields, one.parts, strict=True))]):
+            for i, (names, part) in reversed([*enumerate(zip(item.fields, item.parts, strict=True))]):
                 todo += [part, f"{',' if i else ''}{_quote_text(names[0])}:"]
-        elif one.kind in ("array", "map"):
-            todo.append(_OpenContainer(one.parts[0], one.kind == "map"))
+        elif item.kind in ("array", "map"):
+            todo.append(_OpenContainer(item.parts[0], item.kind == "map"))
         else:
-            out.append(_SCALARS[one.kind](reader, one))
+            out.append(_SCALARS[item.kind](reader, item))
     if reader.at != len(reader.data):
         raise InvalidAvroValue("the value has bytes after its end")
     return "".join(out)

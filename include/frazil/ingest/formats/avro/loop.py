@@ -91,7 +91,7 @@ def read_span(b: Octets, p: int, end: int) -> tuple[int, int]:
 
 
 @loop
-def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers, text: Any) -> bool:
+def parse_moment(b: Octets, p: int, end: int, kind: int, slot: int, words: Numbers, text: Any) -> bool:
     """Parse an ISO 8601 date, time or timestamp, and write it as one word. Returns False if invalid."""
     length = end - p
     if length > MAX_MOMENT_LENGTH:
@@ -100,13 +100,13 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers
         text[i] = b[p + i]
     text[length : 2 * MAX_MOMENT_LENGTH] = QUOTE  # the parser reads some characters ahead
     if kind == tree.DATE:
-        after, words[at] = 10, parse_date(text, 0)
-        if words[at] == INVALID_DATE:
+        after, words[slot] = 10, parse_date(text, 0)
+        if words[slot] == INVALID_DATE:
             return False
     elif kind == tree.TIME:
-        after, words[at] = parse_time(text, 0)
+        after, words[slot] = parse_time(text, 0)
     else:
-        after, words[at] = parse_timestamp(text, 0)
+        after, words[slot] = parse_timestamp(text, 0)
     if (kind == tree.DATE or kind == tree.TIME) and after >= 0 and text[after] == LETTER_Z:
         after += 1
     return after == length
@@ -114,7 +114,7 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, at: int, words: Numbers
 
 @loop
 def write_decimal(
-    negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, at: int, words: Numbers
+    negative: bool, high: np.uint64, low: np.uint64, op: int, ops: Numbers, slot: int, words: Numbers
 ) -> bool:
     """Write a decimal in the column's scale. `high` and `low` are the absolute value. Returns False if too big."""
     limit = np.uint64(ops[op, code.LIMIT_HIGH])
@@ -124,13 +124,13 @@ def write_decimal(
         high, low = times_ten(high, low, _0)
     if negative:
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
-    words[at] = np.int64(low)
-    words[at + 1] = np.int64(high)
+    words[slot] = np.int64(low)
+    words[slot + 1] = np.int64(high)
     return True
 
 
 @loop
-def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: int, words: Numbers) -> int:
+def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, slot: int, words: Numbers) -> int:
     """Write a decimal with a big-endian two's complement as unscaled number. Returns VALID or an error code."""
     if p == end:
         return code.NO_DECIMAL
@@ -147,7 +147,7 @@ def write_decimal_bytes(b: Octets, p: int, end: int, op: int, ops: Numbers, at: 
         low = (low << np.uint64(8)) | np.uint64(b[q])
     if negative:
         high, low = ~high + (_1 if low == _0 else _0), ~low + _1
-    return code.VALID if write_decimal(negative, high, low, op, ops, at, words) else code.NOT_HELD
+    return code.VALID if write_decimal(negative, high, low, op, ops, slot, words) else code.NOT_HELD
 
 
 @loop
@@ -169,7 +169,7 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         set_null(node, e, nodes, words, valid, entry_counts)
         return p
     valid[nodes[node, tree.FLAG] + e] = 1
-    at = nodes[node, tree.BASE] + e
+    slot = nodes[node, tree.BASE] + e
     if kind == code.INTEGER or kind == code.INTEGER_AS_FLOAT or kind == code.INTEGER_AS_DECIMAL:
         p, value = read_varint(b, p, end)
         if p < 0:
@@ -177,18 +177,18 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         if ops[op, code.BITS] == 32 and not -(2**31) <= value < 2**31:
             return -code.WIDE_INT
         if kind == code.INTEGER_AS_FLOAT:
-            words[at] = np.float64(value).view(np.int64)
+            words[slot] = np.float64(value).view(np.int64)
             return p
         if kind == code.INTEGER_AS_DECIMAL:
             amount = np.uint64(value) if value >= 0 else _0 - np.uint64(value)
-            return p if write_decimal(value < 0, _0, amount, op, ops, at + e, words) else -code.NOT_HELD
+            return p if write_decimal(value < 0, _0, amount, op, ops, slot + e, words) else -code.NOT_HELD
         if not ops[op, code.MIN_VALUE] <= value <= ops[op, code.MAX_VALUE]:
             return -code.NOT_HELD
         factor = ops[op, code.FACTOR]
         if factor < 0:
-            words[at] = value // -factor
+            words[slot] = value // -factor
         else:
-            words[at] = value * factor
+            words[slot] = value * factor
         return p
     if kind == code.TEXT or kind == code.BYTES:
         p, length = read_span(b, p, end)
@@ -196,8 +196,8 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
             return p
         if kind == code.TEXT and find_invalid_utf8(b, p, p + length) >= 0:
             return -code.INVALID_UTF8
-        words[at + e] = p
-        words[at + e + 1] = length
+        words[slot + e] = p
+        words[slot + e + 1] = length
         return p + length
     if kind == code.DOUBLE:
         if end - p < 8:
@@ -207,19 +207,19 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
             number = np.int64(bits).view(np.float64)
             if np.isinf(np.float32(number)) and not np.isinf(number):
                 return -code.NOT_HELD
-        words[at] = bits
+        words[slot] = bits
         return p + 8
     if kind == code.FLOAT:
         if end - p < 4:
             return -code.ENDS_EARLY
-        words[at] = np.float64(np.int32(load32(np.int64(b.ctypes.data) + p)).view(np.float32)).view(np.int64)
+        words[slot] = np.float64(np.int32(load32(np.int64(b.ctypes.data) + p)).view(np.float32)).view(np.int64)
         return p + 4
     if kind == code.BOOLEAN:
         if p >= end:
             return -code.ENDS_EARLY
         if b[p] > 1:
             return -code.NO_BOOLEAN
-        words[at] = b[p]
+        words[slot] = b[p]
         return p + 1
     if kind == code.ENUM:
         p, symbol = read_varint(b, p, end)
@@ -228,8 +228,8 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         if not 0 <= symbol < ops[op, code.COUNT]:
             return -code.NO_SYMBOL
         first = ops[op, code.FIRST] + 2 * symbol
-        words[at + e] = -1 - operands[first]
-        words[at + e + 1] = operands[first + 1]
+        words[slot + e] = -1 - operands[first]
+        words[slot + e + 1] = operands[first + 1]
         return p
     if kind == code.FIXED or kind == code.FIXED_AS_UUID or kind == code.FIXED_AS_DECIMAL:
         length = ops[op, code.SIZE]
@@ -242,21 +242,21 @@ def read_value(b: Octets, p: int, end: int, op: int, e: int, plan: Plan, memory:
         if kind == code.BYTES_AS_FIXED and length != ops[op, code.SIZE]:
             return -code.OTHER_LENGTH
     if kind == code.FIXED_AS_UUID:
-        words[at + e] = load64(np.int64(b.ctypes.data) + p)
-        words[at + e + 1] = load64(np.int64(b.ctypes.data) + p + 8)
+        words[slot + e] = load64(np.int64(b.ctypes.data) + p)
+        words[slot + e + 1] = load64(np.int64(b.ctypes.data) + p + 8)
     elif kind == code.TEXT_AS_UUID:
-        if parse_uuid(b, p, p + length, at + e, words) != p + length:
+        if parse_uuid(b, p, p + length, slot + e, words) != p + length:
             return -code.NO_UUID
     elif kind == code.TEXT_AS_MOMENT:
-        if not parse_moment(b, p, p + length, nodes[node, tree.KIND], at, words, slots):
+        if not parse_moment(b, p, p + length, nodes[node, tree.KIND], slot, words, slots):
             return -code.NO_MOMENT
     elif kind == code.BYTES_AS_DECIMAL or kind == code.FIXED_AS_DECIMAL:
-        wrong = write_decimal_bytes(b, p, p + length, op, ops, at + e, words)
-        if wrong != code.VALID:
-            return -wrong
+        error = write_decimal_bytes(b, p, p + length, op, ops, slot + e, words)
+        if error != code.VALID:
+            return -error
     else:
-        words[at + e] = p
-        words[at + e + 1] = length
+        words[slot + e] = p
+        words[slot + e + 1] = length
     return p + length
 
 
@@ -382,19 +382,19 @@ def read_record(
 @loop
 def read_records(
     b: Octets, starts: Numbers, lengths: Numbers, roots: Numbers, first: int,
-    plan: Plan, memory: Memory, scratch: Scratch, wrong: Octets, where: Numbers,
+    plan: Plan, memory: Memory, scratch: Scratch, errors: Octets, where: Numbers,
 ) -> tuple[int, int]:  # fmt: skip
     """Read records, from index `first` on, until a record needs more room.
 
     Returns the index of that record, and the entry set (the rows, or the elements of one list or map column) that needs
     more room. If all records were read, returns their number and 0.
 
-    `roots` has the first operation of each record; -1 skips the record. `wrong` receives error codes, and `where` the
+    `roots` has the first operation of each record; -1 skips the record. `errors` receives error codes, and `where` the
     operation and position of each error.
     """
     entry_counts = memory.entry_counts
     for i in range(first, len(starts)):
-        wrong[i] = NOT_READ
+        errors[i] = NOT_READ
         if roots[i] < 0:
             continue
         for d in range(len(entry_counts)):
@@ -402,14 +402,14 @@ def read_records(
         start, end = starts[i], starts[i] + lengths[i]
         found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
         if found == code.VALID:
-            wrong[i] = code.VALID
+            errors[i] = code.VALID
             entry_counts[0, USED] += 1
             continue
         for d in range(len(entry_counts)):
             entry_counts[d, USED] = entry_counts[d, BEFORE]
         if found >= NO_ROOM:
             return i, found - NO_ROOM
-        wrong[i] = found
+        errors[i] = found
         where[i, 0] = op
         where[i, 1] = p - start
     return len(starts), 0

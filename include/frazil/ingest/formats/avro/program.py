@@ -171,8 +171,8 @@ class AvroProgram(LoopProgram):
                 return operation
         columns = scalar_operation(written, target.kind, self._units.get(target.field_id))
         if columns is None:
-            what = "the record" if target.node == 0 else f"a column of type {target.kind}"
-            return self._add_rejection(target, op.MISMATCH, f"Avro's {written} cannot fill {what}")
+            target_text = "the record" if target.node == 0 else f"a column of type {target.kind}"
+            return self._add_rejection(target, op.MISMATCH, f"Avro's {written} cannot fill {target_text}")
         row = self._add_row(columns.pop(op.OPERATION), target)
         for column, value in columns.items():
             self._set_field(row, column, value)
@@ -216,16 +216,16 @@ class AvroProgram(LoopProgram):
         nowhere = TargetColumn(iceberg.BooleanType(), -1, -1, path)
         left, nested = [written], []
         while left:
-            one = left.pop()
-            if id(one) in self._skips:
+            schema = left.pop()
+            if id(schema) in self._skips:
                 continue
-            kind, size = _SKIP_OPERATIONS.get(one.kind, (op.FIXED_BYTES, one.size))
-            row = self._skips[id(one)] = self._add_row(kind, nowhere)
+            kind, size = _SKIP_OPERATIONS.get(schema.kind, (op.FIXED_BYTES, schema.size))
+            row = self._skips[id(schema)] = self._add_row(kind, nowhere)
             self._set_field(row, op.SIZE, size)
-            if one.parts:
-                nested.append((row, one.parts))
-                left += one.parts
-            self._set_field(row, op.EMPTY, one.kind == "array" and may_be_empty(one.parts[0]))
+            if schema.parts:
+                nested.append((row, schema.parts))
+                left += schema.parts
+            self._set_field(row, op.EMPTY, schema.kind == "array" and may_be_empty(schema.parts[0]))
         for row, parts in nested:
             self._set_operands(row, [self._skips[id(part)] for part in parts])
         return self._skips[id(written)]
@@ -330,8 +330,8 @@ def use_written_names(part: Part | None, written: AvroType) -> Part | None:
     if part is None:
         return None
     if written.kind == "union":
-        found = [one for branch in written.parts if (one := use_written_names(part, branch)) is not None]
-        taken = {name: inside for one in found if isinstance(one, Fields) for name, inside in one.taken.items()}
+        found = [translated for branch in written.parts if (translated := use_written_names(part, branch)) is not None]
+        taken = {name: inside for part in found if isinstance(part, Fields) for name, inside in part.taken.items()}
         return Fields(taken, part.hidden) if isinstance(part, Fields) else next(iter(found), None)
     if isinstance(part, Entries):
         fits = written.kind == ("map" if part.is_map else "array")
@@ -349,12 +349,12 @@ def may_be_empty(written: AvroType) -> bool:
     known: set[int] = set()
     left = [written]
     while left:
-        one = left.pop()
-        if one.kind == "record":
-            if id(one) not in known:
-                known.add(id(one))
-                left += one.parts
-        elif one.kind != "null" and not (one.kind == "fixed" and one.size == 0):
+        schema = left.pop()
+        if schema.kind == "record":
+            if id(schema) not in known:
+                known.add(id(schema))
+                left += schema.parts
+        elif schema.kind != "null" and not (schema.kind == "fixed" and schema.size == 0):
             return False
     return True
 

@@ -75,7 +75,7 @@ def field_names_at(written: AvroType, path: Sequence[str]) -> Iterator[str]:
 
 def parse_schema(text: str, references: Sequence[str] = ()) -> AvroType:
     """Parse a schema's JSON. `references` are the schemas that it uses, dependencies first. Raises UnreadableSchema."""
-    if any(is_too_deep(one.encode("utf-8", "replace"), MAX_SCHEMA_DEPTH) for one in (*references, text)):
+    if any(is_too_deep(schema.encode("utf-8", "replace"), MAX_SCHEMA_DEPTH) for schema in (*references, text)):
         raise UnreadableSchema(f"its JSON is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     parser = _SchemaParser()
     try:
@@ -136,12 +136,12 @@ class _SchemaParser:
         inside = found.name.rpartition(".")[0]
         fields = declared["fields"]
         found.fields = tuple(
-            (_require_name(one["name"]), *map(_require_name, one.get("aliases", ()))) for one in fields
+            (_require_name(declared["name"]), *map(_require_name, declared.get("aliases", ()))) for declared in fields
         )
         if len({names[0] for names in found.fields}) < len(fields):
             raise UnreadableSchema(f"the record {found.name} has a field twice")
-        for one in fields:
-            found.parts.append(self.parse_type(one["type"], inside))
+        for part in fields:
+            found.parts.append(self.parse_type(part["type"], inside))
         return found
 
     def _add_named(self, kind: str, declared: dict[str, Any], namespace: str) -> AvroType:
@@ -286,10 +286,10 @@ def _has_few_parts(written: AvroType, inside: frozenset[int] = frozenset()) -> b
     """Return whether the type has at most `_MAX_PARTS` parts, counting a named type each time that it is used."""
     left, count = [(written, inside)], 0
     while left:
-        one, within = left.pop()
+        schema, within = left.pop()
         count += 1
         if count > _MAX_PARTS:
             return False
-        if id(one) not in within and len(within) <= MAX_NESTING:
-            left += [(part, within | {id(one)}) for part in one.parts]
+        if id(schema) not in within and len(within) <= MAX_NESTING:
+            left += [(part, within | {id(schema)}) for part in schema.parts]
     return True

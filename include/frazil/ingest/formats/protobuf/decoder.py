@@ -53,20 +53,20 @@ def as_avro_type(written: Descriptor) -> AvroType:
     def add_record(message: Descriptor) -> AvroType:
         if (found := records.get(message.full_name)) is None:
             logical = {TIMESTAMP: "timestamp-micros", **dict.fromkeys(WRAPPERS, WRAPPER)}.get(message.full_name, "")
-            names = tuple((one.name,) for one in message.fields)
+            names = tuple((field.name,) for field in message.fields)
             found = records[message.full_name] = AvroType("record", message.full_name, logical, fields=names)
             left.append((found, message))
         return found
 
-    def single_type(one: FieldDescriptor) -> AvroType:
-        if one.type in _SCALAR_KINDS:
-            return AvroType(_SCALAR_KINDS[one.type])
-        return add_record(one.message_type) if one.message_type.fields else AvroType(MIXED)
+    def single_type(field: FieldDescriptor) -> AvroType:
+        if field.type in _SCALAR_KINDS:
+            return AvroType(_SCALAR_KINDS[field.type])
+        return add_record(field.message_type) if field.message_type.fields else AvroType(MIXED)
 
-    def field_type(one: FieldDescriptor) -> AvroType:
-        if is_map(one) and (entry := one.message_type.fields_by_name)["key"].type == _F.TYPE_STRING:
-            return AvroType("map", parts=[single_type(entry["value"]), single_type(one)])
-        return AvroType("array", parts=[single_type(one)]) if one.is_repeated else single_type(one)
+    def field_type(field: FieldDescriptor) -> AvroType:
+        if is_map(field) and (entry := field.message_type.fields_by_name)["key"].type == _F.TYPE_STRING:
+            return AvroType("map", parts=[single_type(entry["value"]), single_type(field)])
+        return AvroType("array", parts=[single_type(field)]) if field.is_repeated else single_type(field)
 
     root = add_record(written)
     while left:
@@ -140,9 +140,11 @@ class ProtobufDecoder(AvroDecoder):
         kinds = [self._messages[root] for root in roots[decoded.record_indexes].tolist()]
         rows = self._texts_of_json(decoded.rows, records, kinds)
         missing, faults = self._texts_of_json.missing, self._texts_of_json.faults
-        wrong: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
-        wrong |= {row: (op.MISSING_REQUIRED, f"{path}: {op.ERRORS[op.MISSING][1]}") for row, path in missing.items()}
-        return dataclasses.replace(decoded, rows=rows).reject_rows(wrong)
+        faults_by_row: dict[int, Fault] = {row: (op.MISMATCH, text) for row, text in faults.items()}
+        faults_by_row |= {
+            row: (op.MISSING_REQUIRED, f"{path}: {op.ERRORS[op.MISSING][1]}") for row, path in missing.items()
+        }
+        return dataclasses.replace(decoded, rows=rows).reject_rows(faults_by_row)
 
     def _request(self, schema_ids: list[int]) -> None:
         super()._request(sorted({key >> _INDEX_BITS for key in schema_ids}))
@@ -161,14 +163,14 @@ class ProtobufDecoder(AvroDecoder):
                     value = shift = 0
             indexes = numbers[1 : 1 + numbers[0]] or [0]
             written = message_at_indexes(found.text, found.references, indexes)
-        self._note_unknown(schema_id, (one.name for one in written.fields))
+        self._note_unknown(schema_id, (field.name for field in written.fields))
         root = self._program.add(written)
         if isinstance(root, int):
             self._messages[root] = written
             self._add_drift(schema_id, written)
         return root  # type: ignore[no-any-return]
 
-    def _fault(self, wrong: int, operation: int, byte: int) -> Fault:
-        if wrong == op.MISSING:
+    def _fault(self, code: int, operation: int, byte: int) -> Fault:
+        if code == op.MISSING:
             return op.MISSING_REQUIRED, f"{self._program.required_paths(operation)}: {op.ERRORS[op.MISSING][1]}"
-        return super()._fault(wrong, operation, byte)
+        return super()._fault(code, operation, byte)

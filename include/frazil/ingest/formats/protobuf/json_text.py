@@ -60,10 +60,12 @@ class JsonTexts:
                 messages.append(None)
         for i, field in enumerate(self._schema.fields):
             if field.name == self._rest:
-                rests = [None if one is None else self._rest_text(row, one) for row, one in enumerate(messages)]
+                rests = [
+                    None if message is None else self._rest_text(row, message) for row, message in enumerate(messages)
+                ]
                 rows = rows.set_column(i, rows.schema.field(i), pa.array(rests, rows.schema.field(i).type))
             elif self._has_json(field):
-                parts = [None if one is None else _find_field(one, field.name) for one in messages]
+                parts = [None if message is None else _find_field(message, field.name) for message in messages]
                 array = self._fill_array(combine_chunks(rows.column(i)), field, parts, range(len(parts)), field.name)
                 rows = rows.set_column(i, rows.schema.field(i), array)
         return rows
@@ -91,16 +93,16 @@ class JsonTexts:
     ) -> pa.Array:
         """Return the array with JSON texts filled in. Entry i is `parts[i]` of the record `rows[i]`."""
         if not field.field_type.is_primitive:  # a field of another type leaves null
-            parts = [at if there else None for at, there in zip(parts, array.is_valid().to_pylist(), strict=True)]
+            parts = [part if there else None for part, there in zip(parts, array.is_valid().to_pylist(), strict=True)]
         match kind := field.field_type:
             case iceberg.StructType():
                 children = []
                 for i, inner in enumerate(kind.fields):
                     child = array.field(i)
                     if self._has_json(inner):
-                        within = [None if at is None else _subfield(at, inner.name) for at in parts]
+                        within = [None if part is None else _subfield(part, inner.name) for part in parts]
                         # Required fields of a null struct do not count as missing.
-                        there = [row if at is not None else -1 for row, at in zip(rows, parts, strict=True)]
+                        there = [row if part is not None else -1 for row, part in zip(rows, parts, strict=True)]
                         child = self._fill_array(child, inner, within, there, f"{path}.{inner.name}")
                     children.append(child)
                 return with_children(array, children, array.type)
@@ -111,15 +113,15 @@ class JsonTexts:
                 filled = self._fill_array(entries, inner, inside, entry_rows, f"{path}.{inner.name}")
                 return with_children(array, [*before, filled], array.type)
         texts = []
-        for at, row in zip(parts, rows, strict=True):
+        for part, row in zip(parts, rows, strict=True):
             text = None
-            if at is None:
+            if part is None:
                 if field.required and row >= 0:
                     self.missing.setdefault(row, path)
             else:
                 try:
-                    text = _number_text(at) if field.field_id in self._number_ids else None
-                    text = text or _json_text(at)
+                    text = _number_text(part) if field.field_id in self._number_ids else None
+                    text = text or _json_text(part)
                 except (Error, TypeError, ValueError) as error:
                     self.faults.setdefault(row, f"{path}: the value has no JSON text: {error}")
             texts.append("" if text is None and field.required else text)
@@ -136,20 +138,20 @@ class JsonTexts:
         """Return the parts of all entries of lists or maps, and their rows."""
         inside: list[_FieldValue | None] = []
         entry_rows, keys, starts = [], _entry_keys(array, kind), array.offsets.to_pylist()
-        for n, (at, row) in enumerate(zip(parts, rows, strict=True)):
-            if at is not None:
-                own = keys[starts[n] : starts[n + 1]]
-                if is_map(at.field) and None in own:
+        for n, (part, row) in enumerate(zip(parts, rows, strict=True)):
+            if part is not None:
+                entry_keys = keys[starts[n] : starts[n + 1]]
+                if is_map(part.field) and None in entry_keys:
                     self.faults.setdefault(row, f"{path}: JSON text in the entries of a map needs the field key")
-                    inside += [None] * len(own)
+                    inside += [None] * len(entry_keys)
                 else:
-                    inside += [at._replace(value=value) for value in _field_values(at, own, kind)]
-                entry_rows += [row] * len(own)
+                    inside += [part._replace(value=value) for value in _field_values(part, entry_keys, kind)]
+                entry_rows += [row] * len(entry_keys)
         return inside, entry_rows
 
 
-def _field_value(at: _FieldValue) -> Any:
-    return getattr(at.message, at.field.name)
+def _field_value(part: _FieldValue) -> Any:
+    return getattr(part.message, part.field.name)
 
 
 def _entry_keys(array: pa.Array, kind: iceberg.ListType | iceberg.MapType) -> list[Any]:
@@ -160,15 +162,15 @@ def _entry_keys(array: pa.Array, kind: iceberg.ListType | iceberg.MapType) -> li
     return array.values.field(names.index("key")).to_pylist() if "key" in names else [None] * len(array.values)
 
 
-def _field_values(at: _FieldValue, keys: Sequence[Any], kind: iceberg.IcebergType) -> Sequence[Any]:
+def _field_values(part: _FieldValue, keys: Sequence[Any], kind: iceberg.IcebergType) -> Sequence[Any]:
     """Return the elements of a list, or the values (in a list column, the entries) of a map with these keys."""
-    values = _field_value(at)
-    if not is_map(at.field):
+    values = _field_value(part)
+    if not is_map(part.field):
         return values  # type: ignore[no-any-return]
     known = [int(key) if isinstance(key, Decimal) else key for key in keys]
     if isinstance(kind, iceberg.MapType):
         return [values[key] for key in known]
-    entry = GetMessageClass(at.field.message_type)
+    entry = GetMessageClass(part.field.message_type)
     return [entry(key=key, value=values[key]) for key in known]
 
 
@@ -179,36 +181,36 @@ def _find_field(message: Message, name: str) -> _FieldValue | None:
     return _FieldValue(message, field)
 
 
-def _subfield(at: _FieldValue, name: str) -> _FieldValue | None:
-    message = _field_value(at) if at.value is None else at.value
+def _subfield(part: _FieldValue, name: str) -> _FieldValue | None:
+    message = _field_value(part) if part.value is None else part.value
     return _find_field(message, name)
 
 
-def _number_text(at: _FieldValue) -> str | None:
+def _number_text(part: _FieldValue) -> str | None:
     """Return a number as JSON without quotes; None if it is not a number. Protobuf's mapping quotes 64-bit integers."""
-    value = _field_value(at)
+    value = _field_value(part)
     if isinstance(value, Message) and value.DESCRIPTOR.full_name in WRAPPERS:
-        at = _FieldValue(value, value.DESCRIPTOR.fields[0])
-        value = _field_value(at)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and at.field.enum_type is None
+        part = _FieldValue(value, value.DESCRIPTOR.fields[0])
+        value = _field_value(part)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and part.field.enum_type is None
     return json.dumps(value) if is_number else None
 
 
-def _json_text(at: _FieldValue) -> str:
-    value = at.value if at.value is not None or at.field.is_repeated else _field_value(at)
+def _json_text(part: _FieldValue) -> str:
+    value = part.value if part.value is not None or part.field.is_repeated else _field_value(part)
     if isinstance(value, Message):
         found = _to_dict(value)
-    elif at.value is not None:
+    elif part.value is not None:
         return json.dumps(value, ensure_ascii=False)  # a string
     else:
-        one: Any = type(at.message)()
-        if at.field.is_repeated:
-            getattr(one, at.field.name).MergeFrom(_field_value(at))
-            of_empty: Callable[[], Any] = dict if is_map(at.field) else list
-            found = _to_dict(one).get(at.field.name, of_empty())
+        copy: Any = type(part.message)()
+        if part.field.is_repeated:
+            getattr(copy, part.field.name).MergeFrom(_field_value(part))
+            of_empty: Callable[[], Any] = dict if is_map(part.field) else list
+            found = _to_dict(copy).get(part.field.name, of_empty())
         else:
-            setattr(one, at.field.name, value)
-            found = _to_dict(one, always_print_fields_with_no_presence=True)[at.field.name]
+            setattr(copy, part.field.name, value)
+            found = _to_dict(copy, always_print_fields_with_no_presence=True)[part.field.name]
     return _to_json(found)
 
 

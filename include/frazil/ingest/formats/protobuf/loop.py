@@ -100,9 +100,9 @@ def clear_entry(node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets
     """Write null to the last entry e of a node, and remove the elements of its lists and maps."""
     for k in range(node, nodes[node, tree.AFTER]):
         if nodes[k, tree.KIND] == tree.LIST or nodes[k, tree.KIND] == tree.MAP:
-            own = nodes[k, tree.ENTRY_SET]
-            at = e if own == nodes[node, tree.ENTRY_SET] else entry_counts[own, USED]
-            entry_counts[nodes[k, tree.INNER], USED] = words[nodes[k, tree.BASE] + at - 1] if at else 0
+            entry_set = nodes[k, tree.ENTRY_SET]
+            index = e if entry_set == nodes[node, tree.ENTRY_SET] else entry_counts[entry_set, USED]
+            entry_counts[nodes[k, tree.INNER], USED] = words[nodes[k, tree.BASE] + index - 1] if index else 0
     set_null(node, e, nodes, words, valid, entry_counts)
 
 
@@ -111,10 +111,10 @@ def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
     """Write the values of an empty message to entry e, before the message's fields are read."""
     ops, operands = plan
     nodes, words, valid, entry_counts = memory
-    at = ops[op, code.BEGIN]
+    begin = ops[op, code.BEGIN]
     for _ in range(ops[op, code.BEGUN]):
-        node = operands[at]
-        if operands[at + 1] == 0:
+        node = operands[begin]
+        if operands[begin + 1] == 0:
             set_null(node, e, nodes, words, valid, entry_counts)
         else:
             kind, base = nodes[node, tree.KIND], nodes[node, tree.BASE]
@@ -122,11 +122,11 @@ def begin_message(op: int, e: int, plan: avro.Plan, memory: Memory) -> None:
             if kind == tree.LIST or kind == tree.MAP:
                 words[base + e] = entry_counts[nodes[node, tree.INNER], USED]
             elif kind == tree.STRING or kind == tree.DECIMAL or (kind >= tree.UUID and kind < tree.STRUCT):
-                words[base + 2 * e] = operands[at + 2]
-                words[base + 2 * e + 1] = operands[at + 3]
+                words[base + 2 * e] = operands[begin + 2]
+                words[base + 2 * e + 1] = operands[begin + 3]
             elif kind != tree.STRUCT:
-                words[base + e] = operands[at + 2]
-        at += 4
+                words[base + e] = operands[begin + 2]
+        begin += 4
 
 
 @loop
@@ -134,10 +134,10 @@ def read_timestamp(b: Octets, p: int, end: int, node: int, e: int, memory: Memor
     """Read a Timestamp message into entry e of a node, as microseconds. Returns VALID or an error code."""
     nodes, words, valid, _ = memory
     seconds, nanos = np.int64(0), np.int64(0)
-    at = nodes[node, tree.BASE] + e
+    slot = nodes[node, tree.BASE] + e
     if valid[nodes[node, tree.FLAG] + e]:  # continue the earlier timestamp
-        seconds = words[at] // 1_000_000
-        nanos = (words[at] - seconds * 1_000_000) * 1000
+        seconds = words[slot] // 1_000_000
+        nanos = (words[slot] - seconds * 1_000_000) * 1000
     while p < end:
         p, tag = read_tag(b, p, end)
         if p < 0:
@@ -156,7 +156,7 @@ def read_timestamp(b: Octets, p: int, end: int, node: int, e: int, memory: Memor
                 return -p
     if not (0 <= nanos < 1_000_000_000 and _MIN_SECOND <= seconds <= _MAX_SECOND):
         return code.NO_TIMESTAMP
-    words[at] = seconds * 1_000_000 + nanos // 1000
+    words[slot] = seconds * 1_000_000 + nanos // 1000
     valid[nodes[node, tree.FLAG] + e] = 1
     return code.VALID
 
@@ -184,26 +184,26 @@ def read_value(
     ops, operands = plan
     nodes, words, valid, _ = memory
     kind, node, wire = ops[op, code.OPERATION], ops[op, code.NODE], ops[op, code.WIRE]
-    flag, at = nodes[node, tree.FLAG] + e, nodes[node, tree.BASE] + e
+    flag, slot = nodes[node, tree.FLAG] + e, nodes[node, tree.BASE] + e
     if wire == code.BLOB:
         p, length = read_span(b, p, end)
         if p < 0:
             return p
         if kind == code.TIMESTAMP:
-            wrong = read_timestamp(b, p, p + length, node, e, memory, scratch.frames)
-            return p + length if wrong == code.VALID else -wrong
+            error = read_timestamp(b, p, p + length, node, e, memory, scratch.frames)
+            return p + length if error == code.VALID else -error
         valid[flag] = 1
         if kind == code.TEXT_AS_UUID:
-            return p + length if parse_uuid(b, p, p + length, at + e, words) == p + length else -code.NO_UUID
+            return p + length if parse_uuid(b, p, p + length, slot + e, words) == p + length else -code.NO_UUID
         if kind == code.TEXT_AS_MOMENT:
-            fits = avro.parse_moment(b, p, p + length, nodes[node, tree.KIND], at, words, scratch.slots)
+            fits = avro.parse_moment(b, p, p + length, nodes[node, tree.KIND], slot, words, scratch.slots)
             return p + length if fits else -code.NO_MOMENT
         if kind == code.TEXT and find_invalid_utf8(b, p, p + length) >= 0:
             return -code.INVALID_UTF8
         if kind == code.BYTES_AS_FIXED and length != ops[op, code.SIZE]:
             return -code.OTHER_LENGTH
-        words[at + e] = p
-        words[at + e + 1] = length
+        words[slot + e] = p
+        words[slot + e + 1] = length
         return p + length
     if wire == code.VARINT:
         p, value = read_varint(b, p, end)
@@ -225,13 +225,13 @@ def read_value(
             number = np.int64(value).view(np.float64)
             if np.isinf(np.float32(number)) and not np.isinf(number):
                 return -code.NOT_HELD
-        words[at] = value
+        words[slot] = value
         return p
     if kind == code.FLOAT:
-        words[at] = np.float64(np.int32(value).view(np.float32)).view(np.int64)
+        words[slot] = np.float64(np.int32(value).view(np.float32)).view(np.int64)
         return p
     if kind == code.BOOLEAN:
-        words[at] = 1 if value != 0 else 0
+        words[slot] = 1 if value != 0 else 0
         return p
     bits = ops[op, code.BITS]
     value = decode_integer(value, bits)
@@ -240,26 +240,26 @@ def read_value(
             return -code.NOT_HELD
         factor = ops[op, code.FACTOR]
         if factor < 0:
-            words[at] = value // -factor
+            words[slot] = value // -factor
         else:
-            words[at] = value * factor
+            words[slot] = value * factor
         return p
     if kind == code.INTEGER_AS_FLOAT:
         if bits == code.UINT64:
-            words[at] = np.float64(np.uint64(value)).view(np.int64)
+            words[slot] = np.float64(np.uint64(value)).view(np.int64)
         else:
-            words[at] = np.float64(value).view(np.int64)
+            words[slot] = np.float64(value).view(np.int64)
         return p
     if kind == code.INTEGER_AS_DECIMAL:
         negative = bits != code.UINT64 and value < 0
         amount = _0 - np.uint64(value) if negative else np.uint64(value)
-        return p if avro.write_decimal(negative, _0, amount, op, ops, at + e, words) else -code.NOT_HELD
+        return p if avro.write_decimal(negative, _0, amount, op, ops, slot + e, words) else -code.NOT_HELD
     # SYMBOL
     found = find_row(operands, ops[op, code.SYMBOLS], ops[op, code.KNOWN], 3, value)
     if found < 0:
         return -code.NO_SYMBOL
-    words[at + e] = -1 - operands[ops[op, code.SYMBOLS] + 3 * found + 1]
-    words[at + e + 1] = operands[ops[op, code.SYMBOLS] + 3 * found + 2]
+    words[slot + e] = -1 - operands[ops[op, code.SYMBOLS] + 3 * found + 1]
+    words[slot + e + 1] = operands[ops[op, code.SYMBOLS] + 3 * found + 2]
     return p
 
 
@@ -309,9 +309,9 @@ def read_record(
     begin_message(root, e, plan, memory)
     while True:
         if p == end:
-            wrong = check_message(b, message, e, plan, memory, scratch)
-            if wrong != code.VALID or depth == 0:
-                return wrong, message, p
+            error = check_message(b, message, e, plan, memory, scratch)
+            if error != code.VALID or depth == 0:
+                return error, message, p
             depth -= 1
             message, e, end, next_ = frames[depth, 0], frames[depth, 1], frames[depth, 2], frames[depth, 3]
             continue
@@ -404,12 +404,12 @@ def read_record(
 @loop
 def read_records(
     b: Octets, starts: Numbers, lengths: Numbers, roots: Numbers, first: int,
-    plan: avro.Plan, memory: Memory, scratch: avro.Scratch, wrong: Octets, where: Numbers,
+    plan: avro.Plan, memory: Memory, scratch: avro.Scratch, errors: Octets, where: Numbers,
 ) -> tuple[int, int]:  # fmt: skip
     """Read records. Arguments and results are the same as in Avro's `read_records`."""
     entry_counts = memory.entry_counts
     for i in range(first, len(starts)):
-        wrong[i] = avro.NOT_READ
+        errors[i] = avro.NOT_READ
         if roots[i] < 0:
             continue
         for d in range(len(entry_counts)):
@@ -417,14 +417,14 @@ def read_records(
         start, end = starts[i], starts[i] + lengths[i]
         found, op, p = read_record(b, start, end, roots[i], plan, memory, scratch)
         if found == code.VALID:
-            wrong[i] = code.VALID
+            errors[i] = code.VALID
             entry_counts[0, USED] += 1
             continue
         for d in range(len(entry_counts)):
             entry_counts[d, USED] = entry_counts[d, BEFORE]
         if found >= avro.NO_ROOM:
             return i, found - avro.NO_ROOM
-        wrong[i] = found
+        errors[i] = found
         where[i, 0] = op
         where[i, 1] = p - start
     return len(starts), 0

@@ -44,7 +44,7 @@ _INTEGERS = {
 }
 TYPE_NAMES = {getattr(_F, name): name.removeprefix("TYPE_").lower() for name in dir(_F) if name.startswith("TYPE_")}
 _DATE_TIME_TYPES = (iceberg.DateType, iceberg.TimeType, iceberg.TimestampType, iceberg.TimestamptzType)
-WRAPPERS = frozenset(one.full_name for one in wrappers_pb2.DESCRIPTOR.message_types_by_name.values())
+WRAPPERS = frozenset(message.full_name for message in wrappers_pb2.DESCRIPTOR.message_types_by_name.values())
 TIMESTAMP = "google.protobuf.Timestamp"
 
 
@@ -98,7 +98,7 @@ class ProtobufProgram(LoopProgram):
         wanted = self._targets(target, target.kind)
         row = self._add_row(op.MESSAGE, target)
         absent = self._absent[row] = _AbsentFields()
-        fields = {one.name: one for one in written.fields}
+        fields = {field.name: field for field in written.fields}
         for name, inside in wanted.items():
             if name not in fields and self._units.get(inside.field_id) not in (AS_JSON, AS_TEXT, JSON_IN_TEXT, OF_REST):
                 if self._columns.nodes[inside.node, REQUIRED]:
@@ -123,16 +123,16 @@ class ProtobufProgram(LoopProgram):
     def _link_oneofs(self, written: Descriptor, wanted: dict[str, TargetColumn], operations: dict[int, int]) -> None:
         """Make each field of a oneof clear the oneof's other fields, even if the field fills no column."""
         for oneof in written.oneofs:
-            nodes = {one.name: wanted[one.name].node for one in oneof.fields if one.name in wanted}
-            for one in oneof.fields:
-                others = [node for name, node in nodes.items() if name != one.name]
+            nodes = {member.name: wanted[member.name].node for member in oneof.fields if member.name in wanted}
+            for member in oneof.fields:
+                others = [node for name, node in nodes.items() if name != member.name]
                 if not others:
                     continue
-                if one.number not in operations:
-                    nowhere = TargetColumn(iceberg.BooleanType(), -1, -1, one.name)
-                    operations[one.number] = self._add_row(op.SKIP, nowhere)
-                    self._set_field(operations[one.number], op.WIRE, wire_type(one))
-                self._set_operands(operations[one.number], op.OTHERS, others)
+                if member.number not in operations:
+                    nowhere = TargetColumn(iceberg.BooleanType(), -1, -1, member.name)
+                    operations[member.number] = self._add_row(op.SKIP, nowhere)
+                    self._set_field(operations[member.number], op.WIRE, wire_type(member))
+                self._set_operands(operations[member.number], op.OTHERS, others)
 
     def _set_message(self, row: int, operations: dict[int, int], absent: _AbsentFields, maps: Sequence[int]) -> None:
         self._set_operands(row, op.FIELDS, [part for pair in sorted(operations.items()) for part in pair], 2)
@@ -172,16 +172,18 @@ class ProtobufProgram(LoopProgram):
             case iceberg.MapType() if is_map(written):
                 row = self._add_map(written, target, target.kind)
             case _:
-                what = "map" if is_map(written) else f"repeated {type_name(written)}"
-                raise _FieldMismatch(op.MISMATCH, f"Protobuf's {what} cannot fill a column of type {target.kind}")
+                kind = "map" if is_map(written) else f"repeated {type_name(written)}"
+                raise _FieldMismatch(op.MISMATCH, f"Protobuf's {kind} cannot fill a column of type {target.kind}")
         self._set_field(row, op.OUTER, target.node)
         return row
 
     def _add_map(self, written: FieldDescriptor, target: TargetColumn, kind: iceberg.MapType) -> int:
         parts = written.message_type.fields_by_name
         if parts["key"].type != _F.TYPE_STRING:
-            what = f"Protobuf's map with keys of type {type_name(parts['key'])}"
-            raise _FieldMismatch(op.MISMATCH, f"{what} cannot fill a map; declare a list of structs with key and value")
+            map_kind = f"Protobuf's map with keys of type {type_name(parts['key'])}"
+            raise _FieldMismatch(
+                op.MISMATCH, f"{map_kind} cannot fill a map; declare a list of structs with key and value"
+            )
         key = target.inside(kind.key_field, target.node + 1)
         value = target.inside(kind.value_field, target.node + 2)
         row = self._add_row(op.MESSAGE, key)
@@ -241,7 +243,7 @@ class ProtobufProgram(LoopProgram):
         return row
 
     def _add_enum(self, written: EnumDescriptor, target: TargetColumn) -> tuple[int, list[int] | None]:
-        symbols = {one.number: one.name for one in reversed(written.values)}  # of equal numbers, the first
+        symbols = {symbol.number: symbol.name for symbol in reversed(written.values)}  # of equal numbers, the first
         if isinstance(target.kind, iceberg.StringType):
             row = self._add_row(op.SYMBOL, target)
         elif isinstance(target.kind, iceberg.IntegerType | iceberg.LongType):

@@ -285,9 +285,9 @@ class _Parser:
             raise self._error(f"{' or '.join(words)} was expected, but found {word!r}")
         return word
 
-    def _error(self, what: str) -> InvalidProtoText:
+    def _error(self, problem: str) -> InvalidProtoText:
         position = self._tokens[max(0, self._at - 1)][1] if self._tokens else 0
-        return InvalidProtoText(f"line {self._text.count(chr(10), 0, position) + 1}: {what}")
+        return InvalidProtoText(f"line {self._text.count(chr(10), 0, position) + 1}: {problem}")
 
 
 def _unquote(word: str) -> str:

@@ -37,7 +37,7 @@ def message_of(text: str, references: Sequence[tuple[str, str]] = (), name: str 
     try:
         return file.pool.FindMessageTypeByName(name)
     except KeyError:
-        known = ", ".join(one.full_name for one in file.message_types_by_name.values())
+        known = ", ".join(message.full_name for message in file.message_types_by_name.values())
         raise UnreadableSchema(f"it does not define the message {name}; it defines {known or 'no messages'}") from None
 
 
@@ -50,16 +50,16 @@ def message_at_indexes(text: str, references: Sequence[tuple[str, str]], indexes
         if not 0 <= index < len(among):
             raise UnreadableSchema(f"it does not define a message at the indexes {list(indexes)}")
         found = among[index]
-        among = [one for one in found.nested_types if not one.GetOptions().map_entry]
+        among = [message for message in found.nested_types if not message.GetOptions().map_entry]
     assert found is not None
     return found
 
 
 def _load(text: str, references: Sequence[tuple[str, str]]) -> FileDescriptor:
     pool = descriptor_pool.DescriptorPool()
-    files = {name: _parse_file(one, name) for name, one in references}
+    files = {name: _parse_file(text, name) for name, text in references}
     main, *others = _parse_files(text)
-    files |= {one.name: one for one in others}
+    files |= {file.name: file for file in others}
     while main.name in files or not main.name:
         main.name = f"{main.name}{_MAIN}"
     try:
@@ -105,7 +105,7 @@ def _parse_files(text: str) -> list[File]:
             data = base64.b64decode(text, validate=False)
             try:
                 files: Iterable[File] = descriptor_pb2.FileDescriptorSet.FromString(data).file
-                found = [one for one in files if one.name.endswith(".proto") or one.message_type]
+                found = [file for file in files if file.name.endswith(".proto") or file.message_type]
             except DecodeError:
                 found = []
             return [*reversed(found)] if found else [File.FromString(data)]
