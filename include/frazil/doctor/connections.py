@@ -210,14 +210,15 @@ def _check_catalog(spec: StreamSpec, streams: Iterable[StreamSpec], services: Un
     from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
     from frazil.status.table import describe_own_missing_table
     from frazil.table.atomic_catalogs import find_commit_tables
-    from frazil.table.catalogs import MISSING_FILE, call_catalog, load_catalog, open_existing_catalog
+    from frazil.table.catalogs import DEFAULT, MISSING_FILE, call_catalog, load_catalog, open_existing_catalog
 
     try:
         with report_missing_extras():
             open_catalog = partial(open_existing_catalog, spec.table.catalog)
             opened = call_catalog(spec.table.catalog, open_catalog, services)
             if MISSING_FILE in opened.properties:  # the probe would create the file
-                of_catalog = (one for one in streams if one.table.catalog == spec.table.catalog)
+                same = {spec.table.catalog, opened.name, None if opened.name == DEFAULT else opened.name}
+                of_catalog = (one for one in streams if one.table.catalog in same)
                 if lost := next(filter(None, (describe_own_missing_table(one, None) for one in of_catalog)), None):
                     return [lost]
             catalog = load_catalog(spec.table.catalog)
