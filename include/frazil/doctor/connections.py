@@ -207,10 +207,12 @@ def _check_registry(spec: StreamSpec) -> str:
 
 
 def _check_catalog(spec: StreamSpec, streams: Iterable[StreamSpec], services: Unresponsive) -> list[Failure]:
-    from frazil.commit.catalog_probe import clean_up_probe_folders, probe  # PyIceberg is slow to load
+    from pyiceberg.utils.config import DEFAULT  # PyIceberg is slow to load
+
+    from frazil.commit.catalog_probe import clean_up_probe_folders, probe
     from frazil.status.table import describe_own_missing_table
     from frazil.table.atomic_catalogs import find_commit_tables
-    from frazil.table.catalogs import DEFAULT, MISSING_FILE, call_catalog, load_catalog, open_existing_catalog
+    from frazil.table.catalogs import MISSING_FILE, call_catalog, load_catalog, open_existing_catalog
 
     try:
         with report_missing_extras():
