@@ -27,6 +27,8 @@ from frazil.spec.model import StreamSpec
 from frazil.spec.references import resolve
 from frazil.spec.units import format_count
 from frazil.status.fixes import Service
+from frazil.status.state import StreamState
+from frazil.table.parallel import run_in_parallel
 from frazil.timetext import format_elapsed
 
 MAX_LISTED_CONNECTIONS = 10
@@ -68,10 +70,13 @@ def check_connections(streams: Mapping[Path, StreamSpec]) -> Iterator[Finding]:
         yield Finding("connections", CheckState.WRONG, problem.headline, problem.remedy)
     from frazil.status.stream import read_stream_state  # PyIceberg is slow to load
 
-    failures = defaultdict[str, list[str]](list)
-    for spec in streams.values():
+    def read(spec: StreamSpec) -> StreamState:
         in_full = not checked.fails(spec, Service.SOURCE)
-        state = read_stream_state(spec, now_ms=clock.now_ms(), in_full=in_full, catalogs=checked.services)
+        return read_stream_state(spec, now_ms=clock.now_ms(), in_full=in_full, catalogs=checked.services)
+
+    failures, specs = defaultdict[str, list[str]](list), [*streams.values()]
+    # In parallel: a table whose storage hangs does not make its catalog count as silent for the other streams.
+    for spec, state in zip(specs, run_in_parallel(read, specs), strict=True):
         is_known = (state.table_exists is None or state.missing) and checked.fails(spec, Service.TABLE)
         if state.needs_operator and not is_known:
             failures[f"{state.state}: {state.sentence}"].append(spec.name)

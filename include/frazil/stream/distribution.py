@@ -137,8 +137,9 @@ class Distributor:
     ) -> Distribution:
         """Decide for the next batch. Reads journals only for the first batch with a partition spec."""
         if self.recent is None or self.recent.spec_id != spec.spec_id:
+            newest = [*islice(newest_journals(), MAX_RECENT_COMMITS)]
             self.recent = RecentSizes(spec.spec_id)
-            for journal in reversed([*islice(newest_journals(), MAX_RECENT_COMMITS)]):
+            for journal in reversed(newest):
                 self.continue_after(journal)
         self.last = decide_distribution(
             declared,

@@ -34,7 +34,7 @@ class Unresponsive:
         began_s = time.monotonic()
         known, at_s = self._errors.get(key, (None, 0.0))
         if known is not None and began_s - at_s < self._keep_s:
-            raise known
+            raise known.with_traceback(None)  # each raise adds frames, which keep their variables
         try:
             result = step()
         except (KafkaUnavailable, CommitUnavailable) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
+from pyiceberg.table import Table
 
 from frazil import home
 from frazil.cli.main import frazil
@@ -27,8 +29,12 @@ from frazil.kafka.admin import KafkaAdmin, Topics
 from frazil.maintenance.stream_rules import evaluate_stream_rules
 from frazil.offsets.spans import SourceIdentity
 from frazil.spec.maintenance import Alerts
+from frazil.spec.model import StreamSpec
 from frazil.status import stream as status_stream
+from frazil.status import table as status_table
 from frazil.status.stream import read_stream_state
+from frazil.table import catalogs
+from frazil.table.tables import load_stream_table
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
@@ -81,6 +87,27 @@ def test_an_exit_after_which_no_writer_starts_is_an_immediate_alert(
     for words in (("health",), ("health", "demo.made")):
         assert call(tmp_path, *words).count(f"stream made is stopped: {said}") == 1
     assert faults(tmp_path, made) == [f"made: stopped: {said}"]
+
+
+def test_a_table_whose_read_hangs_hides_no_stopped_stream_of_the_same_catalog(
+    made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(OffsetGap.exit_code, OffsetGap(WORDS, stream="made"))
+    hanging, released = made.spec.model_copy(update={"name": "hanging"}), threading.Event()
+
+    def load(spec: StreamSpec) -> Table | None:
+        if spec.name == hanging.name:
+            released.wait()
+        return load_stream_table(spec)
+
+    monkeypatch.setattr(catalogs, "ANSWER_TIMEOUT_S", 3)
+    monkeypatch.setattr(status_table, "load_stream_table", load)
+    try:
+        found = [*check_connections({tmp_path / "hanging.yaml": hanging, tmp_path / "made.yaml": made.spec})]
+    finally:
+        released.set()
+    said = f"made: stopped: the last writer ended with {OffsetGap.exit_code} (OffsetGap): {WORDS}"
+    assert said in [one.message for one in found]
 
 
 def test_an_exit_that_a_restart_may_fix_is_not_an_immediate_alert(made: MadeStream, tmp_path: Path) -> None:

@@ -62,13 +62,16 @@ def test_checks_do_not_create_a_missing_catalog_file(made: MadeStream, tmp_path:
     assert not (frazil_home / "catalog.db").exists()
 
 
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("named", [(), ("early",), ("made",)], ids=str)
 def test_checks_of_a_new_stream_do_not_create_a_missing_catalog_file(
-    made: MadeStream,  # noqa: ARG001
-    tmp_path: Path,
-    frazil_home: Path,
+    tmp_path: Path, frazil_home: Path, named: tuple[str, ...]
 ) -> None:
-    declared = (tmp_path / "made.yaml").read_text().replace("name: made", "name: early")
-    (tmp_path / "early.yaml").write_text(declared.replace("demo.made", "demo.early"))
+    declared = (tmp_path / "made.yaml").read_text()
+    for name in ("made", "early"):
+        table = f"demo.{name}, catalog: default" if name in named else f"demo.{name}"
+        text = declared.replace("name: made", f"name: {name}").replace("demo.made", table)
+        (tmp_path / f"{name}.yaml").write_text(text)
     put_aside(frazil_home)
     document = json.loads(
         CliRunner().invoke(frazil, ["validate", "--connect", "--json", "--streams", str(tmp_path)]).stdout

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.transforms import IdentityTransform
 
+from frazil.errors import CommitUnavailable
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.stream.distribution import (
     MAX_ASSIGNED_PARTITIONS,
@@ -18,6 +23,7 @@ from frazil.stream.distribution import (
     MIN_RATIO_TO_BEGIN,
     MIN_RATIO_TO_CONTINUE,
     Distribution,
+    Distributor,
     RecentSizes,
     assign_writers,
     decide_distribution,
@@ -135,6 +141,25 @@ def test_a_shuffled_batch_estimates_its_files_without_a_shuffle() -> None:
     for _ in range(10):
         recent = recent.after(wrote({str(i): 40 for i in range(100)}), partitions=400)
     assert decided(recent, before=decided(MANY)).files_alone == 400
+
+
+def test_journals_are_read_again_after_a_read_that_failed() -> None:
+    files = wrote({str(i): 40 for i in range(100)}, tasks=4)
+    journal: Any = SimpleNamespace(staged_for=lambda _: files, partitions=None)
+    spec = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "a"))
+    distributor, reads = Distributor(), 0
+
+    def journals() -> Iterator[Any]:
+        nonlocal reads
+        reads += 1
+        if reads == 1:
+            raise CommitUnavailable("the storage failed")
+        yield journal
+
+    with pytest.raises(CommitUnavailable):
+        distributor.decide("auto", spec, journals, tasks=4, target_file_bytes=FILE)
+    found = [distributor.decide("auto", spec, journals, tasks=4, target_file_bytes=FILE).partitions for _ in range(2)]
+    assert (found, reads) == ([100, 100], 2)
 
 
 def test_sizes_of_partitions_that_are_no_longer_written_are_forgotten() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from traceback import walk_tb
 
 import pytest
 
@@ -60,6 +61,15 @@ def test_only_a_service_that_did_not_answer_is_not_asked_again(
             services.call("lake", service.fails(error, after_s=after_s))
     assert service.calls == calls
     assert services.call("pond", lambda: "answered") == "answered"
+
+
+def test_a_remembered_error_does_not_grow_with_each_call(service: Service) -> None:
+    services, frames = Unresponsive(), list[int]()
+    for _ in range(4):
+        with pytest.raises(CommitUnavailable) as caught:
+            services.call("lake", service.fails(CommitUnavailable("silent"), after_s=10))
+        frames.append(len([*walk_tb(caught.tb)]))
+    assert frames[1:] == [frames[1]] * 3
 
 
 def test_a_service_is_asked_again_after_a_while(service: Service) -> None:
