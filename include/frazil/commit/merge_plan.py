@@ -132,6 +132,9 @@ class _ChangeIndex:
         return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
     def may_match(self, manifest: ManifestFile) -> bool:
+        # Some engines store no bounds of values that they cannot serialize. Iceberg does so only if there are none.
+        if any(s.lower_bound is None and not (s.contains_null or s.contains_nan) for s in manifest.partitions or ()):
+            return True
         if manifest.partition_spec_id == self.spec_id and not self._matches_summaries(manifest):
             return False
         spec_id = manifest.partition_spec_id

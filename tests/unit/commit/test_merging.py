@@ -6,6 +6,7 @@ import dataclasses
 
 import pyarrow as pa
 import pytest
+from pyiceberg.manifest import PartitionFieldSummary
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.update import RemoveSchemasUpdate
@@ -260,6 +261,18 @@ def test_files_of_a_spec_whose_schema_was_removed_are_rewritten_but_get_no_delet
         world.upsert(committer, [(0, ("us", 100))])
         found = world.load().scan().to_arrow().to_pylist()
         assert {row["id"]: row["amount"] for row in found} == {n: n or 100 for n, _ in FIRST}
+
+
+def test_rows_are_found_although_the_partition_bounds_of_their_manifest_are_unknown(bucketed, monkeypatch):
+    committer = bucketed.begin()
+    with monkeypatch.context() as patch:  # as ClickHouse writes manifests
+        unknown = PartitionFieldSummary(False, None, None, None)
+        patch.setattr("pyiceberg.manifest.construct_partition_summaries", lambda *_: [unknown])
+        bucketed.upsert(committer, FIRST)
+
+    bucketed.upsert(committer, [(0, ("us", 100))])
+
+    assert bucketed.accounts() == dict(FIRST) | {0: ("us", 100)}
 
 
 def test_a_long_merge_that_lost_a_race_is_planned_again(bucketed, catalog):
