@@ -37,12 +37,13 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import VoidTransform
 from pyiceberg.typedef import TableVersion
-from pyiceberg.types import NestedField, StructType
+from pyiceberg.types import BooleanType, NestedField, StructType, UnknownType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from frazil.errors import SchemaIncompatible
-from frazil.ingest.contract import StagedFile
+from frazil.ingest.contract import StagedFile, parse_schema
 from frazil.pyiceberg_fixes import file_key, first_row_id
 from frazil.table.faster_commits import BoundedCache
 from frazil.table.object_store import count_request
@@ -77,15 +78,23 @@ class ManifestLayout:
 
     @classmethod
     def for_spec(cls, spec: PartitionSpec, metadata: TableMetadata) -> ManifestLayout:
-        """Return a layout for this spec, with the newest schema that has the spec's columns."""
-        sources = {f.source_id for f in spec.fields}
-        newest = [metadata.schema(), *reversed(metadata.schemas)]
-        return cls(spec, next(s for s in newest if sources <= set(index_by_id(s))))
+        """Return a layout for this spec. Raises SchemaIncompatible if no schema has the columns of its values."""
+        if (schema := schema_of_spec(spec, metadata)) is None:
+            raise SchemaIncompatible(
+                f"another program removed the schemas with the columns of the table's partition spec {spec.spec_id}. "
+                "Rewrite the files of this spec with a query engine, then start again"
+            )
+        return cls(spec, schema)
+
+
+def schema_of_spec(spec: PartitionSpec, metadata: TableMetadata) -> Schema | None:
+    """Return the newest schema with the columns of a spec's values, if any. Void fields need no column."""
+    sources = {f.source_id for f in spec.fields if not isinstance(f.transform, VoidTransform)}
+    newest = (metadata.schema(), *reversed(metadata.schemas))
+    return next((schema for schema in newest if sources <= set(index_by_id(schema))), None)
 
 
 MAX_CACHED_ENCODINGS = 64
-
-
 MAX_REMEMBERED_BYTES = 64 * 2**20
 """Maximum memory (bytes) for manifest entries: about 1 KB per file, and 40 bytes per column of a file."""
 MAX_REMEMBERED_FILES = 32
@@ -143,7 +152,9 @@ class _Writer(ManifestWriterV2):
     def _entry_schema(self, format_version: TableVersion) -> Schema:
         """Return the entries' schema. Partition values are optional, even of a required column."""
         fields = self._spec.partition_type(self._schema).fields
-        values = [NestedField(f.field_id, f.name, f.field_type, required=False) for f in fields]
+        # A void field whose column was dropped has no type. Avro has no optional null.
+        types = (BooleanType() if isinstance(f.field_type, UnknownType) else f.field_type for f in fields)
+        values = [NestedField(f.field_id, f.name, kind, required=False) for f, kind in zip(fields, types, strict=True)]
         data_file = data_file_with_partition(StructType(*values), format_version)
         return manifest_entry_schema_with_data_file(format_version, data_file)
 
@@ -191,9 +202,10 @@ def write_with_removals(
     removed: Collection[str], manifest: ManifestFile, entries: Sequence[ManifestEntry], new: NewManifest
 ) -> ManifestFile:
     """Rewrite a manifest with its live `entries`. Files with the keys `removed` get deleted entries."""
-    layout = ManifestLayout.for_spec(new.table.metadata.specs()[manifest.partition_spec_id], new.table.metadata)
-    writer = _Writer(layout, manifest.content, new)
     copied = EncodedFiles.from_manifest(manifest, new.table.io)
+    spec, metadata = new.table.metadata.specs()[manifest.partition_spec_id], new.table.metadata
+    layout = copied.layout(spec, metadata) if copied else ManifestLayout.for_spec(spec, metadata)
+    writer = _Writer(layout, manifest.content, new)
     encoded = copied.with_row_ids(manifest, entries) if copied else writer.encode(e.data_file for e in entries)
     written = (_updated_entry(e, new.snapshot_id, deleted=file_key(e.data_file) in removed) for e in entries)
     return writer.write(written, encoded)
@@ -204,13 +216,13 @@ def write_merged(
 ) -> ManifestFile:
     """Merge manifests of one kind into one. Files with the keys `removed` become deleted entries."""
     first = next(iter(merged))
-    layout = ManifestLayout.for_spec(new.table.metadata.specs()[first.partition_spec_id], new.table.metadata)
     entries = [entry for manifest, written in merged.items() for entry in written.existing(manifest)]
     copies = [written.copied.with_row_ids(manifest, written.entries) for manifest, written in merged.items()]
     copied = replace(copies[0], data_files=tuple(data_file for copy in copies for data_file in copy.data_files))
     leaves = [file_key(entry.data_file) in removed for entry in entries]
     pairs = zip(entries, leaves, strict=True)
     written = [_updated_entry(entry, new.snapshot_id, deleted=True) if drop else entry for entry, drop in pairs]
+    layout = copied.layout(new.table.metadata.specs()[first.partition_spec_id], new.table.metadata)
     made = _Writer(layout, first.content, new).write(written, copied)
     stays = [not drop for drop in leaves]
     if any(stays) and sum(stays) < MAX_REMEMBERED_ENTRIES:
@@ -264,6 +276,10 @@ class EncodedFiles:
     schema: Schema
     header: Mapping[str, str]
     data_files: tuple[bytes, ...]
+
+    def layout(self, spec: PartitionSpec, metadata: TableMetadata) -> ManifestLayout:
+        """Return the layout of copies, with the manifest's own schema if the table has none for the spec."""
+        return ManifestLayout(spec, schema_of_spec(spec, metadata) or parse_schema(self.header["schema"]))
 
     @property
     def kind(self) -> frozenset[tuple[str, str]]:

@@ -28,6 +28,7 @@ from pyiceberg.types import PrimitiveType, UUIDType
 from pyroaring import BitMap64
 
 from frazil.commit.manifest_lists import live_manifests
+from frazil.commit.manifest_writing import schema_of_spec
 from frazil.errors import SchemaIncompatible
 from frazil.ingest.contract import PartitionKey, StagedFile
 from frazil.merge.contract import DeleteFile, MergeResult, MergeRules, MergeTask, TableFile
@@ -131,13 +132,16 @@ class _ChangeIndex:
         return tuple(column_bounds(field_id, kind, files) for field_id, kind in self._kinds)
 
     def may_match(self, manifest: ManifestFile) -> bool:
+        # Some engines store no bounds of values that they cannot serialize. Iceberg does so only if there are none.
+        if any(s.lower_bound is None and not (s.contains_null or s.contains_nan) for s in manifest.partitions or ()):
+            return True
         if manifest.partition_spec_id == self.spec_id and not self._matches_summaries(manifest):
             return False
         spec_id = manifest.partition_spec_id
         if spec_id not in self._evaluators:
             spec, schema = self.table.metadata.specs()[spec_id], self.table.schema()
             evaluator = None  # one of the spec's columns was dropped, so any manifest may match
-            if {part.source_id for part in spec.fields} <= set(schema._lazy_id_to_name):
+            if schema_of_spec(spec, self.table.metadata) == schema:
                 evaluator = manifest_evaluator(spec, schema, inclusive_projection(schema, spec)(self._filter))
             self._evaluators[spec_id] = evaluator
         return self._evaluators[spec_id] is None or bool(self._evaluators[spec_id](manifest))
@@ -181,12 +185,9 @@ class _ChangeIndex:
 
 
 def _partition_types(spec: PartitionSpec, table: Table) -> list[PrimitiveType]:
-    sources = {part.source_id for part in spec.fields}
-    for schema in (table.schema(), *reversed(table.metadata.schemas)):
-        if sources <= set(schema._lazy_id_to_name):
-            found = [part.field_type for part in spec.partition_type(schema).fields]
-            return [kind for kind in found if isinstance(kind, PrimitiveType)]
-    return []
+    schema = schema_of_spec(spec, table.metadata)
+    found = [part.field_type for part in spec.partition_type(schema).fields] if schema else []
+    return [kind for kind in found if isinstance(kind, PrimitiveType)]
 
 
 def _decode_bound(kind: PrimitiveType, text: str | None) -> Any:

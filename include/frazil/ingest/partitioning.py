@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortField, SortOrder
 from pyiceberg.transforms import IdentityTransform, Transform, TruncateTransform, VoidTransform
 from pyiceberg.types import BinaryType, IcebergType
 
@@ -45,8 +45,6 @@ def column_of(table: pa.Table, schema: Schema, field_id: int) -> pa.Array:
 def apply_transform(array: pa.Array, transform: Transform[Any, Any], source: IcebergType) -> pa.Array:
     if isinstance(transform, IdentityTransform):
         return array
-    if isinstance(transform, VoidTransform):
-        return pa.nulls(len(array), array.type)
     if isinstance(transform, TruncateTransform) and isinstance(source, BinaryType):
         return pc.binary_slice(array, 0, transform.width)  # PyIceberg's transform refuses Arrow's large binary
     return transform.pyarrow_transform(source)(array)
@@ -56,7 +54,7 @@ def split_by_partition(table: pa.Table, schema: Schema, spec: PartitionSpec) -> 
     """Yield the rows of each partition, in their original order. Copies rows if there are several partitions."""
     if table.num_rows == 0:
         return
-    encoded = [_encode_distinct(table, schema, field.source_id, field.transform) for field in spec.fields]
+    encoded = [_encode_distinct(table, schema, field) for field in spec.fields]
     values = [dictionary for _, dictionary in encoded]
     if all(len(dictionary) == 1 for dictionary in values):
         yield PartitionRows(tuple(dictionary[0].as_py() for dictionary in values), table)
@@ -80,7 +78,7 @@ def group_by_partition(
     table: pa.Table, schema: Schema, spec: PartitionSpec
 ) -> tuple[NDArray[np.int64], list[tuple[Any, ...]]]:
     """Return the distinct partition values, and each row's index in them."""
-    encoded = [_encode_distinct(table, schema, field.source_id, field.transform) for field in spec.fields]
+    encoded = [_encode_distinct(table, schema, field) for field in spec.fields]
     if len(encoded) == 1:
         code, dictionary = encoded[0]
         return code.astype(np.int64), [(value,) for value in dictionary.to_pylist()]
@@ -92,13 +90,16 @@ def group_by_partition(
     return groups, list(zip(*columns, strict=True)) or [()]
 
 
-def _encode_distinct(
-    table: pa.Table, schema: Schema, source_id: int, transform: Transform[Any, Any]
-) -> tuple[np.ndarray[Any, Any], pa.Array]:
+def _transform_column(table: pa.Table, schema: Schema, field: PartitionField | SortField) -> pa.Array:
+    if isinstance(field.transform, VoidTransform):  # its column may have been dropped
+        return pa.nulls(table.num_rows, pa.bool_())
+    source = schema.find_type(field.source_id)
+    return apply_transform(column_of(table, schema, field.source_id), field.transform, source)
+
+
+def _encode_distinct(table: pa.Table, schema: Schema, field: PartitionField) -> tuple[np.ndarray[Any, Any], pa.Array]:
     """Return the distinct transformed values (including nulls and NaNs), and each row's index in them."""
-    source = schema.find_type(source_id)
-    array = apply_transform(column_of(table, schema, source_id), transform, source)
-    encoded = array.dictionary_encode(null_encoding="encode")
+    encoded = _transform_column(table, schema, field).dictionary_encode(null_encoding="encode")
     return encoded.indices.to_numpy(zero_copy_only=False), encoded.dictionary
 
 
@@ -113,8 +114,7 @@ def sort_rows(table: pa.Table, schema: Schema, order: SortOrder) -> pa.Table:
         directions.append((name, direction))
 
     for field in order.fields:
-        source = schema.find_type(field.source_id)
-        array = apply_transform(column_of(table, schema, field.source_id), field.transform, source)
+        array = _transform_column(table, schema, field)
         direction = "ascending" if field.direction == SortDirection.ASC else "descending"
         if array.null_count:
             add(array.is_null(), "descending" if field.null_order == NullOrder.NULLS_FIRST else "ascending")

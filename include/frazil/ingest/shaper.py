@@ -192,9 +192,9 @@ def range_error_text(moment: OutOfRangeValue, record: bytes | None, *, quote: Qu
 
 def find_lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
     """Yield each partition field that truncates numbers, with the lowest number it can truncate without overflow."""
-    for field in spec.fields:
+    for field in (field for field in spec.fields if isinstance(field.transform, TruncateTransform)):
         kind = schema.find_type(field.source_id)
-        if isinstance(field.transform, TruncateTransform) and (ends := find_limits(kind)):
+        if ends := find_limits(kind):
             lowest = -(-ends[0] // field.transform.width * field.transform.width)
             scale = kind.scale if isinstance(kind, DecimalType) else None
             yield field, lowest if scale is None else Decimal(lowest).scaleb(-scale, Context(prec=80))

@@ -269,9 +269,10 @@ def build_partition_filter(
 
 def _equal(jvm: Any, field: PartitionField, value: object, schema: Schema) -> Any:
     expressions = jvm.org.apache.iceberg.expressions.Expressions
-    column, transform = expressions.ref(schema.find_column_name(field.source_id)), field.transform
-    if isinstance(transform, VoidTransform):
+    transform = field.transform
+    if isinstance(transform, VoidTransform):  # its column may have been dropped
         return expressions.alwaysTrue()
+    column = expressions.ref(schema.find_column_name(field.source_id))
     if isinstance(transform, TruncateTransform) and isinstance(value, str | bytes):
         return _begins_with(expressions, column, value, width=transform.width)
     term = column

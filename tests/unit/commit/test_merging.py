@@ -6,8 +6,10 @@ import dataclasses
 
 import pyarrow as pa
 import pytest
+from pyiceberg.manifest import PartitionFieldSummary
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.update import RemoveSchemasUpdate
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
@@ -16,6 +18,7 @@ from frazil.commit.marker import BatchKey
 from frazil.commit.merging import UPSERT_MODE, MergeConfig
 from frazil.commit.staging_targets import target_table
 from frazil.commit.sweep import batch_folder
+from frazil.errors import SchemaIncompatible
 from frazil.ingest.changes import CHANGE, UPSERT
 from frazil.ingest.table_writer import TableWriter, file_namer
 from frazil.merge.contract import MergeRules
@@ -34,6 +37,20 @@ def world(request, catalog, tmp_path):
 @pytest.fixture
 def bucketed(catalog, tmp_path):
     return upsert_world(catalog, tmp_path)
+
+
+def drop_region(world):
+    """Drop the column of a former partition field and all former schemas, as Spark's clean_expired_metadata may do."""
+    with world.load().update_schema(allow_incompatible_changes=True) as update:
+        update.make_column_optional("region")
+    with world.load().update_spec() as update:
+        update.remove_field("region")
+    with world.load().update_schema() as update:
+        update.delete_column("region")
+    table = world.load()
+    former = [s.schema_id for s in table.metadata.schemas if s.schema_id != table.schema().schema_id]
+    world.catalog.inner.commit_table(table, (), (RemoveSchemasUpdate(schema_ids=former),))
+    world.tables.main.forget()
 
 
 FIRST = [(number, ("eu" if number % 2 else "us", number)) for number in range(8)]
@@ -228,6 +245,34 @@ def test_a_key_that_another_program_widened_finds_its_rows(catalog, tmp_path, mo
     rows = dict(FIRST) | {0: ("us", 101), 2**40: ("eu", 10)}
     del rows[1]
     assert world.accounts() == rows
+
+
+@pytest.mark.parametrize("how", ["copy-on-write", "merge-on-read"])
+def test_files_of_a_spec_whose_schema_was_removed_are_rewritten_but_get_no_delete_files(catalog, tmp_path, how):
+    world = upsert_world(catalog, tmp_path, BY_REGION, how=how)
+    world.upsert(world.begin(), FIRST)
+    drop_region(world)
+    committer = world.begin()
+
+    if how == "merge-on-read":
+        with pytest.raises(SchemaIncompatible, match=r"removed the schemas with the columns .* spec 0.* Rewrite the"):
+            world.upsert(committer, [(0, ("us", 100))])
+    else:
+        world.upsert(committer, [(0, ("us", 100))])
+        found = world.load().scan().to_arrow().to_pylist()
+        assert {row["id"]: row["amount"] for row in found} == {n: n or 100 for n, _ in FIRST}
+
+
+def test_rows_are_found_although_the_partition_bounds_of_their_manifest_are_unknown(bucketed, monkeypatch):
+    committer = bucketed.begin()
+    with monkeypatch.context() as patch:  # as ClickHouse writes manifests
+        unknown = PartitionFieldSummary(False, None, None, None)
+        patch.setattr("pyiceberg.manifest.construct_partition_summaries", lambda *_: [unknown])
+        bucketed.upsert(committer, FIRST)
+
+    bucketed.upsert(committer, [(0, ("us", 100))])
+
+    assert bucketed.accounts() == dict(FIRST) | {0: ("us", 100)}
 
 
 def test_a_long_merge_that_lost_a_race_is_planned_again(bucketed, catalog):
