@@ -69,6 +69,8 @@ broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 log.cleaner.backoff.ms=1000
 log.cleaner.dedupe.buffer.size=16777216
+# By default, an idle broker writes two empty records per second.
+metadata.max.idle.interval.ms=10000
 {settings}
 """
 
