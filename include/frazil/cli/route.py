@@ -128,7 +128,7 @@ def _print_differences(found: _RouteDifferences, stream: str, output: CommandOut
         output.say(f"{behind.target}: {behind.why}")
     for dropped in found.dropped:
         output.say(str(dropped))
-    if found.dropped or any(behind.gone is TableAbsence.MISSING for behind in found.behind):
+    if found.dropped or any(behind.absence is TableAbsence.MISSING for behind in found.behind):
         output.say("frazil deletes no files in the folder of a dropped table, not even those of failed batches.")
     for table in found.ahead:
         output.say(
