@@ -156,8 +156,7 @@ def group_of(item: pytest.Item) -> str:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """One broker for the whole run, started by the first test that asks for it."""
-    # By default, an idle broker writes two empty records per second.
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), settings={"metadata.max.idle.interval.ms": "10000"}) as broker:
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 

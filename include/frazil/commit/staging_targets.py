@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from urllib.parse import quote, unquote
 
 from pyiceberg.table import Table, TableProperties
 
 from frazil.commit.marker import PROPERTY_PREFIX
 from frazil.ingest.contract import Target, TargetTable
+from frazil.spec.property_rules import find_integer_problem
+from frazil.table.declared_tables import table_identifier
 from frazil.table.object_store import ObjectStore, file_io_properties
 
-TARGET_FILE_BYTES = 512 * 2**20
+log = logging.getLogger(__name__)
+_warn_once = cache(log.warning)
+"""Logs a warning once per process, because each batch reads the properties again."""
 
 
 def target_table(table: Table, *, folder: str) -> TargetTable:
@@ -29,7 +35,17 @@ def target_table(table: Table, *, folder: str) -> TargetTable:
 
 
 def target_file_bytes(table: Table) -> int:
-    return int(table.metadata.properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TARGET_FILE_BYTES))
+    return read_size(table, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, default=512 * 2**20)
+
+
+def read_size(table: Table, key: str, *, default: int) -> int:
+    """Return a positive property of the table, or the default if another engine has set an invalid value."""
+    text = table.metadata.properties.get(key, str(default))
+    if problem := find_integer_problem(text, 1):
+        invalid = f"table {table_identifier(table)}: property {key}: {text!r} {problem}"
+        _warn_once(f"{invalid}, so frazil uses {default:,}. Set or remove the property")
+        return default
+    return int(text)
 
 
 _SUFFIX = ".json"

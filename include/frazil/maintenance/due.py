@@ -16,7 +16,6 @@ from frazil.spec.units import format_count, format_duration
 from frazil.timetext import format_elapsed
 
 DEFAULT_MANIFEST_BYTES = 8 * 2**20
-MANIFEST_BYTES_PROPERTY = "commit.manifest.target-size-bytes"
 
 
 @dataclass(frozen=True, slots=True)

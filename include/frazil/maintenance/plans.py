@@ -16,7 +16,7 @@ from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.partitioning import PartitionSpec
-from pyiceberg.table import Table
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import PrimitiveType
 
@@ -25,9 +25,10 @@ from frazil.commit.expiry import ExpiryPlan, Pins, plan_expiry
 from frazil.commit.history import commit_records
 from frazil.commit.journal import JournalStore
 from frazil.commit.marker import read_marker
+from frazil.commit.staging_targets import read_size
 from frazil.ingest.contract import StagedFile
 from frazil.maintenance.compaction import CompactionPlan, plan_compaction
-from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, MANIFEST_BYTES_PROPERTY, Action, ManifestPlan, plan_manifests
+from frazil.maintenance.due import DEFAULT_MANIFEST_BYTES, Action, ManifestPlan, plan_manifests
 from frazil.maintenance.health import PartitionFiles, PartitionKey
 from frazil.maintenance.measure import group_manifests, list_added_files, load_maintained, measure
 from frazil.maintenance.tables import MaintainedTable, TableKind
@@ -173,7 +174,7 @@ class MaintenancePlanner:
         table = self._load()
         head = head_of(table.metadata)
         groups = group_manifests(head.manifests(table.io) if head else ())
-        target = int(table.properties.get(MANIFEST_BYTES_PROPERTY, DEFAULT_MANIFEST_BYTES))
+        target = read_size(table, TableProperties.MANIFEST_TARGET_SIZE_BYTES, default=DEFAULT_MANIFEST_BYTES)
         return table, plan_manifests(groups, self.maintained.settings.manifests, target_bytes=target)
 
     def expiry(self) -> tuple[Table, ExpiryPlan]:

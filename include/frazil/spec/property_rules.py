@@ -89,36 +89,27 @@ def find_server_problems(spec: StreamSpec) -> Iterator[Problem]:
 
 
 def find_secret_problems(spec: StreamSpec) -> Iterator[Problem]:
-    properties = {
-        f"source.properties.{key}": value for key, value in spec.source.properties.items() if key not in JAVA_ONLY
-    }
-    properties |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
-    for path, text in (*properties.items(), *_registry_texts(spec), *_sensitive_texts(spec)):
-        if is_secret(path) and not _REFERENCES.fullmatch(text):
+    for path, text in _referring_texts(spec):
+        is_refused = path.removeprefix("source.properties.") in JAVA_ONLY
+        if is_secret(path) and not is_refused and not _REFERENCES.fullmatch(text):
             message = "is a secret, which must not be in the file; write ${env:NAME} or ${airflow:connection.password}"
             yield Problem(path, None, message)
 
 
-def _registry_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
-    registry = registry_of(spec.source.format)
-    if registry is not None:
+def _referring_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
+    """Yield the path and text of each value that may refer to a secret."""
+    yield from ((f"source.properties.{key}", value) for key, value in spec.source.properties.items())
+    yield from ((f"resources.spark.{key}", value) for key, value in spec.resources.spark.items())
+    if registry := registry_of(spec.source.format):
         parts = {"url": registry.url, "username": registry.username, "password": registry.password}
         parts |= {"token": registry.token, **{f"properties.{key}": text for key, text in registry.properties.items()}}
-        for name, text in parts.items():
-            if text is not None:
-                yield f"source.format.registry.{name}", text
-
-
-def _sensitive_texts(spec: StreamSpec) -> Iterator[tuple[str, str]]:
+        yield from ((f"source.format.registry.{name}", text) for name, text in parts.items() if text is not None)
     if spec.sensitive and spec.sensitive.secret is not None:
         yield "sensitive.secret", spec.sensitive.secret
 
 
 def find_reference_problems(spec: StreamSpec) -> Iterator[Problem]:
-    texts = {"source.bootstrap-servers": spec.source.bootstrap_servers}
-    texts |= {f"source.properties.{key}": value for key, value in spec.source.properties.items()}
-    texts |= {f"resources.spark.{key}": value for key, value in spec.resources.spark.items()}
-    texts |= dict(_registry_texts(spec)) | dict(_sensitive_texts(spec))
+    texts = {"source.bootstrap-servers": spec.source.bootstrap_servers, **dict(_referring_texts(spec))}
     for path, text in texts.items():
         if message := find_reference_problem(text):
             yield Problem(path, None, message)
@@ -135,19 +126,19 @@ def find_writing_property_problem(key: str, properties: Mapping[str, str]) -> st
     if key == ENCODINGS_PROPERTY and value not in ("v1", "v2"):
         return "is not v1 or v2"
     if _PARQUET_INTEGERS.fullmatch(key):
-        return _integer_problem(value, 1, 2**31 - 1)
+        return find_integer_problem(value, 1, 2**31 - 1)
     codec = properties.get("write.parquet.compression-codec", "zstd").lower()
     if key == "write.parquet.compression-codec" and codec not in COMPRESSION_LEVELS:
         return "is not a codec; use zstd"
     if key == "write.parquet.compression-level" and (levels := COMPRESSION_LEVELS.get(codec)):
-        problem = _integer_problem(value, *levels)
+        problem = find_integer_problem(value, *levels)
         return problem and f"{problem}, as {codec} requires"
     if _METRICS_PROPERTIES.fullmatch(key) and not _METRICS_MODE.fullmatch(value.strip()):
         return "is not a metrics mode; use none, counts, full or truncate(16)"
     return None
 
 
-def _integer_problem(value: str, minimum: int, maximum: int = 2**63 - 1) -> str | None:
+def find_integer_problem(value: str, minimum: int, maximum: int = 2**63 - 1) -> str | None:
     if re.fullmatch(r"-?\d{1,20}", value) and minimum <= int(value) <= maximum:
         return None
     return f"is not an integer from {minimum:,} to {maximum:,}"
@@ -158,6 +149,8 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
         path = f"table.properties.{key}"
         is_folder = key in FOLDER_PROPERTIES
         problem = find_path_problem(value) if is_folder else find_writing_property_problem(key, spec.table.properties)
+        if problem is None and _INTEGER_PROPERTIES.fullmatch(key):
+            problem = find_integer_problem(value, 1 if _POSITIVE_PROPERTIES.fullmatch(key) else 0)
         if is_secret(key):
             message = "is a secret, which everyone who reads the table could see; set it in the catalog's configuration"
             yield Problem(path, None, message)
@@ -171,20 +164,14 @@ def find_table_property_problems(spec: StreamSpec) -> Iterator[Problem]:
             yield Problem(path, value, "is not v1 or v2")
         elif problem:
             yield Problem(path, value, problem)
-        elif _INTEGER_PROPERTIES.fullmatch(key):
-            minimum = 1 if _POSITIVE_PROPERTIES.fullmatch(key) else 0
-            if problem := _integer_problem(value, minimum):
-                yield Problem(path, value, problem)
 
 
 def find_page_version_problems(spec: StreamSpec) -> Iterator[Problem]:
     """Find boolean columns in v2 data pages, which Spark's vectorised reader cannot read (Iceberg 1.12)."""
     if spec.table.properties.get(PAGE_VERSION_PROPERTY) != "v2":
         return
-    path, unread = (
-        f"table.properties.{PAGE_VERSION_PROPERTY}",
-        "Spark's vectorised reader cannot read booleans in v2 pages; use v1",
-    )
+    path = f"table.properties.{PAGE_VERSION_PROPERTY}"
+    unread = "Spark's vectorised reader cannot read booleans in v2 pages; use v1"
     if booleans := [column.name for column in spec.columns if column.type == "boolean"]:
         yield Problem(path, "v2", f"cannot be used with {', '.join(booleans)}: {unread}")
     elif spec.evolution.mode != "off":

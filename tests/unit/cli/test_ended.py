@@ -33,8 +33,8 @@ from frazil.spec.model import StreamSpec
 from frazil.status import stream as status_stream
 from frazil.status import table as status_table
 from frazil.status.stream import read_stream_state
-from frazil.table import catalogs
 from frazil.table.tables import load_stream_table
+from frazil.table.unresponsive import Unresponsive
 from tests.made_batches import MadeStream
 from tests.unit.maintenance.day_by_day import land, made_stream
 
@@ -126,6 +126,7 @@ def test_doctor_names_a_recreated_topic_as_status_does(
     made: MadeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("frazil.doctor.connections._check_kafka", lambda _: "topic plant: 2 partitions")
+    monkeypatch.setattr(status_stream, "BROKERS", Unresponsive())  # the shared one remembers earlier tests' brokers
     now_there = SourceIdentity(made.source.cluster_id, dict.fromkeys(made.source.topic_ids, "another"))
     monkeypatch.setattr(KafkaAdmin, "describe", lambda _: Topics(now_there, ((made.topic, 0),)))
     (said,) = faults(tmp_path, made)

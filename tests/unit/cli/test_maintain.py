@@ -56,6 +56,29 @@ def test_a_dry_run_reports_what_each_action_would_do_and_why_and_changes_nothing
     assert len(found["expiry"]["expire"]) >= 2
 
 
+@pytest.mark.parametrize("value", ["0", "-1", "8MiB", "", "9" * 30])
+def test_sizes_of_a_table_that_are_not_positive_integers_are_ignored_with_a_warning(
+    command: Command, tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str
+):
+    stream = MadeStream(load_stream(tmp_path / "ticks.yaml"), now_ms=0, partitions=1)
+    sizes = ("write.target-file-size-bytes", "commit.manifest.target-size-bytes")
+    with stream.tables.main.current().transaction() as change:
+        change.set_properties(dict.fromkeys(sizes, value))  # as another engine may
+    stream.tables.main.refresh()
+    for batch in range(3):
+        stream.land({0: (batch, batch + 1)})
+    done = command("--actions", "compaction,manifests")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "compaction: a rewrite of 3 data files (" in done.output
+    assert "manifests: 3 manifests are fewer than 100\n" in done.output
+    for name, size in zip(sizes, (536_870_912, 8_388_608), strict=True):
+        warning = (
+            f"table demo.ticks: property {name}: {value!r} is not an integer from 1 to 9,223,372,036,854,775,807, so "
+            f"frazil uses {size:,}. Set or remove the property"
+        )
+        assert caplog.messages.count(warning) == 1
+
+
 def test_maintaining_a_table_that_does_not_exist_yet_is_an_error(command: Command):
     assert isinstance(command().exception, SpecError)
     assert command("--actions", "everything").exit_code == 2

@@ -83,6 +83,16 @@ def test_snapshots_and_files_of_metadata_stay_few_however_often_a_writer_commits
     assert len(world.parquet_files()) == 60
 
 
+@pytest.mark.filterwarnings("ignore:Failed to delete old metadata")
+def test_a_writer_continues_if_another_engine_has_set_an_invalid_flag_for_old_files_of_metadata(world: Any):
+    world.load().transaction().set_properties(
+        {"write.metadata.delete-after-commit.enabled": "maybe"}
+    ).commit_transaction()
+    writer = Writer(world)
+    writer.commit(3)
+    assert writer.is_whole()
+
+
 def test_snapshots_stay_few_if_a_thread_chooses_those_that_expire(world: Any):
     writer = Writer(world)
     writer.expiry.start = writer_expiry.start_thread
