@@ -33,6 +33,7 @@ from frazil.spec.model import StreamSpec
 from frazil.status import stream as status_stream
 from frazil.status import table as status_table
 from frazil.status.stream import read_stream_state
+from frazil.table import catalogs
 from frazil.table.tables import load_stream_table
 from frazil.table.unresponsive import Unresponsive
 from tests.made_batches import MadeStream
