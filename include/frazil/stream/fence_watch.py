@@ -74,6 +74,7 @@ class FenceWatch:
                         self._catalog = self.open(name)
                     pending.set_result(tables.load_marker_with(self._catalog))
             except Exception as error:  # catalogs' clients raise anything
+                self._catalog = None  # it may be an empty catalog that stood in for a missing file
                 pending.set_exception(error)
 
         self.start(work)

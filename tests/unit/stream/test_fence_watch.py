@@ -24,7 +24,8 @@ class Watched:
         self.broken = False
         self.hangs = False
         self.hanging: list[Callable[[], None]] = []
-        self.watch = FenceWatch(clock=lambda: self.now, open=lambda _: cast("Catalog", None), start=self._start)
+        self.lost = False
+        self.watch = FenceWatch(clock=lambda: self.now, open=self._open, start=self._start)
         self.tables: Any = SimpleNamespace(
             stream="rides", main=SimpleNamespace(catalog_name="lake"), load_marker_with=self._marker
         )
@@ -32,9 +33,12 @@ class Watched:
     def _start(self, work: Callable[[], None]) -> None:
         self.hanging.append(work) if self.hangs else work()
 
-    def _marker(self, _: Catalog) -> Any:
+    def _open(self, _: str) -> Catalog:
+        return cast("Catalog", "an empty catalog" if self.lost else "the catalog")
+
+    def _marker(self, catalog: Catalog) -> Any:
         self.loads += 1
-        if self.broken:
+        if self.broken or catalog != "the catalog":
             raise ConnectionError("the catalog is away")
         return None if self.epoch is None else SimpleNamespace(key=BatchKey(self.epoch, 0))
 
@@ -71,6 +75,15 @@ def test_a_catalog_that_does_not_answer_ends_no_idle_writer() -> None:
     watched.check(after_s=POLL_INTERVAL_S)
     watched.broken, watched.epoch = False, 4
     watched.check(after_s=1)
+    with pytest.raises(Fenced):
+        watched.check(after_s=POLL_INTERVAL_S)
+
+
+def test_a_catalog_whose_file_was_missing_is_opened_again() -> None:
+    watched = Watched()
+    watched.lost = True
+    watched.check(after_s=POLL_INTERVAL_S)
+    watched.lost, watched.epoch = False, 4
     with pytest.raises(Fenced):
         watched.check(after_s=POLL_INTERVAL_S)
 
