@@ -192,7 +192,9 @@ def range_error_text(moment: OutOfRangeValue, record: bytes | None, *, quote: Qu
 
 def find_lowest_truncatable(schema: Schema, spec: PartitionSpec) -> Iterator[tuple[PartitionField, int | Decimal]]:
     """Yield each partition field that truncates numbers, with the lowest number it can truncate without overflow."""
-    for field in (field for field in spec.fields if isinstance(field.transform, TruncateTransform)):
+    for field in spec.fields:
+        if not isinstance(field.transform, TruncateTransform):
+            continue
         kind = schema.find_type(field.source_id)
         if ends := find_limits(kind):
             lowest = -(-ends[0] // field.transform.width * field.transform.width)
