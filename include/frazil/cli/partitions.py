@@ -214,7 +214,8 @@ def _print_windows(found: PartitionsDocument) -> None:
             counts = [f"{count:,}" for count in (s.rows, s.late_rows, s.dead_letters)]
             rows.append((s.partition, str(s.revision), s.state, *counts, str(s.snapshot_id), s.note or ""))
         echo_table(columns, rows, numbers=frozenset({"revision", "rows", "late", "dead letters"}))
-    signalled = f"from {found.signalled_from} to {found.signalled_to}" if found.signalled_from else "nothing yet"
+    begin, end = found.signalled_from, found.signalled_to
+    signalled = "nothing yet" if begin is None or begin == end else f"from {begin} to {end}"
     echo_fields(
         {
             "table": found.table,

@@ -17,6 +17,7 @@ from frazil.spec.yaml_file import read_mapping
 from frazil.table.branches import summary_value
 from frazil.table.catalogs import find_table
 from frazil.table.declared_tables import load_route_tables
+from frazil.table.lost_tables import open_stream_catalog
 from frazil.table.tables import load_stream_table
 from frazil.timetext import format_day
 
@@ -74,8 +75,10 @@ class CostReport:
 
 
 def cost_of(spec: StreamSpec, *, since_ms: int) -> CostReport:
+    """Return the cost of a stream's commits since then. Raises TableLost, and the catalog's errors."""
     owner, table = spec.owner or "", load_stream_table(spec)
     if table is None:
+        open_stream_catalog(spec)  # a lost table has a cost
         return CostReport(spec.name, owner, {}, 0)
     journals = JournalStore.of_table(table, spec.name)
     days: dict[str, StreamCost] = {}

@@ -114,7 +114,7 @@ def test_a_lost_catalog_is_reported_everywhere_and_changes_nothing(
     assert "table" in beyond(tmp_path)
     for words in (("health",), ("health", "demo.made")):
         assert call(tmp_path, *words).count(SAID) == 1, "once, whatever says it"
-    for command in (["audit", "made"], ["forget", "made", "--yes"], ["adopt", "made", "--yes"]):
+    for command in (["audit", "made"], ["cost", "made"], ["forget", "made", "--yes"], ["adopt", "made", "--yes"]):
         assert SAID in refused(tmp_path, *command)
     for command in (["partitions", "demo.made"], ["orphans", "demo.made"], ["maintain", "demo.made", "--dry-run"]):
         assert SAID in refused(tmp_path, *command), command

@@ -126,7 +126,7 @@ function rejected(view) {
       ? h("ul", { class: "runs letters" },
           view.rejected.map((one) => h("li", {}, h("div", {}, h("b", {}, one.reason), ` ${counted(one.count, "record")}`, one.remaining !== one.count && `, ${one.remaining ? counted(one.remaining, "dead letter") : "no dead letter"} now`, one.coordinates.length > 0 && h("small", {}, "such as ", one.coordinates.map((at, i) => [i ? ", " : "", h("code", {}, at)])), one.remaining > 0 && h("small", {}, h("code", {}, `frazil dlq show ${name} --reason ${one.reason} --limit 3`))))),
         )
-      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's snapshots do not record the reasons." : view.line.rejected_since_ms === null ? "Every record could be decoded." : "No snapshot has rejected records."),
+      : h("p", { class: "soft" }, view.line.rejected_last_day ? "The table's snapshots do not record the reasons." : view.line.rejected_since_ms === null ? "Every record could be decoded." : `No snapshot since ${moment(view.line.rejected_since_ms, view.at_ms)} has rejected records.`),
     view.rejected.length > 0 && h("p", { class: "soft" }, "Their content is not shown here, because fields may be sensitive. The command shows it to users who may read the table."),
   );
 }
