@@ -49,7 +49,7 @@ def made(tmp_path: Path, frazil_home: Path) -> MadeRoute:  # noqa: ARG001
 
 
 def explained(table: Mapping[str, Any]) -> str:
-    return f"{table['why']['reason']}. {table['why']['remedy']}"
+    return f"{table['explanation']['reason']}. {table['explanation']['remedy']}"
 
 
 KEPT_FILES = "frazil deletes no files in the folder of a dropped table, not even those of failed batches."

@@ -292,9 +292,9 @@ def test_a_replay_ends_when_a_user_gives_up_its_rows_for_a_table_that_left_route
 
     give_up = f"route shop --give-up {table}"
     (behind,) = json.loads(call("route", "shop", "--json").stdout)["behind"]
-    assert f"table {table}" in behind["why"]["reason"]
-    assert "which the route of 'shop' no longer has, is not in the catalog 'default'" in behind["why"]["reason"]
-    for reported in (behind["why"]["remedy"], str(call("dlq", "replay", "shop").exception)):
+    assert f"table {table}" in behind["explanation"]["reason"]
+    assert "which the route of 'shop' no longer has, is not in the catalog 'default'" in behind["explanation"]["reason"]
+    for reported in (behind["explanation"]["remedy"], str(call("dlq", "replay", "shop").exception)):
         assert f"`frazil {give_up}`" in reported
     assert f"Rows that never reach {table}: 1." in call(*give_up.split(), "--yes").stdout
     assert call("route", "shop").exit_code == 0

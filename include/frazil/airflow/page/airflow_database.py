@@ -219,11 +219,11 @@ def last_heartbeats() -> dict[str, ComponentHeartbeat]:
     found: dict[str, ComponentHeartbeat] = {}
     with create_session() as session:
         heartbeats = session.execute(query).all()
-    for kind, state, beat_at in heartbeats:
-        if beat_at is None:
+    for kind, state, heartbeat_at in heartbeats:
+        if heartbeat_at is None:
             continue
         component = COMPONENTS[str(kind)]
-        heartbeat = ComponentHeartbeat(int(beat_at.timestamp() * 1000), should_run=state == "running")
+        heartbeat = ComponentHeartbeat(int(heartbeat_at.timestamp() * 1000), should_run=state == "running")
         found[component] = max(
             found.get(component, heartbeat), heartbeat, key=lambda candidate: (candidate.should_run, candidate.at_ms)
         )
