@@ -129,7 +129,7 @@ class JsonDecoder(FormatDecoder):
                 self._new_keys,
                 is_again,
             )
-            read, missing = loop.read_records(
+            read, missing = loop.read_records(  # type: ignore[call-arg]
                 *records, read, *schema, *memory, columns.entry_counts, *scratch, self._errors, flags
             )
             if read == len(values):
