@@ -80,7 +80,7 @@ def test_the_loop_accepts_records_with_undeclared_fields() -> None:
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
     value = json.dumps({"x": 1, "s": {"a": 1, "b": ["é"]}, "more": [{"deep": {}}], **{f"f{i}": i for i in range(900)}})
     for text in (value, json.dumps(json.loads(value), indent=1, ensure_ascii=False)):
-        rows, flags = JsonDecoder(schema, units).read_in_loop(BinaryColumn.of([text.encode()]))
+        rows, flags, _ = JsonDecoder(schema, units).read_in_loop(BinaryColumn.of([text.encode()]))
         assert not (flags & 1).any()
         assert len(json.loads(rows["r"][0].as_py())) == 902
 

@@ -19,7 +19,7 @@ from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scalars import INVALID_DATE, parse_date, parse_time, parse_timestamp, times_ten
 from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8, loop
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, has_duplicate_key, parse_uuid
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, find_duplicate_key, parse_uuid
 
 NO_ROOM = 64
 """Result NO_ROOM + d: entry set d is full. If d is the number of entry sets, the hash table of map keys is full."""
@@ -347,7 +347,8 @@ def read_record(
                             first = words[to - 1] if e else 0
                             if 4 * (used - first) > len(slots):
                                 return NO_ROOM + len(entry_counts), outer, p
-                            if has_duplicate_key(b, b, nodes[node + 1, tree.BASE], first, used, words, slots, seed):
+                            keys = nodes[node + 1, tree.BASE]
+                            if find_duplicate_key(b, b, keys, first, used, words, slots, seed) >= 0:
                                 return code.REPEATED_KEY, outer, p
                         words[to] = used
                     depth -= 1

@@ -189,10 +189,7 @@ def _split_number(text: bytes) -> tuple[bytes, bytes, int, bytes]:
 
 
 def number_as_sent(text: bytes) -> str:
-    special = SPECIAL_NUMBERS.get(text)
-    if special is None:
-        return text[:64].decode()
-    return "NaN" if math.isnan(special) else "Infinity" if special > 0 else "-Infinity"
+    return decode_special_numbers(text)[:64].decode()
 
 
 def decimal_converter(precision: int, scale: int) -> Callable[[bytes], Decimal]:
