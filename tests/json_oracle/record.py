@@ -6,7 +6,7 @@ only need valid syntax.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -26,8 +26,8 @@ from frazil.ingest.formats.json.text import (
     explain_invalid,
     strip_message,
 )
-from frazil.ingest.formats.json.types import LISTED, Units
-from tests.json_oracle.keys import find_duplicate_key
+from frazil.ingest.formats.json.types import LISTED, Units, inner_fields
+from tests.json_oracle.keys import find_duplicate_keys
 from tests.json_oracle.values import (
     MISSING,
     TYPE_MISMATCH,
@@ -59,7 +59,10 @@ class RecordReader:
         self._schema, self._units = schema, units
         self.changes: list[ColumnChange] = []
         """The changes of columns that the last record needs."""
-        self._convert = _Conversions(units, hidden, self.changes if collects_changes else None).of_struct(schema)
+        self._errors: list[tuple[Path, InvalidValue]] = []
+        changes = self.changes if collects_changes else None
+        self._convert = _Conversions(units, hidden, self._errors, changes).of_struct(schema)
+        self._order = {path: k for k, path in enumerate(_paths(schema))}
 
     def __call__(self, value: bytes | None) -> Row | RecordError:
         return self.read_all([value])[0]
@@ -82,29 +85,46 @@ class RecordReader:
     def _read_text(self, text: bytes) -> Row | RecordError:
         plain = encode_special_numbers(text)
         self.changes.clear()
+        self._errors.clear()
         try:
             members = _decode_members(plain)
-            if (path := find_duplicate_key(plain, members, self._schema, self._units)) is not None:
-                return RecordError(TYPE_MISMATCH, f"{path}: given twice")
-            return [*self._convert(plain, members).values()]
-        except InvalidValue as wrong:
-            return RecordError(wrong.error_class, f"{wrong.path}: {wrong.text}")
+            if duplicates := find_duplicate_keys(plain, members, self._schema, self._units):
+                path, key = min(duplicates, key=lambda found: self._order[found[0]])
+                return RecordError(TYPE_MISMATCH, f"{'.'.join(path)}{key}: given twice")
+            row = [*self._convert(plain, members).values()]
         except msgspec.DecodeError:
             return RecordError(*(explain_invalid(text) or ("", "")))
+        if self._errors:
+            path, wrong = min(self._errors, key=lambda found: self._order[found[0]])
+            return RecordError(wrong.error_class, f"{'.'.join(path)}: {wrong.text}")
+        return row
+
+
+def _paths(kind: iceberg.IcebergType) -> Iterator[Path]:
+    """Return the paths of the parts of a type, outer ones first: the order in which errors are reported."""
+    for field in inner_fields(kind):
+        yield (field.name,)
+        yield from ((field.name, *path) for path in _paths(field.field_type))
 
 
 class _Conversions:
     """Creates the conversions for the types of one schema."""
 
-    def __init__(self, units: Units, hidden: Collection[Path], changes: list[ColumnChange] | None) -> None:
+    def __init__(
+        self,
+        units: Units,
+        hidden: Collection[Path],
+        errors: list[tuple[Path, InvalidValue]],
+        changes: list[ColumnChange] | None,
+    ) -> None:
         """`changes` receives the changes of columns that values need; None rejects such values."""
-        self._units, self._hidden, self._changes = units, hidden, changes
+        self._units, self._hidden, self._errors, self._changes = units, hidden, errors, changes
 
     def _of(self, field: iceberg.NestedField) -> Conversion:
         unit = self._units.get(field.field_id)
         match kind := field.field_type:
             case iceberg.StructType() if unit == LISTED:
-                elements = _Conversions(self._units, self._hidden, None)
+                elements = _Conversions(self._units, self._hidden, self._errors, None)
                 convert_fields = elements._of_fields({int(f.name): f for f in kind.fields})
                 return lambda text: convert_fields(dict(enumerate(_elements(text))))
             case iceberg.StructType():
@@ -128,7 +148,7 @@ class _Conversions:
 
         def convert(text: bytes, members: dict[str, msgspec.Raw] | None = None) -> dict[str, Any]:
             row = convert_fields(_members(text) if members is None else members)
-            if rest is None or part is None:
+            if rest is None or part is None or self._errors:
                 return row
             return dict.fromkeys(names) | row | {rest: rest_of(decode_special_numbers(text), part)}
 
@@ -147,15 +167,16 @@ class _Conversions:
 
         def convert(parts: Mapping[Any, msgspec.Raw]) -> dict[str, Any]:
             row: dict[str, Any] = {}
-            name = ""
-            try:
-                for key, name, required, convert_part in conversions:
+            for key, name, required, convert_part in conversions:
+                before, row[name] = len(self._errors), None
+                try:
                     if (raw := parts.get(key)) is None or (text := bytes(raw)) == b"null":
                         row[name] = missing(name) if required else None
                     else:
                         row[name] = convert_part(text)
-            except InvalidValue as wrong:
-                raise wrong.within(name) from None
+                except InvalidValue as wrong:
+                    self._errors.append(((), wrong))
+                self._errors[before:] = [((name, *path), wrong) for path, wrong in self._errors[before:]]
             return row
 
         return convert

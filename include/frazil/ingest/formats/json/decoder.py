@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -31,7 +31,15 @@ from frazil.ingest.formats.json.reasons import MISSING, TYPE_MISMATCH, Reason, f
 from frazil.ingest.formats.json.record import field_names, field_names_at
 from frazil.ingest.formats.json.text import MAX_DEPTH, explain_invalid
 from frazil.ingest.formats.json.types import max_nesting
-from frazil.ingest.schema_drift import MAX_REPORTED_NAMES, Path, SchemaDrift, has_unknown_part, join_drift, select_names
+from frazil.ingest.schema_drift import (
+    MAX_REPORTED_NAMES,
+    Path,
+    SchemaDrift,
+    has_unknown_part,
+    join_drift,
+    select_names,
+    wider_of,
+)
 
 _MIN_SLOTS, _MIN_PIECES, _MIN_ERRORS = 1024, 1024, 1024
 _MAX_EXAMINED_REJECTS = 1000
@@ -87,9 +95,10 @@ class JsonDecoder(FormatDecoder):
         values, positions = chunk.values, np.arange(len(chunk))
         while True:
             rows, flags, errors = self.read_in_loop(values, is_again=bool(parts))
-            rejections, again, changes = self._explain(values, flags, errors, is_again=bool(parts))
+            original = chunk.values.take(positions) if parts else values
+            rejections, again, changes = self._explain(values, original, flags, errors, is_again=bool(parts))
             rejected = [rejection.index for rejection in rejections]
-            drift = join_drift([self._find_drift(values, flags, rejected), changes])
+            drift = join_drift([self._find_drift(original, flags, rejected, is_again=bool(parts)), changes])
             read = DecodedChunk(rows, np.flatnonzero(flags & loop.BAD == 0), rejections, drift)
             parts.append(read.with_indexes(positions) if parts else read)
             if not again:
@@ -166,7 +175,9 @@ class JsonDecoder(FormatDecoder):
             for (index, node, code, start, end), before in zip(found.tolist(), befores, strict=True)
         ]
 
-    def _find_drift(self, values: BinaryColumn, flags: NDArray[np.uint8], rejected: Sequence[int]) -> SchemaDrift:
+    def _find_drift(
+        self, values: BinaryColumn, flags: NDArray[np.uint8], rejected: Sequence[int], *, is_again: bool
+    ) -> SchemaDrift:
         """Return the drift in records that the loop read: new fields, and records without a known field."""
         unknown = SchemaDrift()
         is_final = flags & loop.BAD == 0
@@ -178,13 +189,20 @@ class JsonDecoder(FormatDecoder):
         records = int(np.count_nonzero(flags & loop.NEW))
         if self._beyond is None or not records:
             return unknown
-        new = self._beyond.find_new_fields(values.take(np.flatnonzero(flags & loop.SAMPLE)))
+        sampled = loop.NEW if is_again else loop.SAMPLE  # the first reading may have counted a sample
+        new = self._beyond.find_new_fields(values.take(np.flatnonzero(flags & sampled)))
         if any(map(has_unknown_part, new.values())):
             self._new_keys = unknown_keys.allocate_memory(on=True)  # forget the keys found so far
         return join_drift([unknown, SchemaDrift(new, records=records)])
 
     def _explain(
-        self, values: BinaryColumn, flags: NDArray[np.uint8], errors: Sequence[_Error], *, is_again: bool
+        self,
+        values: BinaryColumn,
+        original: BinaryColumn,
+        flags: NDArray[np.uint8],
+        errors: Sequence[_Error],
+        *,
+        is_again: bool,
     ) -> tuple[list[Rejection], dict[int, bytes], SchemaDrift]:
         """Return the rejections of records without rows, and the text of records to read again, by index.
 
@@ -198,20 +216,17 @@ class JsonDecoder(FormatDecoder):
         is_invalid = flags & loop.BAD != 0
         for index, some in groupby(errors, itemgetter(0)):
             is_invalid[index] = False
-            found = sorted(some, key=lambda error: (error.code != loop.DUPLICATE, error.node))
-            explained = [*map(self._explain_error, found)]
-            first = next((i for i, reason in enumerate(explained) if isinstance(reason, Reason)), None)
-            has_uncertain = any(
-                e.code == loop.WRONG and isinstance(x, bytes) for e, x in zip(found, explained, strict=True)
-            )
-            if first is None or has_uncertain:
-                again[index] = self._rewrite(values[index] or b"", found)
+            found = [*some]
+            is_examined = self._widening and len(rejections) < _MAX_EXAMINED_REJECTS
+            may_have_more = len(found) == loop.MAX_ERRORS and not is_again
+            rejection, rewrites, changes = self._explain_record(found, is_examined=is_examined)
+            is_uncertain = any(error.code == loop.WRONG for error, _ in rewrites)
+            if rejection is None or is_uncertain or (may_have_more and changes):
+                again[index] = _rewrite(values[index] or b"", rewrites)
                 continue
-            path, reason = ".".join(self._columns.fields[found[first].node].path), explained[first]
-            assert isinstance(reason, Reason)
-            rejections.append(Rejection(index, reason.error_class, f"{path}{reason.error}"))
-            if self._widening and self._beyond is not None and len(rejections) <= _MAX_EXAMINED_REJECTS:
-                drift.append(self._beyond.find_changes(values[index] or b"", self._find_changes(found)))
+            rejections.append(rejection)
+            if self._beyond is not None:
+                drift.append(self._beyond.find_changes(original[index] or b"", changes))
         for index in np.flatnonzero(is_invalid).tolist():
             value = values[index]
             fault = explain_invalid(value)
@@ -221,20 +236,49 @@ class JsonDecoder(FormatDecoder):
                 rejections.append(Rejection(index, *(fault or ("InvalidJson", "JSON is malformed"))))
         return sorted(rejections), again, join_drift(drift) if drift else SchemaDrift()
 
+    def _explain_record(
+        self, errors: Iterable[_Error], *, is_examined: bool
+    ) -> tuple[Rejection | None, Sequence[tuple[_Error, bytes]], SchemaDrift]:
+        """Return the first reason to reject a record, and rewrites of values about which the loop is not certain.
+
+        Also returns the changes of columns that would accept the record, if `is_examined`; empty if none would. Ignores
+        errors after one that no change accepts.
+        """
+        rejection = None
+        rewrites: list[tuple[_Error, bytes]] = []
+        wider: dict[Path, str] = {}
+        optional: set[Path] = set()
+        for error in sorted(errors, key=lambda error: (error.code != loop.DUPLICATE, error.node)):
+            found = self._explain_error(error)
+            if isinstance(found, bytes):
+                rewrites.append((error, found))
+                continue
+            field = self._columns.fields[error.node]
+            path = field.path
+            if rejection is None:
+                is_key = error.code == loop.DUPLICATE and self._columns.nodes[error.node - 1, tree.KIND] == tree.MAP
+                key = f" {error.text.decode()[:64]!r}" if is_key else ""
+                rejection = Rejection(error.record, found.error_class, f"{'.'.join(path)}{key}: {found.error}")
+            if is_examined and error.code == loop.MISSING and field.may_be_optional:
+                optional.add(path)
+            elif is_examined and found.wider and field.may_be_wider:
+                wider[path] = wider_of(wider.get(path, found.wider), found.wider)
+            else:
+                return rejection, rewrites, SchemaDrift()
+        return rejection, rewrites, SchemaDrift(wider=wider, optional=frozenset(optional))
+
     def _explain_error(self, error: _Error) -> Reason | bytes:
         """Return the reason of an error, or the text in a form of which the loop is certain."""
         if error.code == loop.DUPLICATE:
-            is_key = error.node and self._columns.nodes[error.node - 1, tree.KIND] == tree.MAP
-            return Reason(TYPE_MISMATCH, f" {error.text.decode()[:64]!r}: given twice" if is_key else ": given twice")
+            return Reason(TYPE_MISMATCH, "given twice")
         if error.code == loop.MISSING:
-            return Reason("MissingRequired", f": {MISSING}")
+            return Reason("MissingRequired", MISSING)
         if error.code == loop.HIDDEN_KEY:
-            lower = msgspec.json.encode(msgspec.json.decode(error.text, type=str).lower())
-            return lower if self._omits(error.node, lower[1:-1]) else error.text
+            name = msgspec.json.encode(msgspec.json.decode(error.text, type=str).lower())[1:-1]
+            is_omitted = self._omits(error.node, name)
+            return bytes([unknown_keys.OMITTED if is_omitted else unknown_keys.KEPT]) + error.text
         found = self._checks[error.node](error.text)
-        if found == error.text:
-            return Reason(TYPE_MISMATCH, ": is not valid")
-        return found._replace(error=f": {found.error}") if isinstance(found, Reason) else found
+        return found if found != error.text else Reason(TYPE_MISMATCH, "is not valid")
 
     def _omits(self, node: int, name: bytes) -> bool:
         """Return whether `rest` omits the fields of a struct that have this name, in lower case and as JSON."""
@@ -242,24 +286,11 @@ class JsonDecoder(FormatDecoder):
         spans = self._columns.lists[first : first + 2 * count].reshape(-1, 2).tolist()
         return any(self._columns.names[at : at + length].tobytes() == name for at, length in spans)
 
-    def _rewrite(self, value: bytes, errors: Sequence[_Error]) -> bytes:
-        parts: list[Any] = []
-        end = len(value)
-        for error in sorted(errors, key=lambda error: -error.start):
-            if isinstance(text := self._explain_error(error), bytes):
-                parts += [value[error.start + len(error.text) : end], text]
-                end = error.start
-        return b"".join(reversed([*parts, value[:end]]))
 
-    def _find_changes(self, errors: Sequence[_Error]) -> SchemaDrift:
-        """Return the changes of columns that would accept a record with these errors; empty if none would."""
-        parts = []
-        for error in errors:
-            field, reason = self._columns.fields[error.node], self._explain_error(error)
-            if error.code == loop.MISSING and field.may_be_optional:
-                parts.append(SchemaDrift(optional=frozenset([field.path])))
-            elif isinstance(reason, Reason) and reason.wider and field.may_be_wider:
-                parts.append(SchemaDrift(wider={field.path: reason.wider}))
-            elif isinstance(reason, Reason):
-                return SchemaDrift()
-        return join_drift(parts)
+def _rewrite(value: bytes, rewrites: Iterable[tuple[_Error, bytes]]) -> bytes:
+    parts: list[bytes] = []
+    at = 0
+    for error, text in sorted(rewrites, key=lambda rewrite: rewrite[0].start):
+        parts += [value[at : error.start], text]
+        at = error.start + len(error.text)
+    return b"".join([*parts, value[at:]])

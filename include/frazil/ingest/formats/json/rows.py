@@ -45,11 +45,13 @@ PIECES, SLOTS, ERRORS = range(3)
 BAD, NEW, SAMPLE, UNKNOWN = 1, 2, 4, 8
 """Flags of a record: it has no row; it has unknown keys; it is one of their samples; it has only unknown keys."""
 
-COUNT, RECORD, FIRST_ERROR = range(3)
-"""Positions in the memory for errors: their number, and the index of the current record. Each error follows, as its
-record, node and code, and the start and end of the text.
+COUNT, MAX_COUNT, RECORD, FIRST_ERROR = range(4)
+"""Positions in the memory for errors: their number, its maximum, and the index of the current record. Each error
+follows, as its record, node and code, and the start and end of the text.
 """
 ERROR_WIDTH = 5
+MAX_ERRORS = 64
+"""Maximum number of errors that are stored for a record when it is read for the first time."""
 DUPLICATE, MISSING, WRONG, HIDDEN_KEY = range(4)
 """Codes of errors: a node given twice; a required value that is null or missing; a value that does not fit, or is
 uncertain; an unknown key of this node of which the loop cannot decide whether `rest` omits it. The text of a duplicate
@@ -71,7 +73,7 @@ def read_records(
 
     Returns the index of that record, and the entry set (the rows, or the elements of one list or map column) that needs
     more room. If all records were read, returns their number and 0. `flags` receives flags: NEW and SAMPLE only if
-    `new_keys` is on. `is_again`: whether all values have a form about which the loop is certain.
+    `new_keys` is on. `is_again`: whether module `reasons` has rewritten the records.
     """
     schema: Any = (nodes, lists, names)
     memory: Any = (words, valid, text, entry_counts)
@@ -86,6 +88,7 @@ def read_records(
             entry_counts[d, BEFORE] = entry_counts[d, USED]
         new_keys[FLAGGED] = new_keys[SAMPLED] = 0
         known, errors[RECORD] = errors[COUNT], i
+        errors[MAX_COUNT] = known + (len(errors) if is_again else MAX_ERRORS)
         found = _read_record(b, start, end, *schema, *memory, *working)
         if found == READ:
             unknown = 0 if pieces[parts.FILLED_COLUMNS] else UNKNOWN
@@ -105,7 +108,9 @@ def read_records(
 
 @loop
 def _add_error(node: int, code: int, start: int, end: int, errors: Numbers) -> bool:
-    """Add an error of the current record. Returns False if there is no room."""
+    """Add an error of the current record, unless it has the maximum number. Returns False if there is no room."""
+    if errors[COUNT] == errors[MAX_COUNT]:
+        return True
     at = FIRST_ERROR + ERROR_WIDTH * errors[COUNT]
     if at + ERROR_WIDTH > len(errors):
         return False
@@ -142,7 +147,9 @@ def _read_record(
             key = key_end = p
             if kind == tree.STRUCT:
                 if b[p] != 34:
-                    return INVALID
+                    if not is_again or b[p + 1] != 34 or not parts.KEPT <= b[p] <= parts.OMITTED:
+                        return INVALID
+                    p += 1
                 key = p + 1
                 p, node = _read_key(b, p + 1, k, last, nodes, lists, names, scratch)
                 if p < 0:
@@ -195,7 +202,7 @@ def _read_record(
                     hidden = (
                         parts.is_hidden_key(b, key, key_end, k, nodes, lists, names) if nodes[k, tree.HIDING] else 0
                     )
-                    if hidden < 0 and not is_again and not _add_error(k, HIDDEN_KEY, key - 1, key_end + 1, errors):
+                    if hidden < 0 and not _add_error(k, HIDDEN_KEY, key - 1, key_end + 1, errors):
                         return FULL + sets + ERRORS
                     if hidden <= 0 and not parts.add_member(b, key - 1, p, pieces):
                         return FULL + sets + PIECES
@@ -212,9 +219,9 @@ def _read_record(
                 own_kind = nodes[node, tree.KIND]
                 to = nodes[node, tree.BASE] + at
                 value = p
-                is_array = own_kind == tree.LIST or own_kind == tree.LISTED
-                if own_kind >= tree.STRUCT and b[p] == (91 if is_array else 123):
-                    close = 93 if is_array else 125
+                opening = 91 if own_kind == tree.LIST or own_kind == tree.LISTED else 123
+                if own_kind >= tree.STRUCT and b[p] == opening:
+                    close = opening + 2
                     valid[nodes[node, tree.FLAG] + at] = 1
                     frames[depth, 0], frames[depth, 1], frames[depth, 2] = k, e, last
                     frames[depth, 3], frames[depth, 4] = found, stamp

@@ -17,6 +17,10 @@ of columns that the record's fields fill. The pieces follow: start, length and k
 """
 MEMBER, OPEN, CLOSE, NOTHING = range(4)
 """Kinds of pieces: members of an object; key and opening bracket; a closing bracket, whose byte is `start`; null."""
+KEPT, OMITTED = 1, 2
+"""Bytes before the quotation mark of a key in a rewritten record: whether `rest` keeps the key or omits it. Valid JSON
+has such bytes nowhere.
+"""
 NULL = np.frombuffer(b"null", np.uint8)
 
 
@@ -64,6 +68,8 @@ def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool
 @loop
 def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
     """Return 1 if the `rest` column omits the key `[p, end)`, 0 if not, and -1 if a lower-case form is uncertain."""
+    if KEPT <= b[p - 2] <= OMITTED:
+        return b[p - 2] - KEPT
     first = nodes[k, HIDDEN]
     for i in range(nodes[k, HIDING]):
         name, length = lists[first + 2 * i], lists[first + 2 * i + 1]
