@@ -19,9 +19,10 @@ from pyiceberg.schema import Schema
 from bench import decode as bench
 from frazil.errors import SpecError
 from frazil.ingest.chunk import BinaryColumn, RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder
+from frazil.ingest.decode import DecodedChunk, Decoder, DecoderOptions
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.json import decoder as json_decoder
+from frazil.ingest.formats.json import rows, unknown_keys
 
 SCHEMA = Schema(
     t.NestedField(1, "id", t.LongType(), required=True),
@@ -416,13 +417,15 @@ def test_a_record_with_a_number_beyond_any_decimal_is_rejected_wherever_the_numb
 
 
 DIGITS = "1" * 30
+UNSURE = "9007199254740993.0000000000000000000001"
+"""A number just above the middle between two doubles. The loop is not certain of it."""
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "value"),
     [
         (t.DoubleType(), "9007199254740993.0000000000000000000000", 9007199254740992.0),
-        (t.DoubleType(), "9007199254740993.0000000000000000000001", 9007199254740994.0),
+        (t.DoubleType(), UNSURE, 9007199254740994.0),
         (t.FloatType(), "0.1000000000000000055511151231257827", 0.10000000149011612),
         (t.DecimalType(38, 8), f"{DIGITS}.5{'0' * 40}", Decimal(f"{DIGITS}.50000000")),
         (t.DecimalType(9, 2), r'"\u002b1.5"', Decimal("1.50")),
@@ -438,6 +441,53 @@ def test_a_value_that_needs_more_digits_or_escapes_than_usual_is_exact(
     assert accepted(column(t.ListType(2, kind, element_required=False), f"[null,{text},{text}]".encode())) == [
         [None, value, value]
     ]
+
+
+def test_few_errors_of_a_record_with_many_are_stored_and_explained() -> None:
+    schema = Schema(t.NestedField(1, "x", t.ListType(2, t.StringType(), element_required=False)))
+    value = b'{"x":[' + b"1," * 100_000 + b"1]}"
+    decoder = json_decoder.JsonDecoder(schema, {})
+    assert len(decoder.read_in_loop(BinaryColumn.of([value, value]))[2]) == 2 * rows.MAX_ERRORS
+    decoded = decoder(RecordChunk.of_values([value]))
+    assert [r.error for r in decoded.rejections] == ["x.element: expected a string, got the number 1"]
+
+
+@pytest.mark.parametrize(
+    ("last", "errors"), [("0.5", []), ('"z"', ["x.element: expected a number (double), got the string 'z'"])]
+)
+def test_a_record_with_many_values_of_many_digits_is_read_again_twice_at_most(
+    last: str, errors: list[str], read_again: list[bytes | None]
+) -> None:
+    """The loop reports the first values, then all others."""
+    count = 10 * rows.MAX_ERRORS
+    decoded = column(t.ListType(2, t.DoubleType(), element_required=False), f"[{f'{UNSURE},' * count}{last}]".encode())
+    assert [r.error for r in decoded.rejections] == errors
+    assert [row["x"] for row in decoded.rows.to_pylist()] == ([] if errors else [[9007199254740994.0] * count + [0.5]])
+    assert len(read_again) == 2
+
+
+def test_all_columns_that_must_change_are_found_in_a_record_with_many_errors() -> None:
+    schema = Schema(
+        t.NestedField(1, "x", t.ListType(2, t.IntegerType(), element_required=False)),
+        t.NestedField(3, "y", t.IntegerType()),
+    )
+    decode = json_decoder.JsonDecoder(schema, {}, DecoderOptions(drift="full"))
+    many = ",".join(["3000000000"] * 2 * rows.MAX_ERRORS)
+    for last, expected in (("3000000000", {("x", "element"): "long", ("y",): "long"}), ('"z"', {})):
+        decoded = decode(RecordChunk.of_values([f'{{"x":[{many}],"y":{last}}}'.encode()]))
+        assert [r.error_class for r in decoded.rejections] == ["OutOfRange"]
+        assert decoded.drift.wider == expected
+
+
+def test_new_fields_are_found_in_records_that_are_all_read_again(read_again: list[bytes | None]) -> None:
+    """More records than there are samples of a field."""
+    schema = Schema(t.NestedField(1, "x", t.DoubleType()))
+    decode = json_decoder.JsonDecoder(schema, {}, DecoderOptions(drift="full"))
+    values = [f'{{"new":1,"x":{UNSURE}}}'.encode()] * (unknown_keys.MAX_SAMPLES + 1)
+    for _ in range(2):
+        drift = decode(RecordChunk.of_values(values)).drift
+        assert (drift.new, drift.records) == ({("new",): "long"}, len(values))
+    assert len(read_again) == 2 * len(values)
 
 
 @pytest.mark.parametrize("kind", bench.BAD)
