@@ -252,14 +252,19 @@ def _read_record(
                     else:
                         p = NO
                 elif own_kind == tree.STRING:
-                    p, escaped = string_end(b, value + 1) if b[value] == 34 else (NO, False)
-                    to += at
-                    if not escaped:
-                        words[to] = value + 1
-                        words[to + 1] = p - value - 1
-                    elif p >= 0 and not write_string(b, value + 1, p, escaped, to, words, text, entry_counts):
-                        return FULL + sets - 1
-                    p += p >= 0
+                    if b[value] == 34:
+                        p, escaped = string_end(b, value + 1)
+                        if p < 0:
+                            return INVALID
+                        to += at
+                        if not escaped:
+                            words[to] = value + 1
+                            words[to + 1] = p - value - 1
+                        elif not write_string(b, value + 1, p, escaped, to, words, text, entry_counts):
+                            return FULL + sets - 1
+                        p += 1
+                    else:
+                        p = NO
                 elif own_kind <= tree.INT:
                     p, integer = parse_integer(b, p)
                     is_too_big = own_kind == tree.INT and not -(2**31) <= integer < 2**31
@@ -317,12 +322,9 @@ def _read_record(
                     elif p >= 0 and (b[p] == 46 or b[p] | 32 == 101):  # a number since the epoch that is not whole
                         p = NO
                 if p < 0 or (quoted and b[p] != 34):
-                    p = value_end(b, value, end, depth + 1, scratch)
+                    p = _skip_wrong(b, value, end, depth, scratch, node, at, nodes, words, valid, entry_counts, errors)
                     if p < 0:
-                        return INVALID
-                    if not _add_error(node, WRONG, value, p, errors):
-                        return FULL + sets + ERRORS
-                    set_null(node, at, nodes, words, valid, entry_counts)
+                        return INVALID if p == NO else FULL + sets + ERRORS
                 else:
                     p += quoted
                     valid[nodes[node, tree.FLAG] + at] = 1 + cast
@@ -379,6 +381,19 @@ def _read_record(
             kind = nodes[k, tree.KIND]
             close = 93 if kind == tree.LIST or kind == tree.LISTED else 125
             opened = False
+
+
+@loop
+def _skip_wrong(
+    b: Octets, p: int, end: int, depth: int, scratch: Octets,
+    node: int, e: int, nodes: Numbers, words: Numbers, valid: Octets, entry_counts: Numbers, errors: Numbers,
+) -> int:  # fmt: skip
+    """Write null instead of the value at `p`. Returns its end, NO if it is not JSON, or less if there is no room."""
+    q = value_end(b, p, end, depth + 1, scratch)
+    if q < 0:
+        return NO
+    set_null(node, e, nodes, words, valid, entry_counts)
+    return q if _add_error(node, WRONG, p, q, errors) else NO - 1
 
 
 @loop

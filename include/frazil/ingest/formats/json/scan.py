@@ -1,4 +1,4 @@
-"""Scans JSON tokens in compiled code, as strictly as the module `record`. Functions return `NO` if the bytes do not
+"""Scans JSON tokens in compiled code, as strictly as RFC 8259. Functions return `NO` if the bytes do not
 match. Scanning stops at the newline after a record. Functions that skip white space get the end of the record.
 """
 
