@@ -69,7 +69,7 @@ def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool
 def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
     """Return 1 if the `rest` column omits the key `[p, end)`, 0 if not, and -1 if a lower-case form is uncertain."""
     if KEPT <= b[p - 2] <= OMITTED:
-        return b[p - 2] - KEPT
+        return int(b[p - 2]) - KEPT
     first = nodes[k, HIDDEN]
     for i in range(nodes[k, HIDING]):
         name, length = lists[first + 2 * i], lists[first + 2 * i + 1]
