@@ -18,6 +18,7 @@ from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.decode import DecodedChunk
 from frazil.ingest.formats import columns
 from frazil.ingest.formats.json.decoder import JsonDecoder
+from tests.json_oracle.record import decode_alone
 
 PRIMITIVES: dict[str, t.IcebergType] = {
     "i": t.IntegerType(),
@@ -215,8 +216,9 @@ def outcomes_of_each(chunks: list[DecodedChunk], count: int) -> list[list[Outcom
 
 
 def by_reference(decoder: JsonDecoder, some: Sequence[bytes | None]) -> list[Outcome]:
-    """What each value is alone."""
-    return [outcome for (outcome,) in outcomes_of_each([decoder._read_one_by_one([value], [0]) for value in some], 1)]
+    """What each value is by the oracle."""
+    columns = decoder._columns
+    return outcomes(decode_alone(Schema(*columns._schema.fields), some, columns._units), len(some))
 
 
 @settings(max_examples=max(100, settings().max_examples))

@@ -366,3 +366,17 @@ def test_a_date_or_time_as_text_is_decoded_in_avro_as_in_json(kind: t.IcebergTyp
     as_numbers = [found.rows["x"].combine_chunks().cast(pa.string()).to_pylist() for found in (decoded, in_json)]
     assert as_numbers[0] == as_numbers[1] or len(text) > 64
     assert len(decoded.rejections) == 1 - len(as_numbers[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"), [(t.DateType(), "%s-01-01"), (t.TimestamptzType(), "%s-01-01T00:00:00Z")], ids=str
+)
+def test_a_date_as_text_is_in_the_years_1_to_9999(kind: t.IcebergType, text: str) -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": "string"}]}
+    decode = create_decoder(
+        {"type": "avro", "schema-text": json.dumps(schema)}, Schema(t.NestedField(1, "x", kind, required=False)), {}
+    )
+    values = [bytes([2 * len(text % year)]) + (text % year).encode() for year in ("0000", "0001", "9999")]
+    decoded = decode(RecordChunk.of_values(values))
+    assert [r.index for r in decoded.rejections] == [0]
+    assert decoded.record_indexes.tolist() == [1, 2]

@@ -18,11 +18,11 @@ from pyiceberg.schema import Schema
 
 from bench import decode as bench
 from frazil.errors import SpecError
-from frazil.ingest.chunk import RecordChunk
-from frazil.ingest.decode import DecodedChunk, Decoder
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
+from frazil.ingest.decode import DecodedChunk, Decoder, DecoderOptions
 from frazil.ingest.formats import create_decoder
 from frazil.ingest.formats.json import decoder as json_decoder
-from frazil.ingest.formats.json import record
+from frazil.ingest.formats.json import rows, unknown_keys
 
 SCHEMA = Schema(
     t.NestedField(1, "id", t.LongType(), required=True),
@@ -367,26 +367,26 @@ def test_an_empty_chunk_has_the_columns_of_the_table() -> None:
 
 
 @pytest.fixture
-def read_singly(monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
-    """The records that were read by themselves."""
+def read_again(monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
+    """The records that were read again, in a form of which the loop is certain."""
     done: list[bytes | None] = []
-    each = record.RecordReader.read_all
+    read = json_decoder.JsonDecoder.read_in_loop
 
-    def counting(self: record.RecordReader, values: Sequence[bytes | None]) -> Any:
-        done.extend(values)
-        return each(self, values)
+    def counting(self: json_decoder.JsonDecoder, values: BinaryColumn, *, is_again: bool = False) -> Any:
+        done.extend(values if is_again else ())
+        return read(self, values, is_again=is_again)
 
-    monkeypatch.setattr(record.RecordReader, "read_all", counting)
+    monkeypatch.setattr(json_decoder.JsonDecoder, "read_in_loop", counting)
     return done
 
 
-def test_only_bad_records_are_read_by_themselves(read_singly: list[bytes | None]) -> None:
+def test_a_bad_record_among_many_is_rejected_and_not_read_again(read_again: list[bytes | None]) -> None:
     values: list[bytes | None] = [b'{"id":%d}' % i for i in range(100_000)]
     values[77_777] = b'{"id":"not a number"}'
     decoded = create_decoder("json", SCHEMA, {})(RecordChunk.of_values(values))
     assert [r.index for r in decoded.rejections] == [77_777]
     assert decoded.rows.column("id").to_pylist() == [i for i in range(100_000) if i != 77_777]
-    assert read_singly == [values[77_777]]
+    assert not read_again
 
 
 PRICES = Schema(
@@ -396,35 +396,110 @@ PRICES = Schema(
 )
 
 
-def test_strings_that_resemble_numbers_cost_nothing(read_singly: list[bytes | None]) -> None:
+def test_strings_that_resemble_numbers_cost_nothing(read_again: list[bytes | None]) -> None:
     values = [b'{"id":"9c5b94b1-35ad-4%03d-b8e-4100-0000%08de-41","price":0.5}' % (i, i) for i in range(1_000)]
     decoded = create_decoder("json", PRICES, {})(RecordChunk.of_values(values))
     assert decoded.record_indexes.tolist() == list(range(1_000))
-    assert not read_singly
+    assert not read_again
 
 
 @pytest.mark.parametrize("number", ["1e-39", "-1e-41", "1.5E-0041", "0.0001e-100", "1234567890123456789e-9"])
 @pytest.mark.parametrize(
     "form", ['{"price":%s}', '{"price": %s}', '{"price":\t%s}', '{"prices":[%s]}', '{"prices":[0,%s]}']
 )
-def test_a_record_with_a_number_beyond_any_decimal_is_read_alone_wherever_the_number_stands(
-    form: str, number: str, read_singly: list[bytes | None]
+def test_a_record_with_a_number_beyond_any_decimal_is_rejected_wherever_the_number_stands(
+    form: str, number: str, read_again: list[bytes | None]
 ) -> None:
-    value = (form % number).encode()
-    create_decoder("json", PRICES, {})(RecordChunk.of_values([value]))
-    assert read_singly == [value]
+    decoded = create_decoder("json", PRICES, {})(RecordChunk.of_values([(form % number).encode()]))
+    path = "prices.element" if "[" in form else "price"
+    assert [r.error for r in decoded.rejections] == [f"{path}: {number} does not fit decimal(38, 38)"]
+    assert not read_again
+
+
+DIGITS = "1" * 30
+UNSURE = "9007199254740993.0000000000000000000001"
+"""A number just above the middle between two doubles. The loop is not certain of it."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "value"),
+    [
+        (t.DoubleType(), "9007199254740993.0000000000000000000000", 9007199254740992.0),
+        (t.DoubleType(), UNSURE, 9007199254740994.0),
+        (t.FloatType(), "0.1000000000000000055511151231257827", 0.10000000149011612),
+        (t.DecimalType(38, 8), f"{DIGITS}.5{'0' * 40}", Decimal(f"{DIGITS}.50000000")),
+        (t.DecimalType(9, 2), r'"\u002b1.5"', Decimal("1.50")),
+        (t.DateType(), '"' + "".join(f"\\u{ord(c):04x}" for c in "2026-01-02") + '"', date(2026, 1, 2)),
+        (t.TimeType(), '"10:11:12.5' + r"\u0030" * 200 + '"', time(10, 11, 12, 500_000)),
+    ],
+    ids=str,
+)
+def test_a_value_that_needs_more_digits_or_escapes_than_usual_is_exact(
+    kind: t.IcebergType, text: str, value: Any
+) -> None:
+    assert accepted(column(kind, text.encode())) == [value]
+    assert accepted(column(t.ListType(2, kind, element_required=False), f"[null,{text},{text}]".encode())) == [
+        [None, value, value]
+    ]
+
+
+def test_few_errors_of_a_record_with_many_are_stored_and_explained() -> None:
+    schema = Schema(t.NestedField(1, "x", t.ListType(2, t.StringType(), element_required=False)))
+    value = b'{"x":[' + b"1," * 100_000 + b"1]}"
+    decoder = json_decoder.JsonDecoder(schema, {})
+    assert len(decoder.read_in_loop(BinaryColumn.of([value, value]))[2]) == 2 * rows.MAX_ERRORS
+    decoded = decoder(RecordChunk.of_values([value]))
+    assert [r.error for r in decoded.rejections] == ["x.element: expected a string, got the number 1"]
+
+
+@pytest.mark.parametrize(
+    ("last", "errors"), [("0.5", []), ('"z"', ["x.element: expected a number (double), got the string 'z'"])]
+)
+def test_a_record_with_many_values_of_many_digits_is_read_again_twice_at_most(
+    last: str, errors: list[str], read_again: list[bytes | None]
+) -> None:
+    """The loop reports the first values, then all others."""
+    count = 10 * rows.MAX_ERRORS
+    decoded = column(t.ListType(2, t.DoubleType(), element_required=False), f"[{f'{UNSURE},' * count}{last}]".encode())
+    assert [r.error for r in decoded.rejections] == errors
+    assert [row["x"] for row in decoded.rows.to_pylist()] == ([] if errors else [[9007199254740994.0] * count + [0.5]])
+    assert len(read_again) == 2
+
+
+def test_all_columns_that_must_change_are_found_in_a_record_with_many_errors() -> None:
+    schema = Schema(
+        t.NestedField(1, "x", t.ListType(2, t.IntegerType(), element_required=False)),
+        t.NestedField(3, "y", t.IntegerType()),
+    )
+    decode = json_decoder.JsonDecoder(schema, {}, DecoderOptions(drift="full"))
+    many = ",".join(["3000000000"] * 2 * rows.MAX_ERRORS)
+    for last, expected in (("3000000000", {("x", "element"): "long", ("y",): "long"}), ('"z"', {})):
+        decoded = decode(RecordChunk.of_values([f'{{"x":[{many}],"y":{last}}}'.encode()]))
+        assert [r.error_class for r in decoded.rejections] == ["OutOfRange"]
+        assert decoded.drift.wider == expected
+
+
+def test_new_fields_are_found_in_records_that_are_all_read_again(read_again: list[bytes | None]) -> None:
+    """More records than there are samples of a field."""
+    schema = Schema(t.NestedField(1, "x", t.DoubleType()))
+    decode = json_decoder.JsonDecoder(schema, {}, DecoderOptions(drift="full"))
+    values = [f'{{"new":1,"x":{UNSURE}}}'.encode()] * (unknown_keys.MAX_SAMPLES + 1)
+    for _ in range(2):
+        drift = decode(RecordChunk.of_values(values)).drift
+        assert (drift.new, drift.records) == ({("new",): "long"}, len(values))
+    assert len(read_again) == 2 * len(values)
 
 
 @pytest.mark.parametrize("kind", bench.BAD)
-def test_bad_records_of_any_kind_and_only_those_are_read_singly_and_once(
-    kind: str, read_singly: list[bytes | None]
+def test_bad_records_of_any_kind_and_only_those_are_rejected_and_not_read_again(
+    kind: str, read_again: list[bytes | None]
 ) -> None:
     values = [bench.record(i) for i in range(2_500)]
     mixed = [bench.changed(v, bench.BAD[kind]) if i % 10 == 0 else v for i, v in enumerate(values)]
     decoded = create_decoder("json", bench.SCHEMA, {})(RecordChunk.of_values(mixed))
     if kind != "year 0":  # a moment that only the table's writer refuses
         assert [r.index for r in decoded.rejections] == [*range(0, 2_500, 10)]
-    assert read_singly == mixed[::10]
+    assert not read_again
 
 
 @pytest.mark.parametrize("frames", [0, 850])

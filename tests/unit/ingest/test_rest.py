@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from pyiceberg.schema import Schema
+from pyiceberg.types import LongType, NestedField, StringType
 
 from frazil.ingest.changes import OMITTED_COLUMNS
-from frazil.ingest.chunk import BinaryColumn
+from frazil.ingest.chunk import BinaryColumn, RecordChunk
+from frazil.ingest.decode import DecoderOptions
 from frazil.ingest.formats.json.decoder import JsonDecoder
 from frazil.spec import iceberg
 from frazil.spec.load import validate_stream
@@ -80,9 +84,31 @@ def test_the_loop_accepts_records_with_undeclared_fields() -> None:
     units = {schema.find_field(name).field_id: unit for name, unit in spec.units.items()}
     value = json.dumps({"x": 1, "s": {"a": 1, "b": ["é"]}, "more": [{"deep": {}}], **{f"f{i}": i for i in range(900)}})
     for text in (value, json.dumps(json.loads(value), indent=1, ensure_ascii=False)):
-        rows, flags = JsonDecoder(schema, units).read_in_loop(BinaryColumn.of([text.encode()]))
+        rows, flags, _ = JsonDecoder(schema, units).read_in_loop(BinaryColumn.of([text.encode()]))
         assert not (flags & 1).any()
         assert len(json.loads(rows["r"][0].as_py())) == 902
+
+
+@pytest.mark.parametrize("ending", ["\n", ""])
+def test_rest_omits_hidden_fields_however_their_names_are_written(ending: str) -> None:
+    """The drift has the names as the record has them, decoded. A hidden name may be a column's, too."""
+    members = [
+        '"\\u0053ecret":1',
+        '"SECRET":2',
+        '"ÉTÉ":3',
+        '"\\u00c9t\\u00e9":4',
+        '"\\u0041":5',
+        '"ẞ":6',
+        '"é":7',
+        '"K":8',
+    ]
+    text = f"{{{','.join(members)}}}".encode()
+    schema = Schema(NestedField(1, "secret", LongType()), NestedField(2, "r", StringType()))
+    decoder = JsonDecoder(schema, {2: "rest"}, DecoderOptions([("secret",), ("été",), ("ß",)], drift="full"))
+    octets = np.frombuffer(text + ending.encode(), np.uint8)
+    decoded = decoder(RecordChunk.of_column(BinaryColumn(octets, np.array([0]), np.array([len(text)]))))
+    assert decoded.rows.to_pylist() == [{"secret": None, "r": '{"\\u0041":5,"é":7,"K":8}'}]
+    assert [*decoded.drift.new] == [(name,) for name in ("Secret", "SECRET", "ÉTÉ", "Été", "A", "ẞ", "é", "K")]
 
 
 keys = st.sampled_from(["s", "l", "x", "y", "", "é", "\n", 'a"b']) | st.text(

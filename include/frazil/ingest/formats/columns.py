@@ -31,7 +31,8 @@ class ColumnMemory:
         """`hidden` has the lower-case paths of the fields that `rest` columns omit."""
         self.arrow_schema = schema_to_pyarrow(schema, include_field_ids=True)
         self._schema, self._units = schema.as_struct(), units
-        self.nodes, self.lists, self.names = tree.build_nodes(self._schema, units, hidden)
+        self.nodes, self.lists, self.names, self.fields = tree.build_nodes(self._schema, units, hidden)
+        self._by_path = {field.path: k for k, field in enumerate(self.fields)}
         self._width = tree.WORDS[self.nodes[:, tree.KIND]]
         self.entry_counts = np.zeros((2 + int((self.nodes[:, tree.KIND] >= tree.LIST).sum()), 3), np.int64)
         self.entry_counts[1:, ROOM] = MIN_RECORDS
@@ -49,14 +50,14 @@ class ColumnMemory:
 
     def cast(self, columns: Mapping[str, Path]) -> None:
         self._casts = columns
-        for k in map(self._node, columns.values()):
+        for k in map(self._by_path.__getitem__, columns.values()):
             self.nodes[k, tree.CAST] = self.nodes[k, tree.KIND] in tree.CASTABLE
 
     def take_casts(self) -> Counter[str]:
         """Return the number of cast values by column, and clear their marks."""
         found: Counter[str] = Counter()
         for name, path in self._casts.items():
-            flags = self.valid[self.nodes[self._node(path), tree.FLAG] :][: self.entry_counts[0, USED]]
+            flags = self.valid[self.nodes[self._by_path[path], tree.FLAG] :][: self.entry_counts[0, USED]]
             found[name] = int(np.count_nonzero(flags == 2))
             np.minimum(flags, 1, out=flags)
         return found
@@ -65,20 +66,10 @@ class ColumnMemory:
         """Search for new keys only in the structs at these paths, including nested structs."""
         self.nodes[:, tree.WATCHED] = 0
         for path in paths:
-            k = self._node(path)
+            k = self._by_path[path]
             self.nodes[k : self.nodes[k, tree.AFTER], tree.WATCHED] = (
                 self.nodes[k : self.nodes[k, tree.AFTER], tree.KIND] != tree.LISTED
             )
-
-    def _node(self, path: Path) -> int:
-        k = 0
-        for name in path:
-            k = next(int(c) for c in self._child_nodes(k) if self._name(int(c)) == name)
-        return k
-
-    def _name(self, k: int) -> str:
-        first = self.nodes[k, tree.NAME]
-        return bytes(self.names[first : first + self.nodes[k, tree.LENGTH]]).decode()
 
     def parts(self, count: int) -> Iterator[slice]:
         of_row = int(self._width[self.nodes[:, tree.ENTRY_SET] == 0].sum()) + 1

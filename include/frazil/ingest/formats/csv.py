@@ -67,7 +67,7 @@ class CsvDecoder(FormatDecoder):
         self._room = np.empty(JSON_BUFFER_BYTES, np.uint8)
 
     def __call__(self, chunk: RecordChunk) -> DecodedChunk:
-        """Decode the values in parts that fit the JSON buffer. Rows of records read one by one come last in a part."""
+        """Decode the values in parts that fit the JSON buffer. Rows of records read again come last in a part."""
         values = chunk.values
         parts, done = [], 0
         while done < len(values):

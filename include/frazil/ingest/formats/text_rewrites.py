@@ -8,11 +8,10 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import ROUND_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 from fractions import Fraction
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg import types as iceberg
-
-from frazil.ingest.formats.json.values import INT64, InvalidValue, parse_timestamp
 
 ROUNDINGS: Mapping[str, str] = {"half-even": ROUND_HALF_EVEN, "half-up": ROUND_HALF_UP, "down": ROUND_DOWN}
 
@@ -30,6 +29,7 @@ _NUMBER_RULES: tuple[RewriteRule, ...] = (
 _TRIM_RULES: tuple[RewriteRule, ...] = ((r'^"\s+(\S*)\s*"$', r'"\1"'), (r'^"(\S+)\s+"$', r'"\1"'))
 _SECONDS_RULES: tuple[RewriteRule, ...] = ((r'^"\s*(?:\+|(-?))0*([0-9]+(?:\.[0-9]+)?)\s*"$', r'"\1\2"'),)
 """Rules for times in seconds, which may be numbers or strings even without a lenient cast."""
+_INT64 = range(-(2**63), 2**63)
 _PER_SECOND: Mapping[str, int] = {"ms": 10**3, "us": 10**6, "ns": 10**9}
 _RULES: Mapping[type[iceberg.IcebergType], tuple[RewriteRule, ...]] = {
     iceberg.IntegerType: _INTEGER_RULES,
@@ -57,16 +57,17 @@ def rewrite(texts: pa.Array, rules: Iterable[RewriteRule]) -> pa.Array:
 
 def convert_iso_times(texts: pa.Array, unit: str) -> pa.Array:
     """Replace ISO 8601 times in JSON texts by numbers of the unit. Keeps times with more digits than the unit."""
+    from frazil.ingest.formats.json.scalars import parse_timestamp  # the compiler, only where records are read
 
     def number(text: str) -> str:
-        try:
-            micros = parse_timestamp(text[1:-1].strip(), iceberg.TimestamptzType())
-        except InvalidValue:
+        octets = f'"{text[1:-1].strip()}"'.encode()
+        end, micros = parse_timestamp(np.frombuffer(octets, np.uint8), 1)
+        if end != len(octets) - 1:
             return text
         if unit == "s":
             return f'"{Decimal(micros).scaleb(-6):f}"'
         found = Fraction(micros * _PER_SECOND[unit], 10**6)
-        return str(found) if found.denominator == 1 and int(found) in INT64 else text
+        return str(found) if found.denominator == 1 and int(found) in _INT64 else text
 
     return _change_distinct(texts, pc.match_substring_regex(texts, r'^"\s*[0-9]{4}-[0-9]{2}-[^"\\]*"$'), number)
 

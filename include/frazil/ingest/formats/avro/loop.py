@@ -17,15 +17,17 @@ from frazil.ingest.formats.avro import operations as code
 from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.rows import set_null
-from frazil.ingest.formats.json.scalars import INVALID_DATE, parse_date, parse_time, parse_timestamp, times_ten
+from frazil.ingest.formats.json.scalars import parse_date, parse_time, parse_timestamp, times_ten
 from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8, loop
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, has_duplicate_key, parse_uuid
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, find_duplicate_key, parse_uuid
 
 NO_ROOM = 64
 """Result NO_ROOM + d: entry set d is full. If d is the number of entry sets, the hash table of map keys is full."""
 NOT_READ = 255
 QUOTE, LETTER_Z = 34, 90
 MAX_MOMENT_LENGTH = 64
+YEAR_1 = -719162
+"""The days from 1970 to 0001-01-01."""
 SPAN_BITS = 32
 """Number of low bits of a SPAN's second word, which hold its length. The high bits hold its operation."""
 MAX_EMPTY_ELEMENTS = 64
@@ -99,10 +101,11 @@ def parse_moment(b: Octets, p: int, end: int, kind: int, slot: int, words: Numbe
     for i in range(length):
         text[i] = b[p + i]
     text[length : 2 * MAX_MOMENT_LENGTH] = QUOTE  # the parser reads some characters ahead
+    day = 0 if kind == tree.TIME else parse_date(text, 0)
+    if day < YEAR_1:  # or invalid
+        return False
     if kind == tree.DATE:
-        after, words[slot] = 10, parse_date(text, 0)
-        if words[slot] == INVALID_DATE:
-            return False
+        after, words[slot] = 10, day
     elif kind == tree.TIME:
         after, words[slot] = parse_time(text, 0)
     else:
@@ -347,7 +350,8 @@ def read_record(
                             first = words[to - 1] if e else 0
                             if 4 * (used - first) > len(slots):
                                 return NO_ROOM + len(entry_counts), outer, p
-                            if has_duplicate_key(b, b, nodes[node + 1, tree.BASE], first, used, words, slots, seed):
+                            keys = nodes[node + 1, tree.BASE]
+                            if find_duplicate_key(b, b, keys, first, used, words, slots, seed) >= 0:
                                 return code.REPEATED_KEY, outer, p
                         words[to] = used
                     depth -= 1

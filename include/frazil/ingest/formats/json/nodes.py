@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from pyiceberg import types as iceberg
@@ -89,13 +90,25 @@ a struct that is not searched for new keys. For LISTED, the nodes of elements (o
 last index.
 
 LEFT is the node of a struct's REST, or 0. KEEPS is 1 for an object or array that has parts for a REST. HIDDEN is where
-the names that a REST omits begin in `lists`, each as its start in `names` and its length; HIDING is their number. CAST
-is 1 if a node accepts other forms: numbers and booleans in strings, 0 and 1 as booleans, and numbers and booleans as
-strings.
+the names that a REST omits begin in `lists`, each as its start in `names` and its length, written as in JSON; HIDING is
+their number. CAST is 1 if a node accepts other forms: numbers and booleans in strings, 0 and 1 as booleans, and numbers
+and booleans as strings.
 
 These columns change while records are read. BASE and FLAG are where words and flags begin. OPENING is the last object's
 first field, FOLLOWING the next field in that object, and SEEN the number of the last object with this field.
 """
+
+
+class NodeField(NamedTuple):
+    """The field, element, key or value of a node. `unit` is its form in records, if the type does not determine it."""
+
+    path: Path
+    type: iceberg.IcebergType
+    unit: str | None
+    may_be_optional: bool
+    """Whether the column could become optional. List elements and map values cannot."""
+    may_be_wider: bool
+    """Whether the column could get a wider type. The fields of a LISTED struct cannot."""
 
 
 class Nodes(NamedTuple):
@@ -104,6 +117,7 @@ class Nodes(NamedTuple):
     table: Numbers
     lists: Numbers
     names: NDArray[np.uint8]
+    fields: list[NodeField]
 
 
 def build_nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Path] = ()) -> Nodes:
@@ -112,7 +126,7 @@ def build_nodes(schema: iceberg.StructType, units: Units, hidden: Collection[Pat
     Children are in field order. A list has one child; a map has two, its key and its value.
     """
     made = _NodeBuilder(units, hidden)
-    made.add(schema, -1, required=True, entry_set=0)
+    made.add(iceberg.NestedField(-1, "", schema, required=True), -1, 0)
     return made.nodes()
 
 
@@ -123,18 +137,21 @@ class _NodeBuilder:
         self._rows: list[list[int]] = []
         self._lists: list[int] = []
         self._names = bytearray()
+        self._fields: list[NodeField] = []
 
     def nodes(self) -> Nodes:
         names = np.frombuffer(bytes(self._names) or b" ", np.uint8)
-        return Nodes(np.array(self._rows, np.int64), np.array([*self._lists, -1], np.int64), names)
+        return Nodes(np.array(self._rows, np.int64), np.array([*self._lists, -1], np.int64), names, self._fields)
 
-    def add(self, kind: iceberg.IcebergType, field_id: int, *, required: bool, entry_set: int, name: str = "") -> int:
-        node, row = len(self._rows), [0] * NODE_WIDTH
+    def add(self, field: iceberg.NestedField, parent: int, entry_set: int) -> int:
+        """Add the nodes of a field that is inside the node `parent`."""
+        node, row, kind, field_id = len(self._rows), [0] * NODE_WIDTH, field.field_type, field.field_id
         self._rows.append(row)
-        utf8 = name.encode()
-        row[KIND], row[REQUIRED], row[ENTRY_SET] = _KINDS[type(kind)], required, entry_set
+        self._add_description(field, parent)
+        utf8 = field.name.encode()
+        row[KIND], row[REQUIRED], row[ENTRY_SET] = _KINDS[type(kind)], field.required, entry_set
         row[NAME], row[LENGTH] = len(self._names), len(utf8)
-        row[PLAIN] = name.isprintable() and '"' not in name and "\\" not in name
+        row[PLAIN] = field.name.isprintable() and '"' not in field.name and "\\" not in field.name
         row[OPENING] = row[FOLLOWING] = -1
         row[WATCHED] = 1
         self._names += utf8
@@ -157,16 +174,24 @@ class _NodeBuilder:
                 self._add_fields(node, kind, entry_set)
             case iceberg.ListType():
                 row[INNER] = self._new_entry_set()
-                self._add_field(kind.element_field, row[INNER])
+                self.add(kind.element_field, node, row[INNER])
             case iceberg.MapType():
                 row[INNER] = self._new_entry_set()
-                self._add_field(kind.key_field, row[INNER])
-                self._add_field(kind.value_field, row[INNER])
+                self.add(kind.key_field, node, row[INNER])
+                self.add(kind.value_field, node, row[INNER])
         row[AFTER] = len(self._rows)
         return node
 
-    def _add_field(self, field: iceberg.NestedField, entry_set: int, name: str = "") -> int:
-        return self.add(field.field_type, field.field_id, required=field.required, entry_set=entry_set, name=name)
+    def _add_description(self, field: iceberg.NestedField, parent: int) -> None:
+        path: Path = ()
+        in_struct, may_be_wider = False, True
+        if parent >= 0:
+            around, parent_kind = self._fields[parent], self._rows[parent][KIND]
+            path, in_struct = (*around.path, field.name), parent_kind == STRUCT
+            may_be_wider = around.may_be_wider and parent_kind != LISTED
+        self._fields.append(
+            NodeField(path, field.field_type, self._units.get(field.field_id), in_struct and may_be_wider, may_be_wider)
+        )
 
     def _new_entry_set(self) -> int:
         self._entry_sets += 1
@@ -174,7 +199,7 @@ class _NodeBuilder:
 
     def _add_fields(self, node: int, kind: iceberg.StructType, entry_set: int) -> None:
         row = self._rows[node]
-        every = [self._add_field(field, entry_set, field.name) for field in kind.fields]
+        every = [self.add(field, node, entry_set) for field in kind.fields]
         row[FIELDS], row[CHILDREN] = len(every), len(self._lists)
         self._lists += every
         called = [(k, f.name.encode()) for k, f in zip(every, kind.fields, strict=True) if not is_rest(f, self._units)]
@@ -201,7 +226,7 @@ class _NodeBuilder:
 
     def _add_elements(self, node: int, kind: iceberg.StructType, entry_set: int) -> None:
         row = self._rows[node]
-        every = {int(field.name): self._add_field(field, entry_set) for field in kind.fields}
+        every = {int(field.name): self.add(field, node, entry_set) for field in kind.fields}
         row[FIELDS], row[CHILDREN], row[WATCHED] = len(every), len(self._lists), 0
         self._lists += every.values()
         row[SLOTS], row[MASK] = len(self._lists), max(every)
@@ -216,12 +241,10 @@ class _NodeBuilder:
             self._mark_rest(node + 1 + part.is_map, part.each)
             return
         spans = []
-        for name in sorted(part.hidden):
-            spans += [len(self._names), len(name.encode())]
-            self._names += name.encode()
+        for name in map(msgspec.json.encode, sorted(part.hidden)):
+            spans += [len(self._names), len(name) - 2]
+            self._names += name[1:-1]
         row[HIDDEN], row[HIDING] = len(self._lists), len(part.hidden)
         self._lists += spans
         for child in self._lists[row[CHILDREN] : row[CHILDREN] + row[FIELDS]]:
-            inner = self._rows[child]
-            name = bytes(self._names[inner[NAME] : inner[NAME] + inner[LENGTH]]).decode()
-            self._mark_rest(child, part.taken.get(name))
+            self._mark_rest(child, part.taken.get(self._fields[child].path[-1]))

@@ -252,27 +252,29 @@ def parse_seconds(b: Octets, p: int) -> tuple[int, int]:
         p += 1
     if not is_digit(b[p]) or (b[p] == 48 and is_digit(b[p + 1])):
         return NO, 0
-    first, value, finer = p, 0, False
-    while is_digit(b[p]) and p - first < 12:
-        value = value * 10 + (b[p] - 48)
+    first, whole, micros, left, finer = p, 0, 0, 6, False
+    while is_digit(b[p]) and p - first < 13:
+        whole = whole * 10 + (b[p] - 48)
         p += 1
-    left = 6
     if b[p] == 46:
         p += 1
         if not is_digit(b[p]):
             return NO, 0
         while is_digit(b[p]):
             if left:
-                value = value * 10 + (b[p] - 48)
+                micros = micros * 10 + (b[p] - 48)
                 left -= 1
             else:
                 finer |= b[p] != 48
             p += 1
-    if is_digit(b[p]) or b[p] | 32 == 101:
-        return NO, 0
     for _ in range(left):
-        value *= 10
-    return p, -value - finer if negative else value
+        micros *= 10
+    micros += negative and finer
+    is_too_big = whole > 9223372036854 or (whole == 9223372036854 and micros > 775807 + negative)
+    if is_too_big or is_digit(b[p]) or b[p] | 32 == 101:
+        return NO, 0
+    value = whole * 1_000_000 + micros
+    return p, -value if negative else value
 
 
 INVALID_DATE = -(2**63)
@@ -285,7 +287,7 @@ def _two_digits(b: Octets, p: int) -> int:
 
 @loop
 def parse_date(b: Octets, p: int) -> int:
-    """Parse a date of ten characters, in the years 1 to 9999. Returns the days since 1970, or INVALID_DATE."""
+    """Parse a date of ten characters, in the years 0 to 9999. Returns the days since 1970, or INVALID_DATE."""
     if p + 10 > len(b) or b[p + 4] != 45 or b[p + 7] != 45:
         return INVALID_DATE
     century, year, month, day = _two_digits(b, p), _two_digits(b, p + 2), _two_digits(b, p + 5), _two_digits(b, p + 8)
@@ -296,7 +298,7 @@ def parse_date(b: Octets, p: int) -> int:
     last_day = (
         (29 if leap else 28) if month == 2 else 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
     )
-    if year == 0 or day > last_day:
+    if day > last_day:
         return INVALID_DATE
     # Years that begin in March end with the leap day: 1970-01-01 is day 719468 since 0000-03-01.
     year -= month <= 2

@@ -1,5 +1,6 @@
-"""Scans JSON tokens in compiled code, as strictly as the module `record`. Functions return `NO` if the bytes do not
-match. Scanning stops at the newline after a record. Functions that skip white space get the end of the record.
+"""Scans JSON tokens in compiled code, as strictly as RFC 8259. Functions return `NO` if the bytes do not match.
+
+Scanning stops at the newline after a record. Functions that skip white space get the end of the record.
 """
 
 # ruff: noqa: PLR0911, PLR0912 - compiled code follows the grammar, and each call and container costs

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 
 WHITE_SPACE = b" \t\r\n"
@@ -31,6 +33,9 @@ _COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4
 _UTF_32 = (b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff", b"{\x00\x00\x00", b"\x00\x00\x00{\x00\x00\x00")
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\x00", b"\x00{\x00")
 """First bytes of a JSON object in UTF-16. UTF-32 can begin with the same bytes."""
+_decode_string = msgspec.json.Decoder(str).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_BYTE = re.compile(r"(?<=\(byte )[0-9]+")
 _TRAILING = re.compile(r"JSON is malformed: trailing characters \(byte ([0-9]+)\)")
 _ESCAPES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u([dD][89a-fA-F]..)|.)", re.DOTALL)
 """Pattern of escapes. The group matches an unpaired surrogate."""
@@ -90,7 +95,26 @@ def is_too_deep(text: bytes, limit: int = MAX_DEPTH) -> bool:
     return len(steps) > limit and int(np.cumsum(steps, dtype=np.int32).max()) > limit
 
 
-def malformed_text(text: bytes, message: str) -> str:
+def explain_invalid(value: bytes | None) -> tuple[str, str] | None:
+    """Return the error class and text of a value that is not a JSON object; None if it is one."""
+    try:
+        text = strip_message(value)
+        plain = encode_special_numbers(text)
+        try:
+            _decode_members(plain)
+        except RecursionError:
+            # Python adds the parser's depth to the caller's frames. A new thread has no frames yet.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(_decode_members, plain).result()
+    except RecordError as error:
+        return error.error_class, error.error
+    except msgspec.DecodeError as error:
+        message = _BYTE.sub(lambda at: str(len(decode_special_numbers(plain[: int(at[0])]))), str(error))
+        return "InvalidJson", _malformed_text(text, message)
+    return None
+
+
+def _malformed_text(text: bytes, message: str) -> str:
     if "surrogate" in message or "hex escape" in message or "truncated" in message:
         for escape in _ESCAPES.finditer(text):
             if escape[1] is not None:
@@ -129,3 +153,19 @@ def decode_special_numbers(text: bytes) -> bytes:
 
 def _replace_specials(text: bytes) -> bytes:
     return _SPECIAL_PATTERN.sub(lambda found: b" " + SPECIALS[found[0].decode()] + b" ", text)
+
+
+def describe(text: bytes) -> str:
+    """Describe a value's JSON text for a message."""
+    match text[:1]:
+        case b'"':
+            return f"the string {_decode_string(text)[:64]!r}"
+        case b"{":
+            return "an object"
+        case b"[":
+            return "an array"
+        case b"t" | b"f":
+            return "a boolean"
+        case b"n":
+            return "null"
+    return f"the number {text[:64].decode()}"

@@ -15,10 +15,12 @@ COUNT, MEMBERS, FILLED_COLUMNS, FIRST_PIECE = range(4)
 """Positions in the memory: the number of pieces, the number of pieces after the last member was added, and the number
 of columns that the record's fields fill. The pieces follow: start, length and kind.
 """
-MAX_PIECES = 4096
-"""Maximum number of pieces per record. Larger records are read one by one."""
 MEMBER, OPEN, CLOSE, NOTHING = range(4)
 """Kinds of pieces: members of an object; key and opening bracket; a closing bracket, whose byte is `start`; null."""
+KEPT, OMITTED = 1, 2
+"""Bytes before the quotation mark of a key in a rewritten record: whether `rest` keeps the key or omits it. Valid JSON
+has such bytes nowhere.
+"""
 NULL = np.frombuffer(b"null", np.uint8)
 
 
@@ -26,9 +28,9 @@ NULL = np.frombuffer(b"null", np.uint8)
 def add_piece(start: int, length: int, kind: int, pieces: Numbers) -> bool:
     """Add a slice of the record, or a constant. Returns False if there is no room."""
     count = pieces[COUNT]
-    if count == MAX_PIECES:
-        return False
     at = FIRST_PIECE + 3 * count
+    if at + 3 > len(pieces):
+        return False
     pieces[at] = start
     pieces[at + 1] = length
     pieces[at + 2] = kind
@@ -65,10 +67,9 @@ def end_container(begin: int, last: int, in_list: bool, pieces: Numbers) -> bool
 
 @loop
 def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Numbers, names: Octets) -> int:
-    """Return 1 if the `rest` column omits the key `[p, end)`, 0 if not, and -1 if uncertain."""
-    for q in range(p, end):
-        if b[q] == 92 or b[q] >= 128:
-            return -1
+    """Return 1 if the `rest` column omits the key `[p, end)`, 0 if not, and -1 if a lower-case form is uncertain."""
+    if KEPT <= b[p - 2] <= OMITTED:
+        return int(b[p - 2]) - KEPT
     first = nodes[k, HIDDEN]
     for i in range(nodes[k, HIDING]):
         name, length = lists[first + 2 * i], lists[first + 2 * i + 1]
@@ -81,6 +82,9 @@ def is_hidden_key(b: Octets, p: int, end: int, k: int, nodes: Numbers, lists: Nu
                 q += 1
             if q == length:
                 return 1
+    for q in range(p, end):
+        if b[q] == 92 or b[q] >= 128:
+            return -1
     return 0
 
 

@@ -36,8 +36,6 @@ for _value, _letter in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrs
     _base64[_letter] = _value
 BASE64 = _base64
 MIN_MEMCPY_BYTES = 32
-HASH_FACTOR = 0x1E3779B97F4A7C15
-"""Seed of the hash table for the keys of a JSON map. The number of keys is limited."""
 _MAX_PAIRED_KEYS = 16
 """Maximum number of a map's keys that are compared in pairs to find duplicates. Larger maps use a hash table."""
 
@@ -69,9 +67,9 @@ def read_word(b: Octets, p: int, kind: int) -> tuple[int, int]:
     if kind >= tree.MILLISECONDS:
         p, value = parse_integer(b, p)
         if kind == tree.MILLISECONDS:
-            return p if -(2**63) // 1000 < value < 2**63 // 1000 else NO, value * 1000
+            return p if -(2**63 // 1000) <= value <= 2**63 // 1000 else NO, value * 1000
         if kind == tree.NANOSECONDS:
-            return p if value != INVALID_DATE else NO, value // 1000
+            return p, value // 1000
         return p, value
     if b[p] != 34:
         return NO, 0
@@ -206,22 +204,20 @@ def _decode_base64(b: Octets, p: int, end: int, to: Octets, at: int) -> int:
 
 
 @loop
-def has_duplicate_key(
+def find_duplicate_key(
     b: Octets, text: Octets, base: int, first: int, end: int, words: Numbers, slots: Numbers, seed: int
-) -> bool:
-    """Return whether a map with these entries may have a duplicate key. `slots` is a hash table."""
+) -> int:
+    """Return the entry of a map's second equal key, or NO. `slots` is a hash table with four slots for each entry."""
     if end - first <= _MAX_PAIRED_KEYS:
         for i in range(first, end):
             for j in range(first, i):
                 if _are_equal(b, text, base + 2 * i, base + 2 * j, words):
-                    return True
-        return False
+                    return i
+        return NO
     bits = 1
     while 1 << bits < 2 * (end - first):
         bits += 1
     mask = (1 << bits) - 1
-    if mask >= len(slots):
-        return True
     slots[: mask + 1] = -1
     for i in range(first, end):
         start, length = words[base + 2 * i], words[base + 2 * i + 1]
@@ -232,10 +228,10 @@ def has_duplicate_key(
         slot = np.int64(value >> np.uint64(64 - bits))
         while slots[slot] >= 0:
             if _are_equal(b, text, base + 2 * i, base + 2 * slots[slot], words):
-                return True
+                return i
             slot = (slot + 1) & mask
         slots[slot] = i
-    return False
+    return NO
 
 
 @loop

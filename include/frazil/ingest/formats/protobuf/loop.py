@@ -18,7 +18,7 @@ from frazil.ingest.formats.json import nodes as tree
 from frazil.ingest.formats.json.nodes import Numbers
 from frazil.ingest.formats.json.rows import set_null
 from frazil.ingest.formats.json.scan import Octets, find_invalid_utf8, loop
-from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, has_duplicate_key, parse_uuid
+from frazil.ingest.formats.json.words import BEFORE, ROOM, USED, Memory, find_duplicate_key, parse_uuid
 from frazil.ingest.formats.protobuf import operations as code
 
 BASE_CELLS, CELLS_PER_BYTE = 65_536, 8
@@ -290,7 +290,7 @@ def check_message(b: Octets, op: int, e: int, plan: avro.Plan, memory: Memory, s
             if 4 * (words[to] - first) > len(slots):
                 return avro.NO_ROOM + len(entry_counts)
             keys = nodes[node + 1, tree.BASE]
-            if has_duplicate_key(b, b, keys, first, words[to], words, slots, seed):
+            if find_duplicate_key(b, b, keys, first, words[to], words, slots, seed) >= 0:
                 return code.REPEATED_KEY
     return code.VALID
 

@@ -46,18 +46,14 @@ _decode_string = msgspec.json.Decoder(str).decode
 
 
 class InvalidValue(Exception):
-    """A value that does not fit its column. `path` leads to the part that does not fit."""
+    """A value that does not fit its column."""
 
     error_class = TYPE_MISMATCH
 
     def __init__(self, text: str) -> None:
-        self.text, self.path = text, ""
+        self.text = text
         if text == MISSING:
             self.error_class = "MissingRequired"
-
-    def within(self, name: str) -> InvalidValue:
-        self.path = f"{name}.{self.path}" if self.path else name
-        return self
 
 
 class OutOfRange(InvalidValue):
@@ -189,10 +185,7 @@ def _split_number(text: bytes) -> tuple[bytes, bytes, int, bytes]:
 
 
 def number_as_sent(text: bytes) -> str:
-    special = SPECIAL_NUMBERS.get(text)
-    if special is None:
-        return text[:64].decode()
-    return "NaN" if math.isnan(special) else "Infinity" if special > 0 else "-Infinity"
+    return decode_special_numbers(text)[:64].decode()
 
 
 def decimal_converter(precision: int, scale: int) -> Callable[[bytes], Decimal]:

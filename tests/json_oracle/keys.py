@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from itertools import pairwise
 from typing import Any
 
 from pyiceberg import types as iceberg
@@ -32,43 +31,48 @@ _check_keys = json.JSONDecoder(object_pairs_hook=_require_distinct, **_as_text).
 _decode_pairs = json.JSONDecoder(object_pairs_hook=_Pairs, **_as_text).decode
 
 
-def find_duplicate_key(text: bytes, keys: Collection[str], schema: iceberg.StructType, units: Units) -> str | None:
-    """Return the path of a duplicate of a schema's field or of a map's key; None if no key is duplicated.
+Duplicate = tuple[tuple[str, ...], str]
+"""The path of a schema's field, or of a map's keys, and the description of the key."""
+
+
+def find_duplicate_keys(
+    text: bytes, keys: Collection[str], schema: iceberg.StructType, units: Units
+) -> list[Duplicate]:
+    """Return the duplicates of a schema's fields, and the first of each map's keys.
 
     `keys` has the distinct keys of the record, which must be valid JSON.
     """
     # A key ends with a quotation mark and a colon, so counting these gives the maximum number of keys at all levels.
     if text.translate(None, WHITE_SPACE).count(b'":') == len(keys):
-        return None
+        return []
     try:
         _check_keys(text.decode())
     except _DuplicateKey:
-        return _duplicate_path(_decode_pairs(text.decode()), schema, units)
-    return None
+        return [*_duplicates(_decode_pairs(text.decode()), schema, units)]
+    return []
 
 
-def _duplicate_path(value: Any, kind: iceberg.IcebergType, units: Units) -> str | None:
+def _duplicates(value: Any, kind: iceberg.IcebergType, units: Units) -> Iterator[Duplicate]:
     parts: Iterator[tuple[str, Any, iceberg.IcebergType]]
     match kind:
         case iceberg.StructType() if isinstance(value, _Pairs):
             fields = {field.name: field.field_type for field in kind.fields if not is_rest(field, units)}
             known = [(key, part) for key, part in value if key in fields]
-            if (repeated := _first_duplicate([key for key, _ in known])) is not None:
-                return repeated
+            yield from (((key,), "") for key in _repeated([key for key, _ in known]))
             parts = ((key, part, fields[key]) for key, part in known)
         case iceberg.StructType() if isinstance(value, list) and all(f.name.isdecimal() for f in kind.fields):
             parts = ((f.name, value[int(f.name)], f.field_type) for f in kind.fields if int(f.name) < len(value))
         case iceberg.MapType() if isinstance(value, _Pairs):
-            if (repeated := _first_duplicate([key for key, _ in value])) is not None:
-                return f"key {repeated[:64]!r}"
+            yield from ((("key",), f" {key[:64]!r}") for key in _repeated([key for key, _ in value])[:1])
             parts = (("value", part, kind.value_type) for _, part in value)
         case iceberg.ListType() if isinstance(value, list):
             parts = (("element", part, kind.element_type) for part in value)
         case _:
-            return None
-    found = ((name, _duplicate_path(part, inner, units)) for name, part, inner in parts)
-    return next((f"{name}.{path}" for name, path in found if path is not None), None)
+            return
+    for name, part, inner in parts:
+        yield from (((name, *path), key) for path, key in _duplicates(part, inner, units))
 
 
-def _first_duplicate(keys: list[str]) -> str | None:
-    return None if len(set(keys)) == len(keys) else next(a for a, b in pairwise(sorted(keys)) if a == b)
+def _repeated(keys: list[str]) -> list[str]:
+    seen: set[str] = set()
+    return [key for key in keys if key in seen or seen.add(key)]  # type: ignore[func-returns-value]
