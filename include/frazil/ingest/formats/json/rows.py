@@ -69,7 +69,7 @@ def read_records(
             continue
         for d in range(len(entry_counts)):
             entry_counts[d, BEFORE] = entry_counts[d, USED]
-        new_keys[FLAGGED] = new_keys[SAMPLED] = 0
+        parts.begin_record(new_keys)
         found = _read_record(b, start, end, *schema, *memory, *working)
         if found == SURE:
             unsure[i] = (
@@ -77,6 +77,7 @@ def read_records(
             )
             entry_counts[0, USED] += 1
             continue
+        parts.discard_sample(new_keys)
         for d in range(len(entry_counts)):
             entry_counts[d, USED] = entry_counts[d, BEFORE]
         if found != UNSURE:
