@@ -9,10 +9,11 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyiceberg.schema import Schema, assign_fresh_schema_ids
-from pyiceberg.types import LongType, NestedField, StructType
+from pyiceberg.types import ListType, LongType, NestedField, StructType
 
 from frazil.ingest.chunk import RecordChunk
 from frazil.ingest.formats import create_decoder
+from frazil.ingest.formats.columns import MIN_RECORDS
 from frazil.ingest.formats.json.unknown_keys import MAX_SAMPLES
 from frazil.ingest.schema_drift import (
     MIXED,
@@ -145,6 +146,21 @@ def test_only_a_sample_of_records_is_checked_for_schema_drift():
     many = decode(RecordChunk.of_values([b'{"id":1,"n":1}'] * (MAX_SAMPLES + 1) + [b'{"id":1,"n":"x"}'])).drift
     assert many.new == {("n",): "long"}
     assert many.records == MAX_SAMPLES + 2
+
+
+def test_rejected_records_are_no_samples():
+    decode = create_decoder("json", BASE, {}, "additive")
+    rejected = decode(RecordChunk.of_values([b'{"n":1,"id":"x"}'] * MAX_SAMPLES)).drift
+    assert not rejected.new
+    assert decode(RecordChunk.of_values([b'{"n":1,"id":1}'])).drift.new == {("n",): "long"}
+
+
+def test_a_new_field_is_found_in_a_record_that_needs_more_memory():
+    part = StructType(NestedField(3, "a", LongType(), required=False))
+    schema = Schema(NestedField(1, "l", ListType(2, part, element_required=False), required=False))
+    decode = create_decoder("json", schema, {}, "additive")
+    value = json.dumps({"l": [{"n": 1}] * (2 * MIN_RECORDS)}).encode()
+    assert decode(RecordChunk.of_values([value])).drift.new == {("l", "element", "n"): "long"}
 
 
 def _but_a(record: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def read_records(
             continue
         for d in range(len(entry_counts)):
             entry_counts[d, BEFORE] = entry_counts[d, USED]
-        new_keys[FLAGGED] = new_keys[SAMPLED] = 0
+        parts.begin_record(new_keys)
         known, errors[RECORD] = errors[COUNT], i
         errors[MAX_COUNT] = known + (len(errors) if is_again else MAX_ERRORS)
         found = _read_record(b, start, end, *schema, *memory, *working)
@@ -99,6 +99,7 @@ def read_records(
             flags[i] = BAD + unknown
         else:
             errors[COUNT] = known
+        parts.discard_sample(new_keys)
         for d in range(len(entry_counts) - (found == READ)):  # an error may have its text in `text`
             entry_counts[d, USED] = entry_counts[d, BEFORE]
         if found >= FULL:

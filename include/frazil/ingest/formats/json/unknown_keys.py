@@ -132,11 +132,11 @@ def write_rest(
     return True
 
 
-ON, FLAGGED, SAMPLED, KEYS = range(4)
-"""Positions in the memory: whether to search, whether the current record has a new key, whether it is a sample, and the
-number of distinct keys. A hash table follows: each key's hash (not 0), and its number of samples.
+ON, FLAGGED, SAMPLED, KEYS, RECORD, FIRST_KEY = range(6)
+"""Positions in the memory: whether to search, whether the current record has a new key, whether it is a sample, the
+number of distinct keys, and the number of the current record. A hash table follows: each key's hash (not 0), its number
+of samples, and the number of its last sample.
 """
-FIRST_KEY = 4
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
 MAX_SAMPLES = 256
@@ -145,9 +145,24 @@ MAX_NESTED_SAMPLES = 4096
 
 
 def allocate_memory(*, on: bool) -> Numbers:
-    made = np.zeros(FIRST_KEY + 2 * SLOTS if on else FIRST_KEY, np.int64)
+    made = np.zeros(FIRST_KEY + 3 * SLOTS if on else FIRST_KEY, np.int64)
     made[ON] = on
     return made
+
+
+@loop
+def begin_record(seen: Numbers) -> None:
+    seen[FLAGGED] = seen[SAMPLED] = 0
+    seen[RECORD] += 1
+
+
+@loop
+def discard_sample(seen: Numbers) -> None:
+    """Do not count the current record as a sample, because it has no row, or will be read again."""
+    if seen[SAMPLED]:
+        for at in range(FIRST_KEY, len(seen), 3):
+            if seen[at + 2] == seen[RECORD]:
+                seen[at + 1] -= 1
 
 
 @loop
@@ -171,14 +186,16 @@ def check_key(b: Octets, key: int, end: int, k: int, value: int, behind: int, se
     if hashed == 0:
         hashed = np.int64(1)
     slot = (hashed ^ (hashed >> 29)) & (SLOTS - 1)
-    while seen[FIRST_KEY + 2 * slot] != hashed:
-        if seen[FIRST_KEY + 2 * slot] == 0:
+    while seen[FIRST_KEY + 3 * slot] != hashed:
+        if seen[FIRST_KEY + 3 * slot] == 0:
             if seen[KEYS] >= MAX_KEYS:
                 return
             seen[KEYS] += 1
-            seen[FIRST_KEY + 2 * slot] = hashed
+            seen[FIRST_KEY + 3 * slot] = hashed
             break
         slot = (slot + 1) & (SLOTS - 1)
-    if seen[FIRST_KEY + 2 * slot + 1] < (MAX_NESTED_SAMPLES if nested else MAX_SAMPLES):
-        seen[FIRST_KEY + 2 * slot + 1] += 1
+    at = FIRST_KEY + 3 * slot
+    if seen[at + 1] < (MAX_NESTED_SAMPLES if nested else MAX_SAMPLES) and seen[at + 2] != seen[RECORD]:
+        seen[at + 1] += 1
+        seen[at + 2] = seen[RECORD]
         seen[SAMPLED] = 1
