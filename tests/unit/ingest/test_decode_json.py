@@ -368,7 +368,7 @@ def test_an_empty_chunk_has_the_columns_of_the_table() -> None:
 
 @pytest.fixture
 def read_again(monkeypatch: pytest.MonkeyPatch) -> list[bytes | None]:
-    """The records that were read again, in a form of which the loop is certain."""
+    """The records that were read again, in a form that the loop reads with certainty."""
     done: list[bytes | None] = []
     read = json_decoder.JsonDecoder.read_in_loop
 

@@ -268,7 +268,7 @@ class JsonDecoder(FormatDecoder):
         return rejection, rewrites, SchemaDrift(wider=wider, optional=frozenset(optional))
 
     def _explain_error(self, error: _Error) -> Reason | bytes:
-        """Return the reason of an error, or the text in a form of which the loop is certain."""
+        """Return the reason of an error, or the text in a form that the loop reads with certainty."""
         if error.code == loop.DUPLICATE:
             return Reason(TYPE_MISMATCH, "given twice")
         if error.code == loop.MISSING:

@@ -53,9 +53,9 @@ ERROR_WIDTH = 5
 MAX_ERRORS = 64
 """Maximum number of errors that are stored for a record when it is read for the first time."""
 DUPLICATE, MISSING, WRONG, HIDDEN_KEY = range(4)
-"""Codes of errors: a node given twice; a required value that is null or missing; a value that does not fit, or is
-uncertain; an unknown key of this node of which the loop cannot decide whether `rest` omits it. The text of a duplicate
-key of a map has its words' form.
+"""Codes of errors. DUPLICATE: a node is given twice; the text of a map's key has the form of its words. MISSING: a
+required value is null or missing. WRONG: a value does not fit, or is uncertain. HIDDEN_KEY: the loop cannot decide
+whether `rest` omits an unknown key of this node.
 """
 
 FIRST_BYTES = np.array([(1 << 8 * count) - 1 for count in range(8)])

@@ -133,9 +133,9 @@ def write_rest(
 
 
 ON, FLAGGED, SAMPLED, KEYS, RECORD, FIRST_KEY = range(6)
-"""Positions in the memory: whether to search, whether the current record has a new key, whether it is a sample, the
-number of distinct keys, and the number of the current record. A hash table follows: each key's hash (not 0), its number
-of samples, and the number of its last sample.
+"""Positions in the memory: whether to search, whether the current record has a new key, and whether it is a sample.
+Then the number of distinct keys, and the number of the current record. A hash table follows: each key's hash (not 0),
+its number of samples, and the number of its last sample.
 """
 SLOTS = 4096
 MAX_KEYS = SLOTS // 2
