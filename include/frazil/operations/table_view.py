@@ -286,12 +286,12 @@ def search_routed(
     shown_problems = problems or {}
     if not names and not shown_problems:
         return None
-    every = sorted({*(names or ()), *shown_problems}, key=lambda name: (name not in shown_problems, name))
+    listed = sorted({*(names or ()), *shown_problems}, key=lambda name: (name not in shown_problems, name))
     words = search.lower().split()
-    found = [name for name in every if all(word in f"{name} {shown_problems.get(name, '')}".lower() for word in words)]
+    found = [name for name in listed if all(word in f"{name} {shown_problems.get(name, '')}".lower() for word in words)]
     marked = min(level, Level.TROUBLE)
     shown = (
         RoutedTable(name, shown_problems[name], marked) if name in shown_problems else RoutedTable(name)
         for name in found
     )
-    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(every))
+    return RoutedTables(tuple(islice(shown, MAX_ROUTED_TABLES)), len(found), len(listed))

@@ -103,16 +103,16 @@ def _collect_problems(error: ValidationError, declared: Mapping[str, Any]) -> li
     kept = [details for details in found if details["type"] != "missing" or details["loc"] not in meant]
     problems: list[Problem] = []
     for union, of_union in groupby(kept, lambda details: _find_union(details["loc"])):
-        tried = list(of_union)
-        inside = [details for details in tried if len(details["loc"]) > len(union) + 1]
+        branches = list(of_union)
+        inside = [details for details in branches if len(details["loc"]) > len(union) + 1]
         if union and not inside:
-            merged = [problem for details in tried for problem in _translate_error(details, declared)]
+            merged = [problem for details in branches for problem in _translate_error(details, declared)]
             words = [problem.message.removeprefix("is not ").removeprefix("allowed; write ") for problem in merged]
             kinds, _, hints = zip(*(word.partition("; ") for word in words), strict=True)
             message = "; ".join([f"is neither {' nor '.join(kinds)}", *filter(None, hints)])
             problems.append(Problem(merged[0].key, merged[0].value, message))
         else:
-            shown = inside if union else tried
+            shown = inside if union else branches
             problems += (problem for details in shown for problem in _translate_error(details, declared))
     return problems
 
