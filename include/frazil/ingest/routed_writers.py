@@ -184,10 +184,9 @@ def _translate_omitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     index = rows.schema.get_field_index(OMITTED_COLUMNS)
     if index < 0 or rows.column(index).null_count == rows.num_rows:
         return rows
-    names, routed_ids = {i: name for name, i in _field_ids(rows.schema).items()}, _field_ids(schema)
+    names, ids = {i: name for name, i in _field_ids(rows.schema).items()}, _field_ids(schema)
     lists = [
-        found and [routed_ids[name] for i in found if (name := names[i]) in routed_ids]
-        for found in rows.column(index).to_pylist()
+        found and [ids[name] for i in found if (name := names[i]) in ids] for found in rows.column(index).to_pylist()
     ]
     return rows.set_column(index, rows.schema.field(index), pa.array(lists, rows.schema.field(index).type))
 

@@ -189,18 +189,10 @@ def build_timeline(metadata: TableMetadata, past: Iterable[PastOutcome] = ()) ->
     newest = [_snapshot_event(snapshot) for snapshot in ordered[-MAX_SNAPSHOTS:]]
     expiries = [
         TimelineEvent(
-            outcome.at_ms,
-            "expiry",
-            "expiry",
-            None,
-            0,
-            f"{outcome.numbers.get('snapshots-expired', 0):,.0f} snapshots expired",
+            run.at_ms, "expiry", "expiry", None, 0, f"{run.numbers.get('snapshots-expired', 0):,.0f} snapshots expired"
         )
-        for outcome in past
-        if outcome.action == DueAction.EXPIRY
-        and outcome.ending is Ending.DONE
-        and newest
-        and outcome.at_ms >= newest[0].at_ms
+        for run in past
+        if run.action == DueAction.EXPIRY and run.ending is Ending.DONE and newest and run.at_ms >= newest[0].at_ms
     ]
     return tuple(sorted((*newest, *expiries), key=lambda event: event.at_ms))
 

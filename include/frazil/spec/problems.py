@@ -306,14 +306,9 @@ def _format_key(location: Sequence[int | str], declared: Mapping[str, Any]) -> s
     location = _remove_union_members(location)
     parts = [str(part) for part in location]
     for path in (("schema",), ("source", "schema")):
-        columns, depth = _find_value(declared, path), len(path)
-        if (
-            location[:depth] == path
-            and isinstance(columns, Mapping)
-            and location[depth:]
-            and isinstance(location[depth], int)
-        ):
-            parts[depth] = str(list(columns)[int(location[depth])])
+        columns, n = _find_value(declared, path), len(path)
+        if location[:n] == path and isinstance(columns, Mapping) and location[n:] and isinstance(location[n], int):
+            parts[n] = str(list(columns)[int(location[n])])
     return ".".join(part if part.isprintable() and part.strip() else repr(part) for part in parts)
 
 
